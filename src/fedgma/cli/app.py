@@ -1,0 +1,23 @@
+"""The command line's root: gathers the commands, turns errors into one sentence and an exit code."""
+
+import sys
+
+import typer
+
+from fedgma.errors import FedgmaError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def root() -> None:
+    """Gradient masked averaging for federated learning."""
+
+
+def run_app() -> None:
+    """Run the command line; an expected error becomes one sentence on stderr and its documented exit code."""
+    try:
+        app()
+    except FedgmaError as error:
+        typer.echo(f"fedgma: {error}", err=True)
+        sys.exit(error.exit_code)
