@@ -209,8 +209,8 @@ def clip(update: Params, limit: float, buffers: Collection[str] | None = None) -
     length = norm(flat(native(update[name])) for name in voters)
     if not limit < length < math.inf:
         return update
-    scaled = {name: update[name] * np.float64(limit / length).item() for name in voters}
-    return {name: scaled.get(name, array) for name, array in update.items()}
+    factor = limit / length
+    return {name: _scaled(array, factor) if name in voters else array for name, array in update.items()}
 
 
 AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
@@ -223,6 +223,10 @@ AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
     "damped_mean": damped_mean,
     "shuffled_mask": shuffled_mask,
 }
+
+
+def _scaled(array: Array, factor: float) -> Array:
+    return delivered(cast(native(array), "float64") * factor, spec(array), home(array))
 
 
 def _as_list(updates: Updates) -> list[Any]:

@@ -129,6 +129,8 @@ def norm(arrays: Iterable[Array]) -> float:
     lengths = []
     for array in arrays:
         largest = float(abs(array).max()) if math.prod(array.shape) else 0.0
+        if not math.isfinite(largest):
+            return largest
         if largest > 0:
             scaled = cast(array, "float64") / largest
             lengths.append(largest * math.sqrt(float((scaled * scaled).sum())))
