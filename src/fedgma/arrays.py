@@ -8,6 +8,7 @@ nobody can have handed us a tensor.
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,10 +53,14 @@ def home(array: Array) -> Home:
 
 def spec(array: Array) -> Spec:
     """Shape and number type of an array, in the words that numpy and torch share."""
-    if is_torch(array):
-        return Spec(tuple(array.shape), str(array.dtype).removeprefix("torch."))
-    array = np.asarray(array)
-    return Spec(array.shape, array.dtype.name)
+    if not is_torch(array):
+        array = np.asarray(array)
+    return Spec(tuple(array.shape), _type_name(array.dtype))
+
+
+@lru_cache(maxsize=256)
+def _type_name(dtype: Any) -> str:
+    return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
 
 
 def native(array: Array) -> Array:

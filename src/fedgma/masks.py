@@ -103,6 +103,7 @@ def reversing_mask(threshold: int) -> VoteMask:
     return VoteMask(None, below=-1.0, threshold=int(threshold))
 
 
+VOTE_LIMITS = {"int8": 2**7 - 1, "int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
 MASKS: dict[str, Callable[[float], VoteMask]] = {"soft": soft_mask, "hard": hard_mask}
 
 
@@ -121,4 +122,4 @@ def vote_type(clients: int) -> str:
     >>> [vote_type(clients) for clients in (10, 126, 127, 32767, 10**6)]
     ['int8', 'int8', 'int16', 'int32', 'int32']
     """
-    return next(name for name in ("int8", "int16", "int32", "int64") if clients < np.iinfo(name).max)
+    return next(name for name, limit in VOTE_LIMITS.items() if clients < limit)

@@ -1,6 +1,6 @@
 """Inner loops of the tally, chosen by device: `plain` (numpy, torch), `cpu` (numba), `gpu` (triton); the same bits.
 
-Compiling and calling out cost more than they save on a small array, so small ones take the plain path.
+Bringing in the compiled CPU loops takes longer than they save on a small model, so they wait for the first large array.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from fedgma.kernels.plain import Sums
 from fedgma.kernels.plain import add as plain_add
 from fedgma.kernels.plain import add_rows as plain_add_rows
 
-LARGE = 1 << 18  # entries from which the compiled CPU loops pay
+LARGE = 1 << 18  # entries from which bringing in the compiled CPU loops pays
 
 
 @cache
@@ -68,5 +68,7 @@ def _kernels(array: Array, votes: Array | None) -> ModuleType | None:
         return None
     if is_torch(array):
         return fused() if array.device.type == "cuda" else None
-    large = array.shape[-1] >= LARGE and array.dtype in (np.float32, np.float64)
-    return compiled() if large else None
+    if array.dtype not in (np.float32, np.float64):
+        return None
+    there = compiled.cache_info().currsize > 0
+    return compiled() if there or array.shape[-1] >= LARGE else None

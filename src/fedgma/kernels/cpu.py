@@ -1,12 +1,13 @@
 """The tally compiled for the CPU by numba: each update is read once, and the sums of a block stay in the cache.
 
-No fast-math: rounding is part of the result, and these loops give the bits of `plain`. Threads take ranges of entries
-and start anew for each call, so that nothing is left behind for a fork or a second caller to trip over.
+No fast-math: rounding is part of the result, and these loops give the bits of `plain`. Threads take ranges of entries,
+so their number does not change a bit.
 """
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 
 from fedgma.arrays import Array
 
+THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+SHARED = 1 << 16  # entries from which a second thread pays
 BLOCK = 2048  # entries: their sums (13 bytes each) stay in the nearest cache while the clients pass
 EXPONENT: dict[str, Any] = {
     "float32": np.uint32(0x7F800000),
@@ -44,14 +47,21 @@ def all_finite(array: Array) -> bool:
 
 
 def _spread(work: Callable[[slice], Any], size: int) -> list[Any]:
-    """Run `work` on equal parts of `size` entries, a thread each."""
-    threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    edges = [size * k // threads for k in range(threads + 1)]
-    parts = [slice(start, stop) for start, stop in pairwise(edges)]
+    """Run `work` on all entries, or, where there are many, on equal parts of them, a thread each."""
+    threads = THREADS if size >= SHARED else 1
     if threads == 1:
-        return [work(parts[0])]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, parts))
+        return [work(slice(0, size))]
+    edges = [size * k // threads for k in range(threads + 1)]
+    return list(_pool().map(work, [slice(start, stop) for start, stop in pairwise(edges)]))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS)
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads: it makes its own
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 @numba.njit(nogil=True, cache=True)

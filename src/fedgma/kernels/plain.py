@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedgma.arrays import Array, all_finite, blocks, cast, zeros
+from fedgma.arrays import Array, all_finite, blocks, cast, spec, zeros
 from fedgma.masks import signs, vote_type
 
 
@@ -30,7 +30,9 @@ def empty(size: int, dtype: str, clients: int, voting: bool, like: Array) -> Sum
 
 def widened(sums: Sums, clients: int) -> Sums:
     """The same sums with votes wide enough for so many clients."""
-    return sums if sums.votes is None else sums._replace(votes=cast(sums.votes, vote_type(clients)))
+    wide = vote_type(clients)
+    right = sums.votes is None or spec(sums.votes).dtype == wide
+    return sums if right else sums._replace(votes=cast(sums.votes, wide))
 
 
 def two_sum(total: Array, term: Array) -> tuple[Array, Array]:
@@ -77,7 +79,7 @@ def merge(sums: Sums, other: Sums) -> None:
         sums.total[part] = after
         sums.rest[part] += lost + cast(other.rest[part], "float64")
         if sums.votes is not None and other.votes is not None:
-            sums.votes[part] += cast(other.votes[part], str(sums.votes.dtype).removeprefix("torch."))
+            sums.votes[part] += cast(other.votes[part], spec(sums.votes).dtype)
 
 
 def mean(sums: Sums, weight: float, dtype: str) -> Array:
