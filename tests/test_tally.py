@@ -208,7 +208,7 @@ def test_large_arrays_take_the_compiled_path_with_the_same_answer(monkeypatch):
     updates["w"][2, -1] = np.inf
     compiled = fedgma.masked_mean()(updates, [1, 2, 3, 4, 5])
     streamed = fedgma.masked_mean()(rows(updates), [1, 2, 3, 4, 5])
-    monkeypatch.setattr(kernels, "compiled", lambda: None)
+    monkeypatch.setattr(kernels, "_kernels", lambda array, votes: None)
     fallback = fedgma.masked_mean()(updates, [1, 2, 3, 4, 5])
     assert same_bits(compiled.update, fallback.update)
     assert same_bits(compiled.update, streamed.update)
