@@ -1,72 +1,31 @@
-"""A federation on a device: whole splits as one tensor each, and the indices that say which client holds what.
-
-A batch is an index. Pixels stay uint8 until they are used; a client's colours or angle are small tables that are looked
-up when its batch is made, so 500 coloured clients cost no copy of an image.
-"""
+"""A federation on a device: its splits as pools, and the indices that say which client holds what."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedgma.datasets.sets import Dataset, Source, Split
-from fedgma.partitions import Index, Partition
+from fedgma.datasets.sets import Dataset, Source
+from fedgma.errors import DataError
+from fedgma.partitions import Index, Labels, Partition
+from fedgma.pools import Pool, View, channel_statistics, make_pool, normalised
+from fedgma.seeds import generator
+from fedgma.shifts import Colour, Rotation, Shift, client_angles, client_colouring, held_out_colouring
+from fedgma.splits import hold_out, matching_tests
+from fedgma.views import Rotated, coloured
 
-CHUNK = 2048  # images at a time where a whole split is passed over
-
-
-class View(Protocol):
-    """How an environment shows images: [..., channel, height, width] in [0, 1] to the same in that client's colours."""
-
-    def __call__(self, x: Tensor, y: Tensor, index: Tensor, client: Tensor) -> Tensor:
-        """Show images; tensor code only, so that it can be compiled and captured."""
-        ...
-
-    def to(self, device: torch.device | str) -> "View":
-        """The same view with its tables on another device."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """One split of a data set on one device."""
-
-    x: Tensor  # uint8 [sample, channel, height, width], or float32 features that are used as they are
-    y: Tensor  # int64 [sample]
-    classes: int
-    home: Tensor  # int64 [sample], the client in whose environment a sample is normally seen
-    mean: Tensor  # float32 [channel, 1, 1], of the training images as the clients see them
-    std: Tensor
-    view: View | None = None
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of `index` (any shape), seen as `client` (broadcastable to it) sees them."""
-        y = self.y[index]
-        if self.x.dtype != torch.uint8:
-            return self.x[index], y
-        return (self.seen(index, client) - self.mean) / self.std, y
-
-    def seen(self, index: Tensor, client: Tensor) -> Tensor:
-        """Images in [0, 1], shifted but not normalised: what the eye would see."""
-        x = self.x[index].to(torch.float32) / 255
-        return x if self.view is None else self.view(x, self.y[index], index, client)
-
-    def to(self, device: torch.device | str) -> "Pool":
-        """The same pool on another device."""
-        view = None if self.view is None else self.view.to(device)
-        x, y, home, mean, std = (t.to(device) for t in (self.x, self.y, self.home, self.mean, self.std))
-        return Pool(x, y, self.classes, home, mean, std, view)
+__all__ = ["Federation", "Pool", "federate", "owners"]
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Everything a run needs of its data."""
+    """Everything a run needs of its data.
+
+    With a feature shift, `test` is the held-out environment and `more_tests["seen"]` shows the same images as the
+    training clients would; the indices of `client_tests` hold for both.
+    """
 
     name: str
     train: Pool
@@ -79,33 +38,45 @@ class Federation:
     notes: tuple[str, ...] = ()
 
 
-def make_pool(split: Split, classes: int, *, home: Index | None = None, view: View | None = None) -> Pool:
-    """A pool on the CPU with statistics of its own images."""
-    # np.array copies: a cached split is a read-only map of a file, which torch must not write into
-    x, y = torch.from_numpy(np.array(split.x)), torch.from_numpy(np.array(split.y))
-    owner = torch.from_numpy(np.zeros(len(y), np.int64) if home is None else home)
-    blank = torch.zeros(1, 1, 1)
-    pool = Pool(x, y, classes, owner, blank, blank + 1, view)
-    mean, std = channel_statistics(pool)
-    return Pool(x, y, classes, owner, mean, std, view)
+class Views(NamedTuple):
+    """How the training split, the held-out environment and the in-distribution copy of the test split are seen."""
+
+    train: View
+    test: View
+    seen: View
 
 
-def channel_statistics(pool: Pool) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel over a pool, as its home clients see it: two [channel, 1, 1]."""
-    if pool.x.dtype != torch.uint8 or not len(pool):
-        return torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
-    total = square = torch.zeros((), dtype=torch.float64)
-    pixels = 0
-    for start in range(0, len(pool), CHUNK):
-        index = torch.arange(start, min(start + CHUNK, len(pool)))
-        x = pool.seen(index, pool.home[index])
-        total = total + x.sum((0, 2, 3), dtype=torch.float64)
-        square = square + (x * x).sum((0, 2, 3), dtype=torch.float64)
-        pixels += x[:, 0].numel()
-    mean = total / pixels
-    std = (square / pixels - mean**2).clamp(min=0).sqrt()
-    std = torch.where(std > 0, std, 1.0)  # a channel that never varies carries nothing; do not divide by zero
-    return mean.float()[:, None, None], std.float()[:, None, None]
+def federate(
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    shift: Shift | None = None,
+    validation: float = 0.0,
+    client_test_size: int = 0,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Federation:
+    """Put a data set, a partition of its training samples and a feature shift on a device.
+
+    `shift` defaults to the one that belongs to the data set; `validation` is the share held out of each client, and
+    `client_test_size` above 0 gives every client a test set of that size.
+
+    >>> from fedgma.datasets import load
+    >>> from fedgma.partitions import label_skew
+    >>> mini = load("fmnist-mini")
+    >>> fed = federate(mini, label_skew(mini.train.y, 100), validation=0.1)
+    >>> len(fed.clients), len(fed.clients[0]), len(fed.validation[0])
+    (100, 90, 10)
+    """
+    rest, held = hold_out(partition, validation, dataset.train.y, seed=seed)
+    tests = None
+    if client_test_size:
+        tests = matching_tests(partition, dataset.train.y, dataset.test.y, size=client_test_size, seed=seed)
+    pools = _pools(dataset, partition, dataset.shift if shift is None else shift, seed)
+    placed = {name: pool.to(device) for name, pool in pools.items()}
+    train, test = placed.pop("train"), placed.pop("test")
+    notes = (*dataset.notes, *partition.notes)
+    return Federation(dataset.name, train, test, rest.clients, held, tests, placed, dataset.source, notes)
 
 
 def owners(partition: Partition, samples: int) -> Index:
@@ -120,19 +91,41 @@ def owners(partition: Partition, samples: int) -> Index:
     return owner
 
 
-def federate(dataset: Dataset, partition: Partition, *, device: torch.device | str = "cpu") -> Federation:
-    """Put a data set and a partition of its training samples on a device."""
+def _pools(dataset: Dataset, partition: Partition, shift: Shift | None, seed: int) -> dict[str, Pool]:
+    """All pools of a federation on the CPU, normalised by what the training clients see."""
+    classes, clients = len(dataset.classes), len(partition.clients)
+    views = None if shift is None else _views(shift, dataset, clients, seed)
+    home = owners(partition, len(dataset.train.y))
+    pools = {"train": make_pool(dataset.train, classes, home=home, view=views and views.train)}
+    pools["test"] = make_pool(dataset.test, classes, view=views and views.test)
+    if views is not None:
+        visited = generator(seed, "seen").integers(0, clients, len(dataset.test.y))
+        pools["seen"] = replace(pools["test"], home=torch.from_numpy(visited), view=views.seen)  # images are shared
+    for name, split in dataset.more_tests.items():
+        pools[name] = make_pool(split, classes)
+    mean, std = channel_statistics(pools["train"])
+    return {name: normalised(pool, mean, std) for name, pool in pools.items()}
+
+
+def _views(shift: Shift, dataset: Dataset, clients: int, seed: int) -> Views:
+    if isinstance(shift, Colour):
+        return _colour_views(shift, dataset, clients, seed)
+    return _rotation_views(shift, clients)
+
+
+def _colour_views(shift: Colour, dataset: Dataset, clients: int, seed: int) -> Views:
+    channels = dataset.train.x.shape[1]
+    if channels != 1:
+        raise DataError(f"only grey images can be coloured, but {dataset.name} has {channels} channels")
     classes = len(dataset.classes)
-    train = make_pool(dataset.train, classes, home=owners(partition, len(dataset.train.y)))
-    test = make_pool(dataset.test, classes)
-    test = Pool(test.x, test.y, classes, test.home, train.mean, train.std)
-    nothing = tuple(np.empty(0, np.int64) for _ in partition.clients)
-    return Federation(
-        dataset.name,
-        train.to(device),
-        test.to(device),
-        partition.clients,
-        nothing,
-        source=dataset.source,
-        notes=(*dataset.notes, *partition.notes),
-    )
+
+    def draw(labels: Labels, part: str) -> View:
+        return coloured(client_colouring(shift, labels, clients, classes, seed=seed, part=part))
+
+    test = coloured(held_out_colouring(shift, dataset.test.y, classes, seed=seed))
+    return Views(draw(dataset.train.y, "train"), test, draw(dataset.test.y, "test"))
+
+
+def _rotation_views(shift: Rotation, clients: int) -> Views:
+    clients_view = Rotated(torch.from_numpy(client_angles(shift, clients)))
+    return Views(clients_view, Rotated(torch.tensor([shift.test], dtype=torch.float32)), clients_view)

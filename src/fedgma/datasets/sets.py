@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.errors import DataError
+from fedgma.shifts import Shift
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
@@ -38,6 +39,8 @@ class Dataset(NamedTuple):
     classes: tuple[str, ...]
     source: Source
     notes: tuple[str, ...] = ()
+    shift: Shift | None = None  # the feature shift that belongs to the set (FedCMNIST, FedRotMNIST)
+    more_tests: Mapping[str, Split] = {}
 
 
 def histogram(split: Split, classes: int) -> tuple[int, ...]:
