@@ -1,20 +1,18 @@
-"""Data sets by name: `load("fmnist-mini")` and no download; see `docs/data.md` for the others."""
+"""Data sets by name: `load("fmnist-mini")` and no download; see `docs/data.md` for the others and for your own."""
 
-from fedgma.datasets.embedded import load_mini
+from fedgma.datasets.own import from_arrays, load_images, load_npz
 from fedgma.datasets.sets import Dataset, Source, Split
-from fedgma.errors import ConfigError
+from fedgma.datasets.sources import load, names
+from fedgma.datasets.writers import hold_out_writers
 
-__all__ = ["Dataset", "Source", "Split", "load"]
-
-LOADERS = {"fmnist-mini": load_mini}
-
-
-def load(name: str) -> Dataset:
-    """The data set of that name.
-
-    >>> load("fmnist-mini").classes[:2]
-    ('T-shirt/top', 'Trouser')
-    """
-    if name not in LOADERS:
-        raise ConfigError(f"unknown data set {name!r}; known: {', '.join(sorted(LOADERS))}")
-    return LOADERS[name]()
+__all__ = [
+    "Dataset",
+    "Source",
+    "Split",
+    "from_arrays",
+    "hold_out_writers",
+    "load",
+    "load_images",
+    "load_npz",
+    "names",
+]
