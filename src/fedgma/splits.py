@@ -1,10 +1,29 @@
-"""Validation and test data of each client: held out of its own samples, or drawn with its class mix (numpy only)."""
+"""Each client's share of a data set: its samples, a part held out, tests with its class mix (numpy only)."""
+
+from typing import Any
 
 import numpy as np
 
-from fedgma.errors import ConfigError
-from fedgma.partitions import Index, Labels, Partition
+from fedgma.datasets.sets import Dataset
+from fedgma.errors import ConfigError, DataError
+from fedgma.partitions import Index, Labels, Partition, split
 from fedgma.seeds import generator
+
+
+def divide(dataset: Dataset, name: str, clients: int | None = None, *, seed: int = 0, **settings: Any) -> Partition:
+    """The partition of that name over a data set's training samples; `natural` goes by its owners, not its labels.
+
+    >>> from fedgma.datasets import load
+    >>> divide(load("fmnist-mini"), "label_skew", 50, classes_per_client=2).sizes.tolist() == [200] * 50
+    True
+    """
+    if name != "natural":
+        if clients is None:
+            raise ConfigError(f"partition {name!r} needs a number of clients")
+        return split(name, dataset.train.y, clients, seed=seed, **settings)
+    if dataset.train.client is None:
+        raise DataError(f"{dataset.name} does not say whose a sample is, so it has no natural partition")
+    return split(name, dataset.train.client, clients, seed=seed, **settings)
 
 
 def hold_out(

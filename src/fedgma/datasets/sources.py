@@ -1,4 +1,4 @@
-"""Load a data set by name, from the cache, the user's folders, a Debian package or what was downloaded, in that order."""
+"""Load a data set by name: from the cache, the user's folders, a Debian package or the downloads, in that order."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +55,24 @@ def load(name: str, *, folders: Folders | None = None, cache: Path | None = None
 def names() -> tuple[str, ...]:
     """All data sets that have a name."""
     return tuple(sorted({"fmnist-mini", *SPECS, *DERIVED}))
+
+
+def availability(folders: Folders | None = None, cache: Path | None = None) -> Iterator[tuple[str, str, str]]:
+    """(name, what it is, where it is here) of every data set; nothing is read."""
+    cache, paths = cache_folder() if cache is None else cache, _user_folders(folders)
+    for name in names():
+        base = DERIVED[name][0] if name in DERIVED else name
+        if name == "fmnist-mini":
+            yield name, "a stratified part of Fashion-MNIST, 10,000 + 2,000", "in the package"
+            continue
+        spec = SPECS[base]
+        about = spec.about if name == base else ABOUT[name]
+        if (cache / "datasets" / base).is_dir():
+            yield name, about, "cached"
+            continue
+        candidate = next(_candidates(base, spec, paths, cache), None)
+        absent = f"fedgma data get {base}" if spec.remote else f"no: needs {spec.looked_for}"
+        yield name, about, absent if candidate is None else f"{candidate.kind}: {candidate.found.files[0].name}"
 
 
 def load_base(name: str, *, folders: Folders | None = None, cache: Path | None = None) -> Dataset:
@@ -144,4 +162,11 @@ DERIVED: Mapping[str, tuple[str, Callable[[Dataset], Dataset]]] = {
     "fedrotmnist": ("mnist", lambda mnist: mnist._replace(shift=Rotation())),
     "femnist": ("femnist-by-sample", lambda femnist: _writers_apart(digits(femnist))),
     "femnist-62": ("femnist-by-sample", _writers_apart),
+}
+
+ABOUT = {
+    "fedcmnist": "MNIST in colours that go with the digit, and mean nothing in the test",
+    "fedrotmnist": "MNIST turned by an angle of each client",
+    "femnist": "FEMNIST digits by writer, tested on writers whom no client knows",
+    "femnist-62": "FEMNIST, all 62 classes, by writer, tested on other writers",
 }
