@@ -14,7 +14,8 @@ from fedgma.partitions import Index, Labels
 from fedgma.pools import Pool
 from fedgma.seeds import generator
 
-BUBBLES = 120  # clients, above which bubbles are too small to see and a heat map takes over
+BUBBLES = 120  # clients, and CLASSES classes, above which bubbles are too small and a heat map takes over
+CLASSES = 40
 COLUMNS = 300  # of the heat map; more clients than that share one
 NAMED = 25  # classes, above which only every fifth (or so) is named
 BLUE = "#2b6ca3"
@@ -23,10 +24,11 @@ BLUE = "#2b6ca3"
 def draw_classes(counts: Index, classes: Sequence[str], title: str = "") -> Figure:
     """Client by class: bubbles for few clients, a heat map of sorted clients for many; `counts` is [client, class]."""
     clients = len(counts)
-    width = 5 + min(clients, BUBBLES) * 0.075 if clients <= BUBBLES else 12
+    few = clients <= BUBBLES and len(classes) <= CLASSES
+    width = 5 + clients * 0.075 if few else 12
     figure = Figure(figsize=(width, 1.6 + 0.24 * min(len(classes), NAMED)), layout="constrained")
     axes = figure.subplots()
-    (_bubbles if clients <= BUBBLES else _heat)(figure, axes, counts)
+    (_bubbles if few else _heat)(figure, axes, counts)
     step = -(-len(classes) // NAMED)
     axes.set_yticks(range(0, len(classes), step), [classes[c][:18] for c in range(0, len(classes), step)], fontsize=8)
     axes.set_ylim(-0.6, len(classes) - 0.4)
@@ -49,7 +51,9 @@ def _bubbles(figure: Figure, axes: Axes, counts: Index) -> None:
 def _heat(figure: Figure, axes: Axes, counts: Index) -> None:
     """Share of each class, clients sorted by what they hold most of; neighbours are averaged where there are many."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    order = np.lexsort((*np.sort(-shares, axis=1).T[::-1], np.argsort(-shares, axis=1)[:, 1], shares.argmax(axis=1)))
+    order = np.lexsort(
+        (*np.sort(-shares, axis=1).T[::-1], np.argsort(-shares, axis=1, kind="stable")[:, 1], shares.argmax(axis=1))
+    )
     groups = np.array_split(shares[order], min(len(shares), COLUMNS))
     picture = np.stack([group.mean(axis=0) for group in groups], axis=1)  # [class, column]
     extent = (0.0, float(len(shares)), -0.5, counts.shape[1] - 0.5)

@@ -56,7 +56,7 @@ def open_cached(cache: Path, name: str) -> Cached | None:
     if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
         return None
     try:
-        arrays = {key: _open_array(folder, key, digest) for key, digest in manifest["arrays"].items()}
+        arrays = {key: _open_array(folder, key, digest) for key, digest in dict(manifest["arrays"]).items()}
         train, test = (_split(arrays, part) for part in ("train", "test"))
         source = Source(**manifest["source"], cached=True)
         classes, notes = tuple(manifest["classes"]), tuple(manifest["notes"])

@@ -39,20 +39,18 @@ def fetch(
 ) -> Path:
     """One file, from the first mirror that gives the right bytes; a wrong one never takes the file's name."""
     pooch = _pooch()
-    reasons = []
+    reasons, wrong = [], False
     for url in remote.urls:
         get = _Resuming(folder / f"{remote.file}.part", retries, pause, progress)
         try:
-            path = pooch.retrieve(url, remote.checksum, fname=remote.file, path=folder, downloader=get)
-            get.part.unlink(missing_ok=True)
-            return Path(path)
-        except (ValueError, IntegrityError) as error:  # pooch's word for a checksum that does not match
-            get.part.unlink(missing_ok=True)
-            reasons.append(f"{url}: wrong checksum" if "hash" in str(error) else f"{url}: {error}")
+            return Path(pooch.retrieve(url, remote.checksum, fname=remote.file, path=folder, downloader=get))
         except DataError as error:
             reasons.append(f"{url}: {error}")
+        except ValueError:  # pooch's word for a checksum that does not match; it has thrown the bytes away
+            reasons.append(f"{url}: wrong checksum")
+            wrong = True
         LOG.info("giving up on %s", reasons[-1])
-    kind = IntegrityError if any("checksum" in reason for reason in reasons) else DataError
+    kind = IntegrityError if wrong else DataError
     raise kind(f"{remote.file} could not be downloaded ({'; '.join(reasons)}); fetch it by hand and set FEDGMA_DATA")
 
 
@@ -68,7 +66,7 @@ class _Resuming:
         for attempt in range(self.retries + 1):
             try:
                 self._transfer(requests, url)
-                Path(output_file).write_bytes(self.part.read_bytes())
+                self.part.replace(output_file)
                 return
             except (requests.RequestException, _Incomplete) as error:
                 LOG.info("attempt %d at %s: %s", attempt + 1, url, error)
