@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedgma.pools import Moments
 from fedgma.shifts import Colouring
 
 
@@ -21,12 +22,23 @@ class Coloured(NamedTuple):
 
     def __call__(self, x: Tensor, y: Tensor, index: Tensor, client: Tensor) -> Tensor:
         """[..., 1, height, width] in [0, 1] to [..., 3, height, width]."""
+        ink, ground = (colour[..., None, None] for colour in self.colours(y, index, client))
+        return ground + x * (ink - ground)
+
+    def colours(self, y: Tensor, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
+        """Ink and ground colour of samples: two [..., rgb]."""
         client = client.clamp(max=len(self.flip) - 1)  # a test environment is the same whoever asks
         digit = torch.where(self.luck[index] < self.flip[client], self.other[index], y)
         pick = self.pick[index]
-        ink = self.ink[client, digit, pick[..., 0]][..., None, None]
-        ground = self.ground[client, digit, pick[..., 1]][..., None, None]
-        return ground + x * (ink - ground)
+        return self.ink[client, digit, pick[..., 0]], self.ground[client, digit, pick[..., 1]]
+
+    def moments(self, grey: Moments, y: Tensor, client: Tensor) -> Moments:
+        """Moments of all images in colour from those in grey, without looking at a pixel."""
+        index = torch.arange(len(y), device=y.device)
+        ink, ground = (colour.double() for colour in self.colours(y, index, client))
+        span = ink - ground
+        first = ground + span * grey.first
+        return Moments(first, ground**2 + 2 * ground * span * grey.first + span**2 * grey.second)
 
     def to(self, device: torch.device | str) -> "Coloured":
         """The same tables on another device."""

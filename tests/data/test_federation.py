@@ -1,10 +1,13 @@
 import numpy as np
+import pytest
 import torch
 
 from fedgma.datasets import load
 from fedgma.datasets.sets import Dataset, Source, Split
-from fedgma.federation import federate
+from fedgma.federation import federate, place
 from fedgma.partitions import iid, label_skew
+from fedgma.pools import channel_statistics, seen_moments
+from fedgma.shifts import Colour, Rotation
 
 
 def small() -> Dataset:
@@ -60,3 +63,39 @@ def test_the_home_of_a_sample_is_its_client():
     mini = load("fmnist-mini")
     fed = federate(mini, label_skew(mini.train.y, 10))
     assert fed.train.home[fed.clients[7]].unique().tolist() == [7]
+
+
+def test_federations_of_a_placed_set_share_its_images():
+    mini = load("fmnist-mini")
+    placed = place(mini)
+    first = federate(placed, iid(mini.train.y, 10))
+    second = federate(placed, label_skew(mini.train.y, 100), shift=Colour(), seed=3)
+    assert first.train.x.data_ptr() == second.train.x.data_ptr()
+    assert first.test.x.data_ptr() == second.test.x.data_ptr() == second.more_tests["seen"].x.data_ptr()
+
+
+@pytest.mark.parametrize("shift", [None, Colour(), Colour("private", "foreground_background"), Rotation()])
+def test_channel_statistics_are_those_of_the_images_as_they_are_seen(shift):
+    mini = load("fmnist-mini")
+    fed = federate(mini, label_skew(mini.train.y, 10), shift=shift)
+    mean, std = channel_statistics(seen_moments(fed.train))
+    torch.testing.assert_close(fed.train.mean, mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fed.train.std, std, rtol=1e-5, atol=1e-6)
+
+
+def test_validation_and_client_tests_come_with_the_federation():
+    mini = load("fmnist-mini")
+    fed = federate(mini, label_skew(mini.train.y, 10), validation=0.2, client_test_size=50)
+    assert [len(index) for index in fed.validation] == [200] * 10
+    assert fed.client_tests is not None
+    for mine, tests in zip(fed.clients, fed.client_tests, strict=True):
+        assert set(fed.test.y[tests].tolist()) == set(fed.train.y[mine].tolist())
+        assert len(tests) == 50
+
+
+def test_two_federations_of_one_seed_are_equal_and_of_another_differ():
+    mini = load("fmnist-mini")
+    partition, index = iid(mini.train.y, 10), torch.arange(50)
+    same, again, other = (federate(mini, partition, shift=Colour(), seed=s).train for s in (1, 1, 2))
+    assert torch.equal(same.batch(index, same.home[index])[0], again.batch(index, again.home[index])[0])
+    assert not torch.equal(same.seen(index, same.home[index]), other.seen(index, other.home[index]))

@@ -2,9 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedgma.datasets import Dataset
+    from fedgma.partitions import Partition
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, show.")
 
@@ -95,31 +101,40 @@ def _show(
     folder: list[Path] | None,
 ) -> dict[str, Any]:
     """Write the pictures and skew.json; returns what is in it."""
-    from fedgma import plots
     from fedgma.datasets import load
-    from fedgma.federation import federate
-    from fedgma.skew import class_counts, measure
+    from fedgma.skew import measure
     from fedgma.splits import divide
 
     data = load(name, folders=folder)
     parts = divide(data, partition, clients, seed=seed, **settings)
     skew = measure(parts, data.train.y, len(data.classes))
     title = ", ".join([data.name, partition, *(f"{k} {v}" for k, v in settings.items()), f"{skew.clients} clients"])
-    few = sorted({0, len(parts.clients) // 2, len(parts.clients) - 1})
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for kind, figure in _draw(data, parts, title, seed).items():
+        files.append(str(out / f"{kind}.{file_format}"))
+        figure.savefig(files[-1], dpi=110)
+    request = {"data": data.name, "partition": partition, "seed": seed, **settings}
+    source, notes = data.source._asdict(), [*data.notes, *parts.notes]
+    report = {"request": request, "source": source, "notes": notes, "skew": skew._asdict()}
+    (out / "skew.json").write_text(json.dumps(report, indent=1))
+    return {**report, "files": [*files, str(out / "skew.json")]}
+
+
+def _draw(data: "Dataset", parts: "Partition", title: str, seed: int) -> dict[str, "Figure"]:
+    """The pictures by name; the imports cost seconds, so they come after everything that can be refused."""
+    from fedgma import plots
+    from fedgma.federation import federate
+    from fedgma.skew import class_counts
+
     drawn = {
         "classes": plots.draw_classes(class_counts(parts, data.train.y, len(data.classes)), data.classes, title),
         "sizes": plots.draw_sizes(parts.sizes, title),
     }
     if data.train.x.ndim == 4:
+        few = sorted({0, len(parts.clients) // 2, len(parts.clients) - 1})
         drawn["images"] = plots.draw_images(federate(data, parts, seed=seed), few)
-    out.mkdir(parents=True, exist_ok=True)
-    for kind, figure in drawn.items():
-        figure.savefig(out / f"{kind}.{file_format}", dpi=110)
-    request = {"data": data.name, "partition": partition, "seed": seed, **settings}
-    source, notes = data.source._asdict(), [*data.notes, *parts.notes]
-    report = {"request": request, "source": source, "notes": notes, "skew": skew._asdict()}
-    (out / "skew.json").write_text(json.dumps(report, indent=1))
-    return {**report, "files": [str(out / f"{kind}.{file_format}") for kind in drawn] + [str(out / "skew.json")]}
+    return drawn
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
