@@ -127,7 +127,7 @@ def dirichlet(labels: Labels, clients: int, *, alpha: float = 0.5, min_size: int
     members = [rng.permutation(np.flatnonzero(labels == name)) for name in np.unique(labels)]
 
     def draw() -> list[Index]:
-        cuts = [_cut(index, rng.dirichlet(np.full(clients, alpha))) for index in members]
+        cuts = [_cut(index, _shares(rng, alpha, clients)) for index in members]
         return [np.concatenate(parts) for parts in zip(*cuts, strict=True)]
 
     return _large_enough(draw, min_size)
@@ -144,7 +144,7 @@ def quantity(labels: Labels, clients: int, *, beta: float = 0.5, min_size: int =
     _check_positive("beta", beta)
     rng = generator(seed, "quantity")
     order = rng.permutation(len(labels))
-    return _large_enough(lambda: _cut(order, rng.dirichlet(np.full(clients, beta))), min_size)
+    return _large_enough(lambda: _cut(order, _shares(rng, beta, clients)), min_size)
 
 
 def natural(ids: Labels, clients: int | None = None, *, held_out: int = 0, seed: int = 0) -> Partition:
@@ -178,6 +178,10 @@ def _groups(owners: int, clients: int, seed: int) -> Index:
 
 def _partition(parts: list[Index], notes: tuple[str, ...] = ()) -> Partition:
     return Partition(tuple(np.sort(part).astype(np.int64) for part in parts), notes)
+
+
+def _shares(rng: np.random.Generator, concentration: float, clients: int) -> npt.NDArray[np.float64]:
+    return rng.dirichlet(np.full(clients, min(concentration, 1e100)))  # sums of larger ones overflow
 
 
 def _cut(index: Index, shares: npt.NDArray[np.float64]) -> list[Index]:

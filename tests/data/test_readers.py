@@ -51,7 +51,7 @@ def test_a_bad_idx_file_is_refused(tmp_path, content, reason):
         idx.read_idx(tmp_path / "a")
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=60), st.booleans())
 def test_no_bytes_make_the_idx_reader_fail_otherwise(tmp_path_factory, content, packed_):
     path = tmp_path_factory.mktemp("fuzz") / ("a.gz" if packed_ else "a")

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgma.datasets import load
@@ -10,6 +10,7 @@ from fedgma.skew import class_counts, gini, measure
 from fedgma.splits import divide, hold_out, matching_tests
 
 
+@settings(deadline=None)
 @given(st.floats(0, 0.9), st.integers(0, 1000))
 def test_validation_and_training_share_nothing_and_lose_nothing(share, seed):
     labels = np.arange(300) % 7

@@ -39,6 +39,7 @@ def get(name: Annotated[str, typer.Argument(help="A data set, e.g. cifar10.")]) 
     from fedgma.datasets import load
     from fedgma.datasets.cache import cache_folder
     from fedgma.datasets.download import download
+    from fedgma.datasets.sources import base_name
 
     with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()) as bars:
         tasks: dict[str, Any] = {}
@@ -48,7 +49,7 @@ def get(name: Annotated[str, typer.Argument(help="A data set, e.g. cifar10.")]) 
                 tasks[file] = bars.add_task(file)
             bars.update(tasks[file], completed=done, total=total or None)
 
-        download(name, cache_folder(), progress=progress)
+        download(base_name(name), cache_folder(), progress=progress)
     data = load(name)
     typer.echo(f"{name}: {len(data.train.y)} training and {len(data.test.y)} test samples, from {data.source.name}")
 

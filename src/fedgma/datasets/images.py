@@ -2,7 +2,8 @@
 
 import io
 import os
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
@@ -30,12 +31,16 @@ def decode(content: bytes, mode: str, size: tuple[int, int] | None = None) -> Im
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def decode_all(contents: Iterable[bytes], mode: str, size: tuple[int, int]) -> Images:
+def decode_all(contents: Sequence[bytes], mode: str, size: tuple[int, int]) -> Images:
     """Pictures of one size as [sample, channel, height, width]; Pillow decodes outside the interpreter's lock."""
+    images = np.empty((len(contents), 1 if mode == "L" else 3, size[1], size[0]), np.uint8)
+
+    def fill(place: int) -> None:
+        images[place] = decode(contents[place], mode, size)
+
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        pictures = list(pool.map(lambda content: decode(content, mode, size), contents))
-    channels = 1 if mode == "L" else 3
-    return np.stack(pictures) if pictures else np.empty((0, channels, size[1], size[0]), np.uint8)
+        deque(pool.map(fill, range(len(contents))), maxlen=0)  # runs through, and raises what a thread raised
+    return images
 
 
 def _pillow() -> ModuleType:

@@ -57,7 +57,7 @@ def _columns(files: Sequence[Path]) -> tuple[list[bytes], list[int], list[str] |
     writers: list[str] | None = None
     for file in files:
         table = _table(file)
-        pictures += [cell["bytes"] for cell in table[_pick(table, PICTURES, file)]]
+        pictures += [cell["bytes"] if isinstance(cell, dict) else cell for cell in table[_pick(table, PICTURES, file)]]
         labels += table[_pick(table, LABELS, file)]
         if any(name in table for name in WRITERS):
             writers = (writers or []) + [str(name) for name in table[_pick(table, WRITERS, file)]]

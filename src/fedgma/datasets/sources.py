@@ -57,11 +57,20 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({"fmnist-mini", *SPECS, *DERIVED}))
 
 
+def base_name(name: str) -> str:
+    """The set whose files a set is made of: `mnist` for `fedcmnist`, itself for most.
+
+    >>> base_name("fedcmnist"), base_name("cifar10")
+    ('mnist', 'cifar10')
+    """
+    return DERIVED[name][0] if name in DERIVED else name
+
+
 def availability(folders: Folders | None = None, cache: Path | None = None) -> Iterator[tuple[str, str, str]]:
     """(name, what it is, where it is here) of every data set; nothing is read."""
     cache, paths = cache_folder() if cache is None else cache, _user_folders(folders)
     for name in names():
-        base = DERIVED[name][0] if name in DERIVED else name
+        base = base_name(name)
         if name == "fmnist-mini":
             yield name, "a stratified part of Fashion-MNIST, 10,000 + 2,000", "in the package"
             continue

@@ -64,7 +64,7 @@ def _is_train(name: str) -> bool:
 
 
 def _split(tree: Tree, pictures: list[tuple[str, int | None]]) -> Split:
-    x = decode_all((tree.read(name) for name, _ in pictures), "RGB", (64, 64))
+    x = decode_all([tree.read(name) for name, _ in pictures], "RGB", (64, 64))
     return Split(x, np.array([label for _, label in pictures], np.int64))
 
 
