@@ -89,7 +89,7 @@ def draw_images(federation: Federation, clients: Sequence[int], *, columns: int 
     rows += [(f"client {n}", federation.train, federation.clients[n], n) for n in clients]
     tests = {"test": federation.test, **{f"test: {name}": pool for name, pool in federation.more_tests.items()}}
     rows += [(name, pool, np.arange(len(pool), dtype=np.int64), None) for name, pool in tests.items()]
-    figure = Figure(figsize=(11, 0.75 * len(rows) + 0.2), layout="constrained")
+    figure = Figure(figsize=(11, 0.62 * len(rows) + 0.1), layout="constrained")
     for axes, (name, pool, index, client) in zip(figure.subplots(len(rows), squeeze=False)[:, 0], rows, strict=True):
         chosen = examples(pool.y.cpu().numpy(), index, columns, seed)
         axes.imshow(_strip(pool, chosen, client, columns), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
