@@ -26,6 +26,7 @@ class LeNet(nn.Module):
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
+        self.shape = tuple(shape)
         channels, height, width = shape
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
         self.conv2 = nn.Conv2d(6, 16, 5)
@@ -57,6 +58,7 @@ class SmallCNN(nn.Module):
 
     def __init__(self, shape: Shape, classes: int, dropout: tuple[float, float] = (0.25, 0.5)) -> None:
         super().__init__()
+        self.shape = tuple(shape)
         channels, height, width = shape
         self.conv1 = nn.Conv2d(channels, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)

@@ -10,10 +10,12 @@ from torch import nn
 from fedgma.errors import ConfigError
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
+from fedgma.trainers.engine import Engine
+from fedgma.trainers.forms import form_gradients, form_of
 from fedgma.trainers.gradients import check_precision, lane_gradients, why_not_lanes
 
 log = logging.getLogger(__name__)
-TRAINERS = ("auto", "lanes", "loop")
+TRAINERS = ("auto", "engine", "lanes", "loop")
 
 
 class LocalTrainer(Protocol):
@@ -31,16 +33,23 @@ class LocalTrainer(Protocol):
         """Train all lanes of the cohort."""
 
 
-def choose(trainer: str, model: nn.Module, pool: Pool, *, precision: str = "fp32") -> LocalTrainer:
-    """The trainer of that name; "auto" takes the lanes on a GPU and the loop on a CPU."""
+def choose(trainer: str, model: nn.Module, pool: Pool, *, precision: str = "fp32", form: bool = True) -> LocalTrainer:
+    """The trainer of that name.
+
+    "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU; "auto" takes
+    the engine on a GPU and the loop on a CPU. `form=False` leaves the hand-written gradients of the small models aside.
+    """
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
     if trainer == "auto":
-        trainer = "lanes" if pool.y.device.type == "cuda" else "loop"
-    if trainer == "lanes":
-        reason = why_not_lanes(model, pool)
-        if reason is None:
-            return partial(lanes.train, gradients=lane_gradients(model, precision))
+        trainer = "engine" if pool.y.device.type == "cuda" else "loop"
+    if trainer == "loop":
+        return loop.train
+    reason = why_not_lanes(model, pool)
+    if reason is not None:
         log.warning("%s; training one client at a time", reason)
-    return loop.train
+        return loop.train
+    written = form_of(model) if form else None
+    gradients = form_gradients(written, precision) if written else lane_gradients(model, precision)
+    return Engine(gradients, precision=precision) if trainer == "engine" else partial(lanes.train, gradients=gradients)
