@@ -1,0 +1,83 @@
+"""Parameters and a pool of samples in, metrics out: for all runs of a fleet at once, per split and per client."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from fedgma.trainers.cohorts import Pool, Stacked
+
+Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> logits
+
+
+class Metrics(NamedTuple):
+    """Mean loss and share of hits of each run, on the device."""
+
+    loss: Tensor  # [run]
+    accuracy: Tensor  # [run]
+
+
+def run_forward(model: nn.Module) -> Forward:
+    """Logits [run, batch, class] of all runs on the same samples, for any module."""
+
+    def one(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
+        return functional_call(model, {**params, **buffers}, (x,)).float()  # type: ignore[no-any-return]
+
+    together = vmap(one, in_dims=(0, 0, None), randomness="different")
+
+    def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
+        runs = len(next(iter(params.values())))
+        if x.device.type == "cuda" and runs > 1:
+            return together(params, buffers, x)
+        # one by one: as fast on the CPU, and the result of a run does not depend on its company
+        rows = [({n: v[r] for n, v in params.items()}, {n: v[r] for n, v in buffers.items()}) for r in range(runs)]
+        return torch.stack([one(p, b, x) for p, b in rows])
+
+    return forward
+
+
+@torch.no_grad()
+def sample_scores(
+    forward: Forward, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor, *, batch: int = 1000
+) -> tuple[Tensor, Tensor]:
+    """Loss and hit of every run on every sample of `index`: two [run, sample]. The model must be in eval mode."""
+    losses, hits = [], []
+    for part in torch.split(index, batch):
+        x, y = pool.batch(part, seen_by(pool, part))
+        logits = forward(params, buffers, x)
+        wanted = y.expand(logits.shape[:2])
+        losses.append(F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape))
+        hits.append(logits.argmax(-1) == wanted)
+    return torch.cat(losses, 1), torch.cat(hits, 1)
+
+
+def seen_by(pool: Pool, index: Tensor) -> Tensor:
+    """In whose environment samples are looked at: the pool's own table `home` where it has one, else client 0."""
+    home = getattr(pool, "home", None)
+    return torch.zeros_like(index) if home is None else home[index]
+
+
+def evaluate(
+    forward: Forward, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor | None = None, *, batch: int = 1000
+) -> Metrics:
+    """Mean loss and accuracy of every run on a pool, or on some samples of it."""
+    chosen = torch.arange(len(pool.y), device=pool.y.device) if index is None else index
+    loss, hit = sample_scores(forward, params, buffers, pool, chosen, batch=batch)
+    return Metrics(loss.mean(1), hit.float().mean(1))
+
+
+def client_accuracies(hits: Tensor, clients: Sequence[np.ndarray]) -> np.ndarray:
+    """Accuracy of every run on every client's samples, given hits [run, sample] on the whole pool: [run, client].
+
+    A client without samples has NaN.
+
+    >>> client_accuracies(torch.tensor([[True, False, True]]), [np.array([0, 2]), np.array([1]), np.array([], int)])
+    array([[ 1.,  0., nan]])
+    """
+    table = hits.cpu().numpy()
+    columns = [table[:, own].mean(1) if len(own) else np.full(len(table), np.nan) for own in clients]
+    return np.stack(columns, 1)

@@ -1,0 +1,333 @@
+"""Plays rounds for a list of runs that share model, input shape and batch size; a run alone is a fleet of one.
+
+Everything is batched over runs: local training over all sampled clients of all runs, tally and mask and server over
+[run, entry], evaluation over runs. What a run draws depends on its own seed, round and clients alone, so it draws the
+same alone and in company. The state goes in and comes out as plain data, so a run can be stopped and resumed.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgma.errors import ConfigError
+from fedgma.evaluation import Forward, evaluate, run_forward
+from fedgma.models import build
+from fedgma.seeds import generator, seed
+from fedgma.specs import Round, RunSpec, mask_tables
+from fedgma.trainers import memory, servers, tallies
+from fedgma.trainers.choose import LocalTrainer, choose
+from fedgma.trainers.cohorts import Cohort, Pool, Stacked, batch_order, effective_steps, ship, stack, stack_orders
+from fedgma.trainers.gradients import named_tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """What does not change from round to round: runs, model, trainer, tables on the device."""
+
+    specs: tuple[RunSpec, ...]
+    model: nn.Module
+    shapes: tuple[tuple[str, torch.Size], ...]  # of the trainable parameters, in order
+    train: LocalTrainer
+    forward: Forward
+    pools: tuple[Pool, ...]  # distinct training pools
+    pool: np.ndarray  # [run], which of them
+    servers: servers.Servers
+    masks: tuple[Tensor, Tensor] | None
+    clients: Tensor  # int64 [run, 1], how many there are
+    chunk: int  # lanes trained at a time
+    eval_batch: int
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where all runs stand, run axis first; `export` and `restore` make plain data of it."""
+
+    rounds: np.ndarray  # int64 [run], rounds played
+    params: Tensor  # float32 [run, entry]
+    buffers: Stacked
+    moments: servers.Moments
+    control: Tensor | None  # [run, entry], SCAFFOLD's c
+    variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
+
+
+def assemble(
+    specs: Sequence[RunSpec],
+    *,
+    trainer: str = "auto",
+    precision: str = "fp32",
+    budget: int | None = None,
+    chunk: int | None = None,
+) -> Fleet:
+    """Check that the runs fit together and prepare everything that does not change from round to round.
+
+    `trainer` is "lanes", "loop" or "auto" (whichever is faster here). `budget` is the memory for lanes in bytes; by
+    default a share of the device's. `chunk` sets the number of lanes trained at a time outright.
+    """
+    specs = tuple(specs)
+    _check_together(specs)
+    pools = {id(spec.federation.train): spec.federation.train for spec in specs}
+    pool = np.array([list(pools).index(id(spec.federation.train)) for spec in specs])
+    sample = specs[0].federation.train
+    device = sample.y.device
+    model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
+    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget)
+    return Fleet(
+        specs=specs,
+        model=model,
+        shapes=tuple((name, value.shape) for name, value in named_tensors(model)[0].items()),
+        train=choose(trainer, model, sample, precision=precision),
+        forward=run_forward(copy.deepcopy(model).eval()),
+        pools=tuple(pools.values()),
+        pool=pool,
+        servers=servers.lay_out(specs, device),
+        masks=mask_tables(specs, device),
+        clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
+        chunk=chunk or cost.lanes,
+        eval_batch=max(1, cost.samples // len(specs)),
+        device=device,
+    )
+
+
+def start(fleet: Fleet) -> State:
+    """The state before the first round: every run's own initial weights."""
+    drawn = [_initial(fleet, spec) for spec in fleet.specs]
+    params = tallies.flatten(stack([p for p, _ in drawn]))
+    scaffold = any(spec.scaffold for spec in fleet.specs)
+    variates = [torch.zeros(len(s.federation.clients), params.shape[1]) if s.scaffold else None for s in fleet.specs]
+    return State(
+        rounds=np.zeros(len(fleet.specs), np.int64),
+        params=params,
+        buffers=stack([b for _, b in drawn]),
+        moments=servers.init_moments(fleet.servers, params),
+        control=torch.zeros_like(params) if scaffold else None,
+        variates=tuple(None if v is None else v.to(fleet.device) for v in variates),
+    )
+
+
+def play(
+    specs: Sequence[RunSpec], states: Sequence[dict[str, np.ndarray]] | None = None, **options: object
+) -> Iterator[Round]:
+    """Play all runs to their last round, round by round; `states` resumes where exported states left off.
+
+    Options are those of `assemble`. Reading a round's records waits for the device; not reading them does not.
+    """
+    fleet = assemble(specs, **options)  # type: ignore[arg-type]
+    state = start(fleet) if states is None else restore(fleet, states)
+    while any(state.rounds[run] < spec.rounds for run, spec in enumerate(fleet.specs)):
+        state, played = play_round(fleet, state)
+        yield replace(played, state=state)
+
+
+def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
+    """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
+    busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
+    cohorts = {run: draw_cohort(fleet.specs[run], int(state.rounds[run]) + 1) for run in busy}
+    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
+    drift = torch.zeros_like(sums.deltas) if state.control is not None else None
+    for lanes in _chunks(cohorts, fleet.chunk):
+        _train_chunk(fleet, state, lanes, sums, drift)
+    merged = tallies.merge(sums, fleet.masks, state.buffers)
+    params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
+    control = state.control
+    if control is not None and drift is not None:
+        control = control + (drift / fleet.clients).float()
+    rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
+    state = replace(state, rounds=rounds, params=params, buffers=merged.buffers, moments=moments, control=control)
+    return state, _record(fleet, state, cohorts, sums, merged)
+
+
+def draw_cohort(spec: RunSpec, round: int) -> np.ndarray:
+    """The clients sampled in a round, uniformly and without replacement, in rising order; empty ones are left out."""
+    drawn = generator(spec.seed, "cohort", round).choice(len(spec.federation.clients), spec.cohort, replace=False)
+    return np.array([client for client in np.sort(drawn) if len(spec.federation.clients[client])], np.int64)
+
+
+def _train_chunk(
+    fleet: Fleet, state: State, lanes: list[tuple[int, int]], sums: tallies.Sums, drift: Tensor | None
+) -> None:
+    """Train some lanes and count them."""
+    cohort, weights = lay_cohort(fleet, state, lanes)
+    start = tallies.unflatten(state.params, fleet.shapes)
+    correction = _correction(state, cohort) if state.control is not None else None
+    named = tallies.unflatten(correction, fleet.shapes) if correction is not None else None
+    trained = fleet.train(fleet.model, cohort, fleet.pools, start, state.buffers, named)
+    updates = tallies.flatten(trained.updates)
+    metrics = torch.stack([trained.loss, trained.accuracy], 1)
+    counted = tallies.add(sums, cohort.run, weights, updates, trained.buffers, metrics)
+    if drift is not None and state.control is not None:
+        _update_variates(fleet, state, cohort, updates, counted, drift)
+
+
+def lay_cohort(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[Cohort, np.ndarray]:
+    """The cohort of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
+    specs = [fleet.specs[run] for run, _ in lanes]
+    own = [spec.federation.clients[client] for spec, (_, client) in zip(specs, lanes, strict=True)]
+    orders = [
+        batch_order(
+            samples,
+            seed=spec.seed,
+            round=int(state.rounds[run]) + 1,
+            client=client,
+            epochs=spec.local_epochs,
+            batch=spec.batch_size,
+            steps=spec.local_steps,
+        )
+        for samples, spec, (run, client) in zip(own, specs, lanes, strict=True)
+    ]
+    index, counts = stack_orders(orders, specs[0].batch_size)
+    runs = np.array([run for run, _ in lanes], np.int64)
+    columns = {n: np.array([getattr(s, n) for s in specs], np.float32) for n in ("lr", "momentum", "mu", "clip")}
+    client = np.array([client for _, client in lanes], np.int64)
+    keys = [seed(s.seed, "dropout", int(state.rounds[r]) + 1, c) for s, (r, c) in zip(specs, lanes, strict=True)]
+    cohort = Cohort(runs, client, fleet.pool[runs], index, counts, seeds=np.array(keys, np.int64), **columns)
+    return cohort, np.array([len(samples) for samples in own])
+
+
+def _correction(state: State, cohort: Cohort) -> Tensor:
+    """SCAFFOLD's c - c_i for every lane; zero for lanes of runs without it."""
+    assert state.control is not None
+    rows = []
+    for run, client in zip(cohort.run.tolist(), cohort.client.tolist(), strict=True):
+        own = state.variates[run]
+        rows.append(torch.zeros_like(state.control[run]) if own is None else state.control[run] - own[client])
+    return torch.stack(rows)
+
+
+def _update_variates(
+    fleet: Fleet, state: State, cohort: Cohort, updates: Tensor, counted: Tensor, drift: Tensor
+) -> None:
+    """SCAFFOLD's option II: c_i moves to the mean gradient of its local steps; `drift` gathers the changes.
+
+    c_i+ = c_i - c + (w_global - w_local) / (K lr). Under momentum K is the number of plain gradients that the
+    displacement amounts to, else the variates would be too large by up to 1 / (1 - momentum).
+    """
+    assert state.control is not None
+    scale = cohort.lr * effective_steps(cohort.steps, cohort.momentum)
+    change = (
+        -state.control[ship(cohort.run, fleet.device)] - updates / ship(scale.astype(np.float32), fleet.device)[:, None]
+    )
+    change = torch.where(counted[:, None], change, 0.0)
+    for lane, (run, client) in enumerate(zip(cohort.run.tolist(), cohort.client.tolist(), strict=True)):
+        own = state.variates[run]
+        if own is not None:
+            own[client] += change[lane]
+            drift[run] += change[lane]
+
+
+def _record(
+    fleet: Fleet, state: State, cohorts: dict[int, np.ndarray], sums: tallies.Sums, merged: tallies.Merged
+) -> Round:
+    """The round's numbers, still on the device."""
+    weight = sums.weight.clamp(min=1)[:, None]
+    columns = [sums.metrics / weight, sums.clients[:, None].double(), sums.weight[:, None]]
+    mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
+    agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
+    columns += [mask[:, None].double(), agreement[:, None].double(), merged.mean.norm(dim=1)[:, None].double()]
+    return Round(
+        rounds=state.rounds.copy(),
+        cohorts=cohorts,
+        table=torch.cat(columns, 1),
+        scores=_evaluate(fleet, state, sorted(cohorts)),
+    )
+
+
+def _evaluate(fleet: Fleet, state: State, runs: list[int]) -> dict[str, tuple[np.ndarray, Tensor]]:
+    """Loss and accuracy of the runs whose turn it is, on each of their test pools: name -> (runs, [run, 2])."""
+    found: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
+    due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
+    for name, pool, rows in _test_pools(fleet.specs, due):
+        picked = ship(rows, fleet.device)
+        params = tallies.unflatten(state.params[picked], fleet.shapes)
+        buffers = {key: value[picked] for key, value in state.buffers.items()}
+        metrics = evaluate(fleet.forward, params, buffers, pool, batch=fleet.eval_batch)
+        found.setdefault(name, []).append((rows, torch.stack(metrics, 1)))
+    return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in found.items()}
+
+
+def _test_pools(specs: Sequence[RunSpec], runs: list[int]) -> list[tuple[str, Pool, np.ndarray]]:
+    """Every test pool to look at, with the runs that share it."""
+    groups: dict[tuple[str, int], tuple[Pool, list[int]]] = {}
+    for run in runs:
+        for name, pool in specs[run].test_pools().items():
+            groups.setdefault((name, id(pool)), (pool, []))[1].append(run)
+    return [(name, pool, np.array(rows)) for (name, _), (pool, rows) in groups.items()]
+
+
+def export(fleet: Fleet, state: State, run: int) -> dict[str, np.ndarray]:
+    """One run's state as plain arrays: enough to go on bit-identically, alone or in another fleet."""
+    plain = {"round": np.array(state.rounds[run])}
+    rows = {"params": state.params, "first": state.moments.first, "second": state.moments.second}
+    for part, flat in rows.items():
+        named = tallies.unflatten(flat[run : run + 1], fleet.shapes)
+        plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
+    plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
+    own = state.variates[run]
+    if own is not None and state.control is not None:
+        plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": own.cpu().numpy().copy()}
+    return plain
+
+
+def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
+    """The fleet's state out of one exported state for each run."""
+    fresh = start(fleet)
+    if len(states) != len(fleet.specs):
+        raise ConfigError(f"expected one state for each of {len(fleet.specs)} runs, got {len(states)}")
+
+    def rows(part: str) -> Tensor:
+        named = [{name: torch.from_numpy(s[f"{part}/{name}"]) for name, _ in fleet.shapes} for s in states]
+        return tallies.flatten(stack(named)).to(fleet.device)
+
+    buffers = {
+        n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers
+    }
+    variates, control = list(fresh.variates), fresh.control
+    for run, plain in enumerate(states):
+        if variates[run] is not None and control is not None:
+            variates[run] = torch.from_numpy(plain["variates"]).to(fleet.device, copy=True)
+            control[run] = torch.from_numpy(plain["control"]).to(fleet.device)
+    return State(
+        rounds=np.array([int(s["round"]) for s in states], np.int64),
+        params=rows("params"),
+        buffers=buffers,
+        moments=servers.Moments(rows("first"), rows("second")),
+        control=control,
+        variates=tuple(variates),
+    )
+
+
+def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
+    sample = spec.federation.train
+    model = build(spec.model, _input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
+    params, buffers = named_tensors(model)
+    return {name: value.detach() for name, value in params.items()}, buffers
+
+
+def _chunks(cohorts: dict[int, np.ndarray], size: int) -> Iterator[list[tuple[int, int]]]:
+    """(run, client) pairs in order, about equally many at a time and at most `size`."""
+    lanes = [(run, int(client)) for run, clients in cohorts.items() for client in clients]
+    pieces = -(-len(lanes) // size)
+    for part in np.array_split(np.arange(len(lanes)), pieces) if lanes else []:
+        yield [lanes[lane] for lane in part]
+
+
+def _input_shape(pool: Pool) -> tuple[int, ...]:
+    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
+    return tuple(pool.batch(none, none)[0].shape[1:])
+
+
+def _check_together(specs: tuple[RunSpec, ...]) -> None:
+    if not specs:
+        raise ConfigError("a fleet needs at least one run")
+    for spec in specs:
+        shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
+        if spec.model != specs[0].model or spec.batch_size != specs[0].batch_size or shape != first:
+            raise ConfigError(
+                "the runs of a fleet share model, batch size and input shape; play the others in a fleet of their own"
+            )
+        if spec.federation.train.y.device != specs[0].federation.train.y.device:
+            raise ConfigError("the runs of a fleet are on one device")

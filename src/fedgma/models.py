@@ -1,0 +1,184 @@
+"""Networks by name, or a user's own: LeNet, ResNet18 with group or batch normalisation, logistic regression, small CNN.
+
+`build` draws the initial weights from a seed of its own and leaves torch's generators as they were, so a seed gives the
+same first model alone, in a fleet and after a resume.
+"""
+
+import copy
+import importlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedgma.errors import ConfigError
+
+Shape = Sequence[int]
+Factory = Callable[..., nn.Module]
+Model = str | nn.Module | Factory
+
+
+class LeNet(nn.Module):
+    """LeNet-5 with ReLU and max pooling: two 5x5 convolutions (6 and 16 channels) and three dense layers."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2), 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [n, c, h, w] to logits [n, classes]."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2).flatten(1)
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))  # type: ignore[no-any-return]
+
+
+class Logistic(nn.Module):
+    """Multinomial logistic regression: one linear layer."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(int(torch.Size(shape).numel()), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Anything [n, ...] to logits [n, classes]."""
+        return self.linear(x.flatten(1))  # type: ignore[no-any-return]
+
+
+class SmallCNN(nn.Module):
+    """The CNN of pfl-research's CIFAR10 benchmark: two 3x3 convolutions, one pooling, two dropouts, Glorot weights."""
+
+    def __init__(self, shape: Shape, classes: int, dropout: tuple[float, float] = (0.25, 0.5)) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.fc1 = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
+        self.fc2 = nn.Linear(128, classes)
+        self.dropout = dropout
+        for layer in (self.conv1, self.conv2, self.fc1, self.fc2):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [n, c, h, w] to logits [n, classes]."""
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2).flatten(1)
+        x = F.relu(self.fc1(F.dropout(x, self.dropout[0], self.training)))
+        return self.fc2(F.dropout(x, self.dropout[1], self.training))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """A basic residual block: two 3x3 convolutions, each normalised, and a shortcut."""
+
+    def __init__(self, inside: int, outside: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.norm1 = norm(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.norm2 = norm(outside)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inside != outside:
+            self.shortcut = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), norm(outside))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Feature maps to feature maps."""
+        inner = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet18 for small images: 3x3 stem with stride 1 and no first pooling."""
+
+    def __init__(self, shape: Shape, classes: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False)
+        self.norm1 = norm(64)
+        widths = (64, 64, 128, 256, 512)
+        stages = [
+            nn.Sequential(Block(before, width, 1 if before == width else 2, norm), Block(width, width, 1, norm))
+            for before, width in itertools.pairwise(widths)
+        ]
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [n, c, h, w] to logits [n, classes]."""
+        x = F.relu(self.norm1(self.conv1(x)))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+        return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(2, channels)
+
+
+MODELS: dict[str, Factory] = {
+    "lenet": LeNet,
+    "resnet18-gn": lambda shape, classes: ResNet18(shape, classes, _group_norm),
+    "resnet18-bn": lambda shape, classes: ResNet18(shape, classes, nn.BatchNorm2d),
+    "logistic": Logistic,
+    "cnn": SmallCNN,
+}
+
+
+def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """A network with its initial weights: by name, by import path "package.module:Name", by factory, or a ready module.
+
+    A factory is called as `factory(shape, classes)`. A ready module is copied and keeps the weights it has. The weights
+    depend on `seed` alone, and torch's own generators are left as they were.
+
+    >>> sum(p.numel() for p in build("lenet", (1, 28, 28), 10, seed=0).parameters())
+    61706
+    """
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    factory = _factory(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = factory(tuple(shape), classes)
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"expected a model factory to return a torch.nn.Module, got {type(network).__name__}")
+    return network
+
+
+def _factory(model: str | Factory) -> Factory:
+    if not isinstance(model, str):
+        return model
+    if model in MODELS:
+        return MODELS[model]
+    if ":" not in model:
+        known = ", ".join(sorted(MODELS))
+        raise ConfigError(f"unknown model {model!r}; known: {known}, or your own as 'package.module:Name'")
+    return _imported(model)
+
+
+def _imported(path: str) -> Factory:
+    module, _, name = path.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model {path!r} could not be imported ({error}); is its package installed here?") from error
+    if not callable(found):
+        raise ConfigError(
+            f"model {path!r} is a {type(found).__name__}; name a factory called as factory(shape, classes)"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of trainable parameters; it goes into every result file.
+
+    >>> parameter_count(build("logistic", (1, 28, 28), 10, seed=0))
+    7850
+    """
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,0 +1,165 @@
+"""One run, said in full: its data, model, local training, aggregation and server; and what a round gives back."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.errors import ConfigError
+from fedgma.models import Model
+from fedgma.trainers.cohorts import Pool
+
+
+class Federation(Protocol):
+    """What a run needs to know of its data."""
+
+    @property
+    def train(self) -> Pool:
+        """The training split."""
+
+    @property
+    def test(self) -> Pool:
+        """The test split."""
+
+    @property
+    def clients(self) -> tuple[np.ndarray, ...]:
+        """Each client's samples, as indices into the training split."""
+
+
+# what the mask is where too few clients agree: a number, or NaN for the agreement itself; None is no mask
+AGGREGATORS: dict[str, float | None] = {"mean": None, "gma": math.nan, "soft": math.nan, "and": 0.0}
+
+
+@dataclass(frozen=True, eq=False)
+class RunSpec:
+    """A federated run. Only the federation has no default."""
+
+    federation: Federation
+    model: Model = "lenet"
+    seed: int = 0
+    rounds: int = 1
+    cohort: int = 10  # clients sampled a round
+    local_epochs: int = 1
+    local_steps: int | None = None  # stop after so many steps, whatever the epochs
+    batch_size: int = 32
+    lr: float = 0.05
+    momentum: float = 0.9  # of the clients, from zero in every round
+    mu: float = 0.0  # FedProx
+    clip: float = math.inf  # largest norm of a local gradient
+    scaffold: bool = False
+    aggregator: str = "gma"
+    tau: float = 0.4
+    mask_position: str = "after"
+    server: str = "sgd"
+    server_lr: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+    evaluate_every: int = 1  # rounds; the last round is always evaluated; 0 is never
+    evaluate_on: tuple[str, ...] = ("test",)
+
+    def __post_init__(self) -> None:
+        if self.aggregator not in AGGREGATORS:
+            raise ConfigError(f"unknown aggregator {self.aggregator!r}; known: {', '.join(sorted(AGGREGATORS))}")
+        known = len(self.federation.clients)
+        if not 1 <= self.cohort <= known:
+            raise ConfigError(f"cohort must be from 1 to the federation's {known} clients, got {self.cohort}")
+        whole = {"rounds": self.rounds, "local_epochs": self.local_epochs, "batch_size": self.batch_size}
+        for name, value in whole.items():
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.momentum < 1 or self.lr <= 0 or not 0 <= self.tau <= 1:
+            raise ConfigError(
+                f"expected 0 <= momentum < 1, lr > 0 and 0 <= tau <= 1, got {self.momentum}, {self.lr} and {self.tau}"
+            )
+
+    def is_due(self, round: int) -> bool:
+        """Whether the run is evaluated after this round."""
+        return self.evaluate_every > 0 and (round % self.evaluate_every == 0 or round == self.rounds)
+
+    def test_pools(self) -> dict[str, Pool]:
+        """The pools to evaluate on: "test", or the federation's further ones by their names."""
+        more: Mapping[str, Pool] = getattr(self.federation, "more_tests", {})
+        known = {"test": self.federation.test, "train": self.federation.train, **more}
+        for name in self.evaluate_on:
+            if name not in known:
+                raise ConfigError(f"unknown test pool {name!r}; this federation has: {', '.join(sorted(known))}")
+        return {name: known[name] for name in self.evaluate_on}
+
+
+class RoundRecord(NamedTuple):
+    """One run's round in plain numbers."""
+
+    run: int  # its place in the fleet
+    round: int
+    cohort: tuple[int, ...]
+    train_loss: float  # on the batches as they came, weighted by samples
+    train_accuracy: float
+    clients: int  # counted; fewer than sampled where an update was not finite
+    weight: float
+    mask_mean: float
+    agreement: float  # mean of |votes| / clients
+    update_norm: float  # of the unmasked mean
+    scores: dict[str, dict[str, float]]  # test pool -> loss and accuracy, where evaluated
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A round of a fleet; its numbers stay on the device until `records` is read."""
+
+    rounds: np.ndarray  # [run], number of the round just played
+    cohorts: dict[int, np.ndarray]  # of the runs that played
+    table: Tensor  # [run, 7]
+    scores: dict[str, tuple[np.ndarray, Tensor]]
+    state: Any = field(default=None, repr=False)  # the fleet's state after the round
+
+    @cached_property
+    def records(self) -> list[RoundRecord]:
+        """One record for each run that played; waits for the device."""
+        rows = self.table.cpu().tolist()
+        scores = {name: (runs.tolist(), values.cpu().tolist()) for name, (runs, values) in self.scores.items()}
+        return [self._record(run, rows[run], scores) for run in self.cohorts]
+
+    def _record(
+        self, run: int, row: list[float], scores: dict[str, tuple[list[int], list[list[float]]]]
+    ) -> RoundRecord:
+        own = {}
+        for name, (runs, values) in scores.items():
+            if run in runs:
+                own[name] = dict(zip(("loss", "accuracy"), values[runs.index(run)], strict=True))
+        loss, accuracy, clients, *rest = row
+        cohort = tuple(self.cohorts[run].tolist())
+        weight, mask, agreement, norm = rest
+        numbers = (loss, accuracy, int(clients), weight, mask, agreement, norm)
+        return RoundRecord(run, int(self.rounds[run]), cohort, *numbers, own)
+
+
+def votes_needed(tau: float, clients: int) -> int:
+    """The least |votes| whose agreement reaches tau, decided in exact arithmetic.
+
+    >>> votes_needed(0.4, 10), votes_needed(0.1 + 0.2, 10), votes_needed(0, 10)
+    (4, 3, 0)
+    """
+    return max(0, math.ceil(Fraction(tau) * clients - Fraction(clients, 10**9)))
+
+
+def mask_tables(specs: Sequence[RunSpec], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """How each run masks: votes needed [run, clients + 1] and the mask below them [run]; None where nobody masks."""
+    if all(AGGREGATORS[spec.aggregator] is None for spec in specs):
+        return None
+    most = max(spec.cohort for spec in specs)
+    needed = np.zeros((len(specs), most + 1), np.int32)  # no vote needed: a plain mean
+    below = np.zeros(len(specs), np.float32)
+    for row, spec in enumerate(specs):
+        kind = AGGREGATORS[spec.aggregator]
+        if kind is not None:
+            tau = 1.0 if spec.aggregator == "soft" else spec.tau
+            needed[row] = [votes_needed(tau, clients) for clients in range(most + 1)]
+            below[row] = kind
+    return torch.from_numpy(needed).to(device), torch.from_numpy(below).to(device)

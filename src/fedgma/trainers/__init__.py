@@ -1,0 +1,1 @@
+"""Local training: `lanes` trains many clients at once, `loop` is the plain reference with the same results."""

@@ -1,0 +1,230 @@
+"""Lanes on a GPU: the step compiled, captured in a CUDA graph and replayed; no wait for the device inside a round.
+
+A station holds the static tensors of so many lanes. A round copies its arrays into them, resets the weights, and
+replays one graph a step; the graph finds its row of the batch table by a counter on the device. A cohort with fewer
+lanes than the station is filled up with idle ones, so that few shapes are ever compiled.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgma.trainers import lanes
+from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, ship
+from fedgma.trainers.gradients import GradientFunction, mixes_samples
+from fedgma.trainers.lanes import Bench, Features, Work
+
+log = logging.getLogger(__name__)
+SHRINK = 4  # every size of the work is compiled for itself, so there are few
+WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
+
+
+@contextmanager
+def float32_precision(precision: str) -> Iterator[None]:
+    """Inside, float32 products are exact ("fp32") or may use TF32 ("tf32", "bf16"); outside all is as it was."""
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    loose = precision != "fp32"
+    torch.set_float32_matmul_precision("high" if loose else "highest")
+    torch.backends.cudnn.allow_tf32 = loose
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@dataclass
+class Station:
+    """Static tensors for so many lanes, and the graphs that work on them."""
+
+    bench: Bench
+    rows: Tensor  # [lane]: row of the starting weights
+    step: Tensor  # [1], the row of the batch table that comes next
+    features: Features
+    pools: tuple[int, ...]  # identities of the pools
+    graphs: dict[tuple[int, int, bool], Callable[[], None]] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes fit."""
+        return len(self.rows)
+
+
+class Engine:
+    """A local trainer for a GPU; called like `lanes.train`. It keeps compiled steps, and nothing of a run."""
+
+    def __init__(
+        self, gradients: GradientFunction, *, precision: str = "fp32", compile: bool = True, graphs: bool = True
+    ) -> None:
+        self.gradients = gradients
+        self.precision = precision
+        self.graphs = graphs
+        self.learn: Callable[..., None] = _compiled(_step) if compile else _step
+        self.start_up = 0.0  # seconds spent on compiling and capturing
+        self._stations: list[Station] = []
+
+    def __call__(
+        self,
+        model: nn.Module,
+        cohort: Cohort,
+        pools: Sequence[Pool],
+        start: Stacked,
+        buffers: Stacked,
+        correction: Stacked | None = None,
+    ) -> Trained:
+        """Train all lanes of the cohort; see `lanes.train`."""
+        order = np.argsort(-cohort.steps, kind="stable")
+        cohort, device = cohort.take(order), pools[0].y.device
+        if correction:
+            correction = lanes.take_rows(correction, ship(order, device))
+        model.train()
+        exact = mixes_samples(model)
+        with float32_precision(self.precision), keyed_generators(device, int(cohort.seeds[0])):
+            station = self._station(cohort, pools, start, buffers, correction)
+            filled = _filled(cohort, station)
+            works = lanes.schedule(filled.counts, exact=exact, batch=cohort.index.shape[2], shrink=SHRINK)
+            _load(station, filled, start, buffers, correction)
+            for work in works:
+                self._play(station, work, pools, filled.pool)
+            return lanes.finish(station.bench, start, station.rows, order)
+
+    def _play(self, station: Station, work: Work, pools: Sequence[Pool], pool: np.ndarray) -> None:
+        if not isinstance(work.lanes, int) or len(np.unique(pool)) > 1:
+            lanes.play(station.bench, work, pools, pool, station.features, self.gradients)
+            station.step.fill_(work.step + 1)
+            return
+        key = (work.lanes, work.batch, work.all_busy)
+        if key not in station.graphs:
+            station.graphs[key] = self._prepare(station, work, pools[pool[0]])
+        station.graphs[key]()
+
+    def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
+        """The step for this many lanes, compiled and captured on copies of the bench's content."""
+        assert isinstance(work.lanes, int)
+        part = station.bench if work.lanes == station.lanes else lanes.take_part(station.bench, slice(work.lanes))
+
+        def step() -> None:
+            self.learn(part, station.step, pool, station.features, self.gradients, work.batch, work.all_busy)
+
+        begun = time.perf_counter()
+        kept = _snapshot(station)
+        call = _captured(step) if self.graphs and station.step.device.type == "cuda" else step
+        if call is step:
+            step()
+        _put(station, kept)
+        seconds = time.perf_counter() - begun
+        self.start_up += seconds
+        log.info("prepared a step of %d lanes x %d samples in %.1f s", work.lanes, work.batch, seconds)
+        return call
+
+    def _station(
+        self, cohort: Cohort, pools: Sequence[Pool], start: Stacked, buffers: Stacked, correction: Stacked | None
+    ) -> Station:
+        """A station that the cohort fits on, and fills at least half of; a new one where there is none."""
+        features, known = lanes.features_of(cohort, correction), tuple(id(pool) for pool in pools)
+        steps = cohort.counts.shape[1]
+        for station in self._stations:
+            room = station.lanes // 2 < cohort.lanes <= station.lanes and steps <= len(station.bench.counts)
+            if room and station.features == features and station.pools == known:
+                return station
+        self._stations = [s for s in self._stations if s.lanes != cohort.lanes or s.features != features]
+        rows = ship(cohort.run, pools[0].y.device)
+        bench = lanes.lay_out(cohort, features, start, buffers, rows)
+        station = Station(bench, rows, torch.zeros(1, dtype=torch.int64, device=rows.device), features, known)
+        self._stations.append(station)
+        return station
+
+
+def _step(
+    bench: Bench,
+    step: Tensor,
+    pool: Pool,
+    features: Features,
+    gradients: GradientFunction,
+    batch: int,
+    all_busy: bool,
+) -> None:
+    """Fetch the next batch and learn from it; the counter moves on."""
+    index = bench.index.index_select(0, step)[0, :, :batch]
+    count = bench.counts.index_select(0, step)[0]
+    x, y = pool.batch(index, bench.client[:, None])
+    lanes.learn(bench, x, y, count, features, gradients, all_busy=all_busy)
+    step.add_(1)
+
+
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    # one shape, one kernel: symbolic shapes cost speed, and sizes are few by construction
+    compiled = torch.compile(function, dynamic=False)
+
+    def call(*arguments: object) -> None:
+        with torch._dynamo.config.patch(recompile_limit=64, accumulated_recompile_limit=512):
+            compiled(*arguments)
+
+    return call
+
+
+def _captured(step: Callable[[], None]) -> Callable[[], None]:
+    """The step as a CUDA graph."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def _snapshot(station: Station) -> list[Tensor]:
+    return [value.clone() for value in _changing(station)]
+
+
+def _put(station: Station, kept: list[Tensor]) -> None:
+    for value, old in zip(_changing(station), kept, strict=True):
+        value.copy_(old)
+
+
+def _changing(station: Station) -> list[Tensor]:
+    """What a step changes: preparing one must leave it as it was."""
+    bench = station.bench
+    stacks = (bench.params, bench.momentum, bench.buffers)
+    return [*(v for part in stacks for v in part.values()), bench.loss, bench.hits, station.step]
+
+
+def _filled(cohort: Cohort, station: Station) -> Cohort:
+    """The cohort with idle lanes at the end and empty steps, as large as the station."""
+    idle = station.lanes - cohort.lanes
+    if not idle:
+        return cohort
+    counts = np.pad(cohort.counts, ((0, idle), (0, 0)))
+    index = np.pad(cohort.index, ((0, idle), (0, 0), (0, 0)))
+    names = ("run", "client", "pool", "lr", "momentum", "mu", "clip", "seeds")
+    padded = {name: np.pad(getattr(cohort, name), (0, idle), mode="edge") for name in names}
+    return replace(cohort, index=index, counts=counts, **padded)
+
+
+def _load(station: Station, cohort: Cohort, start: Stacked, buffers: Stacked, correction: Stacked | None) -> None:
+    """Copy a round into the station's tensors, without waiting."""
+    bench, device, steps = station.bench, station.rows.device, cohort.counts.shape[1]
+    station.rows.copy_(ship(cohort.run, device))
+    bench.index[:steps].copy_(ship(cohort.index.transpose(1, 0, 2), device))
+    bench.counts.zero_()
+    bench.counts[:steps].copy_(ship(cohort.counts.T, device))
+    bench.client.copy_(ship(cohort.client, device))
+    bench.rates.copy_(ship(lanes.rates_of(cohort), device))
+    for source, targets in ((start, (bench.params, bench.anchor)), (buffers, (bench.buffers,))):
+        for target in targets:
+            for name, value in target.items():
+                torch.index_select(source[name], 0, station.rows, out=value)
+    for name, value in (correction or {}).items():
+        bench.correction[name][: len(value)].copy_(value)
+    for value in (*bench.momentum.values(), bench.loss, bench.hits, station.step):
+        value.zero_()

@@ -1,0 +1,53 @@
+"""Cohorts and comparisons that the trainer tests share."""
+
+import numpy as np
+import torch
+
+from fedgma.trainers.cohorts import Cohort, batch_order, stack_orders
+from fedgma.trainers.gradients import named_tensors
+
+
+def make_cohort(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, momentum=0.9, mu=0.0, clip=np.inf):
+    orders = [
+        batch_order(federation.clients[c], seed=0, round=round, client=c, epochs=epochs, batch=batch) for c in clients
+    ]
+    index, counts = stack_orders(orders, batch)
+    lanes = len(clients)
+    rates = {
+        name: np.full(lanes, value, np.float32)
+        for name, value in zip(("lr", "momentum", "mu", "clip"), (lr, momentum, mu, clip), strict=True)
+    }
+    run = np.zeros(lanes, np.int64)
+    return Cohort(run, np.array(clients), run.copy(), index, counts, seeds=np.arange(lanes), **rates)
+
+
+def start_of(model):
+    params, buffers = named_tensors(model)
+    return {n: v.detach().clone()[None] for n, v in params.items()}, {n: v.clone()[None] for n, v in buffers.items()}
+
+
+def distance(first, second):
+    """Norm of the difference of two models, relative to the norm of the first."""
+    assert first.keys() == second.keys()
+    gap = sum((first[n].double() - second[n].double()).square().sum() for n in first) ** 0.5
+    return (gap / sum(first[n].double().square().sum() for n in first) ** 0.5).item()
+
+
+def local_weights(trained, start, lanes):
+    return {name: start[name].expand(lanes, *start[name].shape[1:]) + value for name, value in trained.updates.items()}
+
+
+def mean_weights(trained, start):
+    return {name: start[name] + value.mean(0, keepdim=True) for name, value in trained.updates.items()}
+
+
+def mean_buffers(trained):
+    return {
+        n: v.double().mean(0, keepdim=True).to(v.dtype) if v.is_floating_point() else v.amax(0, keepdim=True)
+        for n, v in trained.buffers.items()
+    }
+
+
+def correction_like(start, lanes, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    return {n: 0.01 * torch.randn((lanes, *v.shape[1:]), generator=generator) for n, v in start.items()}

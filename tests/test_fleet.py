@@ -1,0 +1,238 @@
+"""A run alone, in company, chunked, stopped and resumed: the same run."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgma.errors import ConfigError
+from fedgma.fleet import assemble, draw_cohort, export, play, play_round, restore, start
+from fedgma.specs import RunSpec
+from plain_pools import PlainFederation, make_federation, make_pool
+
+SHAPE = (1, 28, 28)
+UNEVEN = [20, 13, 30, 8, 25, 40]
+
+
+def last(specs, **options):
+    *_, played = play(specs, **options)
+    return played
+
+
+def run_of(federation, **settings):
+    return RunSpec(federation, **{"model": "logistic", "rounds": 3, "cohort": 4, "batch_size": 8, **settings})
+
+
+def fifty_runs():
+    federations = [make_federation(UNEVEN, SHAPE, seed=s) for s in range(2)]
+    federations.append(PlainFederation(federations[0].train, federations[0].test, federations[0].clients[:5]))
+    names, kinds = ["gma", "mean", "and", "soft"], ["sgd", "momentum", "adagrad", "adam", "yogi"]
+    return [
+        run_of(
+            federations[i % 3],
+            seed=i,
+            cohort=2 + i % 4,
+            aggregator=names[i % 4],
+            tau=0.1 * (i % 10),
+            server=kinds[i % 5],
+            server_lr=1.0 if kinds[i % 5] in ("sgd", "momentum") else 0.01,
+            lr=[0.05, 0.01, 0.1][i % 3],
+            momentum=0.9 * (i % 2),
+            mu=0.1 * (i % 3),
+            local_epochs=1 + i % 2,
+            scaffold=i % 7 == 0,
+            rounds=2 + i % 2,
+        )
+        for i in range(50)
+    ]
+
+
+def relative(one, two):
+    return ((one - two).norm() / one.norm()).item()
+
+
+def test_a_run_alone_and_in_a_fleet_of_fifty_is_the_same_run():
+    specs = fifty_runs()
+    company = {}
+    for played in play(specs, trainer="lanes"):
+        for record in played.records:
+            company[record.run, record.round] = record
+    for run in (0, 3, 7, 14, 22, 33, 49):
+        rounds = list(play([specs[run]], trainer="lanes"))
+        assert len(rounds) == specs[run].rounds
+        for alone in rounds:
+            beside = company[run, alone.records[0].round]
+            assert alone.records[0].cohort == beside.cohort
+            assert alone.records[0].train_loss == pytest.approx(beside.train_loss, rel=1e-5)
+        assert relative(rounds[-1].state.params[0], played.state.params[run]) < 1e-5
+
+
+@pytest.mark.parametrize("scaffold", [False, True])
+def test_lanes_and_loop_give_the_same_run(scaffold):
+    specs = [
+        run_of(make_federation(UNEVEN, SHAPE), model="lenet", scaffold=scaffold, server=kind, server_lr=rate, lr=0.01)
+        for kind, rate in (("sgd", 1.0), ("adam", 0.01))
+    ]
+    one, two = (last(specs, trainer=name).state for name in ("loop", "lanes"))
+    assert relative(one.params, two.params) < 1e-5
+
+
+@pytest.mark.parametrize("trainer", ["loop", "lanes"])
+def test_the_same_fleet_gives_the_same_bits(trainer):
+    one, two = (last(fifty_runs()[:8], trainer=trainer).state for _ in range(2))
+    assert torch.equal(one.params, two.params)
+    assert torch.equal(one.moments.second, two.moments.second)
+
+
+def test_chunking_the_cohort_does_not_change_a_bit_of_the_loop():
+    specs = fifty_runs()[:8]
+    whole, cut = last(specs, trainer="loop", chunk=1000).state, last(specs, trainer="loop", chunk=3).state
+    assert torch.equal(whole.params, cut.params)
+
+
+def test_chunking_the_cohort_leaves_lanes_the_same():
+    specs = fifty_runs()[:8]
+    whole, cut = last(specs, trainer="lanes", chunk=1000).state, last(specs, trainer="lanes", chunk=3).state
+    assert relative(whole.params, cut.params) < 1e-5
+
+
+@pytest.mark.parametrize("trainer", ["loop", "lanes"])
+def test_a_resumed_run_is_the_same_to_the_bit(trainer):
+    specs = [
+        run_of(make_federation(UNEVEN, SHAPE), rounds=4, scaffold=i == 1, server=kind, seed=i)
+        for i, kind in enumerate(("yogi", "sgd", "momentum"))
+    ]
+    straight = last(specs, trainer=trainer).state
+    fleet = assemble(specs, trainer=trainer)
+    state = start(fleet)
+    for _ in range(2):
+        state, _ = play_round(fleet, state)
+    saved = [export(fleet, state, run) for run in range(3)]
+    resumed = last(specs, states=saved, trainer=trainer).state
+    assert torch.equal(straight.params, resumed.params)
+    assert torch.equal(straight.moments.first, resumed.moments.first)
+    assert torch.equal(straight.control, resumed.control)
+
+
+def test_an_exported_state_is_plain_arrays_with_the_models_names():
+    fleet = assemble([run_of(make_federation(UNEVEN, SHAPE))])
+    saved = export(fleet, start(fleet), 0)
+    assert all(type(value) is np.ndarray for value in saved.values())
+    assert saved["params/linear.weight"].shape == (10, 784)
+    assert int(saved["round"]) == 0
+
+
+def test_runs_at_different_rounds_resume_together():
+    specs = [run_of(make_federation(UNEVEN, SHAPE), seed=i, evaluate_every=0) for i in range(2)]
+    straight = last(specs, trainer="loop").state
+    fleet = assemble(specs[:1], trainer="loop")
+    ahead, _ = play_round(fleet, start(fleet))
+    fresh = assemble(specs[1:], trainer="loop")
+    mixed = [export(fleet, ahead, 0), export(fresh, start(fresh), 0)]
+    assert torch.equal(last(specs, states=mixed, trainer="loop").state.params, straight.params)
+
+
+def test_a_cohort_has_no_client_twice_and_depends_on_seed_and_round_alone():
+    spec = run_of(make_federation([5] * 40, SHAPE), cohort=20)
+    first, again, later = draw_cohort(spec, 1), draw_cohort(spec, 1), draw_cohort(spec, 2)
+    assert len(set(first.tolist())) == 20
+    assert first.tolist() == again.tolist() != later.tolist()
+
+
+def test_clients_without_samples_are_left_out():
+    federation = make_federation([10, 10, 10], SHAPE)
+    federation = PlainFederation(federation.train, federation.test, (*federation.clients, np.array([], np.int64)))
+    record = last([run_of(federation, rounds=1)]).records[0]
+    assert record.cohort == (0, 1, 2)
+    assert record.clients == 3
+
+
+def test_a_client_that_diverges_is_left_out_of_mean_and_count():
+    federation = make_federation([10, 10, 10], SHAPE)
+    federation.train.x[federation.clients[1][0]] = float("nan")
+    spec = run_of(federation, rounds=1, cohort=3, aggregator="mean")
+    played = last([spec])
+    healthy = PlainFederation(federation.train, federation.test, (federation.clients[0], federation.clients[2]))
+    assert played.records[0].clients == 2
+    assert torch.isfinite(played.state.params).all()
+    assert len(healthy.clients) == 2
+
+
+def test_a_round_in_which_every_client_diverges_changes_nothing():
+    federation = make_federation([10, 10], SHAPE)
+    spec = run_of(federation, rounds=1, cohort=2, lr=1e38, server="adam")
+    fleet = assemble([spec])
+    before = start(fleet)
+    after, played = play_round(fleet, before)
+    assert played.records[0].clients == 0
+    assert torch.equal(before.params, after.params)
+    assert torch.equal(before.moments.second, after.moments.second)
+
+
+def test_batch_normalisation_statistics_take_the_mean_and_counters_the_maximum():
+    federation = make_federation([8, 4], (3, 8, 8))
+    played = last([run_of(federation, model="resnet18-bn", rounds=1, cohort=2, batch_size=4)], trainer="lanes")
+    assert played.state.buffers["norm1.num_batches_tracked"].item() == 2
+    assert (played.state.buffers["norm1.running_var"] > 0).all()
+
+
+def test_runs_that_do_not_fit_together_are_refused():
+    one = run_of(make_federation(UNEVEN, SHAPE))
+    with pytest.raises(ConfigError, match="share model, batch size and input shape"):
+        assemble([one, run_of(one.federation, batch_size=4)])
+    with pytest.raises(ConfigError, match="at least one run"):
+        assemble([])
+    with pytest.raises(ConfigError, match="one state for each of 1 runs, got 2"):
+        restore(assemble([one]), [{}, {}])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"cohort": 7}, "6 clients, got 7"),
+        ({"aggregator": "median"}, "known: and, gma, mean, soft"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"tau": 1.5}, "0 <= tau <= 1"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        run_of(make_federation(UNEVEN, SHAPE), **wrong)
+
+
+def test_an_unknown_server_trainer_precision_or_pool_is_refused():
+    federation = make_federation(UNEVEN, SHAPE)
+    with pytest.raises(ConfigError, match="known: adagrad, adam, momentum, sgd, yogi"):
+        assemble([run_of(federation, server="sgdm")])
+    with pytest.raises(ConfigError, match="known: auto, lanes, loop"):
+        assemble([run_of(federation)], trainer="fast")
+    with pytest.raises(ConfigError, match="known: fp32, tf32, bf16"):
+        assemble([run_of(federation)], precision="fp8")
+    with pytest.raises(ConfigError, match="this federation has: test, train"):
+        last([run_of(federation, evaluate_on=("ood",))])
+
+
+def test_training_lowers_the_loss_and_raises_the_accuracy():
+    federation = make_federation([30] * 6, SHAPE)
+    first, *_, final = [p.records[0] for p in play([run_of(federation, rounds=6, lr=0.01, aggregator="gma")])]
+    assert final.train_loss < 0.5 * first.train_loss
+    assert final.scores["test"]["accuracy"] > 0.8
+    assert 0 < final.mask_mean < 1
+
+
+def test_evaluation_comes_every_so_many_rounds_and_at_the_end():
+    federation = make_federation(UNEVEN, SHAPE)
+    rounds = list(play([run_of(federation, rounds=5, evaluate_every=2)]))
+    assert [bool(p.records[0].scores) for p in rounds] == [False, True, False, True, True]
+
+
+def test_a_fleet_takes_runs_with_several_training_pools():
+    one, two = make_federation(UNEVEN, SHAPE, seed=0), make_federation(UNEVEN, SHAPE, seed=1)
+    two = PlainFederation(two.train, make_pool(50, SHAPE, seed=5), two.clients)
+    specs = [run_of(f, seed=4) for f in (one, two)]
+    both = last(specs, trainer="lanes")
+    for run, spec in enumerate(specs):
+        alone = last([spec], trainer="lanes")
+        assert relative(alone.state.params[0], both.state.params[run]) < 1e-5
+        assert alone.records[0].scores["test"]["loss"] == pytest.approx(
+            both.records[run].scores["test"]["loss"], rel=1e-4
+        )
