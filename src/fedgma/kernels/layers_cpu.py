@@ -1,8 +1,8 @@
 """Layers of small networks on the CPU, forward and backward, with the batch as the innermost axis.
 
 Activations are flat float32 arrays that read as `[channel][row][column][LANES]` (convolutions: sixteen samples at a
-time) or `[feature][batch]` (dense layers: the whole batch, padded to a multiple of LANES). So every inner loop is a full
-vector, a convolution needs no patches and no transposed copies, and a sample that only fills up the batch costs
+time) or `[feature][batch]` (dense layers: the whole batch, padded to a multiple of LANES). So every inner loop is a
+full vector, a convolution needs no patches and no transposed copies, and a sample that only fills up the batch costs
 nothing but its zero gradient. Weights lie as torch's do. Kernels are 5x5, pooling windows 2x2.
 """
 
@@ -15,8 +15,10 @@ from numba.extending import overload
 from fedgma.kernels.simd import (
     LANES,
     ONE,
+    PART,
     POSITIONS,
     STRIDE,
+    WHOLE,
     WIDTH,
     add_sums,
     biases,
@@ -27,6 +29,7 @@ from fedgma.kernels.simd import (
     products,
     put,
     put_pooled,
+    spread,
     zeros,
 )
 
@@ -35,6 +38,18 @@ Rows = tuple[int, ...]
 TAPS = tuple(range(0, 5 * LANES, LANES))  # the five columns of a kernel row, as offsets in floats
 SIX = (0, 1, 2, 3, 4, 5)
 BLOCK = LANES * STRIDE
+
+
+def aligned(*shape: int) -> Array:
+    """Zeros, float32, at an address that is a multiple of 64: no vector straddles two cache lines."""
+    raw = np.zeros(math.prod(shape) + LANES, np.float32)
+    skip = -raw.ctypes.data % 64 // 4
+    return raw[skip : raw.size - LANES + skip].reshape(shape)
+
+
+def batch_space(lanes: int) -> tuple[Array, Array, Array]:
+    """Scratch for `take`: samples, labels and weights."""
+    return np.zeros(lanes, np.int64), np.zeros(lanes, np.int64), aligned(lanes)
 
 
 def pixel(x: Array, table: Array, sample: int, channel: int, place: int) -> float:
@@ -105,31 +120,23 @@ def conv_pool(
 
 
 @compiled
-def unpool(dy: Array, dy_step: int, winner: Array, sizes: tuple[int, int, int], d: Array, border: int) -> None:
-    """A pooled gradient back to where each maximum came from; d has `border` zero columns on either side."""
+def unpool(
+    dy: Array, dy_step: int, winner: Array, sizes: tuple[int, int, int], d: Array, border: int, g_bias: Array
+) -> None:
+    """A pooled gradient back to where each maximum came from; adds its sums to the gradient of the bias.
+
+    d has `border` zero columns on either side.
+    """
     outputs, height, width = sizes
-    row = 2 * width + 2 * border
-    for f in range(outputs * height):
-        for q in range(width):
-            g, k = (f * width + q) * dy_step, (f * width + q) * LANES
-            at = (2 * f * row + border + 2 * q) * LANES
-            for b in range(LANES):
-                value, place = dy[g + b], winner[k + b]
-                d[at + b] = value if place == 0 else np.float32(0)
-                d[at + LANES + b] = value if place == 1 else np.float32(0)
-                d[at + row * LANES + b] = value if place == 2 else np.float32(0)
-                d[at + row * LANES + LANES + b] = value if place == 3 else np.float32(0)
-
-
-@compiled
-def conv_bias_gradient(dy: Array, dy_step: int, winner: Array, area: int, g: Array) -> None:
-    """Adds the gradient of a convolution's bias, from the pooled gradient."""
-    for o in range(g.shape[0]):
-        total = np.float32(0)
-        for f in range(o * area, (o + 1) * area):
-            for b in range(LANES):
-                total += dy[f * dy_step + b] if winner[f * LANES + b] < 4 else np.float32(0)
-        g[o] += total
+    row = 2 * (width + border) * LANES
+    for o in range(outputs):
+        total = zeros(WHOLE, ONE, ONE)
+        for r in range(o * height, (o + 1) * height):
+            for q in range(width):
+                f, at = r * width + q, 2 * r * row + (border + 2 * q) * LANES
+                places = (at, at + LANES, at + row, at + row + LANES)
+                total = spread(total, dy, f * dy_step, winner, f * LANES, d, places)
+        add_sums(g_bias, o, 0, ONE, total)
 
 
 @compiled
@@ -143,7 +150,7 @@ def conv_weight_gradient(
     for o in range(0, outputs, len(rows)):
         for c in range(channels):
             for i in range(5):
-                tile = zeros(WIDTH, rows, TAPS)
+                tile = zeros(PART, rows, TAPS)
                 for r in range(height - 4):
                     a_at = o * plane + (r * row + border) * LANES
                     b_at = (c * height + r + i) * width * LANES
@@ -153,16 +160,14 @@ def conv_weight_gradient(
 
 
 @compiled
-def conv_input_gradient(
-    d: Array, outputs: int, w: Array, rows: Rows, dx: Array, sizes: tuple[int, int, int]
-) -> None:
+def conv_input_gradient(d: Array, outputs: int, w: Array, rows: Rows, dx: Array, sizes: tuple[int, int, int]) -> None:
     """The gradient of a convolution's input; d has one zero column on either side (`border=1`)."""
     channels, height, width = sizes
     row, plane = width - 2, (height - 4) * (width - 2)
     for r in range(height):
         for q in range(0, width, STRIDE):
             for c in range(0, channels, len(rows)):
-                tile = zeros(LANES, rows, POSITIONS)
+                tile = zeros(WHOLE, rows, POSITIONS)
                 for o in range(outputs):
                     for i in range(max(0, r - height + 5), min(4, r) + 1):
                         at = (o * plane + (r - i) * row + q + 1) * LANES
@@ -208,7 +213,7 @@ def dense(x: Array, batch: int, w: Array, steps: tuple[int, int], b: Array, b_st
 def _weight_rows(xt: Array, wide: int, dy: Array, batch: int, inputs: int, first: int, rows: Rows, g: Array) -> None:
     spare = np.empty(6 * BLOCK, np.float32)
     for i in range(0, inputs, BLOCK):
-        tile = zeros(LANES, rows, POSITIONS)
+        tile = zeros(WHOLE, rows, POSITIONS)
         for s in range(batch):
             tile = outer(tile, xt, s * wide + i, POSITIONS, dy, first * batch + s, batch)
         if i + BLOCK <= inputs:
@@ -258,6 +263,34 @@ def transpose(x: Array, batch: int, xt: Array, wide: int) -> None:
 
 
 @compiled
+def columns(xt: Array, wide: int, x: Array, batch: int) -> None:
+    """`[batch][wide]` to `[feature][batch]`."""
+    for i in range(x.shape[0] // batch):
+        for s in range(batch):
+            x[i * batch + s] = xt[s * wide + i]
+
+
+@compiled
+def wide(inputs: int) -> int:
+    """Row length that holds `inputs` floats in whole blocks of vectors."""
+    return (inputs + BLOCK - 1) // BLOCK * BLOCK
+
+
+@compiled
+def take(batch: Array, y: Array, samples: Array, labels: Array, weights: Array) -> int:
+    """Which samples a batch is made of: -1, and what fills up the last group, weigh nothing. Returns their number."""
+    count = 0
+    for b in range(batch.shape[0]):
+        count += 1 if batch[b] >= 0 else 0
+    for b in range(samples.shape[0]):
+        real = b < batch.shape[0] and batch[b] >= 0
+        samples[b] = batch[b] if real else 0
+        labels[b] = y[samples[b]]
+        weights[b] = 1 / count if real else 0
+    return count
+
+
+@compiled
 def cross_entropy(z: Array, batch: int, labels: Array, weights: Array, dz: Array) -> tuple[float, float]:
     """Weighted sums of the loss and of the hits; dz becomes the gradient of the first in the logits z."""
     classes = z.shape[0] // batch
@@ -284,10 +317,8 @@ def cross_entropy(z: Array, batch: int, labels: Array, weights: Array, dz: Array
 
 
 @compiled
-def clip(g: Array, bound: float) -> None:
-    """Scale the gradient down to a norm of at most `bound`, as torch does; infinity leaves it alone."""
-    if bound == np.inf:
-        return
+def _clip(g: Array, bound: float) -> None:
+    """Scale the gradient down to a norm of at most `bound`, as torch does."""
     total = 0.0
     for k in range(g.shape[0]):
         total += np.float64(g[k]) * np.float64(g[k])
@@ -298,15 +329,17 @@ def clip(g: Array, bound: float) -> None:
 
 
 @compiled
-def sgd(p: Array, m: Array, g: Array, start: Array, correction: Array, rates: Array) -> None:
-    """One step in place: proximal pull towards `start`, SCAFFOLD's correction (or none: empty), momentum.
+def sgd(p: Array, m: Array, g: Array, start: Array, correction: Array, rates: Array, bound: float) -> None:
+    """One step in place: pull towards `start` (prox), clip, SCAFFOLD's correction (or none: empty), momentum.
 
-    `rates` holds the learning rate, the momentum and mu.
+    `rates` holds the learning rate, the momentum and mu; an infinite `bound` clips nothing.
     """
     lr, momentum, mu = rates[0], rates[1], rates[2]
     if mu != 0:
         for k in range(p.shape[0]):
             g[k] += mu * (p[k] - start[k])
+    if bound < np.inf:
+        _clip(g, bound)
     for k in range(correction.shape[0]):
         g[k] += correction[k]
     for k in range(p.shape[0]):

@@ -43,7 +43,7 @@ class Parts(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Scratch of one thread. First axis of the first five: groups of LANES samples of a batch."""
+    """Scratch of one thread. x, a1, n1 and n2 have a row for each group of LANES samples."""
 
     x: Array
     a1: Array
@@ -95,34 +95,17 @@ def space(shape: Shape, batch: int) -> Space:
     groups, area, inputs = lanes // LANES, shape.height * shape.width, features(shape)
     border = (shape.height + 4) * (shape.width + 4)
     plane2 = (shape.height // 2 - 4) * (shape.width // 2 - 2)
-    flat = dict(
-        d1=6 * area * LANES, d2=16 * plane2 * LANES, da1=6 * area // 4 * LANES, a2=inputs * lanes, da2=inputs * lanes
-    )
-    flat |= {name: 120 * lanes for name in ("h1", "dh1")} | {name: 84 * lanes for name in ("h2", "dh2")}
-    flat |= {name: shape.classes * lanes for name in ("z", "dz")} | {name: size(shape) for name in "pmg"}
-    flat |= dict(rows=lanes * wide(max(inputs, 120)), zero=1, weights=lanes)
-    return Space(
-        x=_zeros((groups, shape.channels * border * LANES)),
-        a1=_zeros((groups, 6 * area // 4 * LANES)),
-        n1=np.zeros((groups, 6 * area // 4 * LANES), np.uint8),
-        n2=np.zeros((groups, inputs * LANES), np.uint8),
-        samples=np.zeros(lanes, np.int64),
-        labels=np.zeros(lanes, np.int64),
-        **{name: _zeros((count,)) for name, count in flat.items()},
-    )
-
-
-def _zeros(shape: tuple[int, ...]) -> Array:
-    # aligned to 64 bytes, so that no vector straddles two cache lines
-    raw = np.zeros(int(np.prod(shape)) + 16, np.float32)
-    skip = -raw.ctypes.data % 64 // 4
-    return raw[skip : raw.size - 16 + skip].reshape(shape)
-
-
-@compiled
-def wide(inputs: int) -> int:
-    """Row length that holds `inputs` floats in whole blocks of vectors."""
-    return (inputs + layers.BLOCK - 1) // layers.BLOCK * layers.BLOCK
+    counts = [6 * area * LANES, 16 * plane2 * LANES, 6 * area // 4 * LANES, 120 * lanes, 84 * lanes]
+    counts += [shape.classes * lanes, inputs * lanes, 120 * lanes, 84 * lanes, shape.classes * lanes]
+    counts += [lanes * layers.wide(max(inputs, 120)), 1, *(size(shape) for _ in range(3))]
+    grouped = [
+        layers.aligned(groups, shape.channels * border * LANES),
+        layers.aligned(groups, 6 * area // 4 * LANES),
+        np.zeros((groups, 6 * area // 4 * LANES), np.uint8),
+        layers.aligned(inputs * lanes),
+        np.zeros((groups, inputs * LANES), np.uint8),
+    ]
+    return Space._make([*grouped, *(layers.aligned(count) for count in counts), *layers.batch_space(lanes)])
 
 
 @compiled
@@ -148,20 +131,6 @@ def _parts(shape: Shape, flat: Array) -> Parts:
 
 
 @compiled
-def take(batch: Array, y: Array, samples: Array, labels: Array, weights: Array) -> int:
-    """Which samples a batch is made of: -1, and what fills up the last group, weigh nothing. Returns their number."""
-    count = 0
-    for b in range(batch.shape[0]):
-        count += 1 if batch[b] >= 0 else 0
-    for b in range(samples.shape[0]):
-        real = b < batch.shape[0] and batch[b] >= 0
-        samples[b] = batch[b] if real else 0
-        labels[b] = y[samples[b]]
-        weights[b] = 1 / count if real else 0
-    return count
-
-
-@compiled
 def _forward(shape: Shape, w: Parts, x: Array, table: Array, s: Space) -> None:
     batch = s.samples.shape[0]
     half = (6, shape.height // 2, shape.width // 2)
@@ -182,8 +151,8 @@ def _forward(shape: Shape, w: Parts, x: Array, table: Array, s: Space) -> None:
 def _dense_backward(x: Array, w: Array, dy: Array, g: Array, g_bias: Array, dx: Array, s: Space) -> None:
     batch = s.samples.shape[0]
     inputs = x.shape[0] // batch
-    layers.transpose(x, batch, s.rows, wide(inputs))
-    layers.dense_gradient(s.rows, wide(inputs), dy, batch, inputs, g, g_bias)
+    layers.transpose(x, batch, s.rows, layers.wide(inputs))
+    layers.dense_gradient(s.rows, layers.wide(inputs), dy, batch, inputs, g, g_bias)
     layers.dense(dy, batch, w, (1, inputs), s.zero, 0, dx)
 
 
@@ -200,12 +169,10 @@ def _backward(shape: Shape, w: Parts, g: Parts, s: Space) -> None:
     padded = (shape.channels, shape.height + 4, shape.width + 4)
     g.w1[:], g.b1[:], g.w2[:], g.b2[:] = 0, 0, 0, 0
     for k in range(batch // LANES):
-        layers.conv_bias_gradient(s.da2[k * LANES :], batch, s.n2[k], quarter[1] * quarter[2], g.b2)
-        layers.unpool(s.da2[k * LANES :], batch, s.n2[k], quarter, s.d2, 1)
+        layers.unpool(s.da2[k * LANES :], batch, s.n2[k], quarter, s.d2, 1, g.b2)
         layers.conv_weight_gradient(s.a1[k], half, s.d2, 1, 16, _GRADIENT2, g.w2)
         layers.conv_input_gradient(s.d2, 16, w.w2, layers.SIX, s.da1, half)
-        layers.conv_bias_gradient(s.da1, LANES, s.n1[k], half[1] * half[2], g.b1)
-        layers.unpool(s.da1, LANES, s.n1[k], half, s.d1, 0)
+        layers.unpool(s.da1, LANES, s.n1[k], half, s.d1, 0, g.b1)
         layers.conv_weight_gradient(s.x[k], padded, s.d1, 0, 6, _GRADIENT1, g.w1)
 
 
@@ -231,15 +198,14 @@ def train(sources: int) -> Any:
         s.m[:] = 0
         loss, hits, seen = 0.0, 0.0, 0.0
         for step in range(batches.shape[0]):
-            count = take(batches[step], y, s.samples, s.labels, s.weights)
+            count = layers.take(batches[step], y, s.samples, s.labels, s.weights)
             if count == 0:
                 continue
             weights = _parts(shape, s.p)
             _forward(shape, weights, x, table, s)
             mean_loss, hit_rate = layers.cross_entropy(s.z, s.samples.shape[0], s.labels, s.weights, s.dz)
             _backward(shape, weights, _parts(shape, s.g), s)
-            layers.clip(s.g, bound)
-            layers.sgd(s.p, s.m, s.g, start, correction, rates)
+            layers.sgd(s.p, s.m, s.g, start, correction, rates, bound)
             loss, hits, seen = loss + count * mean_loss, hits + count * hit_rate, seen + count
         update[:] = s.p - start
         return loss, hits, seen
@@ -258,7 +224,7 @@ def evaluate(sources: int) -> Any:
         loss, hits = 0.0, 0.0
         weights = _parts(shape, flat)
         for first in range(0, index.shape[0], s.samples.shape[0]):
-            count = take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
+            count = layers.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
             _forward(shape, weights, x, table, s)
             mean_loss, hit_rate = layers.cross_entropy(s.z, s.samples.shape[0], s.labels, s.weights, s.dz)
             loss, hits = loss + count * mean_loss, hits + count * hit_rate

@@ -10,15 +10,17 @@ Rows and positions are given as tuples: their length is known to the compiler, s
 
 import zlib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import llvmlite.binding
-import numba
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
+
+# annotated in part (numba) or not at all (llvmlite): taken as untyped
+numba: Any = import_module("numba")
+types: Any = numba.types
+cgutils: Any = import_module("numba.core.cgutils")
+ir: Any = import_module("llvmlite.ir")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,7 +32,8 @@ def has_wide_registers() -> bool:
     """Whether the processor that numba compiles for has 32 registers of 16 floats (AVX-512)."""
     if numba.config.CPU_FEATURES is not None:
         return "+avx512f" in numba.config.CPU_FEATURES.split(",")
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
+    features = import_module("llvmlite.binding").get_host_cpu_features()
+    return bool(features.get("avx512f", False))
 
 
 WIDE = has_wide_registers()
@@ -39,6 +42,7 @@ ONE = (0,)
 POSITIONS = (0, LANES) if WIDE else ONE
 STRIDE = len(POSITIONS)
 WIDTH = LANES if WIDE else LANES // 2  # floats in a vector of a weight gradient's tile
+WHOLE, PART = (0,) * LANES, (0,) * WIDTH  # their lengths, for the compiler
 
 
 # no "nnan" or "ninf": a client that diverges must be seen to diverge
@@ -50,21 +54,31 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(**_OPTIONS)(function))
 
 
+def sources_number() -> int:
+    """A number that stands for the sources of all CPU kernels."""
+    files = [Path(__file__), *sorted(Path(__file__).parent.glob("*_cpu.py"))]
+    return zlib.crc32(b"".join(path.read_bytes() for path in files))
+
+
 def compiled_to_disk(make: Callable[[int], Function]) -> Function:
     """The function that `make` returns, compiled once a machine: later processes read it from numba's cache.
 
     numba looks only at the file a function stands in. So `make` gets a number that stands for all the kernels' sources,
     and its function names it: the number is then part of the cache's key, and an edit anywhere is seen.
     """
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    function = make(zlib.crc32(b"".join(path.read_bytes() for path in sources)))
+    function = make(sources_number())
     try:
         return cast(Function, numba.njit(**_OPTIONS, cache=True)(function))
     except RuntimeError:  # no folder to write to: compile in every process
         return compiled(function)
 
 
-class Lanes(types.Type):
+def intrinsic(build: Callable[..., Any]) -> Callable[..., Any]:
+    """A step written in LLVM's own instructions, callable from compiled code (without the first argument)."""
+    return cast(Callable[..., Any], numba.extending.intrinsic(build))
+
+
+class Lanes(types.Type):  # type: ignore[misc]
     """The numba type of one vector of floats."""
 
     def __init__(self, count: int) -> None:
@@ -75,7 +89,7 @@ class Lanes(types.Type):
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Lanes) -> None:
-        super().__init__(manager, kind, _vector(kind.count))
+        super().__init__(manager, kind, _vector(kind.count))  # type: ignore[no-untyped-call]
 
 
 def _vector(count: int) -> Any:
@@ -130,15 +144,15 @@ def biases(typing: Any, b: Any, at: Any, step: Any, rows: Any, positions: Any) -
     return kind(b, at, step, rows, positions), build
 
 
-@intrinsic(prefer_literal=True)
-def zeros(typing: Any, width: Any, rows: Any, columns: Any) -> Any:
-    """A tile of zeros: one vector of `width` floats (a constant) for each row and column."""
-    kind = types.UniTuple(Lanes(width.literal_value), rows.count * columns.count)
+@intrinsic
+def zeros(typing: Any, lanes: Any, rows: Any, columns: Any) -> Any:
+    """A tile of zeros: for each row and column a vector of as many floats as the tuple `lanes` is long."""
+    kind = types.UniTuple(Lanes(lanes.count), rows.count * columns.count)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.make_tuple(builder, kind, [_constant(0.0, kind.dtype.count)] * kind.count)
+        return context.make_tuple(builder, kind, [_constant(0.0, lanes.count)] * kind.count)
 
-    return kind(width, rows, columns), build
+    return kind(lanes, rows, columns), build
 
 
 @intrinsic
@@ -285,3 +299,26 @@ def floor(typing: Any, rows: Any) -> Any:
         return context.make_tuple(builder, kind, values)
 
     return kind(rows), build
+
+
+@intrinsic
+def spread(typing: Any, total: Any, y: Any, at: Any, winner: Any, w_at: Any, d: Any, places: Any) -> Any:
+    """d[places[n]] = y[at] where `winner` is n, else zero, for the four positions of a pooling window.
+
+    Adds to `total` (a tile of one) what was spread.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        totals, y_array, index, w_array, w_index, d_array, offsets = args
+        bytes16 = ir.VectorType(ir.IntType(8), LANES)
+        address = _address(context, builder, winner, w_array, w_index)
+        numbers = builder.load(builder.bitcast(address, bytes16.as_pointer()), align=1)
+        value, zero = _load(context, builder, y, y_array, index, LANES), _constant(0.0, LANES)
+        for number, place in enumerate(cgutils.unpack_tuple(builder, offsets)):
+            wins = builder.icmp_unsigned("==", numbers, ir.Constant(bytes16, [number] * LANES))
+            _store(context, builder, d, d_array, place, builder.select(wins, value, zero))
+        alive = builder.icmp_unsigned("<", numbers, ir.Constant(bytes16, [4] * LANES))
+        kept = builder.select(alive, value, zero)
+        return context.make_tuple(builder, total, [builder.fadd(builder.extract_value(totals, 0), kept)])
+
+    return total(total, y, at, winner, w_at, d, places), build
