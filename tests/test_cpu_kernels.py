@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("numba", reason="the CPU kernels need numba (extra `fast`)")
-torch = pytest.importorskip("torch", reason="the kernels are compared with torch (extra `sim`)")
-
-from torch import nn
-from torch.nn import functional as F
-
 from fedgma.errors import ConfigError, DataError
 from fedgma.kernels.cohorts_cpu import evaluate, images, train_cohort, why_not
+
+pytest.importorskip("numba", reason="the CPU kernels need numba (extra `fast`)")
+torch = pytest.importorskip("torch", reason="the kernels are compared with torch (extra `sim`)")
+nn, F = torch.nn, torch.nn.functional
 
 SAMPLES = 45
 MARGIN = 1e-6  # rounding moves an activation by a tenth of this
@@ -64,7 +62,7 @@ def reference(net, data, batches, *, lr, momentum=0.0, mu=0.0, clip=np.inf, corr
     """One client by plain torch, from the network's weights: its update and the smallest margin met."""
     start = flat(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
-    x, y = pixels(data), torch.from_numpy(data.y)
+    x, y = pixels(data), torch.tensor(data.y)
     smallest = 1.0
     for row in batches:
         index = torch.from_numpy(row[row >= 0])
@@ -96,8 +94,7 @@ def adjust(net, start, mu, clip, correction):
 
 def pixels(data):
     channels = np.repeat(np.arange(data.sizes[0]), data.sizes[1] * data.sizes[2])
-    seen = data.table[channels, data.x] if data.x.dtype == np.uint8 else data.x
-    return torch.from_numpy(seen).reshape(-1, *data.sizes)
+    return torch.from_numpy(data.table[channels, data.bytes]).reshape(-1, *data.sizes)
 
 
 def plan(rng, samples, batch, epochs):
@@ -231,7 +228,7 @@ def test_floats_train_as_the_bytes_they_stand_for(network):
 def test_evaluation_gives_the_loss_and_hits_of_torch(network):
     _, net, data = problem(3, (1, 28, 28), 10, lenet if network == "lenet" else logistic)
     index = np.array([4, 4, 0, 44, 17])
-    logits, y = forward(net, pixels(data))[0].detach(), torch.from_numpy(data.y)
+    logits, y = forward(net, pixels(data))[0].detach(), torch.tensor(data.y)
     for chosen in (np.arange(SAMPLES), index):
         loss, hits = evaluate(network, flat(net), data, classes=10, index=chosen, threads=2)
         assert loss == pytest.approx(F.cross_entropy(logits[chosen], y[chosen]).item(), rel=1e-5)
@@ -266,7 +263,7 @@ def test_a_client_that_diverges_is_seen_to_diverge(cohort):
         ({"params": np.zeros(5, np.float32)}, r"params must have shape \(61706,\) or \(1, 61706\), got \(5,\)"),
         ({"batches": [np.array([[SAMPLES]])]}, r"batches\[0\] must be \[step, batch\] of sample numbers below 45"),
         ({"batches": [np.array([3])]}, r"batches\[0\] must be \[step, batch\]"),
-        ({"classes": 3}, "labels must be 0 to 2"),
+        ({"data": images(np.zeros((45, 1, 28, 28), np.uint8), np.full(45, 10))}, "labels must be 0 to 9, got 10 to 10"),
         ({"lr": np.ones(2)}, "lr must be a number or one for each of 1 clients"),
     ],
 )

@@ -25,9 +25,10 @@ _BATCH = 32
 class Images(NamedTuple):
     """A data set as the kernels read it; make one with `images`."""
 
-    x: Array  # uint8 or float32 [sample, channel * height * width]
+    bytes: Array  # uint8 [sample, channel * height * width], empty where the images are floats
+    floats: Array  # float32 [sample, channel * height * width], empty where they are bytes
+    table: Array  # float32 [channel, 256]: what a byte means
     y: Array  # int64 [sample]
-    table: Array  # float32 [channel, 256]: what a byte means; unused for floats
     sizes: tuple[int, int, int]  # channels, height, width
 
 
@@ -74,7 +75,10 @@ def images(x: Array, y: Array, mean: Sequence[float] = (0.0,), std: Sequence[flo
     centre, scale = (np.broadcast_to(np.asarray(v, np.float32), x.shape[1:2])[:, None] for v in (mean, std))
     flat = np.ascontiguousarray(x).reshape(len(x), -1)
     channels, height, width = x.shape[1:]
-    return Images(flat, np.ascontiguousarray(y, np.int64), (levels - centre) / scale, (channels, height, width))
+    bytes_, floats = (flat if x.dtype == kind else np.zeros((0, 0), kind) for kind in (np.uint8, np.float32))
+    labels = np.ascontiguousarray(y, np.int64)
+    arrays = (_sealed(bytes_), _sealed(floats), _sealed((levels - centre) / scale), _sealed(labels))
+    return Images(*arrays, (channels, height, width))
 
 
 def train_cohort(
@@ -98,11 +102,13 @@ def train_cohort(
     numbers or one a client. A step is: gradient of the mean loss, plus mu times the distance from `params`, scaled
     down to a norm of `clip`, plus `corrections[k]` (SCAFFOLD's c - c_k), then momentum as in `torch.optim.SGD`.
     """
-    kernel, shape = _kernel(network, data, classes)
+    kernel, shape, pixels = _kernel(network, data, classes)
     clients, size = len(batches), kernel.size(shape)
     starts = _rows("params", params, clients, size)
     fixes = (
-        np.zeros((clients, 0), np.float32) if corrections is None else _rows("corrections", corrections, clients, size)
+        _sealed(np.zeros((clients, 0), np.float32))
+        if corrections is None
+        else _rows("corrections", corrections, clients, size)
     )
     rates = np.stack([_each(name, v, clients) for name, v in (("lr", lr), ("momentum", momentum), ("mu", mu))], axis=1)
     bounds = _each("clip", clip, clients)
@@ -112,7 +118,7 @@ def train_cohort(
 
     def one(k: int, space: Any) -> None:
         sums[k] = kernel.train(
-            shape, starts[k], data.x, data.table, data.y, plans[k], rates[k], bounds[k], fixes[k], space, updates[k]
+            shape, starts[k], pixels, data.y, plans[k], rates[k], bounds[k], fixes[k], space, updates[k]
         )
 
     longest = max((plan.shape[1] for plan in plans), default=1)
@@ -126,35 +132,42 @@ def evaluate(
     network: str, params: Array, data: Images, *, classes: int, index: Array | None = None, threads: int | None = None
 ) -> tuple[float, int]:
     """Mean loss and number right over a data set, or over the samples in `index`."""
-    kernel, shape = _kernel(network, data, classes)
+    kernel, shape, pixels = _kernel(network, data, classes)
     flat = _rows("params", params, 1, kernel.size(shape))[0]
     chosen = np.arange(len(data.y)) if index is None else np.ascontiguousarray(index, np.int64)
     if chosen.size == 0 or chosen.min() < 0 or chosen.max() >= len(data.y):
         raise DataError(f"samples to evaluate must be numbers below {len(data.y)} and at least one, got {chosen.size}")
     _check_labels(data.y, classes)
-    chunks = [chosen[first : first + _CHUNK] for first in range(0, chosen.size, _CHUNK)]
+    chunks = [_sealed(chosen[first : first + _CHUNK]) for first in range(0, chosen.size, _CHUNK)]
     sums = np.zeros((len(chunks), 2))
 
     def one(k: int, space: Any) -> None:
-        sums[k] = kernel.evaluate(shape, flat, data.x, data.table, data.y, chunks[k], space)
+        sums[k] = kernel.evaluate(shape, flat, pixels, data.y, chunks[k], space)
 
     _share(one, range(len(chunks)), lambda: kernel.space(shape, _BATCH), threads)
     return float(sums[:, 0].sum() / chosen.size), round(sums[:, 1].sum())
 
 
-def _kernel(network: str, data: Images, classes: int) -> tuple[Any, Any]:
+def _kernel(network: str, data: Images, classes: int) -> tuple[Any, Any, Any]:
     reason = why_not(network, data.sizes)
     if reason:
         raise ConfigError(reason)
     module = importlib.import_module(NETWORKS[network])
-    return module, module.Shape(*data.sizes, classes)
+    return module, module.Shape(*data.sizes, classes), module.layers.Pixels(data.bytes, data.floats, data.table)
+
+
+def _sealed(array: Array) -> Array:
+    # numba compiles once more for arrays that may be written to: all inputs are such that may not
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _rows(name: str, values: Array, clients: int, size: int) -> Array:
     given = np.ascontiguousarray(values, np.float32)
     if given.shape not in ((size,), (clients, size)):
         raise DataError(f"{name} must have shape ({size},) or ({clients}, {size}), got {given.shape}")
-    return np.broadcast_to(given, (clients, size))
+    return _sealed(np.broadcast_to(given, (clients, size)))
 
 
 def _each(name: str, value: float | Array, clients: int) -> Array:
@@ -170,7 +183,7 @@ def _plan(client: int, steps: Array, samples: int) -> Array:
         raise DataError(
             f"batches[{client}] must be [step, batch] of sample numbers below {samples} or -1, got shape {plan.shape}"
         )
-    return plan
+    return _sealed(plan)
 
 
 def _check_labels(y: Array, classes: int) -> None:

@@ -7,10 +7,9 @@ nothing but its zero gradient. Weights lie as torch's do. Kernels are 5x5, pooli
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba.extending import overload
 
 from fedgma.kernels.simd import (
     LANES,
@@ -52,42 +51,43 @@ def batch_space(lanes: int) -> tuple[Array, Array, Array]:
     return np.zeros(lanes, np.int64), np.zeros(lanes, np.int64), aligned(lanes)
 
 
-def pixel(x: Array, table: Array, sample: int, channel: int, place: int) -> float:
-    """A pixel as the network sees it: bytes through the table of their channel, floats as they are."""
-    raise NotImplementedError("compiled code only")
+class Pixels(NamedTuple):
+    """A data set's images as rows: bytes with the table that says what they mean, or floats; the other is empty.
 
+    Both are always there, so that the kernels are compiled once.
+    """
 
-@overload(pixel)
-def _pixel(x: Any, table: Any, sample: Any, channel: Any, place: Any) -> Any:
-    # numba asks that the signatures agree to the letter
-    def from_bytes(x: Any, table: Any, sample: Any, channel: Any, place: Any) -> Any:
-        return table[channel, x[sample, place]]
-
-    def from_floats(x: Any, table: Any, sample: Any, channel: Any, place: Any) -> Any:
-        return x[sample, place]
-
-    return from_bytes if x.dtype.bitwidth == 8 else from_floats
+    bytes: Array  # uint8 [sample, channel * height * width]
+    floats: Array  # float32, the same
+    table: Array  # float32 [channel, 256]
 
 
 @compiled
-def load_images(x: Array, table: Array, samples: Array, sizes: tuple[int, int, int], pad: int, out: Array) -> None:
+def load_images(x: Pixels, samples: Array, sizes: tuple[int, int, int], pad: int, out: Array) -> None:
     """LANES images into `[channel][row][column][LANES]` with a border of `pad`, which is left as it is (zero)."""
     channels, height, width = sizes
     for c in range(channels):
         for r in range(height):
+            at = ((c * (height + 2 * pad) + r + pad) * (width + 2 * pad) + pad) * LANES
+            first = (c * height + r) * width
             for q in range(width):
-                at = ((c * (height + 2 * pad) + r + pad) * (width + 2 * pad) + q + pad) * LANES
-                place = (c * height + r) * width + q
-                for b in range(LANES):
-                    out[at + b] = pixel(x, table, samples[b], c, place)
+                if x.bytes.shape[0] > 0:
+                    for b in range(LANES):
+                        out[at + q * LANES + b] = x.table[c, x.bytes[samples[b], first + q]]
+                else:
+                    for b in range(LANES):
+                        out[at + q * LANES + b] = x.floats[samples[b], first + q]
 
 
 @compiled
-def load_rows(x: Array, table: Array, samples: Array, area: int, out: Array, wide: int) -> None:
+def load_rows(x: Pixels, samples: Array, area: int, out: Array, wide: int) -> None:
     """Samples as rows of `out`, `[batch][wide]`; `area` pixels share a channel's table."""
     for b in range(samples.shape[0]):
-        for place in range(x.shape[1]):
-            out[b * wide + place] = pixel(x, table, samples[b], place // area, place)
+        if x.bytes.shape[0] > 0:
+            for place in range(x.bytes.shape[1]):
+                out[b * wide + place] = x.table[place // area, x.bytes[samples[b], place]]
+        else:
+            out[b * wide : b * wide + x.floats.shape[1]] = x.floats[samples[b]]
 
 
 @compiled

@@ -131,13 +131,13 @@ def _parts(shape: Shape, flat: Array) -> Parts:
 
 
 @compiled
-def _forward(shape: Shape, w: Parts, x: Array, table: Array, s: Space) -> None:
+def _forward(shape: Shape, w: Parts, x: layers.Pixels, s: Space) -> None:
     batch = s.samples.shape[0]
     half = (6, shape.height // 2, shape.width // 2)
     padded = (shape.channels, shape.height + 4, shape.width + 4)
     for k in range(batch // LANES):
         chosen = s.samples[k * LANES : (k + 1) * LANES]
-        layers.load_images(x, table, chosen, (shape.channels, shape.height, shape.width), 2, s.x[k])
+        layers.load_images(x, chosen, (shape.channels, shape.height, shape.width), 2, s.x[k])
         layers.conv_pool(s.x[k], padded, w.w1, w.b1, layers.SIX, s.a1[k], LANES, s.n1[k])
         layers.conv_pool(s.a1[k], half, w.w2, w.b2, _FORWARD, s.a2[k * LANES :], batch, s.n2[k])
     layers.dense(s.a2, batch, w.w3, (s.a2.shape[0] // batch, 1), w.b3, 1, s.h1)
@@ -183,8 +183,7 @@ def train(sources: int) -> Any:
     def train(
         shape: Shape,
         start: Array,
-        x: Array,
-        table: Array,
+        x: layers.Pixels,
         y: Array,
         batches: Array,
         rates: Array,
@@ -202,7 +201,7 @@ def train(sources: int) -> Any:
             if count == 0:
                 continue
             weights = _parts(shape, s.p)
-            _forward(shape, weights, x, table, s)
+            _forward(shape, weights, x, s)
             mean_loss, hit_rate = layers.cross_entropy(s.z, s.samples.shape[0], s.labels, s.weights, s.dz)
             _backward(shape, weights, _parts(shape, s.g), s)
             layers.sgd(s.p, s.m, s.g, start, correction, rates, bound)
@@ -217,15 +216,13 @@ def train(sources: int) -> Any:
 def evaluate(sources: int) -> Any:
     """Sums of the loss and of the hits over the samples listed in `index`."""
 
-    def evaluate(
-        shape: Shape, flat: Array, x: Array, table: Array, y: Array, index: Array, s: Space
-    ) -> tuple[float, float]:
+    def evaluate(shape: Shape, flat: Array, x: layers.Pixels, y: Array, index: Array, s: Space) -> tuple[float, float]:
         _ = sources
         loss, hits = 0.0, 0.0
         weights = _parts(shape, flat)
         for first in range(0, index.shape[0], s.samples.shape[0]):
             count = layers.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
-            _forward(shape, weights, x, table, s)
+            _forward(shape, weights, x, s)
             mean_loss, hit_rate = layers.cross_entropy(s.z, s.samples.shape[0], s.labels, s.weights, s.dz)
             loss, hits = loss + count * mean_loss, hits + count * hit_rate
         return loss, hits

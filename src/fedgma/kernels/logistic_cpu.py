@@ -56,10 +56,10 @@ def space(shape: Shape, batch: int) -> Space:
 
 
 @compiled
-def _forward(shape: Shape, flat: Array, x: Array, table: Array, s: Space) -> tuple[float, float]:
-    batch, inputs = s.samples.shape[0], x.shape[1]
+def _forward(shape: Shape, flat: Array, x: layers.Pixels, s: Space) -> tuple[float, float]:
+    batch, inputs = s.samples.shape[0], shape.channels * shape.height * shape.width
     split = shape.classes * inputs
-    layers.load_rows(x, table, s.samples, shape.height * shape.width, s.rows, layers.wide(inputs))
+    layers.load_rows(x, s.samples, shape.height * shape.width, s.rows, layers.wide(inputs))
     layers.columns(s.rows, layers.wide(inputs), s.x, batch)
     layers.dense(s.x, batch, flat[:split], (inputs, 1), flat[split:], 1, s.z)
     return layers.cross_entropy(s.z, batch, s.labels, s.weights, s.dz)
@@ -72,8 +72,7 @@ def train(sources: int) -> Any:
     def train(
         shape: Shape,
         start: Array,
-        x: Array,
-        table: Array,
+        x: layers.Pixels,
         y: Array,
         batches: Array,
         rates: Array,
@@ -86,12 +85,13 @@ def train(sources: int) -> Any:
         s.p[:] = start
         s.m[:] = 0
         loss, hits, seen = 0.0, 0.0, 0.0
-        inputs, split = x.shape[1], shape.classes * x.shape[1]
+        inputs = shape.channels * shape.height * shape.width
+        split = shape.classes * inputs
         for step in range(batches.shape[0]):
             count = layers.take(batches[step], y, s.samples, s.labels, s.weights)
             if count == 0:
                 continue
-            mean_loss, hit_rate = _forward(shape, s.p, x, table, s)
+            mean_loss, hit_rate = _forward(shape, s.p, x, s)
             batch = s.samples.shape[0]
             layers.dense_gradient(s.rows, layers.wide(inputs), s.dz, batch, inputs, s.g[:split], s.g[split:])
             layers.sgd(s.p, s.m, s.g, start, correction, rates, bound)
@@ -106,14 +106,12 @@ def train(sources: int) -> Any:
 def evaluate(sources: int) -> Any:
     """Sums of the loss and of the hits over the samples listed in `index`."""
 
-    def evaluate(
-        shape: Shape, flat: Array, x: Array, table: Array, y: Array, index: Array, s: Space
-    ) -> tuple[float, float]:
+    def evaluate(shape: Shape, flat: Array, x: layers.Pixels, y: Array, index: Array, s: Space) -> tuple[float, float]:
         _ = sources
         loss, hits = 0.0, 0.0
         for first in range(0, index.shape[0], s.samples.shape[0]):
             count = layers.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
-            mean_loss, hit_rate = _forward(shape, flat, x, table, s)
+            mean_loss, hit_rate = _forward(shape, flat, x, s)
             loss, hits = loss + count * mean_loss, hits + count * hit_rate
         return loss, hits
 
