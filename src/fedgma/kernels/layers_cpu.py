@@ -21,6 +21,7 @@ from fedgma.kernels.simd import (
     WIDTH,
     add_sums,
     biases,
+    both,
     compiled,
     floor,
     larger,
@@ -44,6 +45,12 @@ def aligned(*shape: int) -> Array:
     raw = np.zeros(math.prod(shape) + LANES, np.float32)
     skip = -raw.ctypes.data % 64 // 4
     return raw[skip : raw.size - LANES + skip].reshape(shape)
+
+
+@both
+def wide(inputs: int) -> int:
+    """Row length that holds `inputs` floats in whole blocks of vectors."""
+    return (inputs + BLOCK - 1) // BLOCK * BLOCK
 
 
 def batch_space(lanes: int) -> tuple[Array, Array, Array]:
@@ -268,12 +275,6 @@ def columns(xt: Array, wide: int, x: Array, batch: int) -> None:
     for i in range(x.shape[0] // batch):
         for s in range(batch):
             x[i * batch + s] = xt[s * wide + i]
-
-
-@compiled
-def wide(inputs: int) -> int:
-    """Row length that holds `inputs` floats in whole blocks of vectors."""
-    return (inputs + BLOCK - 1) // BLOCK * BLOCK
 
 
 @compiled

@@ -50,8 +50,14 @@ _OPTIONS = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz", "arcp"}, "
 
 
 def compiled(function: Function) -> Function:
-    """The function compiled by numba: no interpreter lock, fused multiply-add and reordered sums allowed."""
-    return cast(Function, numba.njit(**_OPTIONS)(function))
+    """The function compiled by numba, for other compiled functions to call; sums may be reordered."""
+    # without a door for Python each is made into machine code once, inside its caller, and not on its own as well
+    return cast(Function, numba.njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+def both(function: Function) -> Function:
+    """A function for Python and for compiled code."""
+    return cast(Function, numba.extending.register_jitable(function))
 
 
 def sources_number() -> int:
@@ -70,7 +76,7 @@ def compiled_to_disk(make: Callable[[int], Function]) -> Function:
     try:
         return cast(Function, numba.njit(**_OPTIONS, cache=True)(function))
     except RuntimeError:  # no folder to write to: compile in every process
-        return compiled(function)
+        return cast(Function, numba.njit(**_OPTIONS)(function))
 
 
 def intrinsic(build: Callable[..., Any]) -> Callable[..., Any]:
