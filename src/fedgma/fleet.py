@@ -62,10 +62,12 @@ def assemble(
     precision: str = "fp32",
     budget: int | None = None,
     chunk: int | None = None,
+    form: bool = True,
+    blocks: tuple[int, int] | None = None,
 ) -> Fleet:
     """Check that the runs fit together and prepare everything that does not change from round to round.
 
-    `trainer` is "lanes", "loop" or "auto" (whichever is faster here). `budget` is the memory for lanes in bytes; by
+    `trainer`, `precision`, `form` and `blocks` are those of `trainers.choose`. `budget` is the memory for lanes in bytes; by
     default a share of the device's. `chunk` sets the number of lanes trained at a time outright.
     """
     specs = tuple(specs)
@@ -80,7 +82,7 @@ def assemble(
         specs=specs,
         model=model,
         shapes=tuple((name, value.shape) for name, value in named_tensors(model)[0].items()),
-        train=choose(trainer, model, sample, precision=precision),
+        train=choose(trainer, model, sample, precision=precision, form=form, blocks=blocks),
         forward=run_forward(copy.deepcopy(model).eval()),
         pools=tuple(pools.values()),
         pool=pool,
@@ -308,11 +310,12 @@ def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
 
 
 def _chunks(cohorts: dict[int, np.ndarray], size: int) -> Iterator[list[tuple[int, int]]]:
-    """(run, client) pairs in order, about equally many at a time and at most `size`."""
+    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others."""
     lanes = [(run, int(client)) for run, clients in cohorts.items() for client in clients]
     pieces = -(-len(lanes) // size)
-    for part in np.array_split(np.arange(len(lanes)), pieces) if lanes else []:
-        yield [lanes[lane] for lane in part]
+    step = -(-len(lanes) // max(pieces, 1))  # all but the last alike: one shape to compile
+    for begin in range(0, len(lanes), max(step, 1)):
+        yield lanes[begin : begin + step]
 
 
 def _input_shape(pool: Pool) -> tuple[int, ...]:

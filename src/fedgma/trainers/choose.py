@@ -11,7 +11,7 @@ from fedgma.errors import ConfigError
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
 from fedgma.trainers.engine import Engine
-from fedgma.trainers.forms import form_gradients, form_of
+from fedgma.trainers.forms import Blocks, form_gradients, form_of
 from fedgma.trainers.gradients import check_precision, lane_gradients, why_not_lanes
 
 log = logging.getLogger(__name__)
@@ -33,11 +33,20 @@ class LocalTrainer(Protocol):
         """Train all lanes of the cohort."""
 
 
-def choose(trainer: str, model: nn.Module, pool: Pool, *, precision: str = "fp32", form: bool = True) -> LocalTrainer:
+def choose(
+    trainer: str,
+    model: nn.Module,
+    pool: Pool,
+    *,
+    precision: str = "fp32",
+    form: bool = True,
+    blocks: tuple[int, int] | None = None,
+) -> LocalTrainer:
     """The trainer of that name.
 
     "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU; "auto" takes
-    the engine on a GPU and the loop on a CPU. `form=False` leaves the hand-written gradients of the small models aside.
+    the engine on a GPU and the loop on a CPU. `form=False` leaves the hand-written gradients of the small models aside,
+    and `blocks` tunes their convolutions.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
@@ -50,6 +59,6 @@ def choose(trainer: str, model: nn.Module, pool: Pool, *, precision: str = "fp32
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
         return loop.train
-    written = form_of(model) if form else None
+    written = form_of(model, Blocks(*blocks) if blocks else None) if form else None
     gradients = form_gradients(written, precision) if written else lane_gradients(model, precision)
     return Engine(gradients, precision=precision) if trainer == "engine" else partial(lanes.train, gradients=gradients)
