@@ -4,6 +4,10 @@
 
 Uses a fresh cache in a temporary folder, so "first" is a decode from the packed files and "again" is the cache. Results
 are checked before they are timed.
+
+2 cores of an AMD EPYC shared with other work, OMP_NUM_THREADS=1, Python 3.11, torch 2.13, 15 November 2026:
+CIFAR-10 first 2.4 s, again 0.14 s; 3,000 clients partitioned in 7 to 41 ms (Dirichlet 0.1 with repair 351 ms);
+quantity skew at N = 100 in 2.4 ms; colour probe 84.8 % on training clients, 9.9 % in the test environment.
 """
 
 import sys

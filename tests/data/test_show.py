@@ -61,6 +61,7 @@ def test_list_says_where_a_set_is(tmp_path):
         ("data show fmnist-mini --clients 7", 2, "14 shards, which 10 classes cannot share"),
         ("data show fmnist-mini --partition iid --alpha 3", 2, "partition 'iid'"),
         ("data show fmnist-mini --format gif", 2, "unknown picture format"),
+        ("data show fmnist-mini --clients 10 --out /dev/null/x", 2, "cannot write to '/dev/null/x'"),
         ("data get fmnist-mini", 2, "cannot be downloaded"),
         ("data show fmnist-mini --folder nowhere --partition natural", 3, "no natural partition"),
     ],

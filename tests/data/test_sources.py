@@ -10,6 +10,7 @@ from data_files import write_idx, write_idx_set
 
 from fedgma.datasets import Dataset, Source, Split, cache, hold_out_writers, load, names
 from fedgma.datasets.registry import SPECS
+from fedgma.datasets.sources import availability
 from fedgma.datasets.writers import digits, without_repeats
 from fedgma.errors import ConfigError, DataError, IntegrityError
 from fedgma.shifts import Colour, Rotation
@@ -174,6 +175,13 @@ def test_coloured_and_rotated_mnist_are_mnist_with_a_shift(tmp_path, small_mnist
     small_mnist(tmp_path / "mnist")
     assert load("fedcmnist", folders=[tmp_path]).shift == Colour()
     assert load("fedrotmnist", folders=[tmp_path]).shift == Rotation()
+
+
+def test_the_list_of_sets_survives_a_file_that_is_refused(tmp_path):
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
+    here = {name: where for name, _, where in availability([tmp_path])}
+    assert "pickles" in here["cifar10"]
+    assert here["mnist"] == "fedgma data get mnist"
 
 
 def test_every_download_has_an_address_and_a_checksum():

@@ -86,7 +86,10 @@ def show(
         "held_out": held_out,
     }
     settings = {key: value for key, value in given.items() if value is not None}
-    figures = _show(name, partition, clients, settings, seed=seed, out=out, file_format=file_format, folder=folder)
+    try:
+        figures = _show(name, partition, clients, settings, seed=seed, out=out, file_format=file_format, folder=folder)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
     _print_figures(figures)
 
 

@@ -79,9 +79,18 @@ def availability(folders: Folders | None = None, cache: Path | None = None) -> I
         if (cache / "datasets" / base).is_dir():
             yield name, about, "cached"
             continue
-        candidate = next(_candidates(base, spec, paths, cache), None)
-        absent = f"fedgma data get {base}" if spec.remote else f"no: needs {spec.looked_for}"
-        yield name, about, absent if candidate is None else f"{candidate.kind}: {candidate.found.files[0].name}"
+        yield name, about, _whereabouts(base, spec, paths, cache)
+
+
+def _whereabouts(name: str, spec: Spec, folders: Sequence[Path], cache: Path) -> str:
+    """Where the files of a set are, or what to do to have them."""
+    try:
+        candidate = next(_candidates(name, spec, folders, cache), None)
+    except DataError as error:
+        return str(error)
+    if candidate is not None:
+        return f"{candidate.kind}: {candidate.found.files[0].name}"
+    return f"fedgma data get {name}" if spec.remote else f"no: needs {spec.looked_for}"
 
 
 def load_base(name: str, *, folders: Folders | None = None, cache: Path | None = None) -> Dataset:
