@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import nn
 
 from fedgma.errors import ConfigError
+from fedgma.models import Logistic
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
 from fedgma.trainers.engine import Engine
@@ -45,14 +46,15 @@ def choose(
     """The trainer of that name.
 
     "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU; "auto" takes
-    the engine on a GPU and the loop on a CPU. `form=False` leaves the hand-written gradients of the small models aside,
-    and `blocks` tunes their convolutions.
+    the engine on a GPU, and on a CPU the loop, or lanes for logistic regression. `form=False` leaves the hand-written
+    gradients of the small models aside, and `blocks` tunes their convolutions.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
     if trainer == "auto":
-        trainer = "engine" if pool.y.device.type == "cuda" else "loop"
+        trainer = "lanes" if type(model) is Logistic else "loop"  # convolutions of lanes do not pay on a CPU
+        trainer = "engine" if pool.y.device.type == "cuda" else trainer
     if trainer == "loop":
         return loop.train
     reason = why_not_lanes(model, pool)
