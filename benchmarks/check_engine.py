@@ -2,8 +2,8 @@
 
     python benchmarks/check_engine.py            # all models, algorithms, precisions; prints one line each
 
-Every line trains the same small fleet with the loop and with the engine and prints the distance of the weights, relative
-to the distance travelled; then resume, repeatability and dropout are tried. The last line says how many failed.
+Every line trains the same lanes with the loop and with the engine and prints how far the updates are apart, relative to
+their length; then resume, repeatability and dropout are tried. The last line says how many failed.
 """
 
 import sys
@@ -29,7 +29,8 @@ ALGORITHMS = {
     "scaffold": {"scaffold": True, "lr": 0.01},
     "yogi": {"server": "yogi", "server_lr": 0.01},
 }
-BOUND = {"fp32": 2e-3, "tf32": 0.1, "bf16": 0.5}  # of the distance travelled; bf16 is only to stay in the neighbourhood
+# of a lane's update, in the middle of the lanes: single lanes jump where a ReLU stands at zero within rounding
+BOUND = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.2}
 
 
 def plain_cnn(shape, classes):
@@ -49,16 +50,27 @@ def weights(specs, **options) -> torch.Tensor:
 
 
 def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> tuple[float, float]:
+    """Middle and largest relative distance of the lanes' updates in the second round; logistic regression: all rounds."""
     work, images = WORKLOADS[name], federation(name, device, ragged)
     model = plain_cnn if name == "pfl" else options.pop("model", work.model)
     settings = {"model": model, "rounds": 3, "cohort": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
     specs = [spec_of(work, images, **{**settings, "seed": seed, "tau": 0.4 * seed}) for seed in range(2)]
-    fleet = assemble(specs, trainer="loop")
-    origin = start(fleet).params
-    wanted = weights(specs, trainer="loop")
-    begun = time.perf_counter()
-    found = weights(specs, trainer="engine", **options)
-    return ((found - wanted).norm() / (wanted - origin).norm()).item(), time.perf_counter() - begun
+    slow, fast = assemble(specs, trainer="loop"), assemble(specs, trainer="engine", **options)
+    if name == "logistic":
+        wanted, found = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))
+    else:
+        state, _ = play_round(slow, start(slow))
+        wanted, found = (updates(fleet, state) for fleet in (slow, fast))
+    off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+    return off.median().item(), off.max().item()
+
+
+def updates(fleet, state) -> torch.Tensor:
+    """What the lanes of the next round learn."""
+    lanes = [(run, int(client)) for run, spec in enumerate(fleet.specs) for client in draw_cohort(spec, 2)]
+    cohort, _ = lay_cohort(fleet, state, lanes)
+    named = tallies.unflatten(state.params, fleet.shapes)
+    return tallies.flatten(fleet.train(fleet.model, cohort, fleet.pools, named, state.buffers).updates)
 
 
 def repeats_and_resumes(device: str) -> float:
@@ -110,14 +122,18 @@ def main() -> None:
 
 def case(device: str, name: str, algorithm: str, ragged: bool, options: dict[str, object]) -> bool:
     text = f"{name} {algorithm} {'ragged' if ragged else 'even'} {options or ''}"
+    begun = time.perf_counter()
     try:
-        off, seconds = compare(name, device, algorithm, ragged, **options)
+        off, most = compare(name, device, algorithm, ragged, **options)
     except (RuntimeError, FedgmaError, ValueError, TypeError, AssertionError):
         traceback.print_exc(limit=-3)
         print(f"{text:50} FAILED", flush=True)
         return False
     good = off < BOUND[str(options.get("precision", "fp32"))]
-    print(f"{text:50} off {off:.1e} {seconds:5.1f} s {'ok' if good else 'FAILED'}", flush=True)
+    print(
+        f"{text:50} off {off:.1e}, at most {most:.1e} {time.perf_counter() - begun:5.1f} s {'ok' if good else 'FAILED'}",
+        flush=True,
+    )
     return good
 
 

@@ -63,4 +63,6 @@ def choose(
         return loop.train
     written = form_of(model, Blocks(*blocks) if blocks else None) if form else None
     gradients = form_gradients(written, precision) if written else lane_gradients(model, precision)
-    return Engine(gradients, precision=precision) if trainer == "engine" else partial(lanes.train, gradients=gradients)
+    if trainer == "lanes":
+        return partial(lanes.train, gradients=gradients)
+    return Engine(gradients, precision=precision, compile=pool.y.device.type == "cuda")
