@@ -19,8 +19,9 @@ import torch
 from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
 
 from fedgma.errors import FedgmaError
-from fedgma.fleet import assemble, export, play, play_round, restore, start
+from fedgma.fleet import assemble, draw_cohort, export, lay_cohort, play, play_round, restore, start
 from fedgma.models import SmallCNN
+from fedgma.trainers import tallies
 
 ALGORITHMS = {
     "fedavg": {},
@@ -50,7 +51,7 @@ def weights(specs, **options) -> torch.Tensor:
 
 
 def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> tuple[float, float]:
-    """Middle and largest relative distance of the lanes' updates in the second round; logistic regression: all rounds."""
+    """Middle and largest relative distance of the lanes' updates in round 2; of the final weights if logistic."""
     work, images = WORKLOADS[name], federation(name, device, ragged)
     model = plain_cnn if name == "pfl" else options.pop("model", work.model)
     settings = {"model": model, "rounds": 3, "cohort": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
@@ -130,10 +131,8 @@ def case(device: str, name: str, algorithm: str, ragged: bool, options: dict[str
         print(f"{text:50} FAILED", flush=True)
         return False
     good = off < BOUND[str(options.get("precision", "fp32"))]
-    print(
-        f"{text:50} off {off:.1e}, at most {most:.1e} {time.perf_counter() - begun:5.1f} s {'ok' if good else 'FAILED'}",
-        flush=True,
-    )
+    seconds = time.perf_counter() - begun
+    print(f"{text:50} off {off:.1e}, at most {most:.1e} {seconds:5.1f} s {'ok' if good else 'FAILED'}", flush=True)
     return good
 
 
