@@ -6,11 +6,13 @@ import torch
 
 from fedgma.models import build
 from fedgma.trainers import loop
+from fedgma.trainers.choose import written_gradients
 from fedgma.trainers.engine import Engine, float32_precision
 from fedgma.trainers.forms import Blocks, form_gradients, form_of
 from fedgma.trainers.gradients import lane_gradients
 from fedgma.trainers.memory import measure
 from fedgma.trainers.pools import distinct
+from fedgma.trainers.residual import residual_gradients
 from lane_twins import correction_like, distance, make_cohort, start_of
 from plain_pools import make_federation, make_pool
 
@@ -47,6 +49,22 @@ def test_hand_written_gradients_are_those_of_autograd(name, shape, blocks):
         torch.testing.assert_close(found[0][entry], wanted[0][entry], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found[2], wanted[2])
     assert torch.equal(found[3], wanted[3])
+
+
+@pytest.mark.parametrize("batched_from", [0, 2, 5])
+def test_the_residual_form_has_the_gradients_of_autograd(batched_from):
+    model, params, x, y, count = some_lanes("resnet18-gn", (3, 16, 16), batch=2)
+    count[1] = 1
+    wanted = lane_gradients(model)(params, {}, x, y, count)
+    found = residual_gradients(model, batched_from=batched_from)(params, {}, x, y, count)
+    assert distance(wanted[0], found[0]) < 1e-5
+    torch.testing.assert_close(found[2], wanted[2])
+    assert torch.equal(found[3], wanted[3])
+
+
+def test_only_the_group_normalised_resnet_has_written_gradients():
+    assert written_gradients(build("resnet18-gn", (3, 8, 8), 10, seed=0)) is not None
+    assert written_gradients(build("resnet18-bn", (3, 8, 8), 10, seed=0)) is None
 
 
 @pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 28, 28)), ("cnn", (3, 12, 12))])
