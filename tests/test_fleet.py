@@ -203,7 +203,7 @@ def test_an_unknown_server_trainer_precision_or_pool_is_refused():
     federation = make_federation(UNEVEN, SHAPE)
     with pytest.raises(ConfigError, match="known: adagrad, adam, momentum, sgd, yogi"):
         assemble([run_of(federation, server="sgdm")])
-    with pytest.raises(ConfigError, match="known: auto, lanes, loop"):
+    with pytest.raises(ConfigError, match="known: auto, engine, lanes, loop"):
         assemble([run_of(federation)], trainer="fast")
     with pytest.raises(ConfigError, match="known: fp32, tf32, bf16"):
         assemble([run_of(federation)], precision="fp8")

@@ -102,12 +102,12 @@ def test_every_lane_has_its_own_hyper_parameters():
 
 
 def test_a_finished_lane_keeps_its_weights_to_the_bit():
-    federation, model = make_federation([3, 40, 39], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
+    federation, model = make_federation([3, 40, 39, 38, 37], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
     settings = {"mu": 0.3, "momentum": 0.9}
     short = lanes.train(model, make_cohort(federation, [0], **settings), [federation.train], start, {})
-    beside = make_cohort(federation, [0, 1, 2], **settings)
-    # two of three lanes go on, so the finished one stays in the work and must be held still
+    beside = make_cohort(federation, range(5), **settings)
+    # four of five lanes go on, so the finished one stays in the work and must be held still
     held = [work for work in lanes.schedule(np.sort(beside.counts, 0)[::-1], exact=False, batch=4) if not work.all_busy]
     assert held
     company = lanes.train(model, beside, [federation.train], start, {})

@@ -75,6 +75,18 @@ def test_a_tie_with_the_threshold_passes(clients, tau, needed):
     assert votes_needed(tau, clients) == needed
 
 
+def test_the_fused_sums_are_those_of_one_client_after_the_other():
+    rng = np.random.default_rng(0)
+    updates = torch.from_numpy(rng.standard_normal((3, 4, 5)).astype(np.float32))
+    updates[1, 2, 0] = float("nan")
+    weights = rng.integers(1, 9, (3, 4))
+    _, wanted = merged(updates.flatten(0, 1), weights.ravel(), np.repeat(np.arange(3), 4), 3)
+    fine, total, votes = tallies.sums_of(updates, torch.from_numpy(weights).double())
+    assert fine.sum() == 11
+    np.testing.assert_allclose(total, wanted.deltas, rtol=1e-12)
+    assert torch.equal(votes, wanted.votes)
+
+
 class Settings:
     server_lr, beta1, beta2, epsilon, mask_position = 0.1, 0.9, 0.99, 1e-3, "after"
 

@@ -22,6 +22,7 @@ from fedgma.trainers import memory, servers, tallies
 from fedgma.trainers.choose import LocalTrainer, choose
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, batch_order, effective_steps, ship, stack, stack_orders
 from fedgma.trainers.gradients import named_tensors
+from fedgma.trainers.pools import distinct
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class Fleet:
     forward: Forward
     pools: tuple[Pool, ...]  # distinct training pools
     pool: np.ndarray  # [run], which of them
+    tests: tuple[dict[str, Pool], ...]  # per run, by name; equal ones are one object
     servers: servers.Servers
     masks: tuple[Tensor, Tensor] | None
     clients: Tensor  # int64 [run, 1], how many there are
@@ -67,14 +69,13 @@ def assemble(
 ) -> Fleet:
     """Check that the runs fit together and prepare everything that does not change from round to round.
 
-    `trainer`, `precision`, `form` and `blocks` are those of `trainers.choose`. `budget` is the memory for lanes in bytes; by
-    default a share of the device's. `chunk` sets the number of lanes trained at a time outright.
+    `trainer`, `precision`, `form` and `blocks` are those of `trainers.choose`. `budget` is the memory for lanes in
+    bytes; by default a share of the device's. `chunk` sets the number of lanes trained at a time outright.
     """
     specs = tuple(specs)
     _check_together(specs)
-    pools = {id(spec.federation.train): spec.federation.train for spec in specs}
-    pool = np.array([list(pools).index(id(spec.federation.train)) for spec in specs])
-    sample = specs[0].federation.train
+    pools, pool = distinct([spec.federation.train for spec in specs], apart=("home",))
+    sample = pools[0]
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
     cost = memory.measure(model, sample, specs[0].batch_size, budget=budget)
@@ -84,8 +85,9 @@ def assemble(
         shapes=tuple((name, value.shape) for name, value in named_tensors(model)[0].items()),
         train=choose(trainer, model, sample, precision=precision, form=form, blocks=blocks),
         forward=run_forward(copy.deepcopy(model).eval()),
-        pools=tuple(pools.values()),
+        pools=pools,
         pool=pool,
+        tests=_shared_tests(specs),
         servers=servers.lay_out(specs, device),
         masks=mask_tables(specs, device),
         clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
@@ -242,7 +244,7 @@ def _evaluate(fleet: Fleet, state: State, runs: list[int]) -> dict[str, tuple[np
     """Loss and accuracy of the runs whose turn it is, on each of their test pools: name -> (runs, [run, 2])."""
     found: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
-    for name, pool, rows in _test_pools(fleet.specs, due):
+    for name, pool, rows in _test_pools(fleet, due):
         picked = ship(rows, fleet.device)
         params = tallies.unflatten(state.params[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
@@ -251,13 +253,21 @@ def _evaluate(fleet: Fleet, state: State, runs: list[int]) -> dict[str, tuple[np
     return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in found.items()}
 
 
-def _test_pools(specs: Sequence[RunSpec], runs: list[int]) -> list[tuple[str, Pool, np.ndarray]]:
+def _test_pools(fleet: Fleet, runs: list[int]) -> list[tuple[str, Pool, np.ndarray]]:
     """Every test pool to look at, with the runs that share it."""
     groups: dict[tuple[str, int], tuple[Pool, list[int]]] = {}
     for run in runs:
-        for name, pool in specs[run].test_pools().items():
+        for name, pool in fleet.tests[run].items():
             groups.setdefault((name, id(pool)), (pool, []))[1].append(run)
     return [(name, pool, np.array(rows)) for (name, _), (pool, rows) in groups.items()]
+
+
+def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
+    """The test pools of each run, with equal pools made one, so that runs are evaluated on them together."""
+    named = [spec.test_pools() for spec in specs]
+    pools, place = distinct([pool for own in named for pool in own.values()])
+    where = iter(place.tolist())
+    return tuple({name: pools[next(where)] for name in own} for own in named)
 
 
 def export(fleet: Fleet, state: State, run: int) -> dict[str, np.ndarray]:

@@ -8,11 +8,13 @@ from typing import Protocol
 from torch import nn
 
 from fedgma.errors import ConfigError
+from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
 from fedgma.trainers.engine import Engine
 from fedgma.trainers.forms import Blocks, form_gradients, form_of
-from fedgma.trainers.gradients import check_precision, lane_gradients, why_not_lanes
+from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
+from fedgma.trainers.residual import BATCHED_FROM, residual_gradients
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "lanes", "loop")
@@ -45,20 +47,38 @@ def choose(
     """The trainer of that name.
 
     "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU; "auto" takes
-    the engine on a GPU and the loop on a CPU. `form=False` leaves the hand-written gradients of the small models aside,
-    and `blocks` tunes their convolutions.
+    the engine on a GPU, and on a CPU the loop, or lanes for logistic regression. `form=False` leaves the hand-written
+    gradients aside, and `blocks` tunes their convolutions.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
     if trainer == "auto":
-        trainer = "engine" if pool.y.device.type == "cuda" else "loop"
+        trainer = "lanes" if type(model) is Logistic else "loop"  # convolutions of lanes do not pay on a CPU
+        trainer = "engine" if pool.y.device.type == "cuda" else trainer
     if trainer == "loop":
         return loop.train
     reason = why_not_lanes(model, pool)
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
         return loop.train
-    written = form_of(model, Blocks(*blocks) if blocks else None) if form else None
-    gradients = form_gradients(written, precision) if written else lane_gradients(model, precision)
-    return Engine(gradients, precision=precision) if trainer == "engine" else partial(lanes.train, gradients=gradients)
+    gradients = written_gradients(model, precision, blocks) if form else None
+    gradients = gradients or lane_gradients(model, precision)
+    if trainer == "lanes":
+        return partial(lanes.train, gradients=gradients)
+    return Engine(gradients, precision=precision, compile=pool.y.device.type == "cuda")
+
+
+def written_gradients(
+    model: nn.Module, precision: str = "fp32", blocks: tuple[int, int] | None = None
+) -> GradientFunction | None:
+    """The hand-written gradients of a model, or None where there are none.
+
+    `blocks` is the number of neighbouring outputs that the two convolutions of a small model compute together; of a
+    ResNet its first number is the stage from which convolutions are batched products.
+    """
+    if type(model) is ResNet18:
+        grouped = isinstance(model.norm1, nn.GroupNorm)
+        return residual_gradients(model, precision, blocks[0] if blocks else BATCHED_FROM) if grouped else None
+    form = form_of(model, Blocks(*blocks) if blocks else None)
+    return form_gradients(form, precision) if form else None

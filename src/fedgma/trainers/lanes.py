@@ -90,7 +90,7 @@ def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2) ->
     The lanes at work are all of them or a `shrink`-th, or a `shrink`-th of that, and so on: few different sizes.
 
     >>> [(w.lanes, w.all_busy) for w in schedule(np.array([[2, 2, 1], [2, 0, 0], [2, 0, 0]]), exact=False, batch=2)]
-    [(3, True), (2, False), (2, False)]
+    [(3, True), (1, True), (1, True)]
     """
     works, size = [], len(counts)
     for step in range(counts.shape[1]):

@@ -140,7 +140,8 @@ def loss_back(logits: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Tensor,
     logs = torch.log_softmax(logits.float(), -1)
     total = -torch.where(real, logs.gather(2, y[..., None])[..., 0], 0.0).sum(1)
     hits = (real & (logits.argmax(-1) == y)).sum(1)
-    grads = (logs.exp() - F.one_hot(y, logits.shape[-1])) / count.clamp(min=1)[:, None, None]
+    wanted = torch.arange(logits.shape[-1], device=y.device) == y[..., None]
+    grads = (logs.exp() - wanted.float()) / count.clamp(min=1)[:, None, None]
     return torch.where(real[..., None], grads, 0.0).to(logits.dtype), total, hits
 
 

@@ -5,8 +5,9 @@ one vote, a zero is no vote but stays in the count, and a client with a non-fini
 Clients are added in their order whatever the chunks, so on the CPU chunking does not change a bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -58,22 +59,57 @@ def _empty_buffer(value: Tensor) -> Tensor:
 
 def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffers: Stacked, metrics: Tensor) -> Tensor:
     """Count lanes: `run` [lane] says whose each one is, `updates` is [lane, entry]; gives back which were counted."""
-    fine = torch.isfinite(updates).all(1)
+    device = updates.device
+    weight = ship(weights.astype(np.float64), device)
+    groups = slots(run, device)
+    together = device.type == "cuda" and bool(groups) and isinstance(groups[0][0], slice)
+    if together:
+        rows = groups[0][0]
+        fine, deltas, votes = _compiled_sums()(
+            updates.view(-1, len(groups), updates.shape[1]), weight.view(-1, len(groups))
+        )
+        fine = fine.flatten()
+        sums.deltas[rows] += deltas
+        sums.votes[rows] += votes
+    else:
+        fine = torch.isfinite(updates).all(1)
     for value in buffers.values():
-        fine &= torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True
-    weight = ship(weights.astype(np.float64), updates.device) * fine
-    for rows, lanes in slots(run, updates.device):
-        chosen, sure = updates[lanes], fine[lanes]
-        factor = weight[lanes]
-        clean = torch.where(sure[:, None], chosen, 0.0)
-        _add_rows(sums.deltas, rows, clean.double() * factor[:, None])
-        _add_rows(sums.votes, rows, clean.sign().to(torch.int32))
-        _add_rows(sums.weight, rows, factor)
-        _add_rows(sums.clients, rows, sure.to(torch.int64))
-        _add_rows(sums.metrics, rows, torch.where(sure[:, None], metrics[lanes].double() * factor[:, None], 0.0))
+        fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
+    weight = weight * fine
+    for rows, lanes in groups:
+        if not together:
+            clean = torch.where(fine[lanes][:, None], updates[lanes], 0.0)
+            _add_rows(sums.deltas, rows, clean.double() * weight[lanes][:, None])
+            _add_rows(sums.votes, rows, clean.sign().to(torch.int32))
         for name, value in buffers.items():
-            _add_buffer(sums.buffers[name], rows, value[lanes], sure, factor)
+            _add_buffer(sums.buffers[name], rows, value[lanes], fine[lanes], weight[lanes])
+    _add_numbers(sums, run, fine, weight, metrics)
     return fine
+
+
+def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
+    """Weights, counts, loss and accuracy, by a product with the table of which lane is whose."""
+    runs = len(sums.weight)
+    owner = ship(run == np.arange(runs)[:, None], fine.device).double()  # [run, lane]
+    found = torch.where(fine[:, None], metrics.double(), 0.0) * weight[:, None]
+    columns = torch.cat([weight[:, None], fine.double()[:, None], found], 1)
+    totals = owner @ columns
+    sums.weight += totals[:, 0]
+    sums.clients += totals[:, 1].round().to(torch.int64)
+    sums.metrics += totals[:, 2:]
+
+
+def sums_of(updates: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which clients are finite, weighted sum and votes of updates [run, client, entry]; one pass when compiled."""
+    fine = torch.isfinite(updates).all(2)
+    clean = torch.where(fine[..., None], updates, 0.0)
+    total = (clean.double() * (weight * fine)[..., None]).sum(1)
+    return fine, total, clean.sign().to(torch.int32).sum(1, dtype=torch.int32)
+
+
+@cache
+def _compiled_sums() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    return torch.compile(sums_of, dynamic=False)
 
 
 def _add_buffer(total: Tensor, rows: slice | Tensor, value: Tensor, sure: Tensor, factor: Tensor) -> None:

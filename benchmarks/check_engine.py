@@ -1,0 +1,140 @@
+"""Does the engine compute what the loop computes, on this device? A self-check for machines with a GPU.
+
+    python benchmarks/check_engine.py            # all models, algorithms, precisions; prints one line each
+
+Every line trains the same lanes with the loop and with the engine and prints how far the updates are apart, relative to
+their length; then resume, repeatability and dropout are tried. The last line says how many failed.
+"""
+
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import numpy as np
+import torch
+from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
+
+from fedgma.errors import FedgmaError
+from fedgma.fleet import assemble, draw_cohort, export, lay_cohort, play, play_round, restore, start
+from fedgma.models import SmallCNN
+from fedgma.trainers import tallies
+
+ALGORITHMS = {
+    "fedavg": {},
+    "prox": {"mu": 0.1},
+    "clip": {"clip": 0.5},
+    "scaffold": {"scaffold": True, "lr": 0.01},
+    "yogi": {"server": "yogi", "server_lr": 0.01},
+}
+# of a lane's update, in the middle of the lanes: single lanes jump where a ReLU stands at zero within rounding
+BOUND = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.2}
+
+
+def plain_cnn(shape, classes):
+    return SmallCNN(shape, classes, dropout=(0.0, 0.0))
+
+
+def federation(name: str, device: str, ragged: bool) -> Images:
+    images = make_images(WORKLOADS[name], device, clients=12)
+    size = 40 if name == "resnet" else 75
+    cut = [part[: size - 7 * client if ragged and client % 2 else size] for client, part in enumerate(images.clients)]
+    return Images(images.train, images.test, tuple(np.asarray(part) for part in cut if len(part) > 1))
+
+
+def weights(specs, **options) -> torch.Tensor:
+    *_, played = play(specs, **options)
+    return played.state.params
+
+
+def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> tuple[float, float]:
+    """Middle and largest relative distance of the lanes' updates in round 2; of the final weights if logistic."""
+    work, images = WORKLOADS[name], federation(name, device, ragged)
+    model = plain_cnn if name == "pfl" else options.pop("model", work.model)
+    settings = {"model": model, "rounds": 3, "cohort": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
+    specs = [spec_of(work, images, **{**settings, "seed": seed, "tau": 0.4 * seed}) for seed in range(2)]
+    slow, fast = assemble(specs, trainer="loop"), assemble(specs, trainer="engine", **options)
+    if name == "logistic":
+        wanted, found = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))
+    else:
+        state, _ = play_round(slow, start(slow))
+        wanted, found = (updates(fleet, state) for fleet in (slow, fast))
+    off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+    return off.median().item(), off.max().item()
+
+
+def updates(fleet, state) -> torch.Tensor:
+    """What the lanes of the next round learn."""
+    lanes = [(run, int(client)) for run, spec in enumerate(fleet.specs) for client in draw_cohort(spec, 2)]
+    cohort, _ = lay_cohort(fleet, state, lanes)
+    named = tallies.unflatten(state.params, fleet.shapes)
+    return tallies.flatten(fleet.train(fleet.model, cohort, fleet.pools, named, state.buffers).updates)
+
+
+def repeats_and_resumes(device: str) -> float:
+    """How far a repeated and a resumed fleet are from the first: 0 where they are the same to the bit."""
+    work, images = WORKLOADS["W1"], federation("W1", device, True)
+    specs = [spec_of(work, images, rounds=4, cohort=5, seed=seed, scaffold=seed == 1) for seed in range(3)]
+    first, again = weights(specs, trainer="engine"), weights(specs, trainer="engine")
+    fleet = assemble(specs, trainer="engine")
+    state = start(fleet)
+    for _ in range(2):
+        state, _ = play_round(fleet, state)
+    state = restore(fleet, [export(fleet, state, run) for run in range(3)])
+    for _ in range(2):
+        state, _ = play_round(fleet, state)
+    return max((first - again).abs().max().item(), (first - state.params).abs().max().item())
+
+
+def dropout_differs(device: str) -> float:
+    """0 where dropout repeats with its seed and differs with another."""
+    work, images = WORKLOADS["pfl"], federation("pfl", device, False)
+    one, two, other = (
+        weights([spec_of(work, images, rounds=2, cohort=5, seed=seed, batch_size=16)], trainer="engine")
+        for seed in (0, 0, 1)
+    )
+    return float(not torch.equal(one, two)) + float(torch.equal(one, other))
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--models", nargs="+", default=["W1", "pfl", "logistic", "resnet"])
+    made.add_argument("--quick", action="store_true", help="one algorithm a model, no ResNet")
+    arguments = made.parse_args()
+    print(header(arguments.device))
+    models = [name for name in arguments.models if not (arguments.quick and name == "resnet")]
+    names = ["fedavg"] if arguments.quick else list(ALGORITHMS)
+    cases = [(m, a, r, {}) for m in models for a in names for r in (False, True) if m != "resnet" or a == "fedavg"]
+    cases += [(m, "fedavg", True, {"form": False}) for m in models if m != "resnet"]
+    cases += [(m, "fedavg", False, {"precision": p}) for m in models for p in ("tf32", "bf16")]
+    if "resnet" in models:
+        cases.append(("resnet", "fedavg", True, {"model": "resnet18-bn"}))
+    failed = sum(not case(arguments.device, *one) for one in cases)
+    for check in (repeats_and_resumes, dropout_differs):
+        off = check(arguments.device)
+        failed += off != 0
+        print(f"{check.__name__:50} off {off:.1e} {'ok' if off == 0 else 'FAILED'}", flush=True)
+    print(f"{failed} failed of {len(cases) + 2}")
+    sys.exit(failed > 0)
+
+
+def case(device: str, name: str, algorithm: str, ragged: bool, options: dict[str, object]) -> bool:
+    text = f"{name} {algorithm} {'ragged' if ragged else 'even'} {options or ''}"
+    begun = time.perf_counter()
+    try:
+        off, most = compare(name, device, algorithm, ragged, **options)
+    except (RuntimeError, FedgmaError, ValueError, TypeError, AssertionError):
+        traceback.print_exc(limit=-3)
+        print(f"{text:50} FAILED", flush=True)
+        return False
+    good = off < BOUND[str(options.get("precision", "fp32"))]
+    seconds = time.perf_counter() - begun
+    print(f"{text:50} off {off:.1e}, at most {most:.1e} {seconds:5.1f} s {'ok' if good else 'FAILED'}", flush=True)
+    return good
+
+
+if __name__ == "__main__":
+    main()
