@@ -126,9 +126,8 @@ def table(results: dict[str, list[dict[str, Any]]], workload: str, ours: str) ->
     good = {name: [r for r in runs if r["others"] < 0.33] or runs for name, runs in good.items()}
     medians = {name: [statistics.median(r["round_s"][1:]) for r in runs] for name, runs in good.items() if runs}
     base = statistics.median(medians[ours])
-    rows = [
-        f"| {workload} | s a round (lowest to highest of n runs) | times ours | start-up, s | peak memory, MB | accuracy | others, cores |"
-    ]
+    columns = ["s a round (range, runs)", "times ours", "start-up, s", "peak memory, MB", "accuracy", "others, cores"]
+    rows = ["| " + " | ".join([workload, *columns]) + " |"]
     rows.append("| --- | --- | --- | --- | --- | --- | --- |")
     for name, values in medians.items():
         middle, runs = statistics.median(values), good[name]
