@@ -60,8 +60,8 @@ def agreement(rounds: int = 3, clients: int = 4, samples: int = 120) -> str:
         raise SystemExit(f"the two do not compute the same: {apart:.1e} apart")
     last = np.abs(ours - theirs).max()
     return (
-        f"weights differ by at most {first:.1e} after 1 round and {last:.1e} after {rounds}, in norm {apart:.1e} of the "
-        "way gone (more where rounding decides a max-pool tie)"
+        f"weights differ by at most {first:.1e} after 1 round and {last:.1e} after {rounds}, in norm {apart:.1e} of "
+        "the way gone (more where rounding decides a max-pool tie)"
     )
 
 

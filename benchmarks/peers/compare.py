@@ -18,7 +18,7 @@ from runner import measure, table
 from workload import WORKLOADS
 
 TORCH = "torch==2.13.0"
-# name: what to install after torch (None: no torch), script, torch threads
+# name: what to install after torch, script, torch threads
 PEERS: dict[str, tuple[list[str], str, int]] = {
     "flower": (["flwr[simulation]==1.42.0"], "run_flower.py", 1),
     "pfl": (["pfl[pytorch]"], "run_pfl.py", 2),

@@ -1,13 +1,8 @@
 """The Flower client, in a module of its own: Ray then ships its name and not its data."""
 
-import os
-import sys
-
-import workload
-
-sys.argv = [sys.argv[0], "--workload", os.environ["BENCH_WORKLOAD"]]
 import numpy as np
 import torch
+import workload
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from network import lenet, train

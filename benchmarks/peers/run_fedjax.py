@@ -2,18 +2,17 @@
 
 from importlib.metadata import version
 
-import workload
-
-settings = workload.Settings()
+import haiku as hk
 import jax
+import jax.numpy as jnp
+import numpy as np
+import workload
 
 if not hasattr(jax, "tree_map"):  # the name that newer JAX dropped and FedJAX still calls
     jax.tree_map = jax.tree_util.tree_map
 import fedjax
-import haiku as hk
-import jax.numpy as jnp
-import numpy as np
 
+settings = workload.Settings()
 x, y, xt, yt = workload.data()
 x, xt = (np.moveaxis(workload.scaled(v), 1, -1) for v in (x, xt))
 y, yt = y.astype(np.int32), yt.astype(np.int32)

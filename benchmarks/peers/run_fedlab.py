@@ -3,11 +3,9 @@
 import logging
 from importlib.metadata import version
 
-import workload
-
-settings = workload.Settings()
 import torch
 import torchvision_fix  # noqa: F401
+import workload
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
@@ -15,6 +13,7 @@ from network import accuracy, lenet
 from torch.utils.data import DataLoader, TensorDataset
 
 logging.disable(logging.INFO)
+settings = workload.Settings()
 torch.set_num_threads(settings.threads)
 x, y, xt, yt = workload.data()
 x, xt = torch.from_numpy(workload.scaled(x)), torch.from_numpy(workload.scaled(xt))

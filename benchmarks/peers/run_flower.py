@@ -2,17 +2,16 @@
 
 from importlib.metadata import version
 
-import workload
-
-settings = workload.Settings()
 import flower_app
 import torch
+import workload
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from network import accuracy, lenet
 
+settings = workload.Settings()
 server = ServerApp()
 
 

@@ -2,11 +2,9 @@
 
 from importlib.metadata import version
 
-import workload
-
-settings = workload.Settings()
 import torch
 import torchvision_fix  # noqa: F401
+import workload
 from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
 from fluke.data import DataContainer, DataSplitter
@@ -14,6 +12,7 @@ from fluke.evaluation import ClassificationEval
 from fluke.utils import FederationObserver, ServerObserver
 from network import accuracy, lenet
 
+settings = workload.Settings()
 torch.set_num_threads(settings.threads)
 x, y, xt, yt = workload.data()
 x, xt = torch.from_numpy(workload.scaled(x)), torch.from_numpy(workload.scaled(xt))

@@ -1,14 +1,14 @@
 """fedgma's compiled CPU kernels. torch is imported too, as it is in the simulator, so that memory compares."""
 
+import numba
+import numpy as np
+import torch
 import workload
+from network import lenet
+
+from fedgma.kernels.cohorts_cpu import evaluate, images, train_cohort
 
 settings = workload.Settings()
-import numba  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from network import lenet  # noqa: E402
-
-from fedgma.kernels.cohorts_cpu import evaluate, images, train_cohort  # noqa: E402
 
 
 def batches(orders: np.ndarray, chosen: np.ndarray) -> list[np.ndarray]:

@@ -1,14 +1,10 @@
 """pfl-research: its FederatedAveraging on its SimulatedBackend, one process. It does not shuffle inside a user."""
 
-import os
 from importlib.metadata import version
 
-import workload
-
-settings = workload.Settings()
-os.environ.setdefault("PFL_PYTORCH_DEVICE", "cpu")
 import numpy as np
 import torch
+import workload
 from network import accuracy, lenet
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
@@ -21,6 +17,7 @@ from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
+settings = workload.Settings()
 torch.set_num_threads(settings.threads)
 np.random.seed(1)  # noqa: NPY002  pfl draws its users from the global generator
 x, y, xt, yt = workload.data()

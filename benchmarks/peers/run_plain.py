@@ -1,11 +1,10 @@
 """The plain loop: one model object, clients one after the other, batches by index."""
 
+import torch
 import workload
+from network import accuracy, lenet, train
 
 settings = workload.Settings()
-import torch  # noqa: E402
-from network import accuracy, lenet, train  # noqa: E402
-
 torch.set_num_threads(settings.threads)
 x, y, xt, yt = workload.data()
 x, xt = torch.from_numpy(workload.scaled(x)), torch.from_numpy(workload.scaled(xt))
