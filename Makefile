@@ -19,7 +19,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 # torch goes in first and alone, so that nothing that depends on it can pull another build
 $(READY): pyproject.toml constraints.txt

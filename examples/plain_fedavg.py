@@ -78,9 +78,8 @@ def main():
     clients = label_skew(data.train.y, CLIENTS, classes_per_client=2, seed=0).clients
 
     arms = {"AVG": lenet().state_dict(), "GMA": lenet().state_dict()}
-    print(
-        f"{CLIENTS} clients with two classes each, {SAMPLED} a round, tau = {TAU}\n\nround    AVG    GMA   test accuracy, %"
-    )
+    print(f"{CLIENTS} clients with two classes each, {SAMPLED} a round, tau = {TAU}; test accuracy, %\n")
+    print("round    AVG    GMA")
     for round_ in range(1, ROUNDS + 1):
         rng = np.random.default_rng(round_)
         sampled = rng.choice(CLIENTS, SAMPLED, replace=False)

@@ -28,7 +28,10 @@ ROOMS = [
         "packing",
         "server",
     ],
-    ["cli"],
+    ["datasets", "shifts", "partitions", "splits", "skew"],
+    ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
+    ["specs", "fleet"],
+    ["plots", "cli"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 

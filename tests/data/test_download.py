@@ -111,13 +111,15 @@ def test_a_slow_server_is_waited_for(tmp_path):
 
 
 def test_a_server_that_stalls_is_asked_again_for_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "TIMEOUT", (1.0, 0.2))
+    monkeypatch.setattr(downloads, "TIMEOUT", (10.0, 2.0))
+    asked_again = threading.Event()
 
     def stall(server, request, content):
         if len(server.asked) > 1:
+            asked_again.set()
             return False
         send(request, content[:100_000], len(content))
-        time.sleep(0.6)
+        asked_again.wait(30)
         return True
 
     with Server({"file.bin": CONTENT}, stall) as server:
