@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.fleet import assemble, play_round, start
+from fedgma.evaluation import evaluate
+from fedgma.fleet import Fleet, State, assemble, play_round, start
 from fedgma.specs import RunSpec
+from fedgma.trainers import tallies
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Timing:
     samples: float  # a second
     memory: float  # MiB
     loss: float
-    params: Tensor
+    accuracy: float  # on the test images, after all rounds
 
 
 def measure(specs: list[RunSpec], *, rounds: int, warm: int = 2, **options: object) -> Timing:
@@ -117,8 +119,15 @@ def measure(specs: list[RunSpec], *, rounds: int, warm: int = 2, **options: obje
     spent = (time.perf_counter() - begun) / rounds
     loss = statistics.mean(record.train_loss for record in played.records)
     samples = sum(float(record.weight) * spec.local_epochs for record, spec in zip(played.records, specs, strict=True))
+    accuracy = test_accuracy(fleet, state)
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Timing(start_up, spent * 1e3, host / rounds * 1e3, samples / spent, peak / 2**20, loss, state.params)
+    return Timing(start_up, spent * 1e3, host / rounds * 1e3, samples / spent, peak / 2**20, loss, accuracy)
+
+
+def test_accuracy(fleet: Fleet, state: State) -> float:
+    params = tallies.unflatten(state.params, fleet.shapes)
+    pool = fleet.specs[0].federation.test
+    return evaluate(fleet.forward, params, state.buffers, pool, batch=fleet.eval_batch).accuracy.mean().item()
 
 
 def _wait(cuda: bool) -> None:

@@ -273,7 +273,7 @@ def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
 def export(fleet: Fleet, state: State, run: int) -> dict[str, np.ndarray]:
     """One run's state as plain arrays: enough to go on bit-identically, alone or in another fleet."""
     plain = {"round": np.array(state.rounds[run])}
-    rows = {"params": state.params, "first": state.moments.first, "second": state.moments.second}
+    rows = {"params": state.params, "z": state.moments.z, "v": state.moments.v}
     for part, flat in rows.items():
         named = tallies.unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
@@ -306,7 +306,7 @@ def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
         rounds=np.array([int(s["round"]) for s in states], np.int64),
         params=rows("params"),
         buffers=buffers,
-        moments=servers.Moments(rows("first"), rows("second")),
+        moments=servers.Moments(rows("z"), rows("v")),
         control=control,
         variates=tuple(variates),
     )
