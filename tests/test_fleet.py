@@ -1,5 +1,7 @@
 """A run alone, in company, chunked, stopped and resumed: the same run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -93,6 +95,21 @@ def test_chunking_the_cohort_leaves_lanes_the_same():
     specs = fifty_runs()[:8]
     whole, cut = last(specs, trainer="lanes", chunk=1000).state, last(specs, trainer="lanes", chunk=3).state
     assert relative(whole.params, cut.params) < 1e-5
+
+
+def test_a_large_cohort_is_trained_a_few_lanes_at_a_time():
+    fleet = assemble([run_of(make_federation([6] * 40, SHAPE), cohort=40)], trainer="loop", chunk=7)
+    seen = []
+
+    def watched(model, cohort, *rest):
+        seen.append(cohort.index.nbytes)
+        assert cohort.lanes <= 7
+        return fleet.train(model, cohort, *rest)
+
+    _, played = play_round(replace(fleet, train=watched), start(fleet))
+    assert len(seen) == 6
+    assert max(seen) == 7 * 8 * 8  # lanes x one batch of 8 indices of 8 bytes, whatever the cohort
+    assert played.records[0].clients == 40
 
 
 @pytest.mark.parametrize("trainer", ["loop", "lanes"])
