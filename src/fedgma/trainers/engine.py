@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class Engine:
         self.learn: Callable[..., None] = _compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None  # of the graphs
 
     def __call__(
         self,
@@ -102,7 +103,8 @@ class Engine:
             return
         key = (work.lanes, work.batch, work.all_busy)
         if key not in station.graphs:
-            station.graphs[key] = self._prepare(station, work, pools[pool[0]])
+            with keyed_generators(station.step.device, 0):  # trying a step out must not use up the round's draws
+                station.graphs[key] = self._prepare(station, work, pools[pool[0]])
         station.graphs[key]()
 
     def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
