@@ -127,7 +127,7 @@ def measure(specs: list[RunSpec], *, rounds: int, warm: int = 2, **options: obje
 def test_accuracy(fleet: Fleet, state: State) -> float:
     params = tallies.unflatten(state.params, fleet.shapes)
     pool = fleet.specs[0].federation.test
-    return evaluate(fleet.forward, params, state.buffers, pool, batch=fleet.eval_batch).accuracy.mean().item()
+    return evaluate(fleet.score, params, state.buffers, pool, batch=fleet.eval_batch).accuracy.mean().item()
 
 
 def _wait(cuda: bool) -> None:
