@@ -1,3 +1,69 @@
-"""Gradient masked averaging for federated learning: exact, streaming, and a drop-in for any server."""
+"""Gradient masked averaging for federated learning: exact, streaming, and a drop-in for any server.
+
+    import fedgma
+
+    step = fedgma.masked_mean(tau=0.4)(updates, counts).update     # what the server adds
+
+`updates` are `local - global`, client axis first (or a list of clients); `counts` are raw sample counts.
+"""
+
+from fedgma.aggregates import Aggregate, finish
+from fedgma.aggregators import (
+    AGGREGATORS,
+    Aggregator,
+    and_mask,
+    clip,
+    clipped,
+    damped_mean,
+    masked_mean,
+    mean,
+    median,
+    rlr,
+    shuffled_mask,
+    trimmed_mean,
+)
+from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError, IntegrityError, NotEnoughClients
+from fedgma.gate import Gate, Refusal
+from fedgma.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, momentum, sgd, yogi
+from fedgma.packing import pack, unpack
+from fedgma.server import ServerRound, server_round
+from fedgma.tally import Tally
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AGGREGATORS",
+    "OPTIMIZERS",
+    "Aggregate",
+    "Aggregator",
+    "ConfigError",
+    "DataError",
+    "Diverged",
+    "FedgmaError",
+    "Gate",
+    "IntegrityError",
+    "NotEnoughClients",
+    "Refusal",
+    "ServerOptimizer",
+    "ServerRound",
+    "Tally",
+    "adagrad",
+    "adam",
+    "and_mask",
+    "clip",
+    "clipped",
+    "damped_mean",
+    "finish",
+    "masked_mean",
+    "mean",
+    "median",
+    "momentum",
+    "pack",
+    "rlr",
+    "server_round",
+    "sgd",
+    "shuffled_mask",
+    "trimmed_mean",
+    "unpack",
+    "yogi",
+]

@@ -4,9 +4,11 @@ import sys
 
 import typer
 
+from fedgma.cli import data
 from fedgma.errors import FedgmaError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(data.app, name="data")
 
 
 @app.callback()

@@ -1,0 +1,9 @@
+"""Doctests are collected from every module; those whose extra is not installed are left out."""
+
+from importlib.util import find_spec
+
+collect_ignore = []
+if find_spec("triton") is None:
+    collect_ignore.append("src/fedgma/kernels/gpu.py")
+if find_spec("numba") is None:
+    collect_ignore.append("src/fedgma/kernels/cpu.py")

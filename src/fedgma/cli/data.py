@@ -1,0 +1,149 @@
+"""`fedgma data`: list the data sets, fetch one, look at how a partition splits it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedgma.datasets import Dataset
+    from fedgma.partitions import Partition
+
+app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, show.")
+
+Folder = Annotated[list[Path] | None, typer.Option("--folder", help="Folder with data files (default: $FEDGMA_DATA).")]
+
+
+@app.command("list")
+def list_sets(folder: Folder = None) -> None:
+    """Name every data set and say where this machine has it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedgma.datasets.sources import availability
+
+    table = Table("name", "what", "here", box=None)
+    for name, about, here in availability(folder):
+        table.add_row(name, about, here)
+    Console().print(table)
+
+
+@app.command()
+def get(name: Annotated[str, typer.Argument(help="A data set, e.g. cifar10.")]) -> None:
+    """Download a data set into the cache, check it and decode it."""
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    from fedgma.datasets import load
+    from fedgma.datasets.cache import cache_folder
+    from fedgma.datasets.download import download
+    from fedgma.datasets.sources import base_name
+
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file)
+            bars.update(tasks[file], completed=done, total=total or None)
+
+        download(base_name(name), cache_folder(), progress=progress)
+    data = load(name)
+    typer.echo(f"{name}: {len(data.train.y)} training and {len(data.test.y)} test samples, from {data.source.name}")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A data set, or the path of your own.")],
+    partition: Annotated[str, typer.Option(help="iid, label_skew, dirichlet, quantity or natural.")] = "label_skew",
+    clients: Annotated[int | None, typer.Option(help="How many; natural takes every owner by default.")] = None,
+    classes_per_client: Annotated[int | None, typer.Option(help="Of label_skew.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Of label_skew: exact or shards.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of dirichlet.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Of quantity.")] = None,
+    min_size: Annotated[int | None, typer.Option(help="Of dirichlet and quantity.")] = None,
+    held_out: Annotated[int | None, typer.Option(help="Of natural: owners kept for testing.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the partition.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and figures.")] = Path("data-show"),
+    file_format: Annotated[str, typer.Option("--format", help="png or svg.")] = "png",
+    folder: Folder = None,
+) -> None:
+    """Draw who holds which classes, how large clients are and what their images look like; print the skew."""
+    from fedgma.errors import ConfigError
+
+    if file_format not in ("png", "svg"):
+        raise ConfigError(f"unknown picture format {file_format!r}; known: png, svg")
+    if clients is None and partition != "natural":
+        clients = 100
+    given = {
+        "classes_per_client": classes_per_client,
+        "mode": mode,
+        "alpha": alpha,
+        "beta": beta,
+        "min_size": min_size,
+        "held_out": held_out,
+    }
+    settings = {key: value for key, value in given.items() if value is not None}
+    try:
+        figures = _show(name, partition, clients, settings, seed=seed, out=out, file_format=file_format, folder=folder)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
+    _print_figures(figures)
+
+
+def _show(
+    name: str,
+    partition: str,
+    clients: int | None,
+    settings: dict[str, Any],
+    *,
+    seed: int,
+    out: Path,
+    file_format: str,
+    folder: list[Path] | None,
+) -> dict[str, Any]:
+    """Write the pictures and skew.json; returns what is in it."""
+    from fedgma.datasets import load
+    from fedgma.skew import measure
+    from fedgma.splits import divide
+
+    data = load(name, folders=folder)
+    parts = divide(data, partition, clients, seed=seed, **settings)
+    skew = measure(parts, data.train.y, len(data.classes))
+    title = ", ".join([data.name, partition, *(f"{k} {v}" for k, v in settings.items()), f"{skew.clients} clients"])
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for kind, figure in _draw(data, parts, title, seed).items():
+        files.append(str(out / f"{kind}.{file_format}"))
+        figure.savefig(files[-1], dpi=110)
+    request = {"data": data.name, "partition": partition, "seed": seed, **settings}
+    source, notes = data.source._asdict(), [*data.notes, *parts.notes]
+    report = {"request": request, "source": source, "notes": notes, "skew": skew._asdict()}
+    (out / "skew.json").write_text(json.dumps(report, indent=1))
+    return {**report, "files": [*files, str(out / "skew.json")]}
+
+
+def _draw(data: "Dataset", parts: "Partition", title: str, seed: int) -> dict[str, "Figure"]:
+    """The pictures by name; the imports cost seconds, so they come after everything that can be refused."""
+    from fedgma import plots
+    from fedgma.federation import federate
+    from fedgma.skew import class_counts
+
+    drawn = {
+        "classes": plots.draw_classes(class_counts(parts, data.train.y, len(data.classes)), data.classes, title),
+        "sizes": plots.draw_sizes(parts.sizes, title),
+    }
+    if data.train.x.ndim == 4:
+        few = sorted({0, len(parts.clients) // 2, len(parts.clients) - 1})
+        drawn["images"] = plots.draw_images(federate(data, parts, seed=seed), few)
+    return drawn
+
+
+def _print_figures(figures: dict[str, Any]) -> None:
+    for key, value in figures["skew"].items():
+        typer.echo(f"{key.replace('_', ' '):22s} {round(value, 4)}")
+    for note in figures["notes"]:
+        typer.echo(f"note: {note}")
+    typer.echo("written: " + ", ".join(figures["files"]))

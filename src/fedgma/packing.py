@@ -1,0 +1,132 @@
+"""A tally as plain arrays and back, to cross a process or a wire: for `numpy.savez`, safetensors or any transport.
+
+What comes from a wire is checked before it counts: nothing is executed, and a tally that could not have come from
+adding clients is refused with a sentence.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedgma.arrays import FLOATS, INTEGERS, Array, Home, Spec, is_torch
+from fedgma.errors import DataError
+from fedgma.gate import Gate, Refusal
+from fedgma.kernels.plain import Sums
+from fedgma.masks import vote_type
+from fedgma.tally import Tally
+
+VERSION = 1
+PARTS = ("total", "rest", "votes")
+
+
+def pack(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
+    """The tally as numpy arrays: a JSON header (bytes) and the sums, numbered in the header's order."""
+    schema = tally.schema or {}
+    kinds = tally._kinds(schema)
+    header = {
+        "version": VERSION,
+        "clients": tally.clients,
+        "weight": tally._weight,
+        "library": tally._home.library,
+        "entries": [[name, list(entry.shape), entry.dtype, kinds[name]] for name, entry in schema.items()],
+        "seen": sorted(map(str, tally._seen)),
+        "refused": [[str(refusal.client), refusal.reason, refusal.detail] for refusal in tally.refused],
+    }
+    arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+    for place, name in enumerate(schema):
+        if name in tally._maxima:
+            arrays[f"maximum.{place}"] = _host(tally._maxima[name])
+        if name in tally._sums:
+            found = zip(PARTS, tally._sums[name], strict=True)
+            arrays.update({f"{part}.{place}": _host(array) for part, array in found if array is not None})
+    return arrays
+
+
+def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], *, gate: Gate | None = None) -> Tally:
+    """The tally that was packed; raises `DataError` where the arrays are not one.
+
+    >>> tally = Tally()
+    >>> tally.add({"w": np.array([1.0, -1.0])}, weight=10)
+    >>> unpack(pack(tally)).votes["w"].tolist()
+    [1, -1]
+    """
+    header = _read_header(arrays)
+    entries = {name: Spec(tuple(shape), dtype) for name, shape, dtype, _ in header["entries"]}
+    averaged = [name for name, _, _, kind in header["entries"] if kind == "averaged"]
+    tally = Tally(buffers=averaged, gate=gate)
+    tally.schema = entries or None
+    tally.clients = header["clients"]
+    tally._weight = tuple(header["weight"])
+    tally._home = Home(header["library"], "cpu" if header["library"] == "torch" else None)
+    tally._seen = set(header["seen"])
+    tally.refused = [Refusal(*refusal) for refusal in header["refused"]]
+    for place, (name, _, dtype, kind) in enumerate(header["entries"] if tally.clients else []):
+        if kind == "maximum":
+            tally._maxima[name] = _read(arrays, f"maximum.{place}", dtype, math.prod(entries[name].shape))
+        else:
+            tally._sums[name] = _read_sums(arrays, place, entries[name], kind == "masked", tally.clients)
+    return tally
+
+
+def _host(array: Array) -> np.ndarray[Any, Any]:
+    return np.array(array.cpu().numpy() if is_torch(array) else array)
+
+
+def _read_header(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    try:
+        header: dict[str, Any] = json.loads(np.asarray(arrays["header"], np.uint8).tobytes().decode())
+        version = header["version"]
+        if version == VERSION:
+            _check_header(header)
+    except (KeyError, TypeError, ValueError, UnicodeDecodeError, AttributeError) as error:
+        raise DataError(f"not a packed tally: its header cannot be read ({type(error).__name__}: {error})") from None
+    if version != VERSION:
+        raise DataError(
+            f"the tally was packed in version {version}, this fedgma reads {VERSION}; use the same on both ends"
+        )
+    return header
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    clients, weight = header["clients"], header["weight"]
+    if type(clients) is not int or clients < 0 or header["library"] not in ("numpy", "torch"):
+        raise ValueError("clients or library")
+    if len(weight) != 2 or not all(isinstance(part, int | float) and math.isfinite(part) for part in weight):
+        raise ValueError("weight")
+    if (sum(weight) > 0) != (clients > 0):
+        raise ValueError("weight and clients do not belong together")
+    for name, shape, dtype, kind in header["entries"]:
+        whole = all(type(length) is int and length >= 0 for length in shape)
+        typed = dtype in (INTEGERS if kind == "maximum" else FLOATS) and kind in ("masked", "averaged", "maximum")
+        if not isinstance(name, str) or not whole or not typed:
+            raise ValueError(f"entry {name!r}")
+    if not all(isinstance(client, str) for client in header["seen"]):
+        raise ValueError("seen")
+    if not all(len(refusal) == 3 and all(isinstance(word, str) for word in refusal) for refusal in header["refused"]):
+        raise ValueError("refused")
+
+
+def _read(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, dtype: str, size: int) -> np.ndarray[Any, Any]:
+    if key not in arrays:
+        raise DataError(f"the packed tally lacks {key!r}")
+    array = np.asarray(arrays[key])
+    if array.dtype.name != dtype or array.shape != (size,):
+        raise DataError(
+            f"the packed tally's {key!r} must be {dtype}[{size}], got {array.dtype.name}{list(array.shape)}"
+        )
+    return array.astype(dtype)  # a copy, in this machine's byte order
+
+
+def _read_sums(arrays: Mapping[str, np.ndarray[Any, Any]], place: int, entry: Spec, masked: bool, clients: int) -> Sums:
+    size = math.prod(entry.shape)
+    total = _read(arrays, f"total.{place}", "float64", size)
+    rest = _read(arrays, f"rest.{place}", "float64" if entry.dtype == "float64" else "float32", size)
+    votes = _read(arrays, f"votes.{place}", vote_type(clients), size) if masked else None
+    if not np.isfinite(total).all() or not np.isfinite(rest).all():
+        raise DataError(f"the packed tally's entry {place} is not finite")
+    if votes is not None and size and int(abs(votes.astype(np.int64)).max()) > clients:
+        raise DataError(f"the packed tally's entry {place} holds more votes than its {clients} clients can give")
+    return Sums(total, rest, votes)

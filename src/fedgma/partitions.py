@@ -1,0 +1,257 @@
+"""Which client holds which sample: pure functions of (labels, settings, seed), numpy only; none can hang.
+
+Every function returns a `Partition` in which each sample is used once. The seed of a partition is its own, apart from
+the seed of a run.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgma.errors import ConfigError
+from fedgma.seeds import generator
+
+Index = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.int64]
+
+REDRAWS = 10  # of a Dirichlet draw that leaves a client too small, before samples are moved instead
+
+
+class Partition(NamedTuple):
+    """Sample indices of each client, ascending; `notes` says what had to be repaired."""
+
+    clients: tuple[Index, ...]
+    notes: tuple[str, ...] = ()
+    held_out: Index = np.empty(0, np.int64)  # samples of owners who are no training clients
+
+    @property
+    def sizes(self) -> Index:
+        """Samples of each client."""
+        return np.array([len(index) for index in self.clients], np.int64)
+
+
+def iid(labels: Labels, clients: int, *, seed: int = 0) -> Partition:
+    """Shuffle and cut into equal parts; the remainder goes one sample each to the first clients.
+
+    >>> iid(np.zeros(7, int), 3).sizes.tolist()
+    [3, 2, 2]
+    """
+    _check_clients(labels, clients, 1)
+    order = generator(seed, "iid").permutation(len(labels))
+    return _partition(np.array_split(order, clients))
+
+
+def label_skew(
+    labels: Labels, clients: int, *, classes_per_client: int = 2, mode: str = "exact", seed: int = 0
+) -> Partition:
+    """Give each client k shards of one class each.
+
+    `exact` guarantees k distinct classes to every client; `shards` is the classical recipe (sort by label, cut, deal at
+    random), in which a client may hold fewer classes, or one more where a shard straddles two.
+
+    >>> y = np.repeat(np.arange(4), 6)
+    >>> [sorted(set(y[index].tolist())) for index in label_skew(y, 4, classes_per_client=2).clients]
+    [[0, 2], [0, 1], [1, 3], [2, 3]]
+    """
+    _check_clients(labels, clients, 1)
+    if mode == "exact":
+        return _exact_skew(labels, clients, classes_per_client, seed)
+    if mode == "shards":
+        return _shard_skew(labels, clients, classes_per_client, seed)
+    raise ConfigError(f"unknown mode {mode!r} of label_skew; known: exact, shards")
+
+
+def _exact_skew(labels: Labels, clients: int, k: int, seed: int) -> Partition:
+    names, counts = np.unique(labels, return_counts=True)
+    if not 1 <= k <= len(names):
+        raise ConfigError(f"classes_per_client must be between 1 and the {len(names)} classes present, not {k}")
+    copies, rest = divmod(clients * k, len(names))
+    if rest:
+        raise ConfigError(
+            f"{clients} clients of {k} classes make {clients * k} shards, which {len(names)} classes cannot share "
+            "equally; choose clients x classes_per_client as a multiple of the class count, or mode='shards'"
+        )
+    if counts.min() < copies:
+        raise ConfigError(
+            f"class {names[counts.argmin()]} has {counts.min()} samples but must be cut into {copies} shards; "
+            "use fewer clients or fewer classes per client"
+        )
+    rng = generator(seed, "label_skew", "exact")
+    shards = [np.array_split(rng.permutation(np.flatnonzero(labels == name)), copies) for name in names]
+    deal = _deal_distinct(len(names), clients, k, rng)
+    return _partition([np.concatenate([shards[c].pop() for c in hand]) for hand in deal])
+
+
+def _deal_distinct(classes: int, clients: int, k: int, rng: np.random.Generator) -> Index:
+    """Hands of k distinct classes in which every class is dealt clients * k / classes times: [client, k].
+
+    A class with as many shards left as there are clients left must go into every hand from now on; the rest of a hand
+    is drawn in proportion to what is left. Shards left never exceed clients left, so the deal cannot get stuck.
+    """
+    left = np.full(classes, clients * k // classes)
+    hands = np.empty((clients, k), np.int64)
+    for client in range(clients):
+        due = left == clients - client
+        # exponential keys / weight: the k smallest are a draw without replacement in proportion to the weight
+        keys = np.where(left > 0, rng.exponential(size=classes) / np.maximum(left, 1), np.inf)
+        hand = np.argsort(np.where(due, -1.0, keys), kind="stable")[:k]
+        left[hand] -= 1
+        hands[client] = hand
+    return rng.permutation(hands)
+
+
+def _shard_skew(labels: Labels, clients: int, k: int, seed: int) -> Partition:
+    if k < 1 or clients * k > len(labels):
+        raise ConfigError(f"{clients} clients x {k} shards need as many samples, but there are {len(labels)}")
+    rng = generator(seed, "label_skew", "shards")
+    order = rng.permutation(len(labels))
+    shards = np.array_split(order[np.argsort(labels[order], kind="stable")], clients * k)
+    deal = rng.permutation(clients * k).reshape(clients, k)
+    return _partition([np.concatenate([shards[s] for s in hand]) for hand in deal])
+
+
+def dirichlet(labels: Labels, clients: int, *, alpha: float = 0.5, min_size: int = 10, seed: int = 0) -> Partition:
+    """Split every class over the clients by a draw from Dir(alpha); small alpha is strong skew.
+
+    A client below `min_size` is filled up from the largest ones after a few redraws, and the notes say so.
+
+    >>> bool(dirichlet(np.repeat([0, 1], 50), 4, alpha=0.1, min_size=5).sizes.min() >= 5)
+    True
+    """
+    _check_clients(labels, clients, min_size)
+    _check_positive("alpha", alpha)
+    rng = generator(seed, "dirichlet")
+    members = [rng.permutation(np.flatnonzero(labels == name)) for name in np.unique(labels)]
+
+    def draw() -> list[Index]:
+        cuts = [_cut(index, _shares(rng, alpha, clients)) for index in members]
+        return [np.concatenate(parts) for parts in zip(*cuts, strict=True)]
+
+    return _large_enough(draw, min_size)
+
+
+def quantity(labels: Labels, clients: int, *, beta: float = 0.5, min_size: int = 1, seed: int = 0) -> Partition:
+    """Split the shuffled set by one draw from Dir(beta): clients differ in size and in nothing else.
+
+    >>> sizes = quantity(np.zeros(1000, int), 10, beta=0.5).sizes
+    >>> int(sizes.sum()), bool(sizes.max() > 2 * sizes.min())
+    (1000, True)
+    """
+    _check_clients(labels, clients, min_size)
+    _check_positive("beta", beta)
+    rng = generator(seed, "quantity")
+    order = rng.permutation(len(labels))
+    return _large_enough(lambda: _cut(order, _shares(rng, beta, clients)), min_size)
+
+
+def natural(ids: Labels, clients: int | None = None, *, held_out: int = 0, seed: int = 0) -> Partition:
+    """One client an owner (a writer, say), or owners dealt into groups; `held_out` owners are kept for testing.
+
+    >>> natural(np.array([7, 7, 9, 9, 9, 4])).sizes.tolist()
+    [1, 2, 3]
+    """
+    owners = np.unique(ids)
+    if not 0 <= held_out < len(owners):
+        raise ConfigError(f"held_out must leave at least one of the {len(owners)} owners, not {held_out}")
+    training = len(owners) - held_out
+    if clients is not None and not 1 <= clients <= training:
+        raise ConfigError(f"{training} owners cannot make {clients} clients; ask for 1 to {training}")
+    order = generator(seed, "natural").permutation(len(owners))
+    groups = np.empty(len(owners), np.int64)
+    kept = np.sort(order[held_out:])  # clients in the order of their ids, not of the draw
+    groups[order[:held_out]] = -1
+    groups[kept] = np.arange(training) if clients is None else _groups(training, clients, seed)
+    owner = groups[np.searchsorted(owners, ids)]
+    by_client = np.argsort(owner, kind="stable")
+    bounds = np.searchsorted(owner[by_client], np.arange(-1, (training if clients is None else clients) + 1))
+    parts = [by_client[a:b] for a, b in pairwise(bounds)]
+    return _partition(parts[1:])._replace(held_out=np.sort(parts[0]))
+
+
+def _groups(owners: int, clients: int, seed: int) -> Index:
+    """A client for each owner: equal numbers of owners, dealt at random."""
+    return generator(seed, "natural", "groups").permutation(np.arange(owners) % clients)
+
+
+def _partition(parts: list[Index], notes: tuple[str, ...] = ()) -> Partition:
+    return Partition(tuple(np.sort(part).astype(np.int64) for part in parts), notes)
+
+
+def _shares(rng: np.random.Generator, concentration: float, clients: int) -> npt.NDArray[np.float64]:
+    return rng.dirichlet(np.full(clients, min(concentration, 1e100)))  # sums of larger ones overflow
+
+
+def _cut(index: Index, shares: npt.NDArray[np.float64]) -> list[Index]:
+    """Cut an index array in proportion; the last bound is exact whatever the rounding."""
+    bounds = np.round(np.cumsum(shares)[:-1] * len(index)).astype(np.int64)
+    return np.split(index, bounds)
+
+
+def _large_enough(draw: Callable[[], list[Index]], min_size: int) -> Partition:
+    """Redraw a few times until every client has `min_size` samples, then move samples from the largest clients."""
+    parts = draw()
+    for _ in range(REDRAWS):
+        if min(map(len, parts)) >= min_size:
+            return _partition(parts)
+        parts = draw()
+    if min(map(len, parts)) >= min_size:
+        return _partition(parts)
+    return _repair(parts, min_size)
+
+
+def _repair(parts: list[Index], min_size: int) -> Partition:
+    sizes = np.array([len(part) for part in parts])
+    small = np.flatnonzero(sizes < min_size)
+    moved = 0
+    for client in small:
+        while (missing := min_size - len(parts[client])) > 0:
+            largest = int(sizes.argmax())
+            take = min(missing, max(1, (int(sizes[largest]) - min_size) // 2))
+            parts[client] = np.concatenate([parts[client], parts[largest][-take:]])
+            parts[largest] = parts[largest][:-take]
+            sizes[client] += take
+            sizes[largest] -= take
+            moved += take
+    return _partition(parts, (f"repaired: moved {moved} samples to {len(small)} clients below {min_size}",))
+
+
+def _check_clients(labels: Labels, clients: int, min_size: int) -> None:
+    if clients < 1:
+        raise ConfigError(f"a federation needs at least 1 client, not {clients}")
+    if min_size < 0:
+        raise ConfigError(f"min_size must be 0 or more, not {min_size}")
+    if clients * min_size > len(labels):
+        raise ConfigError(
+            f"{clients} clients of at least {min_size} samples need more than the {len(labels)} there are"
+        )
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (np.isfinite(value) and value > 0):
+        raise ConfigError(f"{name} must be a positive number, not {value}")
+
+
+PARTITIONS: Mapping[str, Callable[..., Partition]] = {
+    "iid": iid,
+    "label_skew": label_skew,
+    "dirichlet": dirichlet,
+    "quantity": quantity,
+    "natural": natural,
+}
+
+
+def split(name: str, labels: Labels, clients: int | None, *, seed: int = 0, **settings: Any) -> Partition:
+    """The partition of that name; for `natural`, `labels` are the owners' ids.
+
+    >>> split("iid", np.zeros(6, int), 2, seed=1).sizes.tolist()
+    [3, 3]
+    """
+    if name not in PARTITIONS:
+        raise ConfigError(f"unknown partition {name!r}; known: {', '.join(sorted(PARTITIONS))}")
+    try:
+        return PARTITIONS[name](labels, clients, seed=seed, **settings)
+    except TypeError as error:
+        raise ConfigError(f"partition {name!r}: {error}") from None

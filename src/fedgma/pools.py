@@ -1,0 +1,95 @@
+"""One split of a data set on one device, in which a batch is an index.
+
+Pixels stay uint8 until they are used; a client's colours or angle are small tables that are looked up when its batch is
+made, so 500 coloured clients cost no copy of an image.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+CHUNK = 256  # images at a time where a whole split is passed over
+
+
+class View(Protocol):
+    """How an environment shows images: [..., channel, height, width] in [0, 1] to the same in that client's colours."""
+
+    def __call__(self, x: Tensor, y: Tensor, index: Tensor, client: Tensor) -> Tensor:
+        """Show images; tensor code only, so that it can be compiled and captured."""
+        ...
+
+    def to(self, device: torch.device | str) -> "View":
+        """The same view with its tables on another device."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """One split of a data set on one device."""
+
+    x: Tensor  # uint8 [sample, channel, height, width], or float32 features that are used as they are
+    y: Tensor  # int64 [sample]
+    classes: int
+    home: Tensor  # int64 [sample], the client in whose environment a sample is normally seen
+    mean: Tensor  # float32 [channel, 1, 1], of the training images as the clients see them
+    std: Tensor
+    view: View | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of `index` (any shape), seen as `client` (broadcastable to it) sees them."""
+        y = self.y[index]
+        if self.x.dtype != torch.uint8:
+            return self.x[index], y
+        return (self.seen(index, client) - self.mean) / self.std, y
+
+    def seen(self, index: Tensor, client: Tensor) -> Tensor:
+        """Images in [0, 1], shifted but not normalised: what the eye would see."""
+        x = self.x[index].to(torch.float32) / 255
+        return x if self.view is None else self.view(x, self.y[index], index, client)
+
+    def to(self, device: torch.device | str) -> "Pool":
+        """The same pool on another device."""
+        view = None if self.view is None else self.view.to(device)
+        x, y, home, mean, std = (t.to(device) for t in (self.x, self.y, self.home, self.mean, self.std))
+        return Pool(x, y, self.classes, home, mean, std, view)
+
+
+class Moments(NamedTuple):
+    """Mean and mean square of the pixels of every image, in [0, 1] and float64: [sample, channel] each."""
+
+    first: Tensor
+    second: Tensor
+
+
+def image_moments(x: Tensor) -> Moments:
+    """Moments of uint8 images; one pass over them, in pieces that stay in the processor's cache."""
+    pieces = []
+    for piece in torch.split(x, CHUNK):
+        pixels = piece.flatten(2).to(torch.float32)
+        pieces.append(torch.stack([pixels.sum(-1), pixels.square().sum(-1)]))
+    sums = torch.cat(pieces, dim=1).double() if pieces else torch.zeros(2, 0, x.shape[1], dtype=torch.float64)
+    count = x.shape[2] * x.shape[3]
+    return Moments(sums[0] / (255 * count), sums[1] / (255**2 * count))
+
+
+def seen_moments(pool: Pool) -> Moments:
+    """Moments of images as their home clients see them; passes over all of them."""
+    pieces = []
+    for index in torch.split(torch.arange(len(pool), device=pool.y.device), CHUNK):
+        x = pool.seen(index, pool.home[index]).flatten(2)
+        pieces.append(torch.stack([x.mean(-1), x.square().mean(-1)]))
+    both = torch.cat(pieces, dim=1).double()
+    return Moments(both[0], both[1])
+
+
+def channel_statistics(moments: Moments) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel over all images: two [channel, 1, 1]."""
+    mean = moments.first.mean(0)
+    std = (moments.second.mean(0) - mean**2).clamp(min=0).sqrt()
+    std = torch.where(std > 0, std, 1.0)  # a channel that never varies carries nothing; do not divide by zero
+    return mean.float()[:, None, None], std.float()[:, None, None]

@@ -1,0 +1,219 @@
+import contextlib
+import hashlib
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from fedgma.datasets import download as downloads
+from fedgma.datasets import load
+from fedgma.datasets.download import download, fetch
+from fedgma.datasets.registry import SPECS, Remote
+from fedgma.errors import ConfigError, DataError, IntegrityError
+
+pytest.importorskip("pooch")
+
+CONTENT = np.random.default_rng(0).bytes(300_000)
+MD5 = "md5:" + hashlib.md5(CONTENT).hexdigest()
+
+
+class Server:
+    """Serves files on loopback, and misbehaves as told; remembers the ranges it was asked for."""
+
+    def __init__(self, files, behave=None):
+        self.files, self.behave, self.asked = files, behave or (lambda *_: None), []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                server.answer(self)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def answer(self, request):
+        asked = request.headers.get("Range")
+        self.asked.append(asked)
+        content = self.files.get(request.path.removeprefix("/"))
+        if content is None:
+            return request.send_error(404)
+        if self.behave(self, request, content):
+            return None
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+        if start >= len(content):
+            return request.send_error(416)
+        request.send_response(206 if asked else 200)
+        request.send_header("Content-Length", str(len(content) - start))
+        request.end_headers()
+        request.wfile.write(content[start:])
+        return None
+
+    def url(self, file):
+        return f"http://127.0.0.1:{self.http.server_address[1]}/{file}"
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+
+def send(request, content, announced):
+    request.send_response(200)
+    request.send_header("Content-Length", str(announced))
+    request.end_headers()
+    with contextlib.suppress(OSError):
+        request.wfile.write(content)
+
+
+def quick(*servers, checksum=MD5):
+    return Remote("file.bin", checksum, tuple(server.url("file.bin") for server in servers))
+
+
+def test_a_file_arrives_whole_and_is_not_fetched_twice(tmp_path):
+    with Server({"file.bin": CONTENT}) as server:
+        for _ in range(2):
+            path = fetch(quick(server), tmp_path, pause=0)
+        assert path.read_bytes() == CONTENT
+        assert server.asked == [None]
+    assert [p.name for p in tmp_path.iterdir()] == ["file.bin"]
+
+
+def test_progress_is_told(tmp_path):
+    told = []
+    with Server({"file.bin": CONTENT}) as server:
+        fetch(quick(server), tmp_path, progress=lambda *step: told.append(step))
+    assert told[-1] == ("file.bin", 300_000, 300_000)
+    assert len(told) > 2
+
+
+def test_a_slow_server_is_waited_for(tmp_path):
+    def dribble(server, request, content):
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        for start in range(0, len(content), 60_000):
+            request.wfile.write(content[start : start + 60_000])
+            request.wfile.flush()
+            time.sleep(0.1)
+        return True
+
+    with Server({"file.bin": CONTENT}, dribble) as server:
+        assert fetch(quick(server), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_server_that_stalls_is_asked_again_for_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "TIMEOUT", (1.0, 0.2))
+
+    def stall(server, request, content):
+        if len(server.asked) > 1:
+            return False
+        send(request, content[:100_000], len(content))
+        time.sleep(0.6)
+        return True
+
+    with Server({"file.bin": CONTENT}, stall) as server:
+        assert fetch(quick(server), tmp_path, pause=0).read_bytes() == CONTENT
+        assert server.asked[0] is None
+        assert server.asked[1].startswith("bytes=")
+
+
+def test_a_transfer_that_is_cut_off_goes_on_where_it_stopped(tmp_path):
+    def cut(server, request, content):
+        if len(server.asked) > 1:
+            return False
+        send(request, content[:200_000], len(content))
+        request.close_connection = True
+        return True
+
+    with Server({"file.bin": CONTENT}, cut) as server:
+        assert fetch(quick(server), tmp_path, pause=0).read_bytes() == CONTENT
+        assert server.asked == [None, f"bytes={3 << 16}-"]  # the whole blocks of what had come
+
+
+def test_a_download_goes_on_in_the_next_session(tmp_path):
+    def cut(server, request, content):
+        send(request, content[:200_000], len(content))
+        return True
+
+    with Server({"file.bin": CONTENT}, cut) as server, pytest.raises(DataError, match="after 1 attempts"):
+        fetch(quick(server), tmp_path, retries=0)
+    assert [p.name for p in tmp_path.iterdir()] == ["file.bin.part"]
+    with Server({"file.bin": CONTENT}) as server:
+        assert fetch(quick(server), tmp_path).read_bytes() == CONTENT
+        assert server.asked == [f"bytes={3 << 16}-"]
+
+
+def test_a_server_that_knows_no_ranges_sends_everything_again(tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(CONTENT[:1000])
+
+    def whole(server, request, content):
+        send(request, content, len(content))
+        return True
+
+    with Server({"file.bin": CONTENT}, whole) as server:
+        assert fetch(quick(server), tmp_path, pause=0).read_bytes() == CONTENT
+
+
+def test_a_part_that_is_longer_than_the_file_is_thrown_away(tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(CONTENT + b"more")
+    with Server({"file.bin": CONTENT}) as server:
+        assert fetch(quick(server), tmp_path, pause=0).read_bytes() == CONTENT
+
+
+def test_a_server_that_lies_is_found_out_and_leaves_nothing_behind(tmp_path):
+    with Server({"file.bin": CONTENT[:-1] + b"x"}) as liar, pytest.raises(IntegrityError, match="wrong checksum"):
+        fetch(quick(liar), tmp_path, retries=1, pause=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_mirror_is_tried_where_one_lies_or_has_nothing(tmp_path):
+    with Server({"file.bin": b"lies"}) as liar, Server({}) as empty, Server({"file.bin": CONTENT}) as good:
+        path = fetch(quick(liar, empty, good), tmp_path, retries=0, pause=0)
+        assert path.read_bytes() == CONTENT
+
+
+def test_no_network_is_one_sentence_that_names_the_way_round(tmp_path):
+    with Server({}) as gone:
+        remote = quick(gone)
+    with pytest.raises(DataError, match=r"file.bin could not be downloaded.*set FEDGMA_DATA"):
+        fetch(remote, tmp_path, retries=0)
+
+
+def test_a_data_set_is_downloaded_then_loaded_and_named_as_such(tmp_path, small_mnist, own_cache, monkeypatch):
+    small_mnist(tmp_path / "served")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "served").iterdir()}
+    with Server(files) as server:
+        remote = tuple(
+            Remote(name, "md5:" + hashlib.md5(content).hexdigest(), (server.url(name),))
+            for name, content in files.items()
+        )
+        monkeypatch.setitem(SPECS, "mnist", SPECS["mnist"]._replace(remote=remote))
+        download("mnist", own_cache)
+    assert load("mnist").source.kind == "download"
+    assert load("mnist").source.cached
+
+
+def test_a_lying_download_leaves_the_cached_set_untouched(tmp_path, small_mnist, own_cache, monkeypatch):
+    small_mnist(tmp_path / "mnist")
+    load("mnist", folders=[tmp_path])
+    before = {p.name: p.read_bytes() for p in (own_cache / "datasets" / "mnist").iterdir()}
+    with Server({"file.bin": b"lies"}) as liar:
+        monkeypatch.setitem(SPECS, "mnist", SPECS["mnist"]._replace(remote=(quick(liar),)))
+        with pytest.raises(IntegrityError):
+            download("mnist", own_cache, retries=0)
+    assert {p.name: p.read_bytes() for p in (own_cache / "datasets" / "mnist").iterdir()} == before
+    assert load("mnist").source.cached
+
+
+def test_a_set_that_cannot_be_downloaded_says_which_can(own_cache):
+    with pytest.raises(ConfigError, match="'femnist' cannot be downloaded; these can: cifar10, cifar100"):
+        download("femnist", own_cache)

@@ -1,0 +1,30 @@
+"""One table of aggregators and one of server optimisers; every law runs over every row, so a new one inherits them."""
+
+import fedgma
+
+AGGREGATORS = {
+    "gma": fedgma.masked_mean(0.4),
+    "gma soft": fedgma.masked_mean(1.0),
+    "gma off": fedgma.masked_mean(0.0),
+    "mean": fedgma.mean(),
+    "and_mask": fedgma.and_mask(0.4),
+    "and_mask rescaled": fedgma.and_mask(0.4, inverse_sparsity_scale=True),
+    "rlr": fedgma.rlr(2),
+    "median": fedgma.median(),
+    "trimmed_mean": fedgma.trimmed_mean(0.2),
+    "damped_mean": fedgma.damped_mean(0.4),
+    "shuffled_mask": fedgma.shuffled_mask(0.4, seed=3),
+    "clipped gma": fedgma.clipped(fedgma.masked_mean(0.4), norm=2.0),
+    "clipped median": fedgma.clipped(fedgma.median(), norm=2.0),
+}
+STREAMING = {name: aggregator for name, aggregator in AGGREGATORS.items() if aggregator.streams}
+
+OPTIMIZERS = {
+    "sgd": fedgma.sgd(0.5),
+    "momentum": fedgma.momentum(0.5, beta=0.9),
+    "adagrad": fedgma.adagrad(0.1),
+    "adam": fedgma.adam(0.1),
+    "yogi": fedgma.yogi(0.1),
+    "adam before": fedgma.adam(0.1, mask_position="before"),
+    "yogi before": fedgma.yogi(0.1, mask_position="before"),
+}

@@ -1,0 +1,182 @@
+"""Server optimisers: three rounds worked by hand, two mask positions, laws over every row of the table."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+import fedgma
+from fedgma import Aggregate
+from strategies import same_bits, stacks
+from tables import OPTIMIZERS
+
+MEANS = [0.5, -0.25, 1.0]
+MASKS = [1.0, 0.4, 0.2]
+
+
+def play(server, means=MEANS, masks=MASKS):
+    params, state = {"w": np.array([1.0])}, server.init({"w": np.array([1.0])})
+    for mean, mask in zip(means, masks, strict=True):
+        params, state = server.step(Aggregate({"w": np.array([mean])}, {"w": np.array([mask])}, {}), state, params)
+    return params["w"][0], {moment: arrays["w"][0] for moment, arrays in state.items()}
+
+
+def test_sgd_adds_the_masked_mean():
+    value, state = play(fedgma.sgd(2.0))
+    assert value == pytest.approx(1 + 2 * (0.5 * 1 - 0.25 * 0.4 + 1.0 * 0.2), rel=1e-15)
+    assert state == {}
+
+
+def test_momentum_by_hand():
+    # z: 0.5, 0.9 * 0.5 - 0.25 = 0.2, 0.9 * 0.2 + 1 = 1.18; steps 0.5, 0.4 * 0.2, 0.2 * 1.18
+    value, state = play(fedgma.momentum(1.0, beta=0.9))
+    assert state["z"] == pytest.approx(1.18, rel=1e-14)
+    assert value == pytest.approx(1 + 0.5 + 0.08 + 0.236, rel=1e-14)
+
+
+def test_adam_by_hand():
+    # z: 0.05, 0.02, 0.118; v from 1e-6: 0.00250099, 0.0031009801, 0.013069970299
+    value, state = play(fedgma.adam(0.1))
+    assert state["z"] == pytest.approx(0.118, rel=1e-13)
+    assert state["v"] == pytest.approx(0.013069970299, rel=1e-12)
+    steps = [
+        1.0 * 0.05 / (math.sqrt(0.00250099) + 1e-3),
+        0.4 * 0.02 / (math.sqrt(0.0031009801) + 1e-3),
+        0.2 * 0.118 / (math.sqrt(0.013069970299) + 1e-3),
+    ]
+    assert value == pytest.approx(1 + 0.1 * sum(steps), rel=1e-13)
+
+
+def test_yogi_by_hand():
+    # v from 1e-6 is below mean^2 each time, so it rises by (1 - beta2) mean^2: 0.002501, 0.003126, 0.013126
+    value, state = play(fedgma.yogi(0.1))
+    assert state["z"] == pytest.approx(0.118, rel=1e-13)
+    assert state["v"] == pytest.approx(0.013126, rel=1e-12)
+    steps = [
+        1.0 * 0.05 / (math.sqrt(0.002501) + 1e-3),
+        0.4 * 0.02 / (math.sqrt(0.003126) + 1e-3),
+        0.2 * 0.118 / (math.sqrt(0.013126) + 1e-3),
+    ]
+    assert value == pytest.approx(1 + 0.1 * sum(steps), rel=1e-13)
+
+
+def test_yogi_falls_where_the_mean_is_small():
+    # v = 1 - 0.01 * 0.25 * sign(1 - 0.25)
+    server = fedgma.yogi(0.1)
+    state = {"z": {"w": np.array([0.0])}, "v": {"w": np.array([1.0])}}
+    _, state = server.step(Aggregate({"w": np.array([0.5])}, None, {}), state, {"w": np.array([1.0])})
+    assert state["v"]["w"][0] == pytest.approx(1 - 0.0025, rel=1e-15)
+
+
+def test_adagrad_by_hand():
+    # v: 1e-6 + 0.25, + 0.0625, + 1
+    value, state = play(fedgma.adagrad(0.1))
+    assert state["v"] == pytest.approx(1.312501, rel=1e-14)
+    steps = [
+        0.5 / (math.sqrt(0.250001) + 1e-3),
+        0.4 * -0.25 / (math.sqrt(0.312501) + 1e-3),
+        0.2 * 1.0 / (math.sqrt(1.312501) + 1e-3),
+    ]
+    assert value == pytest.approx(1 + 0.1 * sum(steps), rel=1e-13)
+
+
+def test_moments_start_at_zero_and_epsilon_squared():
+    state = fedgma.adam(epsilon=0.01).init({"w": np.ones(2, np.float32)})
+    assert state["z"]["w"].tolist() == [0, 0]
+    np.testing.assert_allclose(state["v"]["w"], 1e-4)
+    assert state["v"]["w"].dtype == np.float32
+
+
+def test_moments_see_the_unmasked_mean_and_go_on_where_nobody_agrees():
+    after, state = play(fedgma.adam(0.1), masks=[0.0, 0.0, 0.0])
+    assert after == 1.0
+    assert state["z"] == pytest.approx(0.118, rel=1e-13)
+
+
+@pytest.mark.parametrize("make", [fedgma.adam, fedgma.yogi, fedgma.adagrad])
+def test_the_two_mask_positions_are_two_algorithms(make):
+    after, after_state = play(make(0.1))
+    before, before_state = play(make(0.1, mask_position="before"))
+    assert abs(after - before) > 0.01
+    assert after_state["v"] != before_state["v"]
+
+
+def test_for_the_plain_server_the_two_mask_positions_are_one():
+    assert play(fedgma.sgd(0.1))[0] == pytest.approx(play(fedgma.sgd(0.1, mask_position="before"))[0], rel=1e-15)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@given(stack=stacks(dtypes=("float64", "float32", "float16")))
+def test_numpy_and_torch_take_the_same_step(name, stack):
+    updates, weights = stack
+    server = OPTIMIZERS[name]
+    results = []
+    for convert in (np.asarray, lambda entry: torch.from_numpy(np.array(entry))):
+        params = {key: convert(np.ones(entry.shape[1:], entry.dtype)) for key, entry in updates.items()}
+        merged = fedgma.masked_mean()({key: convert(entry) for key, entry in updates.items()}, weights)
+        state = server.init(params)
+        for _ in range(2):
+            params, state = server.step(merged, state, params)
+        results.append({key: np.asarray(entry) for key, entry in params.items()})
+    assert same_bits(*results)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_changes_neither_its_parameters_nor_its_state(name):
+    server = OPTIMIZERS[name]
+    params = {"w": np.ones(3)}
+    state = server.init(params)
+    kept = {moment: {key: array.copy() for key, array in arrays.items()} for moment, arrays in state.items()}
+    server.step(fedgma.mean()({"w": np.ones((2, 3))}), state, params)
+    assert params["w"].tolist() == [1, 1, 1]
+    assert all(same_bits(kept[moment], state[moment]) for moment in kept)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_model_keeps_its_number_type(name, dtype):
+    server, params = OPTIMIZERS[name], {"w": torch.ones(3, dtype=dtype)}
+    merged = fedgma.masked_mean()({"w": torch.ones(2, 3, dtype=dtype)})
+    after, state = server.step(merged, server.init(params), params)
+    assert after["w"].dtype == dtype
+    assert all(arrays["w"].dtype in (torch.float32, torch.float64) for arrays in state.values())
+
+
+def test_a_step_that_leaves_the_numbers_is_an_error_and_commits_nothing():
+    params = {"w": np.array([3e38], np.float32)}
+    merged = fedgma.mean()({"w": np.array([[3e38], [3e38]], np.float32)})
+    with np.errstate(over="ignore"), pytest.raises(fedgma.Diverged, match="'w' would not be finite"):
+        fedgma.sgd().step(merged, {}, params)
+    assert params["w"][0] == np.float32(3e38)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fedgma.sgd(0), "learning_rate is a number above 0"),
+        (lambda: fedgma.adam(float("nan")), "learning_rate is a number above 0"),
+        (lambda: fedgma.adam(beta2=1.0), "beta2 is a number from 0 to below 1"),
+        (lambda: fedgma.yogi(epsilon=-1), "epsilon is a number above 0"),
+        (lambda: fedgma.momentum(beta="0.9"), "beta is a number from 0 to below 1"),
+        (lambda: fedgma.sgd(mask_position="middle"), "mask_position is 'after'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make, message):
+    with pytest.raises(fedgma.ConfigError, match=message):
+        make()
+
+
+def test_state_of_another_optimiser_is_refused():
+    params = {"w": np.ones(2)}
+    with pytest.raises(fedgma.DataError, match=r"make it with init\(params\)"):
+        fedgma.adam().step(fedgma.mean()({"w": np.ones((2, 2))}), fedgma.sgd().init(params), params)
+
+
+def test_an_aggregate_of_another_model_is_refused():
+    merged = fedgma.mean()({"w": np.ones((2, 3))})
+    with pytest.raises(fedgma.DataError, match="which the parameters lack"):
+        fedgma.sgd().step(merged, {}, {"v": np.ones(3)})
+    with pytest.raises(fedgma.DataError, match=r"shape \[3\] in the aggregate"):
+        fedgma.sgd().step(merged, {}, {"w": np.ones((1, 3))})
