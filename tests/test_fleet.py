@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedgma.datasets import load
 from fedgma.errors import ConfigError
+from fedgma.federation import federate
 from fedgma.fleet import assemble, draw_cohort, export, play, play_round, restore, start
+from fedgma.partitions import dirichlet
 from fedgma.specs import RunSpec
 from plain_pools import PlainFederation, make_federation, make_pool
 
@@ -76,6 +79,37 @@ def test_lanes_and_loop_give_the_same_run(scaffold):
     ]
     one, two = (last(specs, trainer=name).state for name in ("loop", "lanes"))
     assert relative(one.params, two.params) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def images():
+    mini = load("fmnist-mini")
+    return [federate(mini, dirichlet(mini.train.y, 30, alpha=0.5, seed=s)) for s in (0, 1)]
+
+
+@pytest.mark.parametrize("model", ["lenet", "logistic"])
+def test_compiled_kernels_and_loop_give_the_same_fleet(images, model):
+    pytest.importorskip("numba")
+    specs = [
+        RunSpec(
+            images[i % 2], model=model, rounds=2, cohort=3, seed=i, lr=0.01, local_steps=3, evaluate_every=0, **more
+        )
+        for i, more in enumerate(
+            ({}, {"mu": 0.1, "server": "adam", "server_lr": 0.01}, {"scaffold": True, "clip": 1.0})
+        )
+    ]
+    one, two = (last(specs, trainer=name) for name in ("loop", "kernels"))
+    assert relative(one.state.params, two.state.params) < 1e-5
+    for slow, fast in zip(one.records, two.records, strict=True):
+        assert slow.cohort == fast.cohort
+        assert slow.train_loss == pytest.approx(fast.train_loss, rel=1e-4)
+
+
+def test_a_model_without_a_compiled_kernel_is_refused_only_when_it_is_asked_for():
+    federation = make_federation(UNEVEN, SHAPE)
+    with pytest.raises(ConfigError, match="no CPU kernel for Logistic on this data"):
+        assemble([run_of(federation)], trainer="kernels")
+    assert last([run_of(federation)], trainer="auto").records[0].clients == 4
 
 
 @pytest.mark.parametrize("trainer", ["loop", "lanes"])
@@ -220,7 +254,7 @@ def test_an_unknown_server_trainer_precision_or_pool_is_refused():
     federation = make_federation(UNEVEN, SHAPE)
     with pytest.raises(ConfigError, match="known: adagrad, adam, momentum, sgd, yogi"):
         assemble([run_of(federation, server="sgdm")])
-    with pytest.raises(ConfigError, match="known: auto, engine, lanes, loop"):
+    with pytest.raises(ConfigError, match="known: auto, engine, kernels, lanes, loop"):
         assemble([run_of(federation)], trainer="fast")
     with pytest.raises(ConfigError, match="known: fp32, tf32, bf16"):
         assemble([run_of(federation)], precision="fp8")

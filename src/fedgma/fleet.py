@@ -84,7 +84,7 @@ def assemble(
         specs=specs,
         model=model,
         shapes=tuple((name, value.shape) for name, value in named_tensors(model)[0].items()),
-        train=choose(trainer, model, sample, precision=precision, form=form, blocks=blocks),
+        train=choose(trainer, model, pools, precision=precision, form=form, blocks=blocks),
         score=choose_scorer(model, sample, form=form),
         precision=precision,
         pools=pools,

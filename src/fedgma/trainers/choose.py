@@ -13,13 +13,14 @@ from fedgma.evaluation import Forward, Scorer, run_forward, scorer
 from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
+from fedgma.trainers.compiled import kernel_of, kernel_trainer
 from fedgma.trainers.engine import Engine
 from fedgma.trainers.forms import Blocks, form_gradients, form_of
 from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
 from fedgma.trainers.residual import BATCHED_FROM, logits_of, residual_gradients
 
 log = logging.getLogger(__name__)
-TRAINERS = ("auto", "engine", "lanes", "loop")
+TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
 
 
 class LocalTrainer(Protocol):
@@ -40,7 +41,7 @@ class LocalTrainer(Protocol):
 def choose(
     trainer: str,
     model: nn.Module,
-    pool: Pool,
+    pools: Sequence[Pool],
     *,
     precision: str = "fp32",
     form: bool = True,
@@ -48,13 +49,21 @@ def choose(
 ) -> LocalTrainer:
     """The trainer of that name.
 
-    "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU; "auto" takes
-    the engine on a GPU, and on a CPU the loop, or lanes for logistic regression. `form=False` leaves the hand-written
-    gradients aside, and `blocks` tunes their convolutions.
+    "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU, "kernels"
+    compiled CPU code for LeNet and logistic regression. "auto" takes the engine on a GPU; on a CPU the kernels where
+    there are some, else the loop (lanes for logistic regression). `form=False` leaves the hand-written gradients aside,
+    and `blocks` tunes their convolutions.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
+    pool = pools[0]
+    names = {kernel_of(model, one) for one in pools} if trainer in ("auto", "kernels") else {None}
+    kernel = names.pop() if len(names) == 1 else None
+    if trainer == "kernels" and kernel is None:
+        raise ConfigError(f"no CPU kernel for {type(model).__name__} on this data, or numba is missing; use 'auto'")
+    if kernel is not None:
+        return kernel_trainer(kernel, pools)
     if trainer == "auto":
         trainer = "lanes" if type(model) is Logistic else "loop"  # convolutions of lanes do not pay on a CPU
         trainer = "engine" if pool.y.device.type == "cuda" else trainer
