@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedgma.evaluation import evaluate
 from fedgma.fleet import Fleet, State, assemble, play_round, start
+from fedgma.pools import Pool
 from fedgma.specs import RunSpec
 from fedgma.trainers import tallies
 
@@ -42,21 +42,9 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, eq=False)
-class ImagePool:
-    """uint8 images on a device, normalised as a batch is made."""
-
-    x: Tensor
-    y: Tensor
-    classes: int = 10
-
-    def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
-        return (self.x[index].to(torch.float32) / 255 - 0.5) / 0.25, self.y[index]
-
-
-@dataclass(frozen=True, eq=False)
 class Images:
-    train: ImagePool
-    test: ImagePool
+    train: Pool
+    test: Pool
     clients: tuple[np.ndarray, ...]
 
 
@@ -66,14 +54,16 @@ def make_images(work: Workload, device: str, clients: int | None = None, seed: i
     rng = np.random.default_rng(7)
     centres = rng.integers(0, 256, (10, *work.shape)).astype(np.int16)
 
-    def pool(size: int) -> ImagePool:
+    def pool(size: int) -> Pool:
         y = rng.integers(10, size=size)
         x = np.empty((size, *work.shape), np.uint8)
         for begin in range(0, size, 10000):
             part = slice(begin, begin + 10000)
             noise = rng.integers(-128, 128, (len(y[part]), *work.shape), dtype=np.int16)
             x[part] = np.clip(centres[y[part]] // 4 + 96 + noise // 2, 0, 255)
-        return ImagePool(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device))
+        centre = torch.full((work.shape[0], 1, 1), 0.5)
+        home = torch.zeros(size, dtype=torch.int64)
+        return Pool(torch.from_numpy(x), torch.from_numpy(y), 10, home, centre, centre / 2).to(device)
 
     size = min(clients * work.samples, 60000)
     order = np.random.default_rng(seed).permutation(size)

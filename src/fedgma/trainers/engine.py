@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.trainers import lanes
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, ship
+from fedgma.trainers.cohorts import LANE_WISE, Cohort, Pool, Stacked, Trained, keyed_generators, ship
 from fedgma.trainers.gradients import GradientFunction, mixes_samples
 from fedgma.trainers.lanes import Bench, Features, Work
 
@@ -215,8 +215,7 @@ def _filled(cohort: Cohort, station: Station) -> Cohort:
         return cohort
     counts = np.pad(cohort.counts, ((0, idle), (0, 0)))
     index = np.pad(cohort.index, ((0, idle), (0, 0), (0, 0)))
-    names = ("run", "client", "pool", "lr", "momentum", "mu", "clip", "seeds")
-    padded = {name: np.pad(getattr(cohort, name), (0, idle), mode="edge") for name in names}
+    padded = {name: np.pad(getattr(cohort, name), (0, idle), mode="edge") for name in LANE_WISE}
     return replace(cohort, index=index, counts=counts, **padded)
 
 
