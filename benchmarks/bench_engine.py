@@ -48,7 +48,7 @@ def main() -> None:
     made.add_argument("--no-check", action="store_true")
     arguments = made.parse_args()
     print(f"{header(arguments.device)}\n")
-    print("| workload | way | start-up s | ms a round | host ms | samples/s | MiB | loss | off |")
+    print("| workload | way | start-up s | ms a round | host ms | samples/s | MiB | accuracy | off |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in arguments.workloads:
         work = WORKLOADS[name]
@@ -68,7 +68,7 @@ def main() -> None:
                 continue
             print(
                 f"| {name} | {way} | {timing.start_up:.1f} | {timing.round_ms:.2f} | {timing.host_ms:.2f} "
-                f"| {timing.samples:,.0f} | {timing.memory:,.0f} | {timing.loss:.4f} | {off:.1e} |",
+                f"| {timing.samples:,.0f} | {timing.memory:,.0f} | {timing.accuracy:.4f} | {off:.1e} |",
                 flush=True,
             )
 

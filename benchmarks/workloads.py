@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedgma.fleet import assemble, play_round, start
+from fedgma.evaluation import evaluate
+from fedgma.fleet import Fleet, State, assemble, play_round, start
+from fedgma.pools import Pool
 from fedgma.specs import RunSpec
+from fedgma.trainers import tallies
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,9 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, eq=False)
-class ImagePool:
-    """uint8 images on a device, normalised as a batch is made."""
-
-    x: Tensor
-    y: Tensor
-    classes: int = 10
-
-    def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
-        return (self.x[index].to(torch.float32) / 255 - 0.5) / 0.25, self.y[index]
-
-
-@dataclass(frozen=True, eq=False)
 class Images:
-    train: ImagePool
-    test: ImagePool
+    train: Pool
+    test: Pool
     clients: tuple[np.ndarray, ...]
 
 
@@ -64,14 +54,16 @@ def make_images(work: Workload, device: str, clients: int | None = None, seed: i
     rng = np.random.default_rng(7)
     centres = rng.integers(0, 256, (10, *work.shape)).astype(np.int16)
 
-    def pool(size: int) -> ImagePool:
+    def pool(size: int) -> Pool:
         y = rng.integers(10, size=size)
         x = np.empty((size, *work.shape), np.uint8)
         for begin in range(0, size, 10000):
             part = slice(begin, begin + 10000)
             noise = rng.integers(-128, 128, (len(y[part]), *work.shape), dtype=np.int16)
             x[part] = np.clip(centres[y[part]] // 4 + 96 + noise // 2, 0, 255)
-        return ImagePool(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device))
+        centre = torch.full((work.shape[0], 1, 1), 0.5)
+        home = torch.zeros(size, dtype=torch.int64)
+        return Pool(torch.from_numpy(x), torch.from_numpy(y), 10, home, centre, centre / 2).to(device)
 
     size = min(clients * work.samples, 60000)
     order = np.random.default_rng(seed).permutation(size)
@@ -93,7 +85,7 @@ class Timing:
     samples: float  # a second
     memory: float  # MiB
     loss: float
-    params: Tensor
+    accuracy: float  # on the test images, after all rounds
 
 
 def measure(specs: list[RunSpec], *, rounds: int, warm: int = 2, **options: object) -> Timing:
@@ -117,8 +109,15 @@ def measure(specs: list[RunSpec], *, rounds: int, warm: int = 2, **options: obje
     spent = (time.perf_counter() - begun) / rounds
     loss = statistics.mean(record.train_loss for record in played.records)
     samples = sum(float(record.weight) * spec.local_epochs for record, spec in zip(played.records, specs, strict=True))
+    accuracy = test_accuracy(fleet, state)
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Timing(start_up, spent * 1e3, host / rounds * 1e3, samples / spent, peak / 2**20, loss, state.params)
+    return Timing(start_up, spent * 1e3, host / rounds * 1e3, samples / spent, peak / 2**20, loss, accuracy)
+
+
+def test_accuracy(fleet: Fleet, state: State) -> float:
+    params = tallies.unflatten(state.params, fleet.shapes)
+    pool = fleet.specs[0].federation.test
+    return evaluate(fleet.score, params, state.buffers, pool, batch=fleet.eval_batch).accuracy.mean().item()
 
 
 def _wait(cuda: bool) -> None:

@@ -128,6 +128,21 @@ def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools():
     assert distance(wanted.buffers, found.buffers) < 1e-5
 
 
+def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
+    federation, model = make_federation([5, 3], (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
+    start, _ = start_of(model)
+    engine, cohort = engine_of(model), make_cohort(federation, range(2))
+
+    def broken(bench, *rest):
+        bench.params["linear.weight"].zero_()
+        raise RuntimeError("no compiler here\nand a long story")
+
+    engine.learn = broken
+    found = engine(model, cohort, [federation.train], start, {})
+    assert distance(loop.train(model, cohort, [federation.train], start, {}).updates, found.updates) < 1e-5
+    assert caplog.messages == ["the step could not be compiled and runs as it is: no compiler here"]
+
+
 def test_precision_is_set_inside_and_put_back():
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     with float32_precision("tf32"):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedgma.trainers.cohorts import Pool, Stacked
 
 Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> logits
+Scorer = Callable[[Stacked, Stacked, Pool, Tensor], tuple[Tensor, Tensor]]  # ..., index -> loss and hit [run, sample]
 
 
 class Metrics(NamedTuple):
@@ -25,7 +26,7 @@ def run_forward(model: nn.Module) -> Forward:
     """Logits [run, batch, class] of all runs on the same samples, for any module."""
 
     def one(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
-        return functional_call(model, {**params, **buffers}, (x,)).float()  # type: ignore[no-any-return]
+        return functional_call(model, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
 
     together = vmap(one, in_dims=(0, 0, None), randomness="different")
 
@@ -40,19 +41,37 @@ def run_forward(model: nn.Module) -> Forward:
     return forward
 
 
+def scorer(forward: Forward, *, compiled: bool = False) -> Scorer:
+    """Loss and hit of every run on samples of a pool, out of a forward pass whose model is in eval mode."""
+
+    def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = pool.batch(index, seen_by(pool, index))
+        logits = forward(params, buffers, x).float()
+        wanted = y.expand(logits.shape[:2])
+        losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
+        return losses, logits.argmax(-1) == wanted
+
+    return torch.compile(score, dynamic=False) if compiled else score
+
+
 @torch.no_grad()
 def sample_scores(
-    forward: Forward, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor, *, batch: int = 1000
+    score: Scorer, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor | None = None, *, batch: int = 1000
 ) -> tuple[Tensor, Tensor]:
-    """Loss and hit of every run on every sample of `index`: two [run, sample]. The model must be in eval mode."""
-    losses, hits = [], []
-    for part in torch.split(index, batch):
-        x, y = pool.batch(part, seen_by(pool, part))
-        logits = forward(params, buffers, x)
-        wanted = y.expand(logits.shape[:2])
-        losses.append(F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape))
-        hits.append(logits.argmax(-1) == wanted)
+    """Loss and hit of every run on every sample of `index`, or of the whole pool: two [run, sample]."""
+    chosen = torch.arange(len(pool.y), device=pool.y.device) if index is None else index
+    pieces = torch.split(chosen, even_batch(len(chosen), batch))
+    losses, hits = zip(*(score(params, buffers, pool, part) for part in pieces), strict=True)
     return torch.cat(losses, 1), torch.cat(hits, 1)
+
+
+def even_batch(samples: int, most: int) -> int:
+    """The largest batch of at most `most` that leaves no rest, if there is one of at least half of that.
+
+    >>> even_batch(10_000, 3000), even_batch(10_007, 3000)
+    (2500, 3000)
+    """
+    return next((size for size in range(min(most, samples), most // 2, -1) if samples % size == 0), most)
 
 
 def seen_by(pool: Pool, index: Tensor) -> Tensor:
@@ -62,11 +81,10 @@ def seen_by(pool: Pool, index: Tensor) -> Tensor:
 
 
 def evaluate(
-    forward: Forward, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor | None = None, *, batch: int = 1000
+    score: Scorer, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor | None = None, *, batch: int = 1000
 ) -> Metrics:
     """Mean loss and accuracy of every run on a pool, or on some samples of it."""
-    chosen = torch.arange(len(pool.y), device=pool.y.device) if index is None else index
-    loss, hit = sample_scores(forward, params, buffers, pool, chosen, batch=batch)
+    loss, hit = sample_scores(score, params, buffers, pool, index, batch=batch)
     return Metrics(loss.mean(1), hit.float().mean(1))
 
 

@@ -5,7 +5,6 @@ Everything is batched over runs: local training over all sampled clients of all 
 same alone and in company. The state goes in and comes out as plain data, so a run can be stopped and resumed.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.errors import ConfigError
-from fedgma.evaluation import Forward, evaluate, run_forward
+from fedgma.evaluation import Scorer, evaluate
 from fedgma.models import build
 from fedgma.seeds import generator, seed
 from fedgma.specs import Round, RunSpec, mask_tables
 from fedgma.trainers import memory, servers, tallies
-from fedgma.trainers.choose import LocalTrainer, choose
+from fedgma.trainers.choose import LocalTrainer, choose, choose_scorer
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, batch_order, effective_steps, ship, stack, stack_orders
+from fedgma.trainers.engine import float32_precision
 from fedgma.trainers.gradients import named_tensors
 from fedgma.trainers.pools import distinct
 
@@ -33,7 +33,8 @@ class Fleet:
     model: nn.Module
     shapes: tuple[tuple[str, torch.Size], ...]  # of the trainable parameters, in order
     train: LocalTrainer
-    forward: Forward
+    score: Scorer
+    precision: str
     pools: tuple[Pool, ...]  # distinct training pools
     pool: np.ndarray  # [run], which of them
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal ones are one object
@@ -83,8 +84,9 @@ def assemble(
         specs=specs,
         model=model,
         shapes=tuple((name, value.shape) for name, value in named_tensors(model)[0].items()),
-        train=choose(trainer, model, sample, precision=precision, form=form, blocks=blocks),
-        forward=run_forward(copy.deepcopy(model).eval()),
+        train=choose(trainer, model, pools, precision=precision, form=form, blocks=blocks),
+        score=choose_scorer(model, sample, form=form),
+        precision=precision,
         pools=pools,
         pool=pool,
         tests=_shared_tests(specs),
@@ -248,7 +250,8 @@ def _evaluate(fleet: Fleet, state: State, runs: list[int]) -> dict[str, tuple[np
         picked = ship(rows, fleet.device)
         params = tallies.unflatten(state.params[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
-        metrics = evaluate(fleet.forward, params, buffers, pool, batch=fleet.eval_batch)
+        with float32_precision(fleet.precision):
+            metrics = evaluate(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
         found.setdefault(name, []).append((rows, torch.stack(metrics, 1)))
     return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in found.items()}
 
@@ -273,7 +276,7 @@ def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
 def export(fleet: Fleet, state: State, run: int) -> dict[str, np.ndarray]:
     """One run's state as plain arrays: enough to go on bit-identically, alone or in another fleet."""
     plain = {"round": np.array(state.rounds[run])}
-    rows = {"params": state.params, "first": state.moments.first, "second": state.moments.second}
+    rows = {"params": state.params, "z": state.moments.z, "v": state.moments.v}
     for part, flat in rows.items():
         named = tallies.unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
@@ -306,7 +309,7 @@ def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
         rounds=np.array([int(s["round"]) for s in states], np.int64),
         params=rows("params"),
         buffers=buffers,
-        moments=servers.Moments(rows("first"), rows("second")),
+        moments=servers.Moments(rows("z"), rows("v")),
         control=control,
         variates=tuple(variates),
     )

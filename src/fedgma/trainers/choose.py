@@ -1,23 +1,26 @@
 """Which trainer plays: lanes where they pay, the loop where a model cannot be vectorised or the loop is faster."""
 
+import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedgma.errors import ConfigError
+from fedgma.evaluation import Forward, Scorer, run_forward, scorer
 from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
+from fedgma.trainers.compiled import kernel_of, kernel_trainer
 from fedgma.trainers.engine import Engine
 from fedgma.trainers.forms import Blocks, form_gradients, form_of
 from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
-from fedgma.trainers.residual import BATCHED_FROM, residual_gradients
+from fedgma.trainers.residual import BATCHED_FROM, logits_of, residual_gradients
 
 log = logging.getLogger(__name__)
-TRAINERS = ("auto", "engine", "lanes", "loop")
+TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
 
 
 class LocalTrainer(Protocol):
@@ -38,7 +41,7 @@ class LocalTrainer(Protocol):
 def choose(
     trainer: str,
     model: nn.Module,
-    pool: Pool,
+    pools: Sequence[Pool],
     *,
     precision: str = "fp32",
     form: bool = True,
@@ -46,13 +49,21 @@ def choose(
 ) -> LocalTrainer:
     """The trainer of that name.
 
-    "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU; "auto" takes
-    the engine on a GPU, and on a CPU the loop, or lanes for logistic regression. `form=False` leaves the hand-written
-    gradients aside, and `blocks` tunes their convolutions.
+    "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU, "kernels"
+    compiled CPU code for LeNet and logistic regression. "auto" takes the engine on a GPU; on a CPU the kernels where
+    there are some, else the loop (lanes for logistic regression). `form=False` leaves the hand-written gradients aside,
+    and `blocks` tunes their convolutions.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
+    pool = pools[0]
+    names = {kernel_of(model, one) for one in pools} if trainer in ("auto", "kernels") else {None}
+    kernel = names.pop() if len(names) == 1 else None
+    if trainer == "kernels" and kernel is None:
+        raise ConfigError(f"no CPU kernel for {type(model).__name__} on this data, or numba is missing; use 'auto'")
+    if kernel is not None:
+        return kernel_trainer(kernel, pools)
     if trainer == "auto":
         trainer = "lanes" if type(model) is Logistic else "loop"  # convolutions of lanes do not pay on a CPU
         trainer = "engine" if pool.y.device.type == "cuda" else trainer
@@ -82,3 +93,30 @@ def written_gradients(
         return residual_gradients(model, precision, blocks[0] if blocks else BATCHED_FROM) if grouped else None
     form = form_of(model, Blocks(*blocks) if blocks else None)
     return form_gradients(form, precision) if form else None
+
+
+def written_logits(model: nn.Module) -> Callable[[Stacked, Tensor], Tensor] | None:
+    """The hand-written forward pass of a model, [lane, sample, ...] to logits [lane, sample, class], or None."""
+    if type(model) is ResNet18 and isinstance(model.norm1, nn.GroupNorm):
+        groups = model.norm1.num_groups
+        return lambda params, x: logits_of(params, x, groups, BATCHED_FROM)
+    form = form_of(model)
+    return None if form is None else lambda params, x: form.forward(params, x, False)[0]
+
+
+def choose_scorer(model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
+    """How runs are evaluated: on a GPU by the hand-written forward pass, compiled, where the model has one."""
+    logits = written_logits(model) if form and pool.y.device.type == "cuda" else None
+    if logits is None:
+        return scorer(run_forward(copy.deepcopy(model).eval()))
+    return scorer(shared_forward(logits), compiled=True)
+
+
+def shared_forward(logits: Callable[[Stacked, Tensor], Tensor]) -> Forward:
+    """A forward pass over lanes as one over runs that all see the same samples."""
+
+    def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
+        runs = len(next(iter(params.values())))
+        return logits(params, x.expand(runs, *x.shape))
+
+    return forward

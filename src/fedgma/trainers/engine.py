@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedgma.trainers import lanes
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, ship
+from fedgma.trainers.cohorts import LANE_WISE, Cohort, Pool, Stacked, Trained, keyed_generators, ship
 from fedgma.trainers.gradients import GradientFunction, mixes_samples
 from fedgma.trainers.lanes import Bench, Features, Work
 
@@ -68,6 +69,7 @@ class Engine:
         self.learn: Callable[..., None] = _compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
+        self._memory: Any = None  # of the graphs
 
     def __call__(
         self,
@@ -101,27 +103,57 @@ class Engine:
             return
         key = (work.lanes, work.batch, work.all_busy)
         if key not in station.graphs:
-            station.graphs[key] = self._prepare(station, work, pools[pool[0]])
+            with keyed_generators(station.step.device, 0):  # trying a step out must not use up the round's draws
+                station.graphs[key] = self._prepare(station, work, pools[pool[0]])
         station.graphs[key]()
 
     def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
-        """The step for this many lanes, compiled and captured on copies of the bench's content."""
+        """The step for this many lanes, compiled and captured; the bench is left as it was."""
         assert isinstance(work.lanes, int)
         part = station.bench if work.lanes == station.lanes else lanes.take_part(station.bench, slice(work.lanes))
+        begun, kept = time.perf_counter(), [value.clone() for value in _changing(station)]
 
-        def step() -> None:
-            self.learn(part, station.step, pool, station.features, self.gradients, work.batch, work.all_busy)
+        def restore() -> None:
+            for value, old in zip(_changing(station), kept, strict=True):
+                value.copy_(old)
 
-        begun = time.perf_counter()
-        kept = _snapshot(station)
-        call = _captured(step) if self.graphs and station.step.device.type == "cuda" else step
-        if call is step:
-            step()
-        _put(station, kept)
+        def step_with(learn: Callable[..., None]) -> Callable[[], None]:
+            return lambda: learn(part, station.step, pool, station.features, self.gradients, work.batch, work.all_busy)
+
+        call = step_with(self.learn)
+        try:
+            call()
+        except Exception as error:  # compilers fail in many ways; the step itself is fine
+            log.warning("the step could not be compiled and runs as it is: %s", str(error).splitlines()[0])
+            self.learn = _step
+            call = step_with(self.learn)
+        restore()
+        if self.graphs and station.step.device.type == "cuda":
+            call = self._captured(call, restore)
         seconds = time.perf_counter() - begun
         self.start_up += seconds
         log.info("prepared a step of %d lanes x %d samples in %.1f s", work.lanes, work.batch, seconds)
         return call
+
+    def _captured(self, step: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
+        """The step as a CUDA graph, or as it is where the model cannot be captured."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                step()
+                restore()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # graphs of an engine never run at the same time and keep nothing, so they share their memory
+            self._memory = self._memory or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._memory):
+                step()
+        except RuntimeError as error:
+            log.warning("the step could not be captured and is launched piece by piece: %s", str(error).splitlines()[0])
+            return step
+        return graph.replay
 
     def _station(
         self, cohort: Cohort, pools: Sequence[Pool], start: Stacked, buffers: Stacked, correction: Stacked | None
@@ -169,29 +201,6 @@ def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The step as a CUDA graph."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
-def _snapshot(station: Station) -> list[Tensor]:
-    return [value.clone() for value in _changing(station)]
-
-
-def _put(station: Station, kept: list[Tensor]) -> None:
-    for value, old in zip(_changing(station), kept, strict=True):
-        value.copy_(old)
-
-
 def _changing(station: Station) -> list[Tensor]:
     """What a step changes: preparing one must leave it as it was."""
     bench = station.bench
@@ -206,8 +215,7 @@ def _filled(cohort: Cohort, station: Station) -> Cohort:
         return cohort
     counts = np.pad(cohort.counts, ((0, idle), (0, 0)))
     index = np.pad(cohort.index, ((0, idle), (0, 0), (0, 0)))
-    names = ("run", "client", "pool", "lr", "momentum", "mu", "clip", "seeds")
-    padded = {name: np.pad(getattr(cohort, name), (0, idle), mode="edge") for name in names}
+    padded = {name: np.pad(getattr(cohort, name), (0, idle), mode="edge") for name in LANE_WISE}
     return replace(cohort, index=index, counts=counts, **padded)
 
 

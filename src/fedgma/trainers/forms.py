@@ -14,6 +14,7 @@ from fedgma.models import LeNet, Logistic, SmallCNN
 from fedgma.trainers.cohorts import Stacked
 from fedgma.trainers.gradients import GradientFunction, Gradients
 from fedgma.trainers.layers import (
+    bias_back,
     channels_last,
     convolve,
     convolve_back,
@@ -59,18 +60,18 @@ def lenet_form(blocks: Blocks) -> Form:
     """Two convolutions with pooling and three dense layers."""
 
     def forward(params: Stacked, x: Tensor, training: bool) -> tuple[Tensor, Tape]:
-        one, first = convolve(channels_last(x, 2), params["conv1.weight"], params["conv1.bias"], blocks.first)
-        small = relu_pool(one)
-        two, second = convolve(small, params["conv2.weight"], params["conv2.bias"], blocks.second)
-        pooled = relu_pool(two)
+        one, first = convolve(channels_last(x, 2), params["conv1.weight"], blocks.first)
+        small, most1 = relu_pool(one, params["conv1.bias"])
+        two, second = convolve(small, params["conv2.weight"], blocks.second)
+        pooled, most2 = relu_pool(two, params["conv2.bias"])
         flat = pooled.permute(0, 1, 4, 2, 3).flatten(2)  # torch flattens channels first
         h1 = dense(flat, params["fc1.weight"], params["fc1.bias"]).relu()
         h2 = dense(h1, params["fc2.weight"], params["fc2.bias"]).relu()
         logits = dense(h2, params["fc3.weight"], params["fc3.bias"])
-        return logits, (one, first, small, two, second, pooled, flat, h1, h2)
+        return logits, (one, first, small, most1, two, second, pooled, most2, flat, h1, h2)
 
     def back(params: Stacked, tape: Tape, grads: Tensor) -> Stacked:
-        one, first, small, two, second, pooled, flat, h1, h2 = tape
+        one, first, small, most1, two, second, pooled, most2, flat, h1, h2 = tape
         found: Stacked = {}
         found["fc3.weight"], found["fc3.bias"] = dense_back(grads, h2)
         grads = torch.where(h2 > 0, grads @ params["fc3.weight"], 0.0)
@@ -78,11 +79,13 @@ def lenet_form(blocks: Blocks) -> Form:
         grads = torch.where(h1 > 0, grads @ params["fc2.weight"], 0.0)
         found["fc1.weight"], found["fc1.bias"] = dense_back(grads, flat)
         wide = _unflattened(grads @ params["fc1.weight"], pooled)
-        down = relu_pool_back(wide, two, pooled)
-        found["conv2.weight"], found["conv2.bias"], inner = convolve_back(down, second, inputs=True)
+        found["conv2.bias"] = bias_back(wide, pooled)
+        down = relu_pool_back(wide, two, pooled, most2)
+        found["conv2.weight"], inner = convolve_back(down, second, inputs=True)
         assert inner is not None
-        down = relu_pool_back(inner, one, small)
-        found["conv1.weight"], found["conv1.bias"], _ = convolve_back(down, first, inputs=False)
+        found["conv1.bias"] = bias_back(inner, small)
+        down = relu_pool_back(inner, one, small, most1)
+        found["conv1.weight"], _ = convolve_back(down, first, inputs=False)
         return found
 
     return Form(forward, back)
@@ -92,10 +95,10 @@ def cnn_form(blocks: Blocks, dropout: tuple[float, float]) -> Form:
     """Two convolutions, one pooling, two dense layers with dropout."""
 
     def forward(params: Stacked, x: Tensor, training: bool) -> tuple[Tensor, Tape]:
-        one, first = convolve(channels_last(x), params["conv1.weight"], params["conv1.bias"], blocks.first)
-        one = one.relu()
-        two, second = convolve(one, params["conv2.weight"], params["conv2.bias"], blocks.second)
-        pooled = relu_pool(two)
+        one, first = convolve(channels_last(x), params["conv1.weight"], blocks.first)
+        one = (one + params["conv1.bias"][:, None, None, None]).relu()
+        two, second = convolve(one, params["conv2.weight"], blocks.second)
+        pooled, most = relu_pool(two, params["conv2.bias"])
         flat = pooled.permute(0, 1, 4, 2, 3).flatten(2)
         keep1 = _kept(flat, dropout[0], training)
         flat = flat * keep1
@@ -103,20 +106,22 @@ def cnn_form(blocks: Blocks, dropout: tuple[float, float]) -> Form:
         keep2 = _kept(h1, dropout[1], training)
         h2 = h1 * keep2
         logits = dense(h2, params["fc2.weight"], params["fc2.bias"])
-        return logits, (one, first, two, second, pooled, flat, keep1, h1, keep2, h2)
+        return logits, (one, first, two, second, pooled, most, flat, keep1, h1, keep2, h2)
 
     def back(params: Stacked, tape: Tape, grads: Tensor) -> Stacked:
-        one, first, two, second, pooled, flat, keep1, h1, keep2, h2 = tape
+        one, first, two, second, pooled, most, flat, keep1, h1, keep2, h2 = tape
         found: Stacked = {}
         found["fc2.weight"], found["fc2.bias"] = dense_back(grads, h2)
         grads = torch.where(h1 > 0, (grads @ params["fc2.weight"]) * keep2, 0.0)
         found["fc1.weight"], found["fc1.bias"] = dense_back(grads, flat)
         wide = _unflattened((grads @ params["fc1.weight"]) * keep1, pooled)
-        down = relu_pool_back(wide, two, pooled)
-        found["conv2.weight"], found["conv2.bias"], inner = convolve_back(down, second, inputs=True)
+        found["conv2.bias"] = bias_back(wide, pooled)
+        down = relu_pool_back(wide, two, pooled, most)
+        found["conv2.weight"], inner = convolve_back(down, second, inputs=True)
         assert inner is not None
+        found["conv1.bias"] = bias_back(inner, one)
         down = torch.where(one > 0, inner, 0.0)
-        found["conv1.weight"], found["conv1.bias"], _ = convolve_back(down, first, inputs=False)
+        found["conv1.weight"], _ = convolve_back(down, first, inputs=False)
         return found
 
     return Form(forward, back)

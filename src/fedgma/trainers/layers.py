@@ -74,17 +74,17 @@ def unband(grads: Tensor, kernel: int, block: int, channels: int) -> Tensor:
     return torch.stack(taps, 2).permute(0, 4, 3, 1, 2)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, block: int) -> tuple[Tensor, Tape]:
-    """A convolution of every lane with weights of its own; `x` is padded already."""
+def convolve(x: Tensor, weight: Tensor, block: int) -> tuple[Tensor, Tape]:
+    """A convolution of every lane with weights of its own, without bias; `x` is padded already."""
     lanes, outs, channels, kernel, _ = weight.shape
     seen, matrix = windows(x, kernel, block), banded(weight, block)
-    flat = torch.baddbmm(bias.repeat(1, block)[:, None], seen.flatten(1, 3), matrix)
+    flat = seen.flatten(1, 3) @ matrix
     rows, columns = seen.shape[2], seen.shape[3] * block
     return flat.view(lanes, x.shape[1], rows, columns, outs), Tape(seen, matrix, kernel, block, channels)
 
 
-def convolve_back(grads: Tensor, tape: Tape, *, inputs: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of weight and bias, and of the input where it is wanted."""
+def convolve_back(grads: Tensor, tape: Tape, *, inputs: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of the weights, and of the input where it is wanted."""
     lanes, samples, rows, columns, outs = grads.shape
     flat = grads.reshape(lanes, samples, rows * columns // tape.block, tape.block * outs)
     pieces = _pieces(lanes, samples)
@@ -92,11 +92,10 @@ def convolve_back(grads: Tensor, tape: Tape, *, inputs: bool) -> tuple[Tensor, T
     products = left.transpose(1, 2) @ flat.reshape(lanes * pieces, -1, flat.shape[-1])
     matrix = products.view(lanes, pieces, *products.shape[1:]).sum(1, dtype=torch.float32)
     weight = unband(matrix, tape.kernel, tape.block, tape.channels)
-    bias = grads.sum((1, 2, 3), dtype=torch.float32)
     if not inputs:
-        return weight, bias, None
+        return weight, None
     copies = (flat.flatten(1, 2) @ tape.matrix.transpose(1, 2)).view(tape.windows.shape)
-    return weight, bias, fold(copies, tape.kernel, tape.block, tape.channels)
+    return weight, fold(copies, tape.kernel, tape.block, tape.channels)
 
 
 def _pieces(lanes: int, samples: int) -> int:
@@ -105,19 +104,23 @@ def _pieces(lanes: int, samples: int) -> int:
     return next((size for size in divisors if lanes * size >= PIECES), samples)
 
 
-def relu_pool(x: Tensor) -> Tensor:
-    """ReLU and 2x2 max pooling in one pass."""
+def relu_pool(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """2x2 max pooling, bias [lane, channel] and ReLU in one pass; also the largest values without bias.
+
+    The bias comes after the pooling, which changes nothing (rounding is monotone) and touches a quarter of the values.
+    """
     lanes, samples, rows, columns, channels = x.shape
-    return x.view(lanes, samples, rows // 2, 2, columns // 2, 2, channels).amax((3, 5)).clamp(min=0)
+    most = x.view(lanes, samples, rows // 2, 2, columns // 2, 2, channels).amax((3, 5))
+    return (most + bias[:, None, None, None]).clamp(min=0), most
 
 
-def relu_pool_back(grads: Tensor, x: Tensor, pooled: Tensor) -> Tensor:
+def relu_pool_back(grads: Tensor, x: Tensor, pooled: Tensor, most: Tensor) -> Tensor:
     """The gradient goes to the first of the largest, as torch does it, and nowhere where ReLU cut it off."""
     lanes, samples, rows, columns, channels = x.shape
     parts = x.view(lanes, samples, rows // 2, 2, columns // 2, 2, channels)
     free, found = pooled > 0, []
     for corner in range(4):
-        here = free & (parts[:, :, :, corner // 2, :, corner % 2] == pooled)
+        here = free & (parts[:, :, :, corner // 2, :, corner % 2] == most)
         free = free & ~here
         found.append(torch.where(here, grads, 0.0))
     top, bottom = torch.stack(found[:2], 4), torch.stack(found[2:], 4)  # [l, b, row, column, 2, channel]
@@ -127,6 +130,11 @@ def relu_pool_back(grads: Tensor, x: Tensor, pooled: Tensor) -> Tensor:
 def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A dense layer of every lane: [lane, sample, in] to [lane, sample, out]."""
     return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+
+
+def bias_back(grads: Tensor, pooled: Tensor) -> Tensor:
+    """The gradient of a bias under ReLU, from that of its output [lane, sample, row, column, channel]."""
+    return torch.where(pooled > 0, grads, 0.0).sum((1, 2, 3), dtype=torch.float32)
 
 
 def dense_back(grads: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

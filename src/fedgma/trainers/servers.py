@@ -46,8 +46,8 @@ class ServerSettings(Protocol):
 class Moments(NamedTuple):
     """First and second moments [run, entry]; rows of servers that have none stay zero."""
 
-    first: Tensor
-    second: Tensor
+    z: Tensor
+    v: Tensor
 
 
 class Rates(NamedTuple):
@@ -68,7 +68,8 @@ def _momentum(delta: Tensor, z: Tensor, v: Tensor, rates: Rates) -> Step:
 
 
 def _adagrad(delta: Tensor, z: Tensor, v: Tensor, rates: Rates) -> Step:
-    return _precondition(delta, z, v + delta.square(), rates)
+    v = v + delta.square()
+    return delta / (v.sqrt() + rates.epsilon), z, v
 
 
 def _adam(delta: Tensor, z: Tensor, v: Tensor, rates: Rates) -> Step:
@@ -125,12 +126,12 @@ def lay_out(specs: Sequence[ServerSettings], device: torch.device) -> Servers:
 
 def init_moments(servers: Servers, params: Tensor) -> Moments:
     """z_0 = 0 and v_0 = epsilon^2."""
-    second = torch.zeros_like(params)
+    v = torch.zeros_like(params)
     for kind in PRECONDITIONED:
         if kind in servers.kinds:
             rows = servers.kinds[kind]
-            second[rows] = servers.rates.epsilon[rows].square().expand(-1, params.shape[1])
-    return Moments(torch.zeros_like(params), second)
+            v[rows] = servers.rates.epsilon[rows].square().expand(-1, params.shape[1])
+    return Moments(torch.zeros_like(params), v)
 
 
 def step(servers: Servers, merged: Merged, moments: Moments, params: Tensor) -> tuple[Tensor, Moments]:
@@ -138,24 +139,24 @@ def step(servers: Servers, merged: Merged, moments: Moments, params: Tensor) -> 
     delta = merged.mean
     if merged.mask is not None:
         delta = torch.where(servers.before, delta * merged.mask, delta)
-    move, first, second = _by_kind(servers, delta, moments)
+    move, z, v = _by_kind(servers, delta, moments)
     if merged.mask is not None:
         move = torch.where(servers.before, move, move * merged.mask)
     alive = merged.alive[:, None]
     new = torch.where(alive, params + servers.lr * move, params)
-    if first is moments.first and second is moments.second:
+    if z is moments.z and v is moments.v:
         return new, moments
-    return new, Moments(torch.where(alive, first, moments.first), torch.where(alive, second, moments.second))
+    return new, Moments(torch.where(alive, z, moments.z), torch.where(alive, v, moments.v))
 
 
 def _by_kind(servers: Servers, delta: Tensor, moments: Moments) -> Step:
     """The step of each run's own kind of server."""
     if len(servers.kinds) == 1:
         return SERVERS[next(iter(servers.kinds))](delta, *moments, servers.rates)
-    move, first, second = delta.clone(), moments.first.clone(), moments.second.clone()
+    move, z, v = delta.clone(), moments.z.clone(), moments.v.clone()
     for kind, rows in servers.kinds.items():
         rates = Rates(*(value[rows] for value in servers.rates))
-        part = SERVERS[kind](delta[rows], moments.first[rows], moments.second[rows], rates)
-        for whole, piece in zip((move, first, second), part, strict=True):
+        part = SERVERS[kind](delta[rows], moments.z[rows], moments.v[rows], rates)
+        for whole, piece in zip((move, z, v), part, strict=True):
             whole[rows] = piece
-    return move, first, second
+    return move, z, v
