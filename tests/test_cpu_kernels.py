@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedgma.errors import ConfigError, DataError
-from fedgma.kernels.cohorts_cpu import evaluate, images, train_cohort, why_not
+from fedgma.kernels.cohorts import evaluate, images, train_cohort, why_not
 
 pytest.importorskip("numba", reason="the CPU kernels need numba (extra `fast`)")
 torch = pytest.importorskip("torch", reason="the kernels are compared with torch (extra `sim`)")
@@ -188,6 +188,17 @@ def test_a_client_trains_alone_as_in_company(cohort):
         own = {name: values[k] for name, values in rates.items()}
         alone = train_cohort("lenet", params, data, [batches[k]], classes=10, **own)
         assert alone.updates[0].tobytes() == together.updates[k].tobytes()
+
+
+def test_clients_may_have_batches_of_different_sizes(cohort):
+    params, data, batches, _ = cohort
+    wide = np.arange(40)[None]
+    small, large = (
+        train_cohort("lenet", params, data, [rows], classes=10, lr=0.1).updates[0] for rows in (batches[1], wide)
+    )
+    both = train_cohort("lenet", params, data, [batches[1], wide], classes=10, lr=0.1, threads=1).updates
+    assert small.tobytes() == both[0].tobytes()
+    assert large.tobytes() == both[1].tobytes()
 
 
 def test_a_client_without_samples_has_no_update(cohort):

@@ -44,8 +44,6 @@ class CohortResult(NamedTuple):
 def why_not(network: str, sizes: tuple[int, int, int]) -> str:
     """Why the kernels cannot train this network on images of (channels, height, width); empty where they can.
 
-    >>> why_not("lenet", (1, 28, 28))
-    ''
     >>> why_not("resnet18", (3, 32, 32))
     "no CPU kernel for 'resnet18'; known: lenet, logistic"
     """
@@ -121,7 +119,7 @@ def train_cohort(
             shape, starts[k], pixels, data.y, plans[k], rates[k], bounds[k], fixes[k], space, updates[k]
         )
 
-    longest = max((plan.shape[1] for plan in plans), default=1)
+    longest = max([1, *(plan.shape[1] for plan in plans)])
     order = sorted(range(clients), key=lambda k: -plans[k].shape[0])  # the longest first: threads end together
     _share(one, order, lambda: kernel.space(shape, longest), threads)
     seen = np.maximum(sums[:, 2], 1)
@@ -191,10 +189,15 @@ def _check_labels(y: Array, classes: int) -> None:
         raise DataError(f"labels must be 0 to {classes - 1}, got {y.min()} to {y.max()}")
 
 
+def _cores() -> int:
+    # not every system says which cores this process may use
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _share(one: Callable[[int, Any], None], jobs: Iterable[int], space: Callable[[], Any], threads: int | None) -> None:
     """Threads take jobs from one line, each with scratch of its own."""
     line = list(jobs)
-    workers = min(threads or len(os.sched_getaffinity(0)), len(line))
+    workers = min(threads or _cores(), len(line))
     queue = iter(line)  # next() on it is atomic
 
     def work() -> None:
