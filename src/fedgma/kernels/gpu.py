@@ -87,22 +87,26 @@ def _add_rows(
 @triton.jit
 def _aggregate(
     blocks_at, sizes_at, starts_at, rows_at, shifts_at, weights_at, mean_at, mask_at, masks_at, found_at,
-    clients, MASKED: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    clients, size, MANY: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    array = tl.load(blocks_at + 2 * program)
-    block = tl.load(blocks_at + 2 * program + 1)
-    size = tl.load(sizes_at + array)
+    block = tl.program_id(0)
+    start = 0
+    if MANY:
+        array = tl.load(blocks_at + 2 * block)
+        block = tl.load(blocks_at + 2 * block + 1)
+        size = tl.load(sizes_at + array)
+        start = tl.load(starts_at + array)
+        rows_at += tl.load(shifts_at + array)
     entry = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < size
     total = tl.zeros([BLOCK], tl.float64)
     rest = tl.zeros([BLOCK], tl.float64)
     votes = tl.zeros([BLOCK], tl.int32)
     total, rest, votes = _count_rows(
-        total, rest, votes, rows_at + tl.load(shifts_at + array), weights_at, weights_at, entry, inside, clients, size,
+        total, rest, votes, rows_at, weights_at, weights_at, entry, inside, clients, size,
         CHOOSE=False, UNROLL=UNROLL,
     )  # fmt: skip
-    out = tl.load(starts_at + array) + entry
+    out = start + entry
     total += rest
     weight = tl.load(weights_at + clients)
     inverse = tl.load(weights_at + clients + 1)
@@ -165,7 +169,7 @@ def aggregate(
     found = torch.zeros(1, dtype=torch.int32, device=device)
     _aggregate[(len(blocks),)](
         blocks, lengths, starts, updates[0], shifts, amounts, mean, masks, values, found,
-        clients, MASKED=mask is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS,
+        clients, sizes[0], MANY=len(sizes) > 1, MASKED=mask is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS,
     )  # fmt: skip
     return list(mean.split(sizes)), None if mask is None else list(masks.split(sizes)), found
 

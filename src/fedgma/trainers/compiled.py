@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgma.kernels import cohorts_cpu
+from fedgma.kernels import cohorts as cohorts_cpu
 from fedgma.models import LeNet, Logistic
 from fedgma.pools import Pool as ImagePool
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
