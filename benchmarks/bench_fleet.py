@@ -40,7 +40,7 @@ def main() -> None:
             report(specs, work.cohort, way, arguments.rounds)
         for cohort in arguments.scale:
             large = make_images(work, arguments.device, clients=100_000)
-            report([spec_of(work, large, cohort=cohort)], cohort, way, max(2, arguments.rounds // cohort))
+            report([spec_of(work, large, cohort=cohort)], cohort, way, max(1, arguments.rounds // cohort))
 
 
 def report(specs, cohort: int, way: str, rounds: int) -> None:
