@@ -85,6 +85,6 @@ def _mean(name: str, sums: Sums, weight: float, entry: Spec) -> Array:
     native_type = "float32" if entry.dtype == "bfloat16" else entry.dtype
     value = mean(sums, weight, native_type)
     # a mean of float32 or smaller lies within its own range; only float64 sums can overflow
-    if entry.dtype == "float64" and not kernels.finite(value):
+    if entry.dtype == "float64" and kernels.first_stranger([value]) is not None:
         raise Diverged(f"the weighted sum of {name!r} overflows float64; nothing was changed, scale the updates down")
     return value

@@ -116,9 +116,10 @@ def read_update(
 ) -> dict[str, Array]:
     """The entries as flat native arrays in the expected order; raises `Refused` for values out of bounds."""
     arrays = {name: flat(native(update[name])) for name in expected}
-    for name, array in arrays.items():
-        if expected[name].dtype in FLOATS and not kernels.finite(array):
-            raise Refused("nonfinite", f"{name!r} holds a NaN or an infinity")
+    floats = [name for name, entry in expected.items() if entry.dtype in FLOATS]
+    stranger = kernels.first_stranger([arrays[name] for name in floats])
+    if stranger is not None:
+        raise Refused("nonfinite", f"{floats[stranger]!r} holds a NaN or an infinity")
     if max_norm < math.inf and (length := norm(arrays[name] for name in voters)) > max_norm:
         raise Refused("norm", f"the norm must not be above {max_norm:g}, got {length:g}")
     return arrays

@@ -37,6 +37,7 @@ from fedgma.arrays import (
 from fedgma.errors import DataError
 from fedgma.gate import Gate, Refusal, Refused, compare, norm, read_schema, read_update, read_weight, treatment
 from fedgma.kernels.plain import Sums, empty, merge, two_sum, widened
+from fedgma.masks import vote_type
 from fedgma.stacks import Stack, Weights
 
 PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
@@ -64,6 +65,7 @@ class Tally:
     _sums: dict[str, Sums]
     _maxima: dict[str, Array]
     _seen: set[Hashable]
+    _width: str  # number type of the votes
 
     def __init__(
         self, like: Params | None = None, *, buffers: Collection[str] | None = None, gate: Gate | None = None
@@ -114,11 +116,11 @@ class Tally:
             self.fix(found, next(iter(update.values())))
         self.count([value], [client])
         self._make_room()
-        for name, array in arrays.items():
-            if name in self._sums:
-                kernels.add(self._sums[name], beside(array, self._sums[name].total), value)
-            else:
-                self._raise_maximum(name, array)
+        summed = [name for name in arrays if name in self._sums]
+        near = [beside(arrays[name], self._where) for name in summed]
+        kernels.add([self._sums[name] for name in summed], near, value)
+        for name in arrays.keys() - self._sums.keys():
+            self._raise_maximum(name, arrays[name])
         return None
 
     def add_many(
@@ -197,7 +199,7 @@ class Tally:
         strangers: dict[int, str] = {}
         for name in (*self._named("masked", stack.schema), *self._named("averaged", stack.schema)):
             for row in keep:
-                if row not in strangers and not kernels.finite(stack.entries[name][row]):
+                if row not in strangers and kernels.first_stranger([stack.entries[name][row]]) is not None:
                     strangers[row] = name
         for row, name in sorted(strangers.items()):
             del keep[row]
@@ -217,7 +219,7 @@ class Tally:
         self.clients, self.refused, self.schema = 0, [], None
         self._weight = (0.0, 0.0)
         self._home, self._where = Home("numpy"), np.empty(0)
-        self._sums, self._maxima, self._seen = {}, {}, set()
+        self._sums, self._maxima, self._seen, self._width = {}, {}, set(), ""
 
     def _kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
         return {name: treatment(name, entry, self.buffers) for name, entry in schema.items()}
@@ -227,6 +229,9 @@ class Tally:
 
     def _make_room(self) -> None:
         """Sums for every entry, wide enough for the votes of all clients counted."""
+        if self._width == vote_type(self.clients):
+            return
+        self._width = vote_type(self.clients)
         for name, kind in self._kinds(self.schema or {}).items():
             if name in self._sums:
                 self._sums[name] = widened(self._sums[name], self.clients)
@@ -294,7 +299,7 @@ class Tally:
     def _merge_sums(self, sums: Mapping[str, Sums], maxima: Mapping[str, Array]) -> None:
         if not self._sums:  # nothing of our own: the others' sums are ours
             self._sums = {name: Sums(*(_copied(part) for part in parts)) for name, parts in sums.items()}
-            sums = {}
+            self._width, sums = "", {}
         self._make_room()
         for name, other in sums.items():
             near = self._sums[name].total

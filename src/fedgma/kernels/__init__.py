@@ -1,9 +1,11 @@
 """Inner loops of the tally, chosen by device: `plain` (numpy, torch), `cpu` (numba), `gpu` (triton); the same bits.
 
-Bringing in the compiled CPU loops takes longer than they save on a small model, so they wait for the first large array.
+Bringing in the compiled CPU loops takes longer than they save on a small model, so they wait for the first large one.
 """
 
 import importlib.util
+import sys
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -40,35 +42,47 @@ def fused() -> ModuleType | None:
     return gpu
 
 
-def add(sums: Sums, update: Array, weight: float) -> None:
-    """Add one client's flat update, in place."""
-    kernels = _kernels(update, sums.votes)
-    if kernels is None:
-        plain_add(sums, update, weight)
-    else:
-        kernels.add(*sums, update, weight)
+def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
+    """Add one client's flat arrays to their sums, in place."""
+    cpu = _compiled_for(updates)
+    quick = [place for place, update in enumerate(updates) if cpu and sums[place].votes is not None and _fits(update)]
+    if cpu and quick:
+        cpu.add([sums[place] for place in quick], [updates[place] for place in quick], weight)
+    for place in sorted(set(range(len(updates))) - set(quick)):
+        gpu = _gpu_for(updates[place], sums[place])
+        if gpu:
+            gpu.add(*sums[place], updates[place], weight)
+        else:
+            plain_add(sums[place], updates[place], weight)
 
 
 def add_rows(sums: Sums, updates: Array, weights: np.ndarray[Any, Any]) -> bool:
     """Add clients' updates [client, entry] in their order, in place; whether all of them were finite."""
-    kernels = _kernels(updates, sums.votes)
-    if kernels is None:
-        return plain_add_rows(sums, updates, weights)
-    return bool(kernels.add_rows(*sums, updates, weights))
+    cpu, gpu = _compiled_for([updates]), _gpu_for(updates, sums)
+    kernels = gpu or (cpu if _fits(updates) and sums.votes is not None else None)
+    return bool(kernels.add_rows(*sums, updates, weights)) if kernels else plain_add_rows(sums, updates, weights)
 
 
-def finite(array: Array) -> bool:
-    """Whether no entry of a flat native array is NaN or infinite."""
-    kernels = None if is_torch(array) else _kernels(array, array)
-    return bool(kernels.all_finite(array)) if kernels is not None else all_finite(array)
+def first_stranger(arrays: Sequence[Array]) -> int | None:
+    """Which of these flat native arrays is the first that holds a NaN or an infinity, if any."""
+    cpu = _compiled_for(arrays)
+    if cpu and all(_fits(array) for array in arrays):
+        place: int | None = cpu.first_stranger(arrays)
+        return place
+    return next((place for place, array in enumerate(arrays) if not all_finite(array)), None)
 
 
-def _kernels(array: Array, votes: Array | None) -> ModuleType | None:
-    if votes is None or not array.shape[-1]:
-        return None
-    if is_torch(array):
-        return fused() if array.device.type == "cuda" else None
-    if array.dtype not in (np.float32, np.float64):
-        return None
-    there = compiled.cache_info().currsize > 0
-    return compiled() if there or array.shape[-1] >= LARGE else None
+def _compiled_for(arrays: Sequence[Array]) -> ModuleType | None:
+    """The compiled loops, if they are there already or the arrays are large enough to bring them in for."""
+    there = compiled.cache_info().currsize > 0 or "numba" in sys.modules
+    large = there or sum(array.shape[-1] for array in arrays if not is_torch(array)) >= LARGE
+    return compiled() if large else None
+
+
+def _fits(array: Array) -> bool:
+    return not is_torch(array) and array.dtype in (np.float32, np.float64)
+
+
+def _gpu_for(array: Array, sums: Sums) -> ModuleType | None:
+    on_gpu = is_torch(array) and array.device.type == "cuda" and array.shape[-1] > 0
+    return fused() if on_gpu and sums.votes is not None else None

@@ -5,10 +5,10 @@ so their number does not change a bit.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numba
@@ -19,40 +19,65 @@ from fedgma.arrays import Array
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SHARED = 1 << 16  # entries from which a second thread pays
 BLOCK = 2048  # entries: their sums (13 bytes each) stay in the nearest cache while the clients pass
-EXPONENT: dict[str, Any] = {
-    "float32": np.uint32(0x7F800000),
-    "float64": np.uint64(0x7FF0000000000000),
-}  # all ones: NaN or infinite
-BITS: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
+SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+BITS: dict[Any, Any] = {SINGLE: np.uint32, DOUBLE: np.uint64}
+EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7FF0000000000000)}  # all ones: strange
 
 
-def add(total: Array, rest: Array, votes: Array, update: Array, weight: float) -> None:
-    """Add one client's flat update, in place."""
-    _spread(lambda part: _add(total[part], rest[part], votes[part], update[part], weight), update.size)
+Piece = tuple[int, slice]  # a part of one array of several
+
+
+def add(sums: Sequence[tuple[Array, Array, Array]], updates: Sequence[Array], weight: float) -> None:
+    """Add one client's flat arrays to their sums (total, rest, votes), in place."""
+
+    def work(pieces: list[Piece]) -> None:
+        for place, part in pieces:
+            total, rest, votes = sums[place]
+            _add(total[part], rest[part], votes[part], updates[place][part], weight)
+
+    _spread(work, [update.size for update in updates])
 
 
 def add_rows(total: Array, rest: Array, votes: Array, updates: Array, weights: Array) -> bool:
     """Add clients' updates [client, entry] in their order, in place; whether all of them were finite."""
 
-    def work(part: slice) -> bool:
-        return bool(_add_rows(total, rest, votes, updates, weights, part.start, part.stop))
+    def work(pieces: list[Piece]) -> bool:
+        return all(_add_rows(total, rest, votes, updates, weights, part.start, part.stop) for _, part in pieces)
 
-    return all(_spread(work, updates.shape[1]))
-
-
-def all_finite(array: Array) -> bool:
-    """Whether no entry of a flat array is NaN or infinite."""
-    bits, exponent = array.view(BITS[array.dtype.name]), EXPONENT[array.dtype.name]
-    return not any(_spread(lambda part: _strangers(bits[part], exponent), array.size))
+    return all(_spread(work, [updates.shape[1]]))
 
 
-def _spread(work: Callable[[slice], Any], size: int) -> list[Any]:
-    """Run `work` on all entries, or, where there are many, on equal parts of them, a thread each."""
-    threads = THREADS if size >= SHARED else 1
-    if threads == 1:
-        return [work(slice(0, size))]
-    edges = [size * k // threads for k in range(threads + 1)]
-    return list(_pool().map(work, [slice(start, stop) for start, stop in pairwise(edges)]))
+def first_stranger(arrays: Sequence[Array]) -> int | None:
+    """Which of these flat arrays is the first that holds a NaN or an infinity, if any."""
+    views = [(array.view(BITS[array.dtype]), EXPONENT[array.dtype]) for array in arrays]
+
+    def work(pieces: list[Piece]) -> list[int]:
+        return [place for place, part in pieces if _strangers(views[place][0][part], views[place][1])]
+
+    found = _spread(work, [array.size for array in arrays])
+    return min((place for places in found for place in places), default=None)
+
+
+def _spread(work: Callable[[list[Piece]], Any], sizes: list[int]) -> list[Any]:
+    """Run `work` on all entries of several arrays or, where there are many, on equal shares of them, a thread each."""
+    if THREADS == 1 or sum(sizes) < SHARED:
+        return [work([(place, slice(0, size)) for place, size in enumerate(sizes)])]
+    return list(_pool().map(work, shares(sizes, THREADS)))
+
+
+def shares(sizes: list[int], parts: int) -> list[list[Piece]]:
+    """Arrays of these sizes, one after the other, cut into equal shares.
+
+    >>> shares([3, 5], 2)
+    [[(0, slice(0, 3, None)), (1, slice(0, 1, None))], [(1, slice(1, 5, None))]]
+    """
+    starts = [0, *accumulate(sizes)]
+    cuts = [
+        (place, max(low, start) - start, min(high, stop) - start, part)
+        for part, (low, high) in enumerate(pairwise(starts[-1] * k // parts for k in range(parts + 1)))
+        for place, (start, stop) in enumerate(pairwise(starts))
+    ]
+    return [[(place, slice(a, b)) for place, a, b, owner in cuts if owner == part and a < b] for part in range(parts)]
 
 
 @cache
