@@ -159,7 +159,7 @@ def test_a_step_that_leaves_the_numbers_is_an_error_and_commits_nothing():
         (lambda: fedgma.adam(float("nan")), "learning_rate is a number above 0"),
         (lambda: fedgma.adam(beta2=1.0), "beta2 is a number from 0 to below 1"),
         (lambda: fedgma.yogi(epsilon=-1), "epsilon is a number above 0"),
-        (lambda: fedgma.momentum(beta="0.9"), "beta is a number from 0 to below 1"),
+        (lambda: fedgma.momentum(beta="0.9"), "beta1 is a number from 0 to below 1"),
         (lambda: fedgma.sgd(mask_position="middle"), "mask_position is 'after'"),
     ],
 )

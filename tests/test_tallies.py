@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgma.specs import votes_needed
+import fedgma
+from fedgma.masks import votes_needed
 from fedgma.trainers import servers, tallies
 
 CPU = torch.device("cpu")
@@ -65,7 +66,7 @@ def test_batched_chunked_sums_are_those_of_one_client_after_the_other(run, piece
         for lane in np.flatnonzero(run == row):
             total += updates[lane].astype(np.float64) * weights[lane]
             votes += np.sign(updates[lane]).astype(int)
-        np.testing.assert_array_equal(sums.deltas[row], total)
+        np.testing.assert_array_equal(sums.total[row] + sums.rest[row], total)
         np.testing.assert_array_equal(sums.votes[row], votes)
         assert bool(found.alive[row]) == bool((run == row).any())
 
@@ -75,16 +76,17 @@ def test_a_tie_with_the_threshold_passes(clients, tau, needed):
     assert votes_needed(tau, clients) == needed
 
 
-def test_the_fused_sums_are_those_of_one_client_after_the_other():
+def test_a_fleet_tallies_to_the_bits_of_a_tally():
     rng = np.random.default_rng(0)
-    updates = torch.from_numpy(rng.standard_normal((3, 4, 5)).astype(np.float32))
-    updates[1, 2, 0] = float("nan")
-    weights = rng.integers(1, 9, (3, 4))
-    _, wanted = merged(updates.flatten(0, 1), weights.ravel(), np.repeat(np.arange(3), 4), 3)
-    fine, total, votes = tallies.sums_of(updates, torch.from_numpy(weights).double())
-    assert fine.sum() == 11
-    np.testing.assert_allclose(total, wanted.deltas, rtol=1e-12)
-    assert torch.equal(votes, wanted.votes)
+    updates = torch.from_numpy(rng.standard_normal((12, 50)).astype(np.float32))
+    updates[5, 2] = float("nan")
+    weights = rng.integers(1, 900, 12)
+    found, _ = merged(updates, weights, np.repeat(np.arange(3), 4), 3, chunk=2)
+    for run in range(3):
+        lanes = slice(4 * run, 4 * run + 4)
+        alone = fedgma.masked_mean(0.4)({"w": updates[lanes]}, weights[lanes])
+        assert torch.equal(found.mean[run], alone.mean["w"])
+        assert torch.equal(found.mask[run], alone.mask["w"])
 
 
 class Settings:

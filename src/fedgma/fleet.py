@@ -134,7 +134,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     cohorts = {run: draw_cohort(fleet.specs[run], int(state.rounds[run]) + 1) for run in busy}
     sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
-    drift = torch.zeros_like(sums.deltas) if state.control is not None else None
+    drift = torch.zeros_like(sums.total) if state.control is not None else None
     for lanes in _chunks(cohorts, fleet.chunk):
         _train_chunk(fleet, state, lanes, sums, drift)
     merged = tallies.merge(sums, fleet.masks, state.buffers)

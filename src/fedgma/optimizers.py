@@ -26,7 +26,16 @@ from fedgma.arrays import FLOATS, Array, Params, cast, is_torch, spec
 from fedgma.errors import ConfigError, DataError, Diverged
 
 State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
-Direction = Callable[[Array, dict[str, Array]], tuple[Array, dict[str, Array]]]
+
+
+class Rates(NamedTuple):
+    """Coefficients of the moments: numbers, or columns of them where many servers step at once."""
+
+    keep1: Any  # beta1
+    take1: Any  # 1 - beta1
+    keep2: Any
+    take2: Any
+    epsilon: Any
 
 
 class ServerOptimizer(NamedTuple):
@@ -47,33 +56,17 @@ def sgd(learning_rate: float = 1.0, *, mask_position: str = "after") -> ServerOp
     >>> server.step(merged, server.init(params), params)[0]["w"].round(3).tolist()
     [2.0, 1.111]
     """
-
-    def direction(mean: Array, moments: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        return mean, moments
-
-    return _optimizer("sgd", direction, {}, learning_rate, mask_position)
+    return _optimizer("sgd", learning_rate, mask_position)
 
 
 def momentum(learning_rate: float = 1.0, beta: float = 0.9, *, mask_position: str = "after") -> ServerOptimizer:
     """FedAvgM's server: a running sum of means."""
-    _check_share(beta=beta)
-
-    def direction(mean: Array, moments: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        z = beta * moments["z"] + mean
-        return z, {"z": z}
-
-    return _optimizer("momentum", direction, {"z": 0.0}, learning_rate, mask_position, beta=beta)
+    return _optimizer("momentum", learning_rate, mask_position, beta1=beta)
 
 
 def adagrad(learning_rate: float = 0.1, epsilon: float = 1e-3, *, mask_position: str = "after") -> ServerOptimizer:
     """FedAdagrad's server (Reddi et al. 2021)."""
-    _check_positive(epsilon=epsilon)
-
-    def direction(mean: Array, moments: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        v = moments["v"] + mean * mean
-        return mean / (_root(v) + epsilon), {"v": v}
-
-    return _optimizer("adagrad", direction, {"v": epsilon**2}, learning_rate, mask_position, epsilon=epsilon)
+    return _optimizer("adagrad", learning_rate, mask_position, epsilon=epsilon)
 
 
 def adam(
@@ -85,11 +78,7 @@ def adam(
     mask_position: str = "after",
 ) -> ServerOptimizer:
     """FedAdam's server (Reddi et al. 2021)."""
-
-    def second(v: Array, square: Array) -> Array:
-        return beta2 * v + (1 - beta2) * square
-
-    return _adaptive("adam", second, learning_rate, beta1, beta2, epsilon, mask_position)
+    return _optimizer("adam", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
 
 
 def yogi(
@@ -101,11 +90,7 @@ def yogi(
     mask_position: str = "after",
 ) -> ServerOptimizer:
     """FedYogi's server (Reddi et al. 2021)."""
-
-    def second(v: Array, square: Array) -> Array:
-        return v - (1 - beta2) * square * _sign(v - square)
-
-    return _adaptive("yogi", second, learning_rate, beta1, beta2, epsilon, mask_position)
+    return _optimizer("yogi", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
 
 
 OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
@@ -117,68 +102,98 @@ OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
 }
 
 
-def _adaptive(
-    name: str,
-    second: Callable[[Array, Array], Array],
-    learning_rate: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    mask_position: str,
-) -> ServerOptimizer:
-    _check_share(beta1=beta1, beta2=beta2)
-    _check_positive(epsilon=epsilon)
+# -- the formulas: (mean, z, v, rates) -> (step, z, v); moments that a server does not have are passed through ---------
 
-    def direction(mean: Array, moments: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        z = beta1 * moments["z"] + (1 - beta1) * mean
-        v = second(moments["v"], mean * mean)
-        return z / (_root(v) + epsilon), {"z": z, "v": v}
+Step = tuple[Array, Array, Array]
 
-    start = {"z": 0.0, "v": epsilon**2}
-    settings = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-    return _optimizer(name, direction, start, learning_rate, mask_position, **settings)
+
+def _sgd(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    return mean, z, v
+
+
+def _momentum(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    z = rates.keep1 * z + mean
+    return z, z, v
+
+
+def _adagrad(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    v = v + mean * mean
+    return mean / (_root(v) + rates.epsilon), z, v
+
+
+def _adam(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    return _preconditioned(mean, z, rates.keep2 * v + rates.take2 * (mean * mean), rates)
+
+
+def _yogi(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    square = mean * mean
+    return _preconditioned(mean, z, v - rates.take2 * square * _sign(v - square), rates)
+
+
+def _preconditioned(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    z = rates.keep1 * z + rates.take1 * mean
+    return z / (_root(v) + rates.epsilon), z, v
+
+
+FORMULAS: dict[str, Callable[[Array, Array, Array, Rates], Step]] = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "adagrad": _adagrad,
+    "adam": _adam,
+    "yogi": _yogi,
+}
+MOMENTS = {"sgd": (), "momentum": ("z",), "adagrad": ("v",), "adam": ("z", "v"), "yogi": ("z", "v")}
 
 
 def _optimizer(
     name: str,
-    direction: Direction,
-    start: Mapping[str, float],
     learning_rate: float,
     mask_position: str,
-    **settings: float,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    epsilon: float = 1e-3,
 ) -> ServerOptimizer:
-    """The one server step; `direction` is all that tells one optimiser from another."""
-    _check_positive(learning_rate=learning_rate)
-    if mask_position not in ("after", "before"):
-        raise ConfigError(f"mask_position is 'after' (the paper's) or 'before' the moments, got {mask_position!r}")
-    after = mask_position == "after"
+    """The one server step; the formula is all that tells one optimiser from another."""
+    check_settings(learning_rate, beta1, beta2, epsilon, mask_position)
+    rates = Rates(beta1, 1 - beta1, beta2, 1 - beta2, epsilon)
+    formula, kept, after = FORMULAS[name], MOMENTS[name], mask_position == "after"
+    first = {"z": 0.0, "v": epsilon**2}
 
     def init(params: Params) -> State:
         trainable = {key: array for key, array in params.items() if spec(array).dtype in FLOATS}
-        return {
-            moment: {key: _filled(value, array) for key, array in trainable.items()} for moment, value in start.items()
-        }
+        return {moment: {key: _filled(first[moment], array) for key, array in trainable.items()} for moment in kept}
 
     def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
-        _check_entries(aggregate, state, params, start)
+        _check_entries(aggregate, state, params, kept)
         moved: dict[str, Array] = {}
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
         for key, mean in aggregate.mean.items():
             wide = cast(mean, _working(params[key]))
-            if not after:
-                wide = aggregate.masked(key, wide)
-            step, new = direction(wide, {moment: state[moment][key] for moment in start})
-            step = aggregate.masked(key, step) if after else step
-            moved[key] = cast(cast(params[key], _working(params[key])) + learning_rate * step, spec(params[key]).dtype)
-            for moment, array in new.items():
-                moments[moment][key] = array
+            wide = wide if after else aggregate.masked(key, wide)
+            held = {moment: state[moment][key] for moment in kept}
+            move, z, v = formula(wide, held.get("z"), held.get("v"), rates)
+            move = aggregate.masked(key, move) if after else move
+            moved[key] = cast(cast(params[key], _working(params[key])) + learning_rate * move, spec(params[key]).dtype)
+            for moment, array in (("z", z), ("v", v)):
+                if moment in kept:
+                    moments[moment][key] = array
         for key, change in aggregate.buffers.items():
             moved[key] = cast(params[key] + change, spec(params[key]).dtype)
         _check_finite(moved)
         return {**params, **moved}, moments
 
-    known = {"learning_rate": learning_rate, **settings, "mask_position": mask_position}
+    named = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+    known = {"learning_rate": learning_rate, **named, "mask_position": mask_position}
     return ServerOptimizer(name, init, step, known)
+
+
+def check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:
+    """Refuse settings of a server that cannot be, with a sentence."""
+    _check_positive(learning_rate=learning_rate, epsilon=epsilon)
+    _check_share(beta1=beta1, beta2=beta2)
+    if mask_position not in ("after", "before"):
+        raise ConfigError(f"mask_position is 'after' (the paper's) or 'before' the moments, got {mask_position!r}")
 
 
 def _working(array: Array) -> str:
@@ -207,7 +222,7 @@ def _sign(array: Array) -> Array:
     return array.sign() if is_torch(array) else np.sign(array)
 
 
-def _check_entries(aggregate: Aggregate, state: State, params: Params, start: Mapping[str, float]) -> None:
+def _check_entries(aggregate: Aggregate, state: State, params: Params, kept: tuple[str, ...]) -> None:
     for key, change in (*aggregate.mean.items(), *aggregate.buffers.items()):
         if key not in params:
             raise DataError(f"the aggregate holds {key!r}, which the parameters lack")
@@ -215,7 +230,7 @@ def _check_entries(aggregate: Aggregate, state: State, params: Params, start: Ma
             raise DataError(
                 f"{key!r} has shape {list(change.shape)} in the aggregate, {list(params[key].shape)} in the model"
             )
-    for moment in start:
+    for moment in kept:
         if moment not in state or not aggregate.mean.keys() <= state[moment].keys():
             raise DataError(f"the optimiser's state lacks {moment!r} of some entries; make it with init(params)")
 

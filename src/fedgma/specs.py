@@ -1,9 +1,8 @@
 """One run, said in full: its data, model, local training, aggregation and server; and what a round gives back."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgma.errors import ConfigError
+from fedgma.masks import VoteMask, hard_mask, soft_mask
 from fedgma.models import Model
 from fedgma.trainers.cohorts import Pool
 
@@ -32,8 +32,8 @@ class Federation(Protocol):
         """Each client's samples, as indices into the training split."""
 
 
-# what the mask is where too few clients agree: a number, or NaN for the agreement itself; None is no mask
-AGGREGATORS: dict[str, float | None] = {"mean": None, "gma": math.nan, "soft": math.nan, "and": 0.0}
+# how votes become a mask; None is no mask
+AGGREGATORS: dict[str, Callable[[float], VoteMask] | None] = {"mean": None, "gma": soft_mask, "and_mask": hard_mask}
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +140,6 @@ class Round:
         return RoundRecord(run, int(self.rounds[run]), cohort, *numbers, own)
 
 
-def votes_needed(tau: float, clients: int) -> int:
-    """The least |votes| whose agreement reaches tau, decided in exact arithmetic.
-
-    >>> votes_needed(0.4, 10), votes_needed(0.1 + 0.2, 10), votes_needed(0, 10)
-    (4, 3, 0)
-    """
-    return max(0, math.ceil(Fraction(tau) * clients - Fraction(clients, 10**9)))
-
-
 def mask_tables(specs: Sequence[RunSpec], device: torch.device) -> tuple[Tensor, Tensor] | None:
     """How each run masks: votes needed [run, clients + 1] and the mask below them [run]; None where nobody masks."""
     if all(AGGREGATORS[spec.aggregator] is None for spec in specs):
@@ -157,9 +148,9 @@ def mask_tables(specs: Sequence[RunSpec], device: torch.device) -> tuple[Tensor,
     needed = np.zeros((len(specs), most + 1), np.int32)  # no vote needed: a plain mean
     below = np.zeros(len(specs), np.float32)
     for row, spec in enumerate(specs):
-        kind = AGGREGATORS[spec.aggregator]
-        if kind is not None:
-            tau = 1.0 if spec.aggregator == "soft" else spec.tau
-            needed[row] = [votes_needed(tau, clients) for clients in range(most + 1)]
-            below[row] = kind
+        rule = AGGREGATORS[spec.aggregator]
+        if rule is not None:
+            mask = rule(spec.tau)
+            needed[row] = [mask.needed(clients) for clients in range(most + 1)]
+            below[row] = math.nan if mask.below is None else mask.below
     return torch.from_numpy(needed).to(device), torch.from_numpy(below).to(device)

@@ -14,7 +14,7 @@ from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
 from fedgma.trainers.compiled import kernel_of, kernel_trainer
-from fedgma.trainers.engine import Engine
+from fedgma.trainers.engine import Engine, float32_precision
 from fedgma.trainers.forms import Blocks, form_gradients, form_of
 from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
 from fedgma.trainers.residual import BATCHED_FROM, logits_of, residual_gradients
@@ -68,16 +68,33 @@ def choose(
         trainer = "lanes" if type(model) is Logistic else "loop"  # convolutions of lanes do not pay on a CPU
         trainer = "engine" if pool.y.device.type == "cuda" else trainer
     if trainer == "loop":
-        return loop.train
+        return _under(precision, loop.train)
     reason = why_not_lanes(model, pool)
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
-        return loop.train
+        return _under(precision, loop.train)
     gradients = written_gradients(model, precision, blocks) if form else None
     gradients = gradients or lane_gradients(model, precision)
     if trainer == "lanes":
-        return partial(lanes.train, gradients=gradients)
+        return _under(precision, partial(lanes.train, gradients=gradients))
     return Engine(gradients, precision=precision, compile=pool.y.device.type == "cuda")
+
+
+def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
+    """The trainer with float32 products as exact as the setting says, whatever torch's own defaults are."""
+
+    def call(
+        model: nn.Module,
+        cohort: Cohort,
+        pools: Sequence[Pool],
+        start: Stacked,
+        buffers: Stacked,
+        correction: Stacked | None = None,
+    ) -> Trained:
+        with float32_precision(precision):
+            return train(model, cohort, pools, start, buffers, correction)
+
+    return call
 
 
 def written_gradients(

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgma.kernels import cohorts as cohorts_cpu
+from fedgma.kernels import cohorts as cohort_kernels
 from fedgma.models import LeNet, Logistic
 from fedgma.pools import Pool as ImagePool
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
@@ -24,7 +24,7 @@ def kernel_of(model: nn.Module, pool: Pool) -> str | None:
     if name is None or not plain or not trainable or pool.x.dtype not in (torch.uint8, torch.float32):
         return None
     channels, height, width = pool.x.shape[1:]
-    return None if cohorts_cpu.why_not(name, (channels, height, width)) else str(name)
+    return None if cohort_kernels.why_not(name, (channels, height, width)) else str(name)
 
 
 def kernel_trainer(name: str, pools: Sequence[Pool]) -> Train:
@@ -46,7 +46,7 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> Train:
         for which in np.unique(cohort.pool):
             rows = np.flatnonzero(cohort.pool == which)
             part = cohort.take(rows)
-            found = cohorts_cpu.train_cohort(
+            found = cohort_kernels.train_cohort(
                 name,
                 flat[part.run],
                 images[id(pools[which])],
@@ -71,10 +71,10 @@ def _single(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _images(pool: Pool) -> cohorts_cpu.Images:
+def _images(pool: Pool) -> cohort_kernels.Images:
     assert isinstance(pool, ImagePool)
     mean, std = (value.flatten().tolist() for value in (pool.mean, pool.std))
-    return cohorts_cpu.images(pool.x.numpy(), pool.y.numpy(), mean, std)
+    return cohort_kernels.images(pool.x.numpy(), pool.y.numpy(), mean, std)
 
 
 def _batches(cohort: Cohort) -> list[np.ndarray]:

@@ -1,19 +1,20 @@
 """The tally of many runs at once: weighted sums in float64 and integer sign votes, run axis first, then mask and mean.
 
-The conventions are those of a single tally: an update is local - global, weights are raw sample counts, one client has
-one vote, a zero is no vote but stays in the count, and a client with a non-finite update is left out of mean and count.
-Clients are added in their order whatever the chunks, so on the CPU chunking does not change a bit.
+The sums are those of a single tally and are made by the same kernels, so a run in a fleet aggregates to the bits that
+`fedgma.Tally` gives; a client whose update is not finite is left out of mean and count. Clients are added in order,
+so chunking does not change a bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedgma import kernels
+from fedgma.arrays import native
 from fedgma.trainers.cohorts import Stacked, ship
 
 
@@ -21,7 +22,8 @@ from fedgma.trainers.cohorts import Stacked, ship
 class Sums:
     """Sums over the clients counted so far, for each run; changed in place."""
 
-    deltas: Tensor  # float64 [run, entry]
+    total: Tensor  # float64 [run, entry]: weighted sum of updates
+    rest: Tensor  # float32 [run, entry]: what `total` rounded away
     votes: Tensor  # int32 [run, entry]
     weight: Tensor  # float64 [run]
     clients: Tensor  # int64 [run]
@@ -42,7 +44,8 @@ def empty(device: torch.device, runs: int, entries: int, buffers: Stacked) -> Su
     """Nothing counted yet; `buffers` tells names, shapes and kinds."""
     sums = {name: _empty_buffer(value) for name, value in buffers.items()}
     return Sums(
-        deltas=torch.zeros((runs, entries), dtype=torch.float64, device=device),
+        total=torch.zeros((runs, entries), dtype=torch.float64, device=device),
+        rest=torch.zeros((runs, entries), device=device),
         votes=torch.zeros((runs, entries), dtype=torch.int32, device=device),
         weight=torch.zeros(runs, dtype=torch.float64, device=device),
         clients=torch.zeros(runs, dtype=torch.int64, device=device),
@@ -58,45 +61,32 @@ def _empty_buffer(value: Tensor) -> Tensor:
 
 
 def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffers: Stacked, metrics: Tensor) -> Tensor:
-    """Count lanes: `run` [lane] says whose each one is, `updates` is [lane, entry]; gives back which were counted."""
-    device = updates.device
-    weight = ship(weights.astype(np.float64), device)
-    groups = slots(run, device)
-    together = device.type == "cuda" and bool(groups) and isinstance(groups[0][0], slice)
-    if together:
-        rows = groups[0][0]
-        fine, deltas, votes = _compiled_sums()(
-            updates.view(-1, len(groups), updates.shape[1]), weight.view(-1, len(groups))
-        )
-        fine = fine.flatten()
-        sums.deltas[rows] += deltas
-        sums.votes[rows] += votes
-    else:
-        fine = torch.isfinite(updates).all(1)
+    """Count lanes: `run` [lane], rising, says whose each one is; gives back which were counted."""
+    fine = torch.isfinite(updates).all(1)
     for value in buffers.values():
         fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
-    weight = weight * fine
-    for rows, lanes in groups:
-        if not together and device.type != "cpu":
-            clean = torch.where(fine[lanes][:, None], updates[lanes], 0.0)
-            _add_rows(sums.deltas, rows, clean.double() * weight[lanes][:, None])
-            _add_rows(sums.votes, rows, clean.sign().to(torch.int32))
-        for name, value in buffers.items():
-            _add_buffer(sums.buffers[name], rows, value[lanes], fine[lanes], weight[lanes])
-    if device.type == "cpu":
+    weight = ship(weights.astype(np.float64), updates.device) * fine
+    if updates.device.type == "cuda" and kernels.fused() is not None:
+        edges = ship(np.searchsorted(run, np.arange(len(sums.weight) + 1)), updates.device)
+        kept = fine.to(torch.uint8)
+        kernels.fused().add_runs(sums.total, sums.rest, sums.votes, updates, weight, kept, edges)  # type: ignore[union-attr]
+    else:
         _add_lanes(sums, run, fine, weights, updates)
+    if buffers:
+        for rows, lanes in slots(run, updates.device):
+            for name, value in buffers.items():
+                _add_buffer(sums.buffers[name], rows, value[lanes], fine[lanes], weight[lanes])
     _add_numbers(sums, run, fine, weight, metrics)
     return fine
 
 
 def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:
-    """One lane after the other in numpy: threads that meet at every small sum cost more than they save."""
-    totals, votes, rows = sums.deltas.numpy(), sums.votes.numpy(), updates.numpy()
-    for lane in np.flatnonzero(fine.numpy()):
-        total, count, one = totals[run[lane]], votes[run[lane]], rows[lane]
-        total += one.astype(np.float64) * float(weights[lane])
-        count += one > 0
-        count -= one < 0
+    """One lane after the other, by the tally's own kernel."""
+    parts = [native(part) for part in (sums.total, sums.rest, sums.votes)]
+    rows = native(updates)
+    for lane in np.flatnonzero(fine.cpu().numpy()):
+        own = kernels.plain.Sums(*(part[run[lane]] for part in parts))
+        kernels.add([own], [rows[lane]], float(weights[lane]))
 
 
 def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
@@ -109,19 +99,6 @@ def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metr
     sums.weight += totals[:, 0]
     sums.clients += totals[:, 1].round().to(torch.int64)
     sums.metrics += totals[:, 2:]
-
-
-def sums_of(updates: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which clients are finite, weighted sum and votes of updates [run, client, entry]; one pass when compiled."""
-    fine = torch.isfinite(updates).all(2)
-    clean = torch.where(fine[..., None], updates, 0.0)
-    total = (clean.double() * (weight * fine)[..., None]).sum(1)
-    return fine, total, clean.sign().to(torch.int32).sum(1, dtype=torch.int32)
-
-
-@cache
-def _compiled_sums() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    return torch.compile(sums_of, dynamic=False)
 
 
 def _add_buffer(total: Tensor, rows: slice | Tensor, value: Tensor, sure: Tensor, factor: Tensor) -> None:
@@ -167,7 +144,7 @@ def merge(sums: Sums, masks: tuple[Tensor, Tensor] | None, like: Stacked) -> Mer
     """
     alive = sums.clients > 0
     weight = torch.where(alive, sums.weight, 1.0)
-    mean = (sums.deltas / weight[:, None]).float()
+    mean = ((sums.total + sums.rest) / weight[:, None]).float()
     buffers = {name: _merged_buffer(total, like[name], weight, alive) for name, total in sums.buffers.items()}
     if masks is None:
         return Merged(mean, None, buffers, alive)
