@@ -21,7 +21,7 @@ from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
 from fedgma.errors import FedgmaError
 from fedgma.fleet import assemble, draw_cohort, export, lay_cohort, play, play_round, restore, start
 from fedgma.models import SmallCNN
-from fedgma.trainers import tallies
+from fedgma.trainers.cohorts import unflatten
 
 ALGORITHMS = {
     "fedavg": {},
@@ -70,8 +70,8 @@ def updates(fleet, state) -> torch.Tensor:
     """What the lanes of the next round learn."""
     lanes = [(run, int(client)) for run, spec in enumerate(fleet.specs) for client in draw_cohort(spec, 2)]
     cohort, _ = lay_cohort(fleet, state, lanes)
-    named = tallies.unflatten(state.params, fleet.shapes)
-    return tallies.flatten(fleet.train(fleet.model, cohort, fleet.pools, named, state.buffers).updates)
+    named = unflatten(state.params, fleet.shapes)
+    return fleet.train(fleet.model, cohort, fleet.pools, named, state.buffers).flat
 
 
 def repeats_and_resumes(device: str) -> float:

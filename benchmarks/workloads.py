@@ -14,7 +14,7 @@ from fedgma.evaluation import evaluate
 from fedgma.fleet import Fleet, State, assemble, play_round, start
 from fedgma.pools import Pool
 from fedgma.specs import RunSpec
-from fedgma.trainers import tallies
+from fedgma.trainers.cohorts import unflatten
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def measure(specs: list[RunSpec], *, rounds: int, warm: int = 2, **options: obje
 
 
 def test_accuracy(fleet: Fleet, state: State) -> float:
-    params = tallies.unflatten(state.params, fleet.shapes)
+    params = unflatten(state.params, fleet.shapes)
     pool = fleet.specs[0].federation.test
     return evaluate(fleet.score, params, state.buffers, pool, batch=fleet.eval_batch).accuracy.mean().item()
 

@@ -19,7 +19,18 @@ from fedgma.seeds import generator, seed
 from fedgma.specs import Round, RunSpec, mask_tables
 from fedgma.trainers import memory, servers, tallies
 from fedgma.trainers.choose import LocalTrainer, choose, choose_scorer
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, batch_order, effective_steps, ship, stack, stack_orders
+from fedgma.trainers.cohorts import (
+    Cohort,
+    Pool,
+    Stacked,
+    batch_order,
+    effective_steps,
+    flatten,
+    ship,
+    stack,
+    stack_orders,
+    unflatten,
+)
 from fedgma.trainers.engine import float32_precision
 from fedgma.trainers.gradients import named_tensors
 from fedgma.trainers.pools import distinct
@@ -102,7 +113,7 @@ def assemble(
 def start(fleet: Fleet) -> State:
     """The state before the first round: every run's own initial weights."""
     drawn = [_initial(fleet, spec) for spec in fleet.specs]
-    params = tallies.flatten(stack([p for p, _ in drawn]))
+    params = flatten(stack([p for p, _ in drawn]))
     scaffold = any(spec.scaffold for spec in fleet.specs)
     variates = [torch.zeros(len(s.federation.clients), params.shape[1]) if s.scaffold else None for s in fleet.specs]
     return State(
@@ -158,11 +169,11 @@ def _train_chunk(
 ) -> None:
     """Train some lanes and count them."""
     cohort, weights = lay_cohort(fleet, state, lanes)
-    start = tallies.unflatten(state.params, fleet.shapes)
+    start = unflatten(state.params, fleet.shapes)
     correction = _correction(state, cohort) if state.control is not None else None
-    named = tallies.unflatten(correction, fleet.shapes) if correction is not None else None
+    named = unflatten(correction, fleet.shapes) if correction is not None else None
     trained = fleet.train(fleet.model, cohort, fleet.pools, start, state.buffers, named)
-    updates = tallies.flatten(trained.updates)
+    updates = trained.flat
     metrics = torch.stack([trained.loss, trained.accuracy], 1)
     counted = tallies.add(sums, cohort.run, weights, updates, trained.buffers, metrics)
     if drift is not None and state.control is not None:
@@ -248,7 +259,7 @@ def _evaluate(fleet: Fleet, state: State, runs: list[int]) -> dict[str, tuple[np
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
     for name, pool, rows in _test_pools(fleet, due):
         picked = ship(rows, fleet.device)
-        params = tallies.unflatten(state.params[picked], fleet.shapes)
+        params = unflatten(state.params[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
             metrics = evaluate(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
@@ -278,7 +289,7 @@ def export(fleet: Fleet, state: State, run: int) -> dict[str, np.ndarray]:
     plain = {"round": np.array(state.rounds[run])}
     rows = {"params": state.params, "z": state.moments.z, "v": state.moments.v}
     for part, flat in rows.items():
-        named = tallies.unflatten(flat[run : run + 1], fleet.shapes)
+        named = unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
     own = state.variates[run]
@@ -295,7 +306,7 @@ def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
 
     def rows(part: str) -> Tensor:
         named = [{name: torch.from_numpy(s[f"{part}/{name}"]) for name, _ in fleet.shapes} for s in states]
-        return tallies.flatten(stack(named)).to(fleet.device)
+        return flatten(stack(named)).to(fleet.device)
 
     buffers = {
         n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers

@@ -29,13 +29,22 @@ class Pool(Protocol):
         """Samples [...] as the given clients see them, ready for the network, and their labels."""
 
 
+Shapes = Sequence[tuple[str, torch.Size]]  # names and shapes of the trainable parameters, in order
+
+
 class Trained(NamedTuple):
     """What local training gives back, lane axis first; loss and accuracy are those met on the way."""
 
-    updates: Stacked  # local - global, trainable parameters only
+    flat: Tensor  # [lane, entry]: local - global, trainable parameters only
+    shapes: Shapes
     buffers: Stacked
     loss: Tensor  # [lane]
     accuracy: Tensor  # [lane]
+
+    @property
+    def updates(self) -> Stacked:
+        """The updates by name, as views."""
+        return unflatten(self.flat, self.shapes)
 
 
 LANE_WISE = ("run", "client", "pool", "lr", "momentum", "mu", "clip", "seeds")
@@ -142,3 +151,20 @@ def ship(array: np.ndarray, device: torch.device | str) -> Tensor:
 def stack(parts: Sequence[Mapping[str, Tensor]]) -> Stacked:
     """One mapping with a new front axis out of several of the same names."""
     return {name: torch.stack([part[name] for part in parts]) for name in (parts[0] if parts else {})}
+
+
+def flatten(stacked: Stacked) -> Tensor:
+    """[lane, entry]: all parameters of each lane in one row."""
+    return torch.cat([value.flatten(1) for value in stacked.values()], 1)
+
+
+def unflatten(flat: Tensor, like: Shapes) -> Stacked:
+    """The rows of `flat` as named parameters again, as views."""
+    parts = torch.split(flat, [shape.numel() for _, shape in like], 1)
+    # splitting the last axis never needs a copy, whatever the stride of the rows
+    return {name: torch.unflatten(part, 1, shape) for (name, shape), part in zip(like, parts, strict=True)}
+
+
+def shapes_of(start: Mapping[str, Tensor]) -> Shapes:
+    """Names and shapes of stacked parameters, without their front axis."""
+    return [(name, value.shape[1:]) for name, value in start.items()]

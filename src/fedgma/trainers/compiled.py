@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from fedgma.kernels import cohorts as cohort_kernels
 from fedgma.models import LeNet, Logistic
 from fedgma.pools import Pool as ImagePool
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
-from fedgma.trainers.tallies import flatten, unflatten
+from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, flatten, shapes_of
 
 KERNELS = {LeNet: "lenet", Logistic: "logistic"}
 Train = Callable[..., Trained]
@@ -61,8 +60,7 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> Train:
             place = torch.from_numpy(rows)
             updates[place] = torch.from_numpy(found.updates)
             loss[place], accuracy[place] = (_single(v) for v in (found.losses, found.accuracies))
-        shapes = [(key, value.shape[1:]) for key, value in start.items()]
-        return Trained(unflatten(updates, shapes), {}, loss, accuracy)
+        return Trained(updates, shapes_of(start), {}, loss, accuracy)
 
     return train
 

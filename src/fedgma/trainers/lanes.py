@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, ship
+from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, shapes_of, ship, unflatten
 from fedgma.trainers.gradients import GradientFunction, lane_gradients, mixes_samples
 
 Rows = slice | Tensor
@@ -210,10 +210,16 @@ def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Tra
         back: Rows = slice(lanes)
     else:
         back = ship(np.argsort(order), rows.device)
-    updates = {n: (v - start[n].index_select(0, rows))[back] for n, v in bench.params.items()}
+    shapes = shapes_of(bench.params)
+    kind = next(iter(bench.params.values())).dtype
+    flat = torch.empty(len(rows), sum(shape.numel() for _, shape in shapes), dtype=kind, device=rows.device)
+    for name, row in unflatten(flat, shapes).items():
+        began = start[name] if len(start[name]) == 1 else start[name].index_select(0, rows)
+        torch.sub(bench.params[name], began, out=row)
     seen = bench.counts.sum(0).clamp(min=1)
     loss, accuracy = (bench.loss / seen)[back], (bench.hits / seen)[back]
-    return Trained(updates, {name: value[back] for name, value in bench.buffers.items()}, loss, accuracy)
+    buffers = {name: value[back] for name, value in bench.buffers.items()}
+    return Trained(flat[back], shapes, buffers, loss, accuracy)
 
 
 def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, stack
+from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, flatten, keyed_generators, shapes_of, stack
 
 
 def train(
@@ -33,7 +33,8 @@ def train(
         model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
         trained.append(_train_client(model, cohort, lane, pools[cohort.pool[lane]], weights, extra))
     updates, after, losses, accuracies = zip(*trained, strict=True)
-    return Trained(stack(updates), stack(after), torch.stack(losses), torch.stack(accuracies))
+    flat = flatten(stack(updates))
+    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(accuracies))
 
 
 def _train_client(

@@ -5,7 +5,6 @@ The sums are those of a single tally and are made by the same kernels, so a run 
 so chunking does not change a bit.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -160,15 +159,3 @@ def _merged_buffer(total: Tensor, old: Tensor, weight: Tensor, alive: Tensor) ->
     wide = (-1, *(1,) * (old.dim() - 1))
     new = (total / weight.view(wide)).to(old.dtype) if old.is_floating_point() else total
     return torch.where(alive.view(wide), new, old)
-
-
-def flatten(stacked: Stacked) -> Tensor:
-    """[lane, entry]: all parameters of each lane in one row."""
-    return torch.cat([value.flatten(1) for value in stacked.values()], 1)
-
-
-def unflatten(flat: Tensor, like: Sequence[tuple[str, torch.Size]]) -> Stacked:
-    """The rows of `flat` as named parameters again, as views."""
-    parts = torch.split(flat, [shape.numel() for _, shape in like], 1)
-    # splitting the last axis never needs a copy, whatever the stride of the rows
-    return {name: torch.unflatten(part, 1, shape) for (name, shape), part in zip(like, parts, strict=True)}
