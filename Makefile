@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test test-all lint types unit clean
 
 demo: $(READY)
 	$(BIN)/python examples/plain_fedavg.py
 
 test: lint types unit
+
+# with the long ones
+test-all: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -19,7 +23,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
 
 # torch goes in first and alone, so that nothing that depends on it can pull another build
 $(READY): pyproject.toml constraints.txt
