@@ -96,7 +96,7 @@ def assemble(
         model=model,
         shapes=tuple((name, value.shape) for name, value in named_tensors(model)[0].items()),
         train=choose(trainer, model, pools, precision=precision, form=form, blocks=blocks),
-        score=choose_scorer(model, sample, form=form),
+        score=choose_scorer(trainer, model, sample, form=form),
         precision=precision,
         pools=pools,
         pool=pool,

@@ -126,24 +126,35 @@ def train_cohort(
     return CohortResult(updates, sums[:, 0] / seen, sums[:, 1] / seen, sums[:, 2].astype(np.int64))
 
 
-def evaluate(
+def logits(
     network: str, params: Array, data: Images, *, classes: int, index: Array | None = None, threads: int | None = None
-) -> tuple[float, int]:
-    """Mean loss and number right over a data set, or over the samples in `index`."""
+) -> Array:
+    """Logits [sample, class] over a data set, or over the samples in `index`."""
     kernel, shape, pixels = _kernel(network, data, classes)
     flat = _rows("params", params, 1, kernel.size(shape))[0]
     chosen = np.arange(len(data.y)) if index is None else np.ascontiguousarray(index, np.int64)
     if chosen.size == 0 or chosen.min() < 0 or chosen.max() >= len(data.y):
         raise DataError(f"samples to evaluate must be numbers below {len(data.y)} and at least one, got {chosen.size}")
     _check_labels(data.y, classes)
-    chunks = [_sealed(chosen[first : first + _CHUNK]) for first in range(0, chosen.size, _CHUNK)]
-    sums = np.zeros((len(chunks), 2))
+    found = np.empty((chosen.size, classes), np.float32)
 
-    def one(k: int, space: Any) -> None:
-        sums[k] = kernel.evaluate(shape, flat, pixels, data.y, chunks[k], space)
+    def one(first: int, space: Any) -> None:
+        part = slice(first, first + _CHUNK)
+        kernel.logits(shape, flat, pixels, data.y, _sealed(chosen[part]), space, found[part])
 
-    _share(one, range(len(chunks)), lambda: kernel.space(shape, _BATCH), threads)
-    return float(sums[:, 0].sum() / chosen.size), round(sums[:, 1].sum())
+    _share(one, range(0, chosen.size, _CHUNK), lambda: kernel.space(shape, _BATCH), threads)
+    return found
+
+
+def evaluate(
+    network: str, params: Array, data: Images, *, classes: int, index: Array | None = None, threads: int | None = None
+) -> tuple[float, int]:
+    """Mean loss and number right over a data set, or over the samples in `index`."""
+    found = logits(network, params, data, classes=classes, index=index, threads=threads).astype(np.float64)
+    wanted = data.y if index is None else data.y[np.asarray(index)]
+    top = found.max(1)
+    losses = np.log(np.exp(found - top[:, None]).sum(1)) + top - found[np.arange(len(found)), wanted]
+    return float(losses.mean()), int((found.argmax(1) == wanted).sum())
 
 
 def _kernel(network: str, data: Images, classes: int) -> tuple[Any, Any, Any]:

@@ -346,3 +346,11 @@ def sgd(p: Array, m: Array, g: Array, start: Array, correction: Array, rates: Ar
     for k in range(p.shape[0]):
         m[k] = momentum * m[k] + g[k]
         p[k] -= lr * m[k]
+
+
+@compiled
+def rows_of(z: Array, batch: int, out: Array) -> None:
+    """Columns [class][batch] as rows [sample, class]."""
+    for sample in range(out.shape[0]):
+        for label in range(out.shape[1]):
+            out[sample, label] = z[label * batch + sample]

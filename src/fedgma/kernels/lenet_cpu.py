@@ -213,18 +213,15 @@ def train(sources: int) -> Any:
 
 
 @compiled_to_disk
-def evaluate(sources: int) -> Any:
-    """Sums of the loss and of the hits over the samples listed in `index`."""
+def logits(sources: int) -> Any:
+    """Logits [sample, class] of the samples listed in `index`, into `out`."""
 
-    def evaluate(shape: Shape, flat: Array, x: layers.Pixels, y: Array, index: Array, s: Space) -> tuple[float, float]:
+    def logits(shape: Shape, flat: Array, x: layers.Pixels, y: Array, index: Array, s: Space, out: Array) -> None:
         _ = sources
-        loss, hits = 0.0, 0.0
         weights = _parts(shape, flat)
         for first in range(0, index.shape[0], s.samples.shape[0]):
-            count = layers.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
+            layers.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
             _forward(shape, weights, x, s)
-            mean_loss, hit_rate = layers.cross_entropy(s.z, s.samples.shape[0], s.labels, s.weights, s.dz)
-            loss, hits = loss + count * mean_loss, hits + count * hit_rate
-        return loss, hits
+            layers.rows_of(s.z, s.samples.shape[0], out[first : first + s.samples.shape[0]])
 
-    return evaluate
+    return logits

@@ -13,7 +13,7 @@ from fedgma.evaluation import Forward, Scorer, run_forward, scorer
 from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
-from fedgma.trainers.compiled import kernel_of, kernel_trainer
+from fedgma.trainers.compiled import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.trainers.engine import Engine, float32_precision
 from fedgma.trainers.forms import Blocks, form_gradients, form_of
 from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
@@ -121,11 +121,15 @@ def written_logits(model: nn.Module) -> Callable[[Stacked, Tensor], Tensor] | No
     return None if form is None else lambda params, x: form.forward(params, x, False)[0]
 
 
-def choose_scorer(model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
-    """How runs are evaluated: on a GPU by the hand-written forward pass, compiled, where the model has one."""
+def choose_scorer(trainer: str, model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
+    """How runs are evaluated: by the CPU kernel, or on a GPU by the hand-written forward pass, compiled, where there is.
+
+    A trainer asked for by another name is the reference or a comparison: those are evaluated by the module itself.
+    """
     logits = written_logits(model) if form and pool.y.device.type == "cuda" else None
     if logits is None:
-        return scorer(run_forward(copy.deepcopy(model).eval()))
+        plain = scorer(run_forward(copy.deepcopy(model).eval()))
+        return kernel_scorer(model, plain) if trainer in ("auto", "kernels") else plain
     return scorer(shared_forward(logits), compiled=True)
 
 

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from fedgma.evaluation import Scorer
 from fedgma.kernels import cohorts as cohort_kernels
 from fedgma.models import LeNet, Logistic
 from fedgma.pools import Pool as ImagePool
@@ -63,6 +65,28 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> Train:
         return Trained(updates, shapes_of(start), {}, loss, accuracy)
 
     return train
+
+
+def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
+    """Loss and hit of every run by the kernel, on pools that it can read; on others as before."""
+    known: dict[int, tuple[Pool, str | None, cohort_kernels.Images | None]] = {}
+
+    def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
+        if id(pool) not in known:
+            kernel = kernel_of(model, pool)
+            known[id(pool)] = (pool, kernel, None if kernel is None else _images(pool))
+        _, name, data = known[id(pool)]
+        if name is None or data is None:
+            return otherwise(params, buffers, pool, index)
+        chosen, wanted = index.numpy(), pool.y[index]
+        found = [
+            torch.from_numpy(cohort_kernels.logits(name, row, data, classes=pool.classes, index=chosen))
+            for row in flatten(params).numpy()
+        ]
+        losses = [F.cross_entropy(logits, wanted, reduction="none") for logits in found]
+        return torch.stack(losses), torch.stack([logits.argmax(1) == wanted for logits in found])
+
+    return score
 
 
 def _single(values: np.ndarray) -> Tensor:
