@@ -122,7 +122,7 @@ def written_logits(model: nn.Module) -> Callable[[Stacked, Tensor], Tensor] | No
 
 
 def choose_scorer(trainer: str, model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
-    """How runs are evaluated: by the CPU kernel, or on a GPU by the hand-written forward pass, compiled, where there is.
+    """How runs are evaluated: by the CPU kernel, or on a GPU by the hand-written forward pass, compiled, if any.
 
     A trainer asked for by another name is the reference or a comparison: those are evaluated by the module itself.
     """
