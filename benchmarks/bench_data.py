@@ -1,6 +1,6 @@
 """Figures of the data layer: loading, partitioning, what colour gives away.
 
-    python benchmarks/data.py FOLDER_OF_PACKED_DATA_SETS
+    python benchmarks/bench_data.py FOLDER_OF_PACKED_DATA_SETS
 
 Uses a fresh cache in a temporary folder, so "first" is a decode from the packed files and "again" is the cache. Results
 are checked before they are timed.
