@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -83,16 +83,9 @@ def choose(
 def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
     """The trainer with float32 products as exact as the setting says, whatever torch's own defaults are."""
 
-    def call(
-        model: nn.Module,
-        cohort: Cohort,
-        pools: Sequence[Pool],
-        start: Stacked,
-        buffers: Stacked,
-        correction: Stacked | None = None,
-    ) -> Trained:
+    def call(*arguments: Any, **options: Any) -> Trained:
         with float32_precision(precision):
-            return train(model, cohort, pools, start, buffers, correction)
+            return train(*arguments, **options)
 
     return call
 
