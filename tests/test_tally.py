@@ -148,7 +148,9 @@ def test_an_unknown_mask_names_the_known_ones():
 
 def test_releasing_empties_the_tally():
     tally = counted([BATCHNORM], [10])
+    kept = fedgma.finish(tally)
     merged = fedgma.finish(tally, release=True)
+    assert same_bits(kept.update, merged.update)
     assert merged.notes["clients"] == 1
     assert tally.clients == 0
     assert tally.add({"other": np.ones(2)}, 1) is None

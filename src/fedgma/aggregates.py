@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma import kernels
-from fedgma.arrays import Array, Spec, delivered, is_torch
+from fedgma.arrays import Array, Spec, blocks, delivered, is_torch, zeros
 from fedgma.errors import ConfigError, Diverged, NotEnoughClients
 from fedgma.kernels.plain import Sums, mean
-from fedgma.masks import MASKS, Mask
+from fedgma.masks import MASKS, Mask, VoteMask
 from fedgma.tally import Tally
 
 
@@ -58,11 +58,12 @@ def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release
             buffers[name] = delivered(tally._maxima[name], entry, tally._home)
             continue
         sums = tally._sums.pop(name) if release else tally._sums[name]
-        target = buffers if sums.votes is None else means
-        target[name] = delivered(_mean(name, sums, tally.weight, entry), entry, tally._home)
-        if rule is not None and sums.votes is not None:
+        votes, target = sums.votes, buffers if sums.votes is None else means
+        target[name] = delivered(_mean(name, sums, tally.weight, entry, release), entry, tally._home)
+        del sums  # released: the mask takes its place
+        if rule is not None and votes is not None:
             kind = "float64" if entry.dtype == "float64" else "float32"
-            masks[name] = delivered(rule(sums.votes, tally.clients, kind), Spec(entry.shape, kind), tally._home)
+            masks[name] = delivered(_mask(rule, votes, tally.clients, kind), Spec(entry.shape, kind), tally._home)
     notes = tally.notes
     if release:
         tally._clear()
@@ -81,9 +82,18 @@ def _rule(mask: str | Mask, tau: float) -> Mask | None:
     return MASKS[mask](tau)
 
 
-def _mean(name: str, sums: Sums, weight: float, entry: Spec) -> Array:
+def _mask(rule: Mask, votes: Array, clients: int, kind: str) -> Array:
+    if not isinstance(rule, VoteMask):  # a user's own may look at the whole array
+        return rule(votes, clients, kind)
+    mask = zeros(len(votes), kind, votes)
+    for part in blocks(len(votes)):
+        mask[part] = rule(votes[part], clients, kind)
+    return mask
+
+
+def _mean(name: str, sums: Sums, weight: float, entry: Spec, reuse: bool) -> Array:
     native_type = "float32" if entry.dtype == "bfloat16" else entry.dtype
-    value = mean(sums, weight, native_type)
+    value = mean(sums, weight, native_type, reuse=reuse)
     # a mean of float32 or smaller lies within its own range; only float64 sums can overflow
     if entry.dtype == "float64" and kernels.first_stranger([value]) is not None:
         raise Diverged(f"the weighted sum of {name!r} overflows float64; nothing was changed, scale the updates down")

@@ -82,10 +82,10 @@ def merge(sums: Sums, other: Sums) -> None:
             sums.votes[part] += cast(other.votes[part], spec(sums.votes).dtype)
 
 
-def mean(sums: Sums, weight: float, dtype: str) -> Array:
-    """The weighted mean, rounded once from the pair to `dtype`."""
+def mean(sums: Sums, weight: float, dtype: str, *, reuse: bool = False) -> Array:
+    """The weighted mean, rounded once from the pair to `dtype`; `reuse` writes it over `rest` where the types allow."""
     size = len(sums.total)
-    result = zeros(size, dtype, sums.total)
+    result = sums.rest if reuse and spec(sums.rest).dtype == dtype else zeros(size, dtype, sums.total)
     with np.errstate(over="ignore", invalid="ignore"):
         for part in blocks(size):
             result[part] = (sums.total[part] + sums.rest[part]) / weight
