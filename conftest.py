@@ -7,3 +7,5 @@ if find_spec("triton") is None:
     collect_ignore.append("src/fedgma/kernels/gpu.py")
 if find_spec("numba") is None:
     collect_ignore.append("src/fedgma/kernels/cpu.py")
+if find_spec("flwr") is None:
+    collect_ignore.append("src/fedgma/flower.py")

@@ -1,0 +1,136 @@
+"""The Flower strategy on replies as Flower delivers them: a bad one costs its node, the rest is our own answer."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedgma[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+
+import fedgma
+from fedgma.flower import Masked
+
+task_identity = pytest.importorskip("flwr.supercore.task_identity")
+for name in ("run_id", "node_id", "task_id"):  # messages are made in the name of a running task
+    setattr(task_identity.TaskIdentity, name, 1)
+
+START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(4)}
+
+
+class Nodes:
+    """A grid with these nodes."""
+
+    def __init__(self, *ids):
+        self.ids = ids
+
+    def get_node_ids(self):
+        return list(self.ids)
+
+
+def record(arrays):
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
+
+
+def reply(node, arrays, weight=10, **metrics):
+    asked = Message(content=RecordDict(), message_type=MessageType.TRAIN, dst_node_id=node)
+    asked.metadata.__dict__["_message_id"] = f"m{node}"
+    content = RecordDict({"arrays": record(arrays), "metrics": MetricRecord({"num-examples": weight, **metrics})})
+    return Message(content=content, reply_to=asked)
+
+
+def local(node, value, steps=5):
+    return reply(node, {"w": np.full((2, 3), value, np.float32), "steps": np.array(steps)})
+
+
+def played(strategy, replies, start=START, round_=1):
+    strategy.configure_train(round_, record(start), ConfigRecord(), Nodes(1, 2, 3))
+    arrays, metrics = strategy.aggregate_train(round_, replies)
+    return None if arrays is None else {name: array.numpy() for name, array in arrays.items()}, metrics
+
+
+GOOD = [local(1, 1.0), local(2, 2.0, steps=9), local(3, -1.0)]
+BAD = {
+    "nan": reply(7, {"w": np.full((2, 3), np.nan, np.float32), "steps": np.array(5)}),
+    "broadcastable shape": reply(7, {"w": np.ones(3, np.float32), "steps": np.array(5)}),
+    "missing": reply(7, {"steps": np.array(5)}),
+    "dtype": reply(7, {"w": np.ones((2, 3)), "steps": np.array(5)}),
+    "negative weight": reply(7, {"w": np.ones((2, 3), np.float32), "steps": np.array(5)}, weight=-9),
+    "huge weight": reply(7, {"w": np.ones((2, 3), np.float32), "steps": np.array(5)}, weight=10**18),
+    "same node twice": local(1, 50.0),
+}
+
+
+def test_the_answer_is_the_librarys():
+    after, metrics = played(Masked(tau=0.4), GOOD)
+    models = [{name: value.numpy() for name, value in message.content["arrays"].items()} for message in GOOD]
+    expected = fedgma.server_round(START, models, [10, 10, 10]).params
+    np.testing.assert_array_equal(after["w"], expected["w"])
+    assert after["w"].dtype == np.float32
+    assert after["steps"] == 9
+    assert after["steps"].dtype == np.int64
+    assert metrics["gma-clients"] == 3
+    assert metrics["gma-mask-mean"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_reply_costs_its_node_and_not_the_run(fault):
+    expected, _ = played(Masked(), GOOD)
+    after, metrics = played(Masked(), [GOOD[0], BAD[fault], *GOOD[1:]])
+    np.testing.assert_array_equal(after["w"], expected["w"])
+    assert metrics["gma-refused"] == 1
+
+
+def test_a_failed_node_is_counted():
+    asked = Message(content=RecordDict(), message_type=MessageType.TRAIN, dst_node_id=9)
+    asked.metadata.__dict__["_message_id"] = "m9"
+    _, metrics = played(Masked(), [*GOOD, Message(error=Error(code=0, reason="out of memory"), reply_to=asked)])
+    assert metrics["gma-failed"] == 1
+
+
+def test_nothing_valid_leaves_the_model_as_it_is():
+    assert played(Masked(), [BAD["nan"]]) == (None, None)
+    assert played(Masked(), []) == (None, None)
+
+
+def test_nan_never_reaches_the_servers_moments():
+    clean, poisoned = Masked(optimizer=fedgma.yogi(0.1)), Masked(optimizer=fedgma.yogi(0.1))
+    for round_ in (1, 2):
+        expected, _ = played(clean, GOOD, round_=round_)
+        after, _ = played(poisoned, [BAD["nan"], *GOOD], round_=round_)
+        np.testing.assert_array_equal(after["w"], expected["w"])
+
+
+def test_the_mask_comes_after_the_preconditioner():
+    after, _ = played(Masked(tau=1.0, optimizer=fedgma.adam(1.0)), GOOD)
+    mean, mask = 2 / 3, 1 / 3
+    step = mask * 0.1 * mean / (np.sqrt(0.99e-6 + 0.01 * mean**2) + 1e-3)
+    np.testing.assert_allclose(after["w"], np.full((2, 3), step), rtol=1e-5)
+
+
+def test_sampling_is_seeded_and_the_callers_config_is_left_alone():
+    nodes, config = Nodes(*range(20)), ConfigRecord({"lr": 0.1})
+
+    def asked(seed, round_):
+        strategy = Masked(seed=seed, fraction_train=0.3, min_available_nodes=2)
+        return [m.metadata.dst_node_id for m in strategy.configure_train(round_, record(START), config, nodes)]
+
+    assert asked(0, 1) == asked(0, 1)
+    assert len(asked(0, 1)) == 6
+    assert asked(0, 1) != asked(0, 2)
+    assert asked(0, 1) != asked(1, 1)
+    assert dict(config) == {"lr": 0.1}
+
+
+def test_waiting_for_nodes_has_a_limit():
+    with pytest.raises(fedgma.NotEnoughClients, match="1 nodes after 0 s, round 1 needs 2"):
+        Masked(wait=0).configure_train(1, record(START), ConfigRecord(), Nodes(1))
+
+
+def test_flowers_own_options_are_passed_on():
+    strategy = Masked(
+        fraction_evaluate=0.5,
+        weighted_by_key="samples",
+        train_metrics_aggr_fn=lambda contents, key: MetricRecord({"n": len(contents)}),
+    )
+    assert strategy.fraction_evaluate == 0.5
+    assert strategy.weighted_by_key == "samples"
