@@ -99,3 +99,14 @@ def client_accuracies(hits: Tensor, clients: Sequence[np.ndarray]) -> np.ndarray
     table = hits.cpu().numpy()
     columns = [table[:, own].mean(1) if len(own) else np.full(len(table), np.nan) for own in clients]
     return np.stack(columns, 1)
+
+
+def client_means(hits: Tensor, table: Tensor) -> Tensor:
+    """Accuracy of one run on every client's samples, on the device: hits [sample], table [client, sample] or -1.
+
+    >>> client_means(torch.tensor([True, False, True]), torch.tensor([[0, 2], [1, -1], [-1, -1]]))
+    tensor([1., 0., nan])
+    """
+    there = table >= 0
+    right = hits[table.clamp(min=0)] & there
+    return right.sum(1).float() / there.sum(1).float()
