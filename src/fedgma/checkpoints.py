@@ -37,7 +37,7 @@ def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray]) 
     """Publish a checkpoint below `folder` and drop all but the newest ones."""
     from safetensors.numpy import save
 
-    payload = save({name: np.ascontiguousarray(value) for name, value in state.items()})
+    payload = save({name: np.asarray(value, order="C") for name, value in state.items()})
     manifest = {"format": FORMAT, "round": round, "files": {STATE: hashlib.sha256(payload).hexdigest()}}
     staged, target = folder / f".staged-{os.getpid()}", folder / f"{round:08d}"
     folder.mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
     """
     whole = hashlib.sha256()
     for name in sorted(state):
-        value = np.ascontiguousarray(state[name])
+        value = np.asarray(state[name], order="C")  # ascontiguousarray would give a number an axis
         whole.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
         whole.update(value.tobytes())
     return whole.hexdigest()

@@ -122,7 +122,7 @@ class Settings(Section):
     mask_position: Literal["after", "before"] = Field(
         default="after", description="of adaptive servers with a mask: after the preconditioner (the paper's) or before"
     )
-    rounds: Whole = Field(default=150, description="communication rounds")
+    rounds: Whole = Field(default=200, description="communication rounds")
     cohort: Whole | None = Field(default=None, description="clients sampled a round; 10, or all where there are fewer")
     local_epochs: Whole | None = Field(
         default=None, description="passes over a client's data; 1, 3 (cifar), 5, 12 (tiny)"
@@ -140,7 +140,7 @@ class Settings(Section):
     beta2: BelowOne = Field(default=0.99, description="of fedadam and fedyogi: second moment")
     epsilon: Positive = Field(default=1e-3, description="of fedadam, fedyogi and fedadagrad: stabiliser")
     seed: int = Field(default=0, description="of initial weights, sampling and batches")
-    evaluate_every: Whole = Field(default=5, description="rounds; the last ten rounds are always evaluated")
+    evaluate_every: Whole = Field(default=10, description="rounds; the last ten rounds are always evaluated")
     client_test_size: Count = Field(
         default=200, description="test samples of each client with its class mix; 0 is none"
     )

@@ -46,12 +46,16 @@ def scorer(forward: Forward, *, compiled: bool = False) -> Scorer:
 
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = pool.batch(index, seen_by(pool, index))
-        logits = forward(params, buffers, x).float()
-        wanted = y.expand(logits.shape[:2])
-        losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
-        return losses, logits.argmax(-1) == wanted
+        return losses_and_hits(forward(params, buffers, x).float(), y)
 
     return torch.compile(score, dynamic=False) if compiled else score
+
+
+def losses_and_hits(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and hit [run, sample] of logits [run, sample, class]."""
+    wanted = y.expand(logits.shape[:2])
+    losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
+    return losses, logits.argmax(-1) == wanted
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """`fedgma run --show`: every setting of a grid as a settings file, with what it means."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,22 +17,26 @@ def show_settings(grid: "Grid") -> str:
     recorded = [record(settings) for settings in grid.runs]
     defaults = Settings()
     top = [name for name in Settings.model_fields if name not in SECTIONS]
-    lines = [_row(name, recorded, defaults) for name in top]
+    lines = [_row(name, recorded, defaults, grid.axes) for name in top]
     for section in SECTIONS:
         inner = [one[section] for one in recorded]
-        if all(one["partition"]["seed"] == one["seed"] for one in recorded):
-            inner = [{**one, "seed": None} for one in inner]  # it follows the run's
         default = getattr(defaults, section)
-        lines += ["", f"[{section}]", *(_row(name, inner, default) for name in type(default).model_fields)]
+        rows = [_row(name, inner, default, grid.axes, section) for name in type(default).model_fields]
+        lines += ["", f"[{section}]", *rows]
     return "\n".join(lines)
 
 
-def _row(name: str, recorded: list[dict[str, Any]], default: "BaseModel") -> str:
+def _row(
+    name: str, recorded: list[dict[str, Any]], default: "BaseModel", axes: Sequence[str], section: str = ""
+) -> str:
+    """One line; a value that follows from another setting, run by run, is a comment."""
     values: list[Any] = []
     for one in recorded:
         if one[name] is not None and one[name] not in values:
             values.append(one[name])
-    if values:
+    if len(values) > 1 and (f"{section}.{name}" if section else name) not in axes:
+        text = f"# {name} = {_toml(values)}"
+    elif values:
         text = f"{name} = {_toml(values[0] if len(values) == 1 else values)}"
     else:
         unset = getattr(default, name)

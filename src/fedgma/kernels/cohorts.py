@@ -146,6 +146,27 @@ def evaluate(
     return float(sums[:, 0].sum() / chosen.size), round(sums[:, 1].sum())
 
 
+def logits(
+    network: str, params: Array, data: Images, *, classes: int, index: Array, threads: int | None = None
+) -> Array:
+    """Logits [run, sample, class] of every run's `params` [run, parameter] on the samples in `index`."""
+    kernel, shape, pixels = _kernel(network, data, classes)
+    flat = _rows("params", params, len(params), kernel.size(shape))
+    chosen = np.ascontiguousarray(index, np.int64)
+    starts = range(0, chosen.size, _CHUNK // 4)
+    chunks = [_sealed(chosen[first : first + _CHUNK // 4]) for first in starts]
+    found = np.empty((len(flat), chosen.size, classes), np.float32)
+
+    def one(job: int, space: Any) -> None:
+        run, part = divmod(job, len(chunks))
+        begin = starts[part]
+        out = found[run, begin : begin + len(chunks[part])]
+        kernel.logits(shape, flat[run], pixels, data.y, chunks[part], space, out)
+
+    _share(one, range(len(flat) * len(chunks)), lambda: kernel.space(shape, _BATCH), threads)
+    return found
+
+
 def _kernel(network: str, data: Images, classes: int) -> tuple[Any, Any, Any]:
     reason = why_not(network, data.sizes)
     if reason:

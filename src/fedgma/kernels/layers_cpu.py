@@ -292,6 +292,14 @@ def take(batch: Array, y: Array, samples: Array, labels: Array, weights: Array) 
 
 
 @compiled
+def rows_of(z: Array, batch: int, out: Array) -> None:
+    """Logits z, class after class, as rows [sample, class]; `out` may have fewer rows than the batch."""
+    for s in range(out.shape[0]):
+        for k in range(out.shape[1]):
+            out[s, k] = z[k * batch + s]
+
+
+@compiled
 def cross_entropy(z: Array, batch: int, labels: Array, weights: Array, dz: Array) -> tuple[float, float]:
     """Weighted sums of the loss and of the hits; dz becomes the gradient of the first in the logits z."""
     classes = z.shape[0] // batch

@@ -228,3 +228,19 @@ def evaluate(sources: int) -> Any:
         return loss, hits
 
     return evaluate
+
+
+@compiled_to_disk
+def logits(sources: int) -> Any:
+    """Logits [sample, class] of the samples listed in `index`."""
+
+    def logits(shape: Shape, flat: Array, x: layers.Pixels, y: Array, index: Array, s: Space, out: Array) -> None:
+        _ = sources
+        weights = _parts(shape, flat)
+        batch = s.samples.shape[0]
+        for first in range(0, index.shape[0], batch):
+            layers.take(index[first : first + batch], y, s.samples, s.labels, s.weights)
+            _forward(shape, weights, x, s)
+            layers.rows_of(s.z, batch, out[first : first + batch])
+
+    return logits

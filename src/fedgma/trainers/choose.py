@@ -13,7 +13,7 @@ from fedgma.evaluation import Forward, Scorer, run_forward, scorer
 from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
-from fedgma.trainers.compiled import kernel_of, kernel_trainer
+from fedgma.trainers.compiled import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.trainers.engine import Engine
 from fedgma.trainers.forms import Blocks, form_gradients, form_of
 from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
@@ -105,10 +105,11 @@ def written_logits(model: nn.Module) -> Callable[[Stacked, Tensor], Tensor] | No
 
 
 def choose_scorer(model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
-    """How runs are evaluated: on a GPU by the hand-written forward pass, compiled, where the model has one."""
+    """How runs are evaluated: by a CPU kernel or, on a GPU, the hand-written forward pass; else by the module."""
     logits = written_logits(model) if form and pool.y.device.type == "cuda" else None
     if logits is None:
-        return scorer(run_forward(copy.deepcopy(model).eval()))
+        plain = scorer(run_forward(copy.deepcopy(model).eval()))
+        return kernel_scorer(model, plain) if form and kernel_of(model, pool) is not None else plain
     return scorer(shared_forward(logits), compiled=True)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgma.evaluation import Scorer, losses_and_hits
 from fedgma.kernels import cohorts as cohorts_cpu
 from fedgma.models import LeNet, Logistic
 from fedgma.pools import Pool as ImagePool
@@ -65,6 +66,25 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> Train:
         return Trained(unflatten(updates, shapes), {}, loss, accuracy)
 
     return train
+
+
+def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
+    """A scorer that hands pools which a kernel can read to it, and the rest to `otherwise`."""
+    known: dict[int, tuple[Pool, str, cohorts_cpu.Images] | None] = {}
+
+    def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
+        if id(pool) not in known:
+            name = kernel_of(model, pool)
+            known[id(pool)] = None if name is None else (pool, name, _images(pool))
+        found = known[id(pool)]
+        if found is None:
+            return otherwise(params, buffers, pool, index)
+        _, name, images = found
+        flat = flatten(params).numpy()
+        rows = cohorts_cpu.logits(name, flat, images, classes=pool.classes, index=index.numpy())
+        return losses_and_hits(torch.from_numpy(rows), pool.y[index])
+
+    return score
 
 
 def _single(values: np.ndarray) -> Tensor:
