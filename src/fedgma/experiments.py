@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,9 +179,15 @@ def conclude(planned: Sequence[Planned], axes: Sequence[str], lines: Mapping[str
     ]
     summaries = [(run.recorded, outcomes.summarise(found)) for run, found in held if found]
     arms = outcomes.gather([(settings, one) for settings, one in summaries if one is not None], axes)
-    if held and all(found and found[-1]["counted"] == 0 for _, found in held):
+    if held and all(found and _is_lost(found[-1]) for _, found in held):
         raise Diverged("no run kept a finite update to its end; lower client_learning_rate or set gradient_clip")
     return Outcome(tuple(held), tuple(arms), tuple(outcomes.compare(arms)))
+
+
+def _is_lost(line: Line) -> bool:
+    """Whether a run had come to nothing finite in this round."""
+    loss = line["train"]["loss"]
+    return line["counted"] == 0 or loss is None or not math.isfinite(loss)
 
 
 def _open(run: Planned, materials: Materials, parameters: int, opened: contextlib.ExitStack) -> RunFolder | None:

@@ -84,7 +84,7 @@ def count(
     rule: tuple[Tensor, Tensor] | None,
 ) -> VoteCounts:
     """Count one run's |votes| [entry] by layer; `rule` is its row of the mask tables, None where it does not mask."""
-    most = int(clients)
+    most = max(int(clients), 1)
     size = votes.abs().to(torch.int64)
     found = torch.bincount(layers.owner * (most + 1) + size, minlength=len(layers.names) * (most + 1))
     plain = mean.norm()
