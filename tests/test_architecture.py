@@ -30,7 +30,8 @@ ROOMS = [
     ],
     ["datasets", "shifts", "partitions", "splits", "skew"],
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
-    ["specs", "fleet"],
+    ["specs", "fleet", "config", "grids", "checkpoints", "records"],
+    ["materials", "lines", "verdicts", "outcomes", "experiments"],
     ["plots", "flower", "cli"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}

@@ -46,12 +46,16 @@ def scorer(forward: Forward, *, compiled: bool = False) -> Scorer:
 
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = pool.batch(index, seen_by(pool, index))
-        logits = forward(params, buffers, x).float()
-        wanted = y.expand(logits.shape[:2])
-        losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
-        return losses, logits.argmax(-1) == wanted
+        return losses_and_hits(forward(params, buffers, x).float(), y)
 
     return torch.compile(score, dynamic=False) if compiled else score
+
+
+def losses_and_hits(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and hit [run, sample] of logits [run, sample, class]."""
+    wanted = y.expand(logits.shape[:2])
+    losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
+    return losses, logits.argmax(-1) == wanted
 
 
 @torch.no_grad()
@@ -99,3 +103,14 @@ def client_accuracies(hits: Tensor, clients: Sequence[np.ndarray]) -> np.ndarray
     table = hits.cpu().numpy()
     columns = [table[:, own].mean(1) if len(own) else np.full(len(table), np.nan) for own in clients]
     return np.stack(columns, 1)
+
+
+def client_means(hits: Tensor, table: Tensor) -> Tensor:
+    """Accuracy of one run on every client's samples, on the device: hits [sample], table [client, sample] or -1.
+
+    >>> client_means(torch.tensor([True, False, True]), torch.tensor([[0, 2], [1, -1], [-1, -1]]))
+    tensor([1., 0., nan])
+    """
+    there = table >= 0
+    right = hits[table.clamp(min=0)] & there
+    return right.sum(1).float() / there.sum(1).float()

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.errors import ConfigError
-from fedgma.evaluation import Scorer, evaluate
+from fedgma.evaluation import Scorer, client_means, sample_scores
 from fedgma.models import build
 from fedgma.seeds import generator, seed
-from fedgma.specs import Round, RunSpec, mask_tables
-from fedgma.trainers import memory, servers, tallies
+from fedgma.specs import AGGREGATORS, Round, RunSpec, mask_tables
+from fedgma.trainers import memory, servers, statistics, tallies
 from fedgma.trainers.choose import LocalTrainer, choose, choose_scorer
 from fedgma.trainers.cohorts import (
     Cohort,
@@ -52,6 +52,8 @@ class Fleet:
     servers: servers.Servers
     masks: tuple[Tensor, Tensor] | None
     clients: Tensor  # int64 [run, 1], how many there are
+    layers: statistics.Layers
+    client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
     chunk: int  # lanes trained at a time
     eval_batch: int
     device: torch.device
@@ -90,11 +92,12 @@ def assemble(
     sample = pools[0]
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
+    shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
     cost = memory.measure(model, sample, specs[0].batch_size, budget=budget)
     return Fleet(
         specs=specs,
         model=model,
-        shapes=tuple((name, value.shape) for name, value in named_tensors(model)[0].items()),
+        shapes=shapes,
         train=choose(trainer, model, pools, precision=precision, form=form, blocks=blocks),
         score=choose_scorer(trainer, model, sample, form=form),
         precision=precision,
@@ -104,6 +107,8 @@ def assemble(
         servers=servers.lay_out(specs, device),
         masks=mask_tables(specs, device),
         clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
+        layers=statistics.lay_out(shapes, device),
+        client_tests=tuple(_client_tests(spec, device) for spec in specs),
         chunk=chunk or cost.lanes,
         eval_batch=max(1, cost.samples // len(specs)),
         device=device,
@@ -146,8 +151,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     cohorts = {run: draw_cohort(fleet.specs[run], int(state.rounds[run]) + 1) for run in busy}
     sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
     drift = torch.zeros_like(sums.total) if state.control is not None else None
-    for lanes in _chunks(cohorts, fleet.chunk):
-        _train_chunk(fleet, state, lanes, sums, drift)
+    counted = [_train_chunk(fleet, state, lanes, sums, drift) for lanes in _chunks(cohorts, fleet.chunk)]
     merged = tallies.merge(sums, fleet.masks, state.buffers)
     params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
     control = state.control
@@ -155,7 +159,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         control = control + (drift / fleet.clients).float()
     rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
     state = replace(state, rounds=rounds, params=params, buffers=merged.buffers, moments=moments, control=control)
-    return state, _record(fleet, state, cohorts, sums, merged)
+    return state, replace(_record(fleet, state, cohorts, sums, merged), counted=tuple(counted))
 
 
 def draw_cohort(spec: RunSpec, round: int) -> np.ndarray:
@@ -166,8 +170,8 @@ def draw_cohort(spec: RunSpec, round: int) -> np.ndarray:
 
 def _train_chunk(
     fleet: Fleet, state: State, lanes: list[tuple[int, int]], sums: tallies.Sums, drift: Tensor | None
-) -> None:
-    """Train some lanes and count them."""
+) -> tuple[np.ndarray, np.ndarray, Tensor]:
+    """Train some lanes and count them; gives back whose they are and which were counted."""
     cohort, weights = lay_cohort(fleet, state, lanes)
     start = unflatten(state.params, fleet.shapes)
     correction = _correction(state, cohort) if state.control is not None else None
@@ -178,6 +182,7 @@ def _train_chunk(
     counted = tallies.add(sums, cohort.run, weights, updates, trained.buffers, metrics)
     if drift is not None and state.control is not None:
         _update_variates(fleet, state, cohort, updates, counted, drift)
+    return cohort.run, cohort.client, counted
 
 
 def lay_cohort(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[Cohort, np.ndarray]:
@@ -245,26 +250,59 @@ def _record(
     mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
     agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
     columns += [mask[:, None].double(), agreement[:, None].double(), merged.mean.norm(dim=1)[:, None].double()]
+    scores, clients = _evaluate(fleet, state, sorted(cohorts))
     return Round(
         rounds=state.rounds.copy(),
         cohorts=cohorts,
         table=torch.cat(columns, 1),
-        scores=_evaluate(fleet, state, sorted(cohorts)),
+        scores=scores,
+        votes={run: _count_votes(fleet, run, sums, merged) for run in cohorts if _is_measured(fleet, state, run)},
+        client_scores=clients,
     )
 
 
-def _evaluate(fleet: Fleet, state: State, runs: list[int]) -> dict[str, tuple[np.ndarray, Tensor]]:
-    """Loss and accuracy of the runs whose turn it is, on each of their test pools: name -> (runs, [run, 2])."""
+def _is_measured(fleet: Fleet, state: State, run: int) -> bool:
+    return fleet.specs[run].is_measured(int(state.rounds[run]))
+
+
+def _count_votes(fleet: Fleet, run: int, sums: tallies.Sums, merged: tallies.Merged) -> statistics.VoteCounts:
+    mask = None if merged.mask is None else merged.mask[run]
+    rule = None if fleet.masks is None else (fleet.masks[0][run], fleet.masks[1][run])
+    masked = AGGREGATORS[fleet.specs[run].aggregator] is not None
+    return statistics.count(
+        sums.votes[run], sums.clients[run], fleet.layers, merged.mean[run], mask, rule=rule if masked else None
+    )
+
+
+def _evaluate(
+    fleet: Fleet, state: State, runs: list[int]
+) -> tuple[dict[str, tuple[np.ndarray, Tensor]], dict[int, Tensor]]:
+    """The runs whose turn it is, on each of their test pools: name -> (runs, [run, 2]); and run -> [client]."""
     found: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
+    clients: dict[int, Tensor] = {}
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
     for name, pool, rows in _test_pools(fleet, due):
         picked = ship(rows, fleet.device)
         params = unflatten(state.params[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
-            metrics = evaluate(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
-        found.setdefault(name, []).append((rows, torch.stack(metrics, 1)))
-    return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in found.items()}
+            loss, hit = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
+        found.setdefault(name, []).append((rows, torch.stack([loss.mean(1), hit.float().mean(1)], 1)))
+        for row, run in enumerate(rows.tolist()):
+            if name == "test" and (own := fleet.client_tests[run]) is not None:
+                clients[run] = client_means(hit[row], own)
+    return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in found.items()}, clients
+
+
+def _client_tests(spec: RunSpec, device: torch.device) -> Tensor | None:
+    """The clients' test samples as one table, padded with -1."""
+    own = getattr(spec.federation, "client_tests", None) if spec.per_client else None
+    if own is None:
+        return None
+    table = np.full((len(own), max(map(len, own))), -1, np.int64)
+    for client, index in enumerate(own):
+        table[client, : len(index)] = index
+    return torch.from_numpy(table).to(device)
 
 
 def _test_pools(fleet: Fleet, runs: list[int]) -> list[tuple[str, Pool, np.ndarray]]:

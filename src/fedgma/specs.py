@@ -14,6 +14,7 @@ from fedgma.errors import ConfigError
 from fedgma.masks import VoteMask, hard_mask, soft_mask
 from fedgma.models import Model
 from fedgma.trainers.cohorts import Pool
+from fedgma.trainers.statistics import VoteCounts, VoteStatistics
 
 
 class Federation(Protocol):
@@ -63,6 +64,9 @@ class RunSpec:
     epsilon: float = 1e-3
     evaluate_every: int = 1  # rounds; the last round is always evaluated; 0 is never
     evaluate_on: tuple[str, ...] = ("test",)
+    evaluate_last: int = 0  # so many rounds at the end are all evaluated
+    per_client: bool = False  # accuracy on every client's own test samples too, where the federation has them
+    measure_every: int = 0  # rounds between statistics of the votes; the first and the last are measured too
 
     def __post_init__(self) -> None:
         if self.aggregator not in AGGREGATORS:
@@ -81,7 +85,13 @@ class RunSpec:
 
     def is_due(self, round: int) -> bool:
         """Whether the run is evaluated after this round."""
-        return self.evaluate_every > 0 and (round % self.evaluate_every == 0 or round == self.rounds)
+        if self.evaluate_every <= 0:
+            return False
+        return round % self.evaluate_every == 0 or round > self.rounds - max(1, self.evaluate_last)
+
+    def is_measured(self, round: int) -> bool:
+        """Whether the votes of this round are looked at closely."""
+        return self.measure_every > 0 and (round % self.measure_every == 0 or round in (1, self.rounds))
 
     def test_pools(self) -> dict[str, Pool]:
         """The pools to evaluate on: "test", or the federation's further ones by their names."""
@@ -107,6 +117,9 @@ class RoundRecord(NamedTuple):
     agreement: float  # mean of |votes| / clients
     update_norm: float  # of the unmasked mean
     scores: dict[str, dict[str, float]]  # test pool -> loss and accuracy, where evaluated
+    refused: tuple[int, ...] = ()  # clients whose update was not finite
+    votes: VoteStatistics | None = None  # where measured
+    client_accuracies: np.ndarray | None = None  # [client], where evaluated; NaN for a client without test samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +130,9 @@ class Round:
     cohorts: dict[int, np.ndarray]  # of the runs that played
     table: Tensor  # [run, 7]
     scores: dict[str, tuple[np.ndarray, Tensor]]
+    counted: tuple[tuple[np.ndarray, np.ndarray, Tensor], ...] = ()  # lanes' runs and clients, and which were finite
+    votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
+    client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
     state: Any = field(default=None, repr=False)  # the fleet's state after the round
 
     @cached_property
@@ -137,7 +153,17 @@ class Round:
         cohort = tuple(self.cohorts[run].tolist())
         weight, mask, agreement, norm = rest
         numbers = (loss, accuracy, int(clients), weight, mask, agreement, norm)
-        return RoundRecord(run, int(self.rounds[run]), cohort, *numbers, own)
+        votes, per_client = self.votes.get(run), self.client_scores.get(run)
+        return RoundRecord(
+            *(run, int(self.rounds[run]), cohort, *numbers, own),
+            refused=self._refused(run),
+            votes=None if votes is None else votes.statistics(),
+            client_accuracies=None if per_client is None else per_client.cpu().numpy(),
+        )
+
+    def _refused(self, run: int) -> tuple[int, ...]:
+        left = [clients[(runs == run) & ~fine.cpu().numpy()] for runs, clients, fine in self.counted]
+        return tuple(int(client) for part in left for client in part)
 
 
 def mask_tables(specs: Sequence[RunSpec], device: torch.device) -> tuple[Tensor, Tensor] | None:

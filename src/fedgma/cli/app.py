@@ -5,10 +5,14 @@ import sys
 import typer
 
 from fedgma.cli import data
+from fedgma.cli.run import run
+from fedgma.cli.sweep import sweep
 from fedgma.errors import FedgmaError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(data.app, name="data")
+app.command()(run)
+app.command()(sweep)
 
 
 @app.callback()

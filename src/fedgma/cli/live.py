@@ -1,0 +1,102 @@
+"""What is seen while runs play: a bar for each fleet, the accuracy of each arm, a spark line; and signals obeyed."""
+
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from fedgma.experiments import Planned, Played
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class Stopping:
+    """Whether somebody asked to stop: the first signal lets the round finish, the second ends the process."""
+
+    code: int | None = None
+
+    def __call__(self) -> bool:
+        """True once a signal came."""
+        return self.code is not None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler."""
+        again, self.code = self.code is not None, 128 + number
+        if again:
+            raise SystemExit(self.code)
+
+
+@contextlib.contextmanager
+def obeying_signals() -> Iterator[Stopping]:
+    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round."""
+    stopping = Stopping()
+    before = {number: signal.signal(number, stopping.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Watch:
+    """Progress bars of fleets; silent where the console is no terminal."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        columns: Sequence[Any] = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds {task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[arms]}"),
+        )
+        off = quiet or not console.is_terminal
+        self.bars = Progress(*columns, console=console, disable=off, transient=True)
+        self._latest: dict[str, dict[int, float]] = {}
+        self._curves: dict[str, list[float]] = {}
+        self._task: TaskID | None = None
+        self._seconds = 0.0
+        self._rounds = 0
+
+    def begin(self, members: "Sequence[Planned]", name: str) -> None:
+        """A fleet starts."""
+        total = sum(run.settings.rounds for run in members)
+        self._task = self.bars.add_task(name, total=total, rate="", arms="")
+        self._latest, self._curves, self._rounds, self._seconds = {}, {}, 0, 0.0
+        self._at = dict.fromkeys((run.fingerprint for run in members), 0)
+
+    def see(self, played: "Played") -> None:
+        """A round was played."""
+        assert self._task is not None
+        self._at[played.run.fingerprint] = played.line["round"]
+        self._seconds += played.line["seconds"]
+        self._rounds += 1
+        chosen = played.run.settings
+        accuracy = (played.line.get("test") or {}).get("accuracy")
+        if accuracy is not None:
+            arm = chosen.aggregator if chosen.algorithm == "fedavg" else f"{chosen.algorithm} {chosen.aggregator}"
+            self._latest.setdefault(arm, {})[chosen.seed] = 100 * accuracy
+            seen = self._latest[arm]
+            self._curves.setdefault(arm, []).append(sum(seen.values()) / len(seen))
+        rate = f"{self._rounds / max(self._seconds, 1e-9):.0f}/s"
+        self.bars.update(self._task, completed=sum(self._at.values()), rate=rate, arms=self._arms())
+
+    def _arms(self) -> str:
+        shown = list(self._curves.items())[:4]
+        more = "" if len(self._curves) <= 4 else f" and {len(self._curves) - 4} more"
+        return "  ".join(f"{arm} {curve[-1]:.1f} {spark(curve)}" for arm, curve in shown) + more
+
+
+def spark(values: Sequence[float], width: int = 12) -> str:
+    """A curve in one line of text, on a scale from 0 to 100.
+
+    >>> spark([10, 50, 100], width=3)
+    '▁▅█'
+    """
+    step = max(1, -(-len(values) // width))
+    points = values[::-1][::step][::-1]
+    return "".join(SPARKS[min(7, max(0, int(value / 100 * 8)))] for value in points)

@@ -1,0 +1,50 @@
+"""`fedgma run --show`: every setting of a grid as a settings file, with what it means."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from fedgma.grids import Grid
+
+
+def show_settings(grid: "Grid") -> str:
+    """All settings as a settings file of the same runs: values that differ as lists, those not in use as comments."""
+    from fedgma.config import SECTIONS, Settings, record
+
+    recorded = [record(settings) for settings in grid.runs]
+    defaults = Settings()
+    top = [name for name in Settings.model_fields if name not in SECTIONS]
+    lines = [_row(name, recorded, defaults, grid.axes) for name in top]
+    for section in SECTIONS:
+        inner = [one[section] for one in recorded]
+        default = getattr(defaults, section)
+        rows = [_row(name, inner, default, grid.axes, section) for name in type(default).model_fields]
+        lines += ["", f"[{section}]", *rows]
+    return "\n".join(lines)
+
+
+def _row(
+    name: str, recorded: list[dict[str, Any]], default: "BaseModel", axes: Sequence[str], section: str = ""
+) -> str:
+    """One line; a value that follows from another setting, run by run, is a comment."""
+    values: list[Any] = []
+    for one in recorded:
+        if one[name] is not None and one[name] not in values:
+            values.append(one[name])
+    if len(values) > 1 and (f"{section}.{name}" if section else name) not in axes:
+        text = f"# {name} = {_toml(values)}"
+    elif values:
+        text = f"{name} = {_toml(values[0] if len(values) == 1 else values)}"
+    else:
+        unset = getattr(default, name)
+        text = f"# {name} = {'...' if unset is None else _toml(unset)}"
+    return f"{text:<36} # {type(default).model_fields[name].description or ''}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)  # numbers and strings of both languages look alike

@@ -1,0 +1,117 @@
+"""The records of a run in plain words: its head (`run.json`) and one line a round (`rounds.jsonl`)."""
+
+import functools
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedgma
+from fedgma.datasets import Dataset
+from fedgma.specs import RoundRecord
+from fedgma.trainers.statistics import Share, VoteStatistics
+
+PACKAGES = ("numpy", "torch", "numba", "safetensors")
+
+
+def describe_run(fingerprint: str, settings: Mapping[str, Any], data: Dataset, device: torch.device) -> dict[str, Any]:
+    """What `run.json` says beside the number of parameters."""
+    sizes = {"train": len(data.train.y), "test": len(data.test.y)}
+    source = f"{data.source.kind}: {data.source.name}"
+    return {
+        "fingerprint": fingerprint,
+        "settings": dict(settings),
+        "versions": dict(versions()),
+        "device": describe_device(device),
+        "data": {"name": data.name, "source": source, "sha256": data.source.sha256, **sizes},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def line_of(record: RoundRecord, seconds: float) -> dict[str, Any]:
+    """One line of `rounds.jsonl`; what was not measured in this round is absent."""
+    line: dict[str, Any] = {
+        "round": record.round,
+        "train": {"loss": record.train_loss, "accuracy": record.train_accuracy},
+        **record.scores,
+    }
+    if record.client_accuracies is not None:
+        line["clients"] = client_figures(record.client_accuracies, record.cohort)
+    if record.votes is not None:
+        line["mask"] = mask_figures(record.votes)
+    line["counted"] = record.clients
+    line["refused"] = [[client, "nonfinite"] for client in record.refused]
+    return {**line, "seconds": round(seconds, 6)}
+
+
+def client_figures(accuracies: np.ndarray, cohort: tuple[int, ...]) -> dict[str, float]:
+    """How the clients fare: their mean, the mean of the worst tenth, those that took part and those that did not.
+
+    >>> client_figures(np.array([0.5, 1.0, np.nan, 0.0]), (0, 1))
+    {'worst_decile': 0.0, 'mean': 0.5, 'participating': 0.75, 'non_participating': 0.0}
+    """
+    there = np.sort(accuracies[np.isfinite(accuracies)])
+    if not len(there):
+        return {}
+    worst = there[: max(1, len(there) // 10)]
+    part = np.isin(np.arange(len(accuracies)), cohort)
+    figures = {"worst_decile": float(worst.mean()), "mean": float(there.mean())}
+    for name, chosen in (("participating", part), ("non_participating", ~part)):
+        values = accuracies[chosen & np.isfinite(accuracies)]
+        if len(values):
+            figures[name] = float(values.mean())
+    return figures
+
+
+def mask_figures(votes: VoteStatistics) -> dict[str, Any]:
+    """The statistics of a round's votes and mask."""
+    return {
+        **_share(votes.whole),
+        "ratio": votes.ratio,
+        "histogram": list(votes.histogram),
+        "layers": {name: _share(share) for name, share in votes.layers.items()},
+    }
+
+
+def _share(share: Share) -> dict[str, float]:
+    figures = {"mean": share.mean, "agreement": share.agreement}
+    return figures if share.below is None else {**figures, "below": share.below}
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
+
+
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """Versions of what computes, and the commit of the source tree where there is one."""
+    found = {"fedgma": fedgma.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    commit = _commit()
+    return {**found, "commit": commit} if commit else found
+
+
+def _commit() -> str:
+    """The commit of the checkout that holds the package; empty for an installed one."""
+    here = Path(__file__).resolve().parent
+    if not (here.parents[1] / ".git").exists():
+        return ""
+    try:
+        asked = ["git", "-C", str(here), "rev-parse", "HEAD"]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -1,0 +1,226 @@
+"""What a run is made of: its settings turned into data on a device, a federation, a model and a `RunSpec`.
+
+Each data set is loaded and placed once, each federation is made once, whatever the number of runs that share them.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgma.checkpoints import digest
+from fedgma.config import ALGORITHMS, OWN, Settings, is_path
+from fedgma.datasets import Dataset, from_arrays, load
+from fedgma.errors import ConfigError
+from fedgma.federation import Federation, Placed, federate, place
+from fedgma.models import Model
+from fedgma.shifts import Colour, Rotation, Shift
+from fedgma.specs import RunSpec
+from fedgma.splits import divide
+
+Data = Dataset | tuple[Any, Any]
+
+
+class Materials:
+    """Makes specs of settings and keeps what several of them need."""
+
+    def __init__(
+        self, device: str = "auto", *, folder: Path | None = None, data: Data | None = None, model: Model | None = None
+    ) -> None:
+        self.folder = folder  # where paths in the settings are meant from, besides the current one
+        self.data = from_arrays(*data) if isinstance(data, tuple) and not isinstance(data, Dataset) else data
+        self.model = model
+        self._chosen = device
+        self._placed: dict[str, Placed] = {}
+        self._federations: dict[tuple[Any, ...], Federation] = {}
+        self._models: dict[str, Model] = {}
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where runs are played: a GPU where there is one, unless told otherwise."""
+        if self._chosen == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self._chosen)
+        except RuntimeError:
+            raise ConfigError(f"unknown device {self._chosen!r}; known: auto, cpu, cuda, cuda:0, ...") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"no GPU was found for --device {self._chosen}; use --device cpu")
+        return device
+
+    def adopt(self, settings: Settings) -> Settings:
+        """Settings that name the data and the model that were handed over."""
+        named: dict[str, str] = {}
+        if self.data is not None:
+            named["dataset"] = OWN + self.data.name
+        if self.model is not None and not isinstance(self.model, str):
+            kind = type(self.model) if isinstance(self.model, nn.Module) else self.model
+            named["model"] = OWN + getattr(kind, "__name__", "factory")
+        elif self.model is not None:
+            named["model"] = self.model
+        return settings.model_copy(update=named)
+
+    def contents(self, settings: Settings) -> dict[str, str]:
+        """Checksums of what is the user's own; they are part of a run's fingerprint."""
+        found = {}
+        if is_path(settings.dataset) or settings.dataset.startswith(OWN):
+            found["data"] = self.dataset(settings).source.sha256
+        name = str(settings.model)
+        if (file := self._model_file(name)) is not None:
+            found["model"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        elif name.startswith(OWN):
+            found["model"] = _identity(self.model)
+        return found
+
+    def dataset(self, settings: Settings) -> Dataset:
+        """The data set of a run."""
+        return self._place(settings.dataset).dataset
+
+    def federation(self, settings: Settings) -> Federation:
+        """The federation of a run; equal ones are one object."""
+        part = settings.partition
+        key = (settings.dataset, part, settings.shift, settings.client_test_size)
+        if key not in self._federations:
+            placed = self._place(settings.dataset)
+            dealt = divide(placed.dataset, part.name, part.clients, seed=part.seed or 0, **_details(settings))
+            self._federations[key] = federate(
+                placed,
+                dealt,
+                shift=_shift(settings),
+                client_test_size=settings.client_test_size,
+                seed=part.seed or 0,
+            )
+        return self._federations[key]
+
+    def network(self, settings: Settings) -> Model:
+        """The model of a run: a name, or what the user's file or hand gave."""
+        name = str(settings.model)
+        if name.startswith(OWN):
+            if self.model is None:
+                raise ConfigError(f"model {name!r} was handed over in Python; hand it over again as model=...")
+            return self.model
+        if (file := self._model_file(name)) is not None and name not in self._models:
+            self._models[name] = _from_file(file, name.rpartition(":")[2])
+        return self._models.get(name, name)
+
+    def spec(self, settings: Settings) -> RunSpec:
+        """Everything the fleet wants to know of a run."""
+        federation = self.federation(settings)
+        return RunSpec(
+            cast(Any, federation),  # frozen, where the protocol of a pool would let one assign
+            model=self.network(settings),
+            seed=settings.seed,
+            rounds=settings.rounds,
+            cohort=settings.cohort or 10,
+            local_epochs=settings.local_epochs or 1,
+            local_steps=settings.local_steps,
+            batch_size=settings.batch_size,
+            lr=settings.client_learning_rate,
+            momentum=settings.momentum,
+            mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
+            clip=settings.gradient_clip or float("inf"),
+            scaffold=settings.algorithm == "scaffold",
+            aggregator=settings.aggregator,
+            tau=settings.tau,
+            mask_position=settings.mask_position,
+            server=ALGORITHMS[settings.algorithm][0],
+            server_lr=settings.server_learning_rate or 1.0,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            epsilon=settings.epsilon,
+            evaluate_every=settings.evaluate_every,
+            evaluate_on=("test", *federation.more_tests),
+            evaluate_last=10,
+            per_client=settings.client_test_size > 0,
+            measure_every=settings.mask_every,
+        )
+
+    def _place(self, name: str) -> Placed:
+        if name not in self._placed:
+            self._placed[name] = place(self._load(name), self.device)
+        return self._placed[name]
+
+    def _load(self, name: str) -> Dataset:
+        if name.startswith(OWN):
+            if self.data is None:
+                raise ConfigError(f"dataset {name!r} was handed over in Python; hand it over again as data=...")
+            return self.data
+        if not is_path(name):
+            return load(name)
+        path = self._find(name)
+        if path is None:
+            raise ConfigError(f"dataset: there is no file or folder {name!r} here or beside the settings file")
+        return load(str(path.resolve()))
+
+    def _model_file(self, name: str) -> Path | None:
+        """The Python file of a model named `file.py:Name`; None for other names."""
+        path, _, _ = name.rpartition(":")
+        if not path.endswith(".py"):
+            return None
+        found = self._find(path)
+        if found is None:
+            raise ConfigError(f"model: there is no file {path!r} here or beside the settings file")
+        return found
+
+    def _find(self, name: str) -> Path | None:
+        path = Path(name).expanduser()
+        places = [path] if self.folder is None else [self.folder / path, path]
+        return next((place for place in places if place.exists()), None)
+
+
+def _details(settings: Settings) -> dict[str, Any]:
+    """The settings that belong to a partition's kind."""
+    part = settings.partition
+    wanted = {
+        "iid": (),
+        "label_skew": ("classes_per_client", "mode"),
+        "dirichlet": ("alpha", "min_size"),
+        "quantity": ("beta", "min_size"),
+        "natural": ("held_out",),
+    }[part.name]
+    return {name: getattr(part, name) for name in wanted}
+
+
+def _shift(settings: Settings) -> Shift | None:
+    chosen = settings.shift
+    if chosen.name == "rotation":
+        return Rotation(chosen.low, chosen.high, chosen.test)
+    if chosen.name == "colour":
+        names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
+        return Colour(**{name: getattr(chosen, name) for name in names})
+    return None
+
+
+def _from_file(file: Path, name: str) -> Callable[..., nn.Module]:
+    """A name out of a Python file that the user pointed at."""
+    spec = importlib.util.spec_from_file_location(f"fedgma_own_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"model: {file.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"model: {file.name} could not be run ({type(error).__name__}: {error})") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"model: {file.name} has no {name!r} that can be called as {name}(shape, classes)")
+    return found  # type: ignore[no-any-return]
+
+
+def _identity(model: Model | None) -> str:
+    """A checksum of a model handed over: of its weights, or of its factory's source."""
+    if isinstance(model, nn.Module):
+        arrays = {name: np.asarray(value.detach().cpu()) for name, value in model.state_dict().items()}
+        return digest(arrays)
+    try:
+        text = inspect.getsource(model) if callable(model) else str(model)
+    except (OSError, TypeError):
+        text = repr(getattr(model, "__qualname__", type(model).__name__))
+    return hashlib.sha256(text.encode()).hexdigest()

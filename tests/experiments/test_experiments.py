@@ -1,0 +1,248 @@
+"""From settings to records and verdicts, in Python and on the command line."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedgma
+from fedgma import experiments
+from fedgma.errors import ConfigError, Diverged
+from fedgma.fleet import assemble, play
+from fedgma.grids import expand
+from fedgma.lines import line_of
+from fedgma.materials import Materials
+from fedgma.records import read_head, read_lines
+
+
+def command(*words, cwd=None):
+    code = "from fedgma.cli import main; main()"
+    where = {**os.environ, "PYTHONPATH": str(Path(fedgma.__file__).parents[1])}
+    asked = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(asked, capture_output=True, text=True, cwd=cwd, env=where)
+
+
+def records_of(settings, rounds=6):
+    spec = Materials("cpu").spec(expand(settings).runs[-1])
+    return spec, [played.records[0] for played in play([spec])]
+
+
+def test_rounds_come_one_by_one_and_nothing_is_written(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = list(experiments.rounds({**small, "rounds": 2}))
+    assert [(p.run.settings.aggregator, p.run.settings.seed, p.line["round"]) for p in seen[:4]] == [
+        ("mean", 0, 1),
+        ("mean", 1, 1),
+        ("gma", 0, 1),
+        ("gma", 1, 1),
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_says_what_came_out_and_its_folders_say_it_again(small, tmp_path):
+    outcome = experiments.run(small, out=tmp_path)
+    (comparison,) = outcome.comparisons
+    means = {arm.settings["aggregator"]: arm.spread("last10")[0] for arm in outcome.arms}
+    assert comparison.verdicts["last10"].mean == pytest.approx(means["gma"] - means["mean"])
+    again = experiments.run(small, out=tmp_path)
+    assert again == outcome
+    assert experiments.run(small).arms == outcome.arms  # without folders too
+
+
+def test_a_run_folder_is_complete(small, tmp_path):
+    experiments.run({**small, "seed": 3, "aggregator": "gma"}, out=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    head, lines = read_head(folder), read_lines(folder)
+    assert head["fingerprint"] == folder.name
+    assert head["parameters"] == 7850
+    assert head["data"]["name"] == "fmnist-mini"
+    assert (head["data"]["train"], len(head["data"]["sha256"])) == (10000, 64)
+    assert {"fedgma", "python", "numpy", "torch"} <= set(head["versions"])
+    assert head["settings"]["partition"] | {"seed": 3, "clients": 20} == head["settings"]["partition"]
+    assert [line["round"] for line in lines] == list(range(1, 7))
+    assert ["mask" in line for line in lines] == [True, True, False, True, False, True]
+    assert all({"train", "test", "clients", "counted", "refused", "seconds"} <= set(line) for line in lines)
+    assert set(lines[-1]["clients"]) == {"worst_decile", "mean", "participating", "non_participating"}
+
+
+def test_the_masks_figures_are_those_of_the_round(small):
+    spec, records = records_of({**small, "seed": 0, "aggregator": "gma", "mask_every": 1})
+    for record in records:
+        figures = line_of(record, 0.0)["mask"]
+        assert figures["mean"] == pytest.approx(record.mask_mean, rel=1e-5)
+        assert figures["agreement"] == pytest.approx(record.agreement, rel=1e-5)
+        assert sum(figures["histogram"]) == pytest.approx(1)
+        assert len(figures["histogram"]) == spec.cohort + 1
+        assert figures["below"] == pytest.approx(sum(figures["histogram"][:2]))  # tau 0.4 of 4 clients needs 2 votes
+        assert figures["layers"]["linear"]["below"] == pytest.approx(figures["below"])
+        assert 0 < figures["ratio"] < 1
+
+
+def test_the_mean_votes_too_but_holds_nothing_back(small):
+    _, records = records_of({**small, "seed": 0, "aggregator": "mean"})
+    figures = line_of(records[0], 0.0)["mask"]
+    assert figures["mean"] == figures["ratio"] == 1
+    assert "below" not in figures
+    assert 0 < figures["agreement"] < 1
+
+
+def test_a_client_that_gives_no_finite_update_is_named(small, monkeypatch):
+    spec = Materials("cpu").spec(expand({**small, "seed": 0, "aggregator": "gma", "rounds": 1}).runs[0])
+    fleet = assemble([spec])
+    bad = {}
+
+    def spoilt(model, cohort, *rest):
+        trained = fleet.train(model, cohort, *rest)
+        next(iter(trained.updates.values()))[1] = float("nan")
+        bad["client"] = int(cohort.client[1])
+        return trained
+
+    from dataclasses import replace
+
+    from fedgma.fleet import play_round, start
+
+    spoilt_fleet = replace(fleet, train=spoilt)
+    _, played = play_round(spoilt_fleet, start(spoilt_fleet))
+    line = line_of(played.records[0], 0.0)
+    assert line["refused"] == [[bad["client"], "nonfinite"]]
+    assert line["counted"] == 3
+
+
+def test_kernels_and_modules_score_alike(small):
+    spec = Materials("cpu").spec(expand({**small, "seed": 0, "aggregator": "gma"}).runs[0])
+    *_, by_kernel = play([spec])
+    *_, by_module = play([spec], form=False)
+    one, two = by_kernel.records[0], by_module.records[0]
+    assert one.scores["test"]["loss"] == pytest.approx(two.scores["test"]["loss"], rel=1e-4)
+    assert one.scores["test"]["accuracy"] == pytest.approx(two.scores["test"]["accuracy"], abs=2e-3)
+    np.testing.assert_allclose(one.client_accuracies, two.client_accuracies, atol=0.05)
+
+
+def test_shifted_data_are_scored_where_colours_are_new_and_where_they_are_not(small):
+    chosen = {**small, "shift": {"name": "colour"}, "rounds": 1, "seed": 0, "aggregator": "gma"}
+    (played,) = experiments.rounds(chosen)
+    assert {"test", "seen"} <= set(played.line)
+
+
+def test_runs_of_other_models_are_played_in_fleets_of_their_own(small):
+    grid = expand({**small, "model": ["logistic", "lenet"], "tau": [0.2, 0.4]})
+    materials = Materials("cpu")
+    packed = experiments.pack(experiments.plan(grid, materials, None), materials)
+    assert [len(members) for members in packed] == [6, 6]
+
+
+def test_federations_are_made_once_for_runs_that_share_them(small):
+    grid = expand(small)
+    materials = Materials("cpu")
+    federations = {id(materials.federation(run)) for run in grid.runs}
+    assert len(federations) == 2  # one a seed
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_when_no_run_stays_finite_that_is_an_error_of_its_own(small):
+    with pytest.raises(Diverged, match="client_learning_rate"):
+        experiments.run({**small, "client_learning_rate": 3e38, "momentum": 0.0, "rounds": 3, "seed": 0})
+
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.layer = nn.Linear(int(np.prod(shape)), classes)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x.flatten(1)))
+
+
+def own_arrays(samples=240, classes=4):
+    rng = np.random.default_rng(0)
+    y = rng.integers(classes, size=samples)
+    return rng.normal(size=(samples, 6)).astype(np.float32) + y[:, None], y
+
+
+def test_own_arrays_and_own_module_in_python(tmp_path):
+    chosen = {"partition": {"clients": 8}, "rounds": 4, "seed": [0, 1], "client_test_size": 0}
+    outcome = experiments.run(chosen, data=own_arrays(), model=Net, out=tmp_path)
+    assert {read_head(folder)["settings"]["model"] for folder in tmp_path.iterdir()} == {"own:Net"}
+    assert len(outcome.comparisons) == 1
+    other = own_arrays()
+    other[0][0] += 1
+    experiments.run(chosen, data=other, model=Net, out=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 8  # other data are other runs
+
+
+def test_a_module_with_weights_starts_from_them():
+    net = Net((6,), 4)
+    chosen = {"partition": {"clients": 8}, "rounds": 1, "seed": 0, "aggregator": "gma", "client_test_size": 0}
+    (played,) = experiments.rounds(chosen, data=own_arrays(), model=net)
+    assert played.line["counted"] == 8
+
+
+def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_path):
+    x, y = own_arrays()
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    (tmp_path / "net.py").write_text(
+        textwrap.dedent(
+            """
+            from torch import nn
+
+            def Net(shape, classes):
+                return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], 16), nn.ReLU(), nn.Linear(16, classes))
+            """
+        )
+    )
+    (tmp_path / "mine.toml").write_text(
+        'dataset = "mine.npz"\nmodel = "net.py:Net"\nrounds = 5\npartition = { name = "dirichlet", clients = 6 }\n'
+    )
+    done = command("run", tmp_path / "mine.toml", "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout  # no colours in a pipe
+    assert "of 3 seeds (last 10 rounds)" in done.stdout
+    assert f"fedgma report {tmp_path / 'runs'}" in done.stdout.replace("\n", "")
+    assert len(list((tmp_path / "runs").iterdir())) == 6
+    again = command("run", tmp_path / "mine.toml", "--out", tmp_path / "runs", "--json")
+    said = json.loads(again.stdout)
+    assert len(said["runs"]) == 6
+    assert said["verdicts"][0]["last10"]["of"] == 3
+    status = command("sweep", tmp_path / "mine.toml", "--out", tmp_path / "runs", "--status")
+    assert "3 done" in status.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["run", "nowhere.toml"], 2, "cannot read the settings file 'nowhere.toml'"),
+        (["run", "a.toml", "b.toml"], 2, "expected one settings file"),
+        (["run", "rounds=1", "dataset=nowhere.npz"], 2, "there is no file or folder 'nowhere.npz'"),
+        (["run", "rounds=1", "model=nowhere.py:Net"], 2, "there is no file 'nowhere.py'"),
+        (["run", "rounds=1", "partition.clients=7"], 2, "7 clients of 2 classes"),
+        (["run", "rounds=1", "--device", "quantum"], 2, "unknown device 'quantum'"),
+        (["run", "--nonsense"], 2, "No such option"),
+        (["run", "rounds=1", "dataset=bad.npz"], 3, "bad"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence_and_the_documented_code(tmp_path, words, code, said):
+    (tmp_path / "bad.npz").write_bytes(b"not an archive")
+    done = command(*words, cwd=tmp_path)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_quiet_is_quiet(tmp_path):
+    done = command("run", "model=logistic", "rounds=1", "partition.clients=10", "seed=0", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_model_file_that_fails_is_named(tmp_path):
+    (tmp_path / "net.py").write_text("1 / 0\n")
+    materials = Materials("cpu", folder=tmp_path)
+    (run,) = expand({"model": "net.py:Net", "seed": 0, "aggregator": "gma"}).runs
+    with pytest.raises(ConfigError, match=r"net\.py could not be run \(ZeroDivisionError"):
+        materials.spec(run)

@@ -1,0 +1,284 @@
+"""Stopped at any moment and run again: the same weights, the same records, nothing done twice."""
+
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL
+from fedgma import checkpoints, experiments
+from fedgma.checkpoints import read_checkpoint, write_checkpoint
+from fedgma.errors import ConfigError, DataError, IntegrityError
+from fedgma.grids import expand
+from fedgma.materials import Materials
+from fedgma.records import RunFolder, is_running, read_lines
+
+STATEFUL = {**SMALL, "algorithm": ["fedyogi", "scaffold"], "aggregator": "gma", "seed": 0}
+COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "run", "--quiet", "--checkpoint-seconds", "0"]
+
+
+def words(settings):
+    nested = {f"partition.{key}": value for key, value in settings["partition"].items()}
+    plain = {key: value for key, value in settings.items() if key != "partition"}
+    return [f"{key}={json.dumps(value)}" for key, value in {**plain, **nested}.items()]
+
+
+def play(settings, out, rounds=None, every=0.0):
+    """Play in this process, stopping after so many rounds of the fleet."""
+    grid = expand(settings)
+    materials = Materials("cpu")
+    planned = experiments.plan(grid, materials, out)
+    seen = []
+    for members in experiments.pack(experiments.missing(planned), materials):
+        last = None if rounds is None else rounds * len(members)
+        stop = functools.partial(lambda last: len(seen) == last, last)
+        for played in experiments.play_fleet(members, materials, checkpoint_seconds=every, stop=stop):
+            seen.append(played)
+    return seen
+
+
+def outcome(out):
+    """Everything that must not depend on how often a run was stopped."""
+    found = {}
+    for folder in sorted(path for path in Path(out).iterdir() if path.is_dir()):
+        lines = [{**line, "seconds": None} for line in read_lines(folder)]
+        assert [line["round"] for line in lines] == list(range(1, len(lines) + 1))
+        assert (folder / "done").exists(), folder
+        assert not (folder / "checkpoints").exists()
+        found[folder.name] = (json.loads((folder / "done").read_text()), lines)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    play(STATEFUL, out)
+    return outcome(out)
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 5])
+def test_a_stopped_run_goes_on_to_the_same_weights_and_records(tmp_path, whole, rounds):
+    first = play(STATEFUL, tmp_path, rounds=rounds, every=1e9)
+    second = play(STATEFUL, tmp_path)
+    assert len(first) == 2 * rounds
+    assert len(first) + len(second) == 2 * STATEFUL["rounds"]
+    assert outcome(tmp_path) == whole
+
+
+def test_a_finished_run_is_not_touched_again(tmp_path, whole):
+    play(STATEFUL, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert play(STATEFUL, tmp_path) == []
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_longer_list_runs_only_what_is_missing(tmp_path, whole):
+    play({**STATEFUL, "algorithm": "scaffold"}, tmp_path)
+    later = play(STATEFUL, tmp_path)
+    assert {played.run.settings.algorithm for played in later} == {"fedyogi"}
+    assert outcome(tmp_path) == whole
+
+
+class Death(BaseException):
+    """Stands for kill -9: nothing catches it."""
+
+
+def dying(monkeypatch, at):
+    """Let the process die at the `at`-th thing it does to the disk; returns the count of those done."""
+    done = [0]
+
+    def wrapped(function):
+        def call(*arguments, **options):
+            done[0] += 1
+            if done[0] == at:
+                raise Death
+            return function(*arguments, **options)
+
+        return call
+
+    for owner, name in (
+        (checkpoints.os, "fsync"),
+        (checkpoints.Path, "rename"),
+        (checkpoints.Path, "replace"),
+        (checkpoints.Path, "mkdir"),
+        (checkpoints.shutil, "rmtree"),
+        (RunFolder, "append"),
+    ):
+        monkeypatch.setattr(owner, name, wrapped(getattr(owner, name)))
+    return done
+
+
+def test_death_at_any_step_of_writing_costs_nothing(tmp_path, whole):
+    with pytest.MonkeyPatch.context() as patch:
+        steps = dying(patch, at=0)
+        play(STATEFUL, tmp_path / "count")
+    assert steps[0] > 50
+    for at in random.Random(1).sample(range(1, steps[0] + 1), 25):
+        out = tmp_path / str(at)
+        with pytest.MonkeyPatch.context() as patch:
+            dying(patch, at)
+            with pytest.raises(Death):
+                play(STATEFUL, out)
+        play(STATEFUL, out)
+        assert outcome(out) == whole, at
+
+
+def test_killed_for_real_again_and_again(tmp_path):
+    longer = {**STATEFUL, "rounds": 60}
+    rng = random.Random(2)
+    kills = 0
+    while True:
+        process = subprocess.Popen([*COMMAND, *words(longer), "--out", str(tmp_path / "killed")])
+        try:
+            process.wait(timeout=60 if kills == 3 else wait_for_rounds(tmp_path / "killed") + rng.uniform(0, 0.4))
+            break
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+    play(longer, tmp_path / "whole")
+    assert kills >= 1
+    assert process.returncode == 0
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+def wait_for_rounds(out):
+    """Wait until a process writes rounds; it takes seconds to start."""
+    size = lambda: sum(path.stat().st_size for path in Path(out).glob("*/rounds.jsonl"))  # noqa: E731
+    began, before = time.monotonic(), size()
+    while size() == before and time.monotonic() - began < 20:
+        time.sleep(0.01)
+    return 0.0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_folder_that_goes_on(tmp_path, number, code):
+    longer = {**SMALL, "rounds": 2000, "aggregator": "gma", "seed": 0}
+    process = subprocess.Popen([*COMMAND, *words(longer), "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    wait_for_rounds(tmp_path)
+    process.send_signal(number)
+    said = process.communicate(timeout=20)[1]
+    assert process.returncode == code
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    (folder,) = tmp_path.iterdir()
+    lines = len(read_lines(folder))
+    assert read_checkpoint(folder / "checkpoints").round == lines > 0
+
+
+def damage(path, how):
+    raw = bytearray(path.read_bytes())
+    if how == "flip":
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    elif how == "truncate":
+        path.write_bytes(raw[: len(raw) // 2])
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "manifest.json"])
+@pytest.mark.parametrize("how", ["flip", "truncate", "unlink"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, whole, file, how):
+    play(STATEFUL, tmp_path, rounds=4)
+    for folder in tmp_path.iterdir():
+        newest = sorted((folder / "checkpoints").iterdir())[-1]
+        damage(newest / file, how)
+    assert len(play(STATEFUL, tmp_path)) == 2 * 3  # rounds 4, 5 and 6 again
+    assert outcome(tmp_path) == whole
+
+
+def test_where_every_checkpoint_is_damaged_that_is_said(tmp_path):
+    play(STATEFUL, tmp_path, rounds=4)
+    for state in tmp_path.rglob("state.safetensors"):
+        damage(state, "flip")
+    with pytest.raises(IntegrityError, match="no checkpoint can be used"):
+        play(STATEFUL, tmp_path)
+
+
+def test_no_flipped_bit_of_a_checkpoint_passes(tmp_path):
+    import numpy as np
+
+    write_checkpoint(tmp_path, 1, {"w": np.arange(6, dtype=np.float32), "round": np.array(1)})
+    file = tmp_path / "00000001" / "state.safetensors"
+    good = file.read_bytes()
+    for bit in range(8 * len(good)):
+        raw = bytearray(good)
+        raw[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(raw)
+        with pytest.raises(IntegrityError):
+            read_checkpoint(tmp_path)
+
+
+def test_two_checkpoints_are_kept(tmp_path):
+    play(STATEFUL, tmp_path, rounds=5)
+    for folder in tmp_path.iterdir():
+        assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["00000004", "00000005"]
+
+
+def test_half_a_line_is_cut_off(tmp_path, whole):
+    play(STATEFUL, tmp_path, rounds=3)
+    for lines in tmp_path.rglob("rounds.jsonl"):
+        with lines.open("a") as stream:
+            stream.write('{"round": 4, "train": {"lo')
+    play(STATEFUL, tmp_path)
+    assert outcome(tmp_path) == whole
+
+
+def test_lost_lines_send_the_run_back_to_where_they_end(tmp_path, whole):
+    play(STATEFUL, tmp_path, rounds=4)
+    for lines in tmp_path.rglob("rounds.jsonl"):
+        lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:3]))
+    play(STATEFUL, tmp_path)
+    assert outcome(tmp_path) == whole
+
+
+def test_two_writers_of_one_folder_are_one_too_many(tmp_path):
+    head = {"settings": {}, "parameters": 1}
+    with RunFolder(tmp_path / "run", head):
+        assert is_running(tmp_path / "run")
+        with pytest.raises(ConfigError, match="another process is writing"), RunFolder(tmp_path / "run", head):
+            pass
+    assert not is_running(tmp_path / "run")
+    with RunFolder(tmp_path / "run", head):  # the lock of one that is gone is no hindrance
+        pass
+
+
+def test_a_folder_of_other_settings_is_refused_with_what_differs(tmp_path):
+    with RunFolder(tmp_path, {"settings": {"tau": 0.4, "seed": 0}, "parameters": 1}):
+        pass
+    with (
+        pytest.raises(ConfigError, match="differing: tau"),
+        RunFolder(tmp_path, {"settings": {"tau": 0.5, "seed": 0}, "parameters": 1}),
+    ):
+        pass
+
+
+def test_a_newer_format_is_refused_by_its_number(tmp_path):
+    (tmp_path / "run.json").write_text('{"format": 99}')
+    with pytest.raises(DataError, match="format 99"), RunFolder(tmp_path, {"settings": {}, "parameters": 1}):
+        pass
+
+
+def test_a_full_disk_stops_with_a_sentence_and_the_run_goes_on_later(tmp_path, whole, monkeypatch):
+    real, left = os.fsync, [9]
+
+    def full(handle):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "fsync", full)
+        with pytest.raises(DataError, match="No space left on device"):
+            play(STATEFUL, tmp_path)
+    play(STATEFUL, tmp_path)
+    assert outcome(tmp_path) == whole
