@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedgma.verdicts import Verdict, paired
 
 LAST = 10
-NAMES = {"gma": "GMA", "mean": "the mean", "and_mask": "the AND-mask", "soft": "the soft mask"}
+NAMES = {"gma": "GMA", "mean": "the mean", "and_mask": "the AND-mask"}
 SUMMARIES = ("best", "last10", "final")
 
 
