@@ -31,7 +31,19 @@ ROOMS = [
     ["datasets", "shifts", "partitions", "splits", "skew"],
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
     ["specs", "fleet"],
-    ["plots", "cli"],
+    [
+        "verdicts",
+        "runs",
+        "summaries",
+        "comparisons",
+        "tables",
+        "reports",
+        "plots",
+        "pictures",
+        "pages",
+        "trackers",
+        "cli",
+    ],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 

@@ -4,11 +4,13 @@ import sys
 
 import typer
 
-from fedgma.cli import data
+from fedgma.cli import data, report
 from fedgma.errors import FedgmaError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(data.app, name="data")
+app.command()(report.report)
+app.command()(report.compare)
 
 
 @app.callback()
