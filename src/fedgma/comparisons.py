@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from fedgma.errors import ConfigError
 from fedgma.runs import Run
-from fedgma.summaries import AGGREGATOR_SETTINGS, Summary, applicable, frozen, plain, score
+from fedgma.summaries import AGGREGATOR_SETTINGS, Summary, applicable, frozen, plain, score, sortable, telling_names
 from fedgma.verdicts import Verdict, holm, p_value, paired, sign_test
 
+SURE = 0.05  # corrected p below which a difference is said to hold
 WORDS = ("aggregator", "algorithm", "dataset", "model")  # where a bare word such as `gma` is looked for
 
 
@@ -22,6 +23,15 @@ class Cell(NamedTuple):
     p: float
     corrected: float  # by Holm, over the cells
 
+    def says(self, names: tuple[str, str]) -> str:
+        """Who is ahead, in a few words, after the correction."""
+        winner = names[0] if self.verdict.mean > 0 else names[1]
+        if self.verdict.of == 1:
+            return "one seed"
+        if self.corrected < SURE:
+            return f"{winner} ahead"
+        return f"{winner} ahead before correction" if self.p < SURE else "no difference to be seen"
+
 
 class Comparison(NamedTuple):
     """Two arms, cell by cell."""
@@ -32,6 +42,14 @@ class Comparison(NamedTuple):
     differ: tuple[str, ...]  # the settings in which the arms differ
     cells: tuple[Cell, ...]
     alone: int  # runs of either arm that found no partner
+
+    @property
+    def signs(self) -> str:
+        """In how many settings either arm is ahead, and how likely so uneven a count is by chance."""
+        means = [cell.verdict.mean for cell in self.cells]
+        ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
+        words = f"settings in which {self.names[0]} is ahead: {ahead}, behind: {behind}, of {len(means)}"
+        return f"{words}; sign test p = {sign_test(ahead, behind):.2g}"
 
     @property
     def text(self) -> str:
@@ -71,6 +89,7 @@ def compare(
             labels, groups.values(), scored, p_values, holm(p_values), strict=True
         )
     ]
+    cells.sort(key=lambda cell: [sortable(value) for value in cell.label.values()])
     differ = tuple(name for name in sorted(free - {"seed"}) if any(_differs(a, b, name) for a, b in pairs))
     return Comparison(names, metric, split, differ, tuple(cells), alone)
 
@@ -157,9 +176,8 @@ def _differs(a: Run, b: Run, name: str) -> bool:
 def _labels(pairs: Sequence[tuple[Run, Run]]) -> list[dict[str, str]]:
     """What tells the cells apart, e.g. {"algorithm": "fedavg", "server_learning_rate": "1 against 0.5"}."""
     full = [_label(*pair) for pair in pairs]
-    names = dict.fromkeys(name for label in full for name in label)
-    telling = [name for name in names if len({label.get(name) for label in full}) > 1]
-    return [{name: label.get(name, "") for name in telling} for label in full]
+    kept = telling_names(full)
+    return [{name: label.get(name, "") for name in kept} for label in full]
 
 
 def _label(a: Run, b: Run) -> dict[str, str]:
@@ -176,12 +194,11 @@ def _over_cells(comparison: Comparison) -> str:
     first, second = comparison.names
     means = [cell.verdict.mean for cell in comparison.cells]
     ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
-    sure = [cell for cell in comparison.cells if cell.corrected < 0.05]
-    up, down = sum(cell.verdict.mean > 0 for cell in sure), sum(cell.verdict.mean < 0 for cell in sure)
-    surely = f"{first} surely ahead in {up}, {second} in {down}" if sure else "none of them sure"
+    sure = [cell.verdict.mean > 0 for cell in comparison.cells if cell.corrected < SURE]
+    surely = (
+        f"{first} is ahead in {sum(sure)} and {second} in {len(sure) - sum(sure)}" if sure else "no difference holds"
+    )
     return (
         f"{first} ahead in {ahead} of {len(means)} settings and behind in {behind}, "
-        f"by {sum(means) / len(means):+.2f} points on average ({min(means):+.2f} to {max(means):+.2f}); "
-        f"after correction for {len(means)} tests {surely} "
-        f"(sign test over settings: p = {sign_test(ahead, behind):.2g})"
+        f"by {sum(means) / len(means):+.2f} points on average; corrected for {len(means)} tests, {surely}"
     )

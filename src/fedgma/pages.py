@@ -1,6 +1,6 @@
 """One self-contained page: verdict, tables, pictures, settings, provenance; no script, no network, light and dark."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ th { font-weight: 600; color: var(--soft); }
 td.long { white-space: normal; min-width: 16rem; }
 .n { text-align: right; }
 p.note, figcaption { color: var(--soft); font-size: .85rem; margin: .4rem 0 0; }
-.pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 29rem), 1fr)); }
+.pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
+  max-width: 68rem; }
 figure { margin: 0; padding: .8rem; background: var(--card); border-radius: .5rem; min-width: 0; }
 figure.broad { grid-column: 1 / -1; }
 figure svg { display: block; width: 100%; height: auto; max-width: 38rem; }
@@ -40,6 +41,9 @@ figure.broad svg { max-width: none; }
 figure h3 { font-size: .95rem; margin: 0 0 .4rem; }
 details { margin-top: .6rem; } summary { cursor: pointer; }
 code { font-size: .85em; }
+@media (max-width: 32rem) {
+  body { padding: .8rem; } figure { padding: .5rem .3rem; } table { font-size: .8rem; }
+  th, td { padding: .3rem .35rem; } }
 @media print {
   :root { --ink: #000; --soft: #444; --paper: #fff; --card: #fff; --line: #ccc; }
   body { max-width: none; padding: 0; font-size: 10pt; } figure { break-inside: avoid; border: 1px solid var(--line); }
@@ -112,33 +116,45 @@ def _place(right: bool) -> str:
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:
-    if not pictures:
-        return ""
-    drawn = "\n".join(map(_figure, pictures))
-    return _section("Pictures", f'<div class="pictures">\n{drawn}\n</div>')
+    """Every kind under its heading; a caption that its pictures share stands once."""
+    kinds: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        kinds.setdefault(picture.kind, []).append(picture)
+    return "\n".join(_section(kind, _kind(drawn)) for kind, drawn in kinds.items())
 
 
-def _figure(picture: Picture) -> str:
+def _kind(pictures: Sequence[Picture]) -> str:
+    shared = len({picture.caption for picture in pictures}) == 1
+    figures = "\n".join(_figure(picture, caption=not shared) for picture in pictures)
+    under = f'<p class="note">{escape(pictures[0].caption)}</p>' if shared else ""
+    return f'<div class="pictures">\n{figures}\n</div>{under}'
+
+
+def _figure(picture: Picture, *, caption: bool) -> str:
     broad = ' class="broad"' if picture.figure.get_figwidth() > 7 else ""
-    caption = f"<figcaption>{escape(picture.caption)}</figcaption>"
-    return f"<figure{broad}><h3>{escape(picture.title)}</h3>\n{_svg(picture)}\n{caption}</figure>"
+    title = f"<h3>{escape(picture.title)}</h3>\n" if picture.title else ""
+    under = f"<figcaption>{escape(picture.caption)}</figcaption>" if caption else ""
+    return f"<figure{broad}>{title}{_svg(picture)}\n{under}</figure>"
 
 
 def _svg(picture: Picture) -> str:
-    label = f'<svg role="img" aria-label="{escape(f"{picture.title}. {picture.caption}")}"'
+    label = f'<svg role="img" aria-label="{escape(f"{picture.kind}: {picture.title}. {picture.caption}")}"'
     return svg(picture.figure, picture.name).replace("<svg", label, 1)
 
 
 def _settings(runs: Sequence[Run]) -> str:
-    varied = [
-        (short(name), ", ".join(dict.fromkeys(plain(run.settings.get(name)) for run in runs)))
-        for name in telling(runs, without=())
-    ]
+    varied = [(short(name), _in_order(run.settings.get(name) for run in runs)) for name in telling(runs, without=())]
     shared = [(name, plain(value)) for name, value in common_settings(runs).items() if value is not None]
     first = Table("varied", "", ("varied", "values"), tuple(varied))
     second = Table("shared", "", ("shared by all runs", "value"), tuple(shared))
     rest = f"<details open><summary>All others</summary>{_rows(second)}</details>"
     return _section("Settings", (_rows(first) if varied else "") + rest)
+
+
+def _in_order(values: Iterable[Any]) -> str:
+    found = {plain(value): value for value in values}
+    number = all(isinstance(value, int | float) for value in found.values())
+    return ", ".join(sorted(found, key=lambda said: found[said]) if number else found)
 
 
 def _provenance(runs: Sequence[Run]) -> str:
@@ -177,7 +193,7 @@ def _fact(value: Any) -> str:
 def _method() -> str:
     return _section(
         "How the verdict is computed",
-        "<p>Runs with the same seed and settings are paired. The verdict goes by the mean of the paired differences and "
-        "its 95 % Student t interval, and names an arm ahead only where the interval leaves out zero. With several "
+        "<p>Runs with the same seed and settings are paired. The verdict goes by the mean of the paired differences "
+        "and its 95 % Student t interval, and names an arm ahead only where the interval leaves out zero. With several "
         "settings, each has its own paired t test, and p values are corrected by Holm's rule.</p>",
     )

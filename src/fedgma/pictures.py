@@ -12,10 +12,11 @@ from fedgma.plots.federations import draw_classes
 from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
 from fedgma.plots.masks import draw_agreement, draw_layers, draw_taus
 from fedgma.runs import Record, Run, curve, number, numbers
-from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, plain, short
+from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, short
 from fedgma.tables import slug
 
-MOST = 12  # scenes that are drawn
+MOST = 12  # settings whose accuracy is drawn
+CLOSELY = 4  # settings whose masks and clients are drawn
 RATES = ("server_learning_rate", "client_learning_rate")
 
 
@@ -23,7 +24,8 @@ class Picture(NamedTuple):
     """A figure with the name of its file, and what it shows in words."""
 
     name: str
-    title: str
+    kind: str  # its heading, shared by the pictures of other settings
+    title: str  # its setting
     caption: str
     figure: Figure
 
@@ -33,11 +35,24 @@ Scene = dict[str, Row]  # arm -> row, all of one setting
 
 def make_pictures(rows: Sequence[Row]) -> list[Picture]:
     """Every picture that these rows have the numbers for."""
-    found = scenes(rows)
-    drawers: list[Callable[[str, Scene], Picture | None]] = [_accuracy, _agreement, _layers, _taus, _fairness]
-    few = list(found.items())[:MOST]
-    made = [picture for draw in drawers for title, scene in few if (picture := draw(title, scene))]
-    return [*made, *_rates(rows), *_partitions(rows)]
+    found = scenes(best_rates(rows))
+    made = [picture for title, scene in list(found.items())[:MOST] if (picture := _accuracy(title, scene))]
+    drawers: list[Callable[[str, Scene], Picture | None]] = [_agreement, _layers, _taus, _fairness]
+    few = list(found.items())[:CLOSELY]
+    made += [picture for draw in drawers for title, scene in few if (picture := draw(title, scene))]
+    return list(_with_own_names([*made, *_rates(rows), *_partitions(rows)]))
+
+
+def _with_own_names(pictures: Sequence[Picture]) -> Iterator[Picture]:
+    """Long titles may have been cut to one name; a number tells them apart."""
+    taken: set[str] = set()
+    for picture in pictures:
+        name, again = picture.name, 1
+        while name in taken:
+            again += 1
+            name = f"{picture.name}-{again}"
+        taken.add(name)
+        yield picture._replace(name=name)
 
 
 def scenes(rows: Sequence[Row]) -> dict[str, Scene]:
@@ -50,6 +65,21 @@ def scenes(rows: Sequence[Row]) -> dict[str, Scene]:
     return found
 
 
+def best_rates(rows: Sequence[Row]) -> list[Row]:
+    """Where learning rates were varied, the pair with the highest last10 over the arms; the heat map has them all."""
+    groups: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        own = {name: value for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)}
+        rates = {name: own.pop(name) for name in RATES if name in own}
+        groups.setdefault(frozen(own), {}).setdefault(frozen(rates), []).append(row)
+    best = [max(pairs.values(), key=_level) for pairs in groups.values()]
+    return [row for pair in best for row in pair]
+
+
+def _level(rows: Sequence[Row]) -> float:
+    return sum(row.scores["last10"].mean for row in rows) / len(rows)
+
+
 def said(name: str, value: Any) -> str:
     """A setting in a title: words alone, numbers with their names.
 
@@ -60,8 +90,7 @@ def said(name: str, value: Any) -> str:
 
 
 def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) -> Picture:
-    whole = f"{heading}: {title}" if title else heading
-    return Picture(slug(f"{kind} {title}"), whole, caption, figure)
+    return Picture(slug(f"{kind} {title}"), heading, title, caption, figure)
 
 
 def _accuracy(title: str, scene: Scene) -> Picture | None:
@@ -72,7 +101,7 @@ def _accuracy(title: str, scene: Scene) -> Picture | None:
         caption += (
             " Below: the paired difference, which the verdict is about; seeds share their noise, so it is calmer."
         )
-    return _picture("accuracy", title, "Accuracy", caption, draw_accuracy(arms, title))
+    return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(arms))
 
 
 def _agreement(title: str, scene: Scene) -> Picture | None:
@@ -92,7 +121,7 @@ def _agreement(title: str, scene: Scene) -> Picture | None:
         f"How many of the sampled clients move an entry the same way ({name}). Entries left of tau are scaled down. "
         "Circles: what clients would show who vote by a fair coin."
     )
-    return _picture("agreement", title, "Agreement", caption, draw_agreement(shares, tau, title))
+    return _picture("agreement", title, "Agreement", caption, draw_agreement(shares, tau))
 
 
 def _layers(title: str, scene: Scene) -> Picture | None:
@@ -108,7 +137,7 @@ def _layers(title: str, scene: Scene) -> Picture | None:
     if not layers or len(rounds) < 2 or np.isnan(shares).any():
         return None
     caption = f"Share of each layer's entries whose agreement is below tau ({name}, mean over seeds)."
-    drawn = draw_layers(shares.mean(axis=0), rounds, layers, title)
+    drawn = draw_layers(shares.mean(axis=0), rounds, layers)
     return _picture("layers", title, "Where clients disagree", caption, drawn)
 
 
@@ -124,7 +153,7 @@ def _taus(title: str, scene: Scene) -> Picture | None:
         f"What each tau would mask of the last measured round ({name}). Dots joined by a line are one algorithm: no "
         "entry's agreement lies between them."
     )
-    return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores, title))
+    return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores))
 
 
 def _fairness(title: str, scene: Scene) -> Picture | None:
@@ -139,7 +168,7 @@ def _fairness(title: str, scene: Scene) -> Picture | None:
         "Accuracy on the clients' own test samples after the last round: the worst tenth of clients, all of them, "
         "those in the last cohort and those not. Small dots are seeds."
     )
-    return _picture("clients", title, "Clients", caption, draw_fairness(arms, title))
+    return _picture("clients", title, "Clients", caption, draw_fairness(arms))
 
 
 def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
@@ -159,7 +188,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
             name: np.array([[cells.get((s, c), np.nan) for s in server] for c in client])
             for name, cells in arms.items()
         }
-        yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client, title))
+        yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client))
 
 
 def _partitions(rows: Sequence[Row]) -> Iterator[Picture]:
@@ -173,7 +202,7 @@ def _partitions(rows: Sequence[Row]) -> Iterator[Picture]:
             seen.add(title)
             if (dealt := _dealt(run)) is not None:
                 caption = f"Samples of each class at each client, seed {run.seed}."
-                yield _picture("partition", title, "Partition", caption, draw_classes(*dealt, title))
+                yield _picture("partition", title, "Partition", caption, draw_classes(*dealt))
 
 
 def _partition_words(parts: Mapping[str, Any]) -> list[str]:

@@ -51,12 +51,12 @@ def make_report(paths: Sequence[Path], *, metric: str = "last10", split: str = "
     ]
     return Report(
         title=title(runs),
-        verdicts=tuple(_verdict(comparison) for comparison in comparisons) or (_without_pair(finished),),
+        verdicts=tuple(_verdict(one, len(comparisons) == 1) for one in comparisons) or (_without_pair(finished),),
         runs=tuple(runs),
         rows=tuple(made),
         comparisons=tuple(comparisons),
         tables=tuple(tables),
-        notes=tuple(_notes(runs, made, comparisons)),
+        notes=tuple(_notes(runs, made, comparisons, metric, split)),
     )
 
 
@@ -112,15 +112,10 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def _verdict(comparison: Comparison) -> str:
-    """The sentence, and what it is about where that is not the test accuracy of the last ten rounds."""
+def _verdict(comparison: Comparison, alone: bool) -> str:
+    """The sentence, and which arms it is about where there are several comparisons."""
     first, second = comparison.names
-    where = (
-        ""
-        if (comparison.metric, comparison.split) == ("last10", "test")
-        else (f" ({comparison.metric} accuracy on {comparison.split})")
-    )
-    return f"{first} against the plain {second}: {comparison.text}{where}"
+    return comparison.text if alone and comparison.cells else f"{first} against {second}: {comparison.text}"
 
 
 def _without_pair(runs: Sequence[Run]) -> str:
@@ -128,13 +123,18 @@ def _without_pair(runs: Sequence[Run]) -> str:
     return f"Nothing to compare: the finished runs aggregate by {arms}; a verdict needs `{BASELINE}` and another"
 
 
-def _notes(runs: Sequence[Run], made: Sequence[Row], comparisons: Sequence[Comparison]) -> list[str]:
+def _notes(
+    runs: Sequence[Run], made: Sequence[Row], comparisons: Sequence[Comparison], metric: str, split: str
+) -> list[str]:
     finished = sum(run.finished for run in runs)
     used = sum(len(row.runs) for row in made)
     seeds = _listed({str(run.seed) for run in runs})
     notes = [f"{finished} of {len(runs)} runs finished; seeds {seeds}"]
     if used < finished:
         notes.append(f"{finished - used} runs repeat another one's settings and seed; the first of each is used")
+    if comparisons:
+        summary = {"last10": "mean of the last ten rounds", "best": "best round", "final": "last round"}[metric]
+        notes.insert(0, f"Points of {split} accuracy ({summary}), runs paired by seed and settings, 95 % t interval")
     for comparison in comparisons:
         first, second = comparison.names
         if comparison.alone:

@@ -25,12 +25,12 @@ NAMES = {"gma": "GMA", "soft": "soft mask", "and_mask": "AND-mask", "and": "AND-
 FIRST = (
     "dataset",
     "partition.name",
+    "partition.alpha",
+    "partition.beta",
     "shift.name",
     "model",
     "algorithm",
-    "aggregator",
-    "tau",
-)  # in labels; the rest follow
+)  # in labels
 
 
 class Summary(NamedTuple):
@@ -111,9 +111,18 @@ def frozen(settings: Mapping[str, Any], without: Sequence[str] = ("seed",)) -> s
 
 def telling(runs: Sequence[Run], without: Sequence[str] = ("seed",)) -> list[str]:
     """The settings that tell the runs apart; one that follows from the others is left out."""
-    rows = [applicable(run.settings) for run in runs]
-    names = list(dict.fromkeys(name for row in rows for name in row if name not in without))
-    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    known = [applicable(run.settings) for run in runs]
+    return telling_names([{name: value for name, value in row.items() if name not in without} for row in known])
+
+
+def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names whose values tell the rows apart, the commonest first; one that follows from the others is left out.
+
+    >>> telling_names([{"mu": 0.1, "algorithm": "fedprox"}, {"mu": None, "algorithm": "fedavg"}])
+    ['algorithm']
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    names.sort(key=_rank)
     kept: list[str] = []
     groups = 1
     for name in names:
@@ -181,6 +190,13 @@ def short(name: str) -> str:
     return name.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ")
 
 
+def _rank(name: str) -> int:
+    """The aggregation comes last, so that the arms of one setting stand together."""
+    if name == "aggregator" or name in AGGREGATOR_SETTINGS:
+        return len(FIRST) + (1 if name == "aggregator" else 2)
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
 def _row(runs: tuple[Run, ...], names: Sequence[str]) -> Row:
     settings = applicable(runs[0].settings)
     summaries = [summarise(curve(run, "test", "accuracy")) for run in runs]
@@ -188,14 +204,19 @@ def _row(runs: tuple[Run, ...], names: Sequence[str]) -> Row:
     return Row({name: settings.get(name, "") for name in names}, runs, scores)
 
 
-def _order(row: Row, names: Sequence[str]) -> tuple[Any, ...]:
-    values = [row.label[name] for name in names]
-    return tuple(
-        (value != BASELINE if name == "aggregator" else False, *_sortable(value))
-        for name, value in zip(names, values, strict=True)
-    )
+def _order(row: Row, names: Sequence[str]) -> list[tuple[bool, int, float, str]]:
+    """By the settings in turn, the aggregation last, so that arms stand below each other."""
+    last = sorted(names, key=lambda name: name == "aggregator" or name in AGGREGATOR_SETTINGS)
+    return [(row.label[name] != BASELINE and name == "aggregator", *sortable(row.label[name])) for name in last]
 
 
-def _sortable(value: Any) -> tuple[int, float, str]:
-    number = isinstance(value, int | float)
-    return (0, float(value), "") if number else (1, 0.0, plain(value))
+def sortable(value: Any) -> tuple[int, float, str]:
+    """A key that puts numbers in their order, also those written as text, before words.
+
+    >>> sorted(["0.5", "b", 10, "2"], key=sortable)
+    ['0.5', '2', 10, 'b']
+    """
+    try:
+        return (0, float(value), "")
+    except (TypeError, ValueError):
+        return (1, 0.0, plain(value))

@@ -45,19 +45,22 @@ def differences_table(comparison: Comparison) -> Table:
         signs = f"{verdict.ahead} of {verdict.of}"
         numbers = (verdict.mean, *((verdict.low, verdict.high) if verdict.of > 1 else (None, None)), signs)
         tested = (cell.p, cell.corrected) if verdict.of > 1 else (None, None)
-        body.append((*(cell.label[name] for name in names), *numbers, *tested, verdict.text))
+        body.append((*(cell.label[name] for name in names), *numbers, *tested, cell.says(comparison.names)))
     header = (*map(short, names), "difference", "low", "high", "seeds ahead", "p", "p (Holm)", "verdict")
     note = (
         f"{first} minus {second}, points of {comparison.split} accuracy ({comparison.metric}), paired by seed; "
-        f"95 % t interval; p of the paired t test, and corrected for {len(comparison.cells)} settings."
+        "95 % t interval; p of the paired t test."
     )
+    if len(comparison.cells) > 1:
+        note += f" p (Holm) is corrected for {len(comparison.cells)} tests."
+        note += f" {comparison.signs[0].upper()}{comparison.signs[1:]}."
     return Table(f"differences-{slug(first)}-{slug(second)}", f"{first} against {second}", header, tuple(body), note)
 
 
 def splits_table(rows: Sequence[Row]) -> Table | None:
-    """Last10 accuracy on every split that was measured, and the clients' figures; None where there is only the test."""
+    """Last10 accuracy on every split that was measured, and the clients' figures; None if there are none."""
     paths = _measured([run for row in rows for run in row.runs])
-    if len(paths) < 2:
+    if not {path[0] for path in paths} - {"test", "train"}:
         return None
     body = []
     for row in rows:
@@ -108,7 +111,7 @@ def slug(text: str) -> str:
     'gma-tau-0.4'
     """
     kept = "".join(char if char.isalnum() or char == "." else " " for char in text.lower())
-    return "-".join(kept.split())[:60] or "arm"
+    return "-".join(kept.split())[:100] or "arm"
 
 
 def said(value: Value, deviation: str = " ± ") -> str:

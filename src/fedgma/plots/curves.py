@@ -19,7 +19,7 @@ def draw_accuracy(arms: Mapping[str, Seeds], title: str = "", split: str = "test
     """One line an arm with a band of one deviation over its seeds; beneath, each arm minus the plain mean."""
     base = next((name for name in arms if is_plain(name)), None)
     duel = base is not None and any(_shared(arms[name], arms[base]) for name in arms if name != base)
-    figure, panels = new_figure(3.9 if duel else 2.9, title, (2.4, 1) if duel else (1,))
+    figure, panels = new_figure(3.5 if duel else 2.6, title, (2.4, 1) if duel else (1,))
     for name, seeds in arms.items():
         colour, dash = colour_of(name, list(arms))
         rounds, values = stacked(list(seeds.values()))
@@ -34,7 +34,7 @@ def draw_accuracy(arms: Mapping[str, Seeds], title: str = "", split: str = "test
     name_axes(panels[0], "" if duel else "round", f"{split} accuracy, %")
     if duel:
         panels[1].axhline(0, color=INK, linewidth=0.8)
-        name_axes(panels[1], "round", f"minus {base and base.rsplit(', ', 1)[-1]}, points")
+        name_axes(panels[1], "round", "ahead of mean,\npoints")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 

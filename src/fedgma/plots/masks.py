@@ -19,24 +19,35 @@ GRID_OF_TAUS = tuple(round(0.1 * step, 1) for step in range(1, 11))  # the paper
 
 def draw_agreement(histograms: Mapping[str, Shares], tau: float | None = None, title: str = "") -> Figure:
     """Share of entries at each agreement, beside what fair coins would give; all for one size of cohort."""
-    figure, (axes,) = new_figure(2.9, title)
+    figure, (axes,) = new_figure(2.6, title)
     cohort = len(next(iter(histograms.values()))) - 1
     places = np.arange(cohort + 1)
     seen = places[np.any([shares > 0 for shares in [*histograms.values(), coins(cohort)]], axis=0)]
     width = 0.8 * (float(np.diff(seen).min()) if len(seen) > 1 else 1.0) / len(histograms)
     for row, (name, shares) in enumerate(histograms.items()):
         where = (seen + (row - (len(histograms) - 1) / 2) * width) / cohort
-        axes.bar(where, 100 * shares[seen], width=width / cohort * 0.94, color=COLOURS[row], label=name)
+        pale = 1.0 if row == len(histograms) - 1 else 0.4  # the last stage is what counts
+        axes.bar(where, 100 * shares[seen], width=width / cohort * 0.94, color=COLOURS[0], alpha=pale, label=name)
     fair = coins(cohort)
     axes.plot(seen / cohort, 100 * fair[seen], "o", mfc="none", color=INK, markersize=5, label="fair coins")
     if tau is not None:
-        axes.axvline(tau, color=INK, linewidth=1, linestyle=":")
-        top = axes.get_xaxis_transform()
-        axes.text(tau, 1.0, f" tau {tau:g}", transform=top, fontsize=SIZE, color=INK, va="top")
+        _mark_tau(axes, tau, seen, cohort)
     key(axes, 1, "upper right")
     name_axes(axes, f"agreement |votes| / {cohort}", "share of entries, %")
     axes.grid(visible=False, axis="x")
     return figure
+
+
+def _mark_tau(axes: Axes, tau: float, seen: npt.NDArray[np.int64], cohort: int) -> None:
+    """A line between the last agreement that is masked and the first that is kept."""
+    masked, kept = seen[seen < votes_needed(tau, cohort)], seen[seen >= votes_needed(tau, cohort)]
+    if not len(masked) or not len(kept):
+        return
+    place = float(masked[-1] + kept[0]) / 2 / cohort
+    axes.axvline(place, color=INK, linewidth=1, linestyle=":")
+    top = axes.get_xaxis_transform()
+    for words, side in (("masked ", "right"), (f" kept (tau {tau:g})", "left")):
+        axes.text(place, 1.0, words, transform=top, fontsize=SIZE, color=INK, va="bottom", ha=side)
 
 
 def coins(cohort: int) -> Shares:
@@ -57,7 +68,9 @@ def draw_layers(below: Shares, rounds: Sequence[int], layers: Sequence[str], tit
     middles = (np.array(rounds[1:]) + np.array(rounds[:-1])) / 2
     edges = [2 * rounds[0] - middles[0], *middles, 2 * rounds[-1] - middles[-1]]  # rounds may be measured unevenly
     places = np.arange(len(layers) + 1) - 0.5
-    shown = axes.pcolormesh(edges, places, 100 * below, cmap=SEQUENCE, vmin=0, vmax=100, rasterized=True)
+    shown = axes.pcolormesh(
+        edges, places, 100 * below, cmap=SEQUENCE, vmin=0, vmax=_ceiling(100 * below), rasterized=True
+    )
     axes.invert_yaxis()
     axes.grid(visible=False)
     step = -(-len(layers) // 40)
@@ -71,10 +84,14 @@ def draw_layers(below: Shares, rounds: Sequence[int], layers: Sequence[str], tit
     return figure
 
 
+def _ceiling(percent: Shares) -> float:
+    return max(10.0, 10.0 * math.ceil(float(percent.max()) / 10))
+
+
 def draw_taus(shares: Shares, accuracy: Mapping[float, Spread] | None = None, title: str = "") -> Figure:
     """How much each tau masks, as the step function it is; braces join taus that are one algorithm on these votes."""
     measured = accuracy or {}
-    figure, panels = new_figure(4.2 if measured else 2.9, title, (1.5, 1) if measured else (1,))
+    figure, panels = new_figure(3.8 if measured else 2.6, title, (1.5, 1) if measured else (1,))
     axes = panels[0]
     cohort = len(shares) - 1
     edges = np.arange(cohort + 1) / cohort

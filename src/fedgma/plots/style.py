@@ -10,14 +10,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-WIDTH = 5.2  # inches: a phone shows it at nearly full size, and a desk two beside each other
+WIDTH = 4.4  # inches: a phone shows it at nearly full size, and a desk two beside each other
 INK = "#1d2329"  # text and axes; a page replaces it by its own text colour
 GRID = "#d9dee4"  # grid lines; a page replaces it too
 BASE = "#d07c00"  # the plain mean
 # after Okabe and Ito, with enough contrast on white and on black; the plain mean keeps its own colour everywhere
 COLOURS = ("#2b83c6", "#159a73", "#c3609b", "#8b6fd4", "#a3760c", "#4aa7b8")
 DASHES = ("-", "-.", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), ":", "-")
-SEQUENCE = "cividis"
+SEQUENCE = "viridis"
 SIZE = 8.5  # points
 
 
