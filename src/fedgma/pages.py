@@ -9,7 +9,7 @@ from fedgma.pictures import Picture, make_pictures
 from fedgma.plots.style import save, svg
 from fedgma.reports import Report, common_settings, write_tables
 from fedgma.runs import Run
-from fedgma.summaries import plain, short, telling
+from fedgma.summaries import plain, short, sortable, telling
 from fedgma.tables import Table, numeric, said
 
 STYLE = """
@@ -37,7 +37,7 @@ p.note, figcaption { color: var(--soft); font-size: .85rem; margin: .4rem 0 0; }
 figure { margin: 0; padding: .8rem; background: var(--card); border-radius: .5rem; min-width: 0; }
 figure.broad { grid-column: 1 / -1; }
 figure svg { display: block; width: 100%; height: auto; max-width: 38rem; }
-figure.broad svg { max-width: none; }
+figure.broad { overflow-x: auto; } figure.broad svg { max-width: none; min-width: 44rem; }
 figure h3 { font-size: .95rem; margin: 0 0 .4rem; }
 details { margin-top: .6rem; } summary { cursor: pointer; }
 code { font-size: .85em; }
@@ -46,8 +46,9 @@ code { font-size: .85em; }
   th, td { padding: .3rem .35rem; } }
 @media print {
   :root { --ink: #000; --soft: #444; --paper: #fff; --card: #fff; --line: #ccc; }
-  body { max-width: none; padding: 0; font-size: 10pt; } figure { break-inside: avoid; border: 1px solid var(--line); }
-  .wide { overflow: visible; } th, td { white-space: normal; padding: .15rem .4rem; } h2 { break-after: avoid; } }
+  body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
+  figure { break-inside: avoid; border: 1px solid var(--line); } figure.broad svg { min-width: 0; }
+  .wide { overflow: visible; } th, td { white-space: normal; padding: .15rem .4rem; } }
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -116,25 +117,29 @@ def _place(right: bool) -> str:
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:
-    """Every kind under its heading; a caption that its pictures share stands once."""
+    """A kind with several settings under its own heading, with its caption once; the others side by side."""
     kinds: dict[str, list[Picture]] = {}
     for picture in pictures:
         kinds.setdefault(picture.kind, []).append(picture)
-    return "\n".join(_section(kind, _kind(drawn)) for kind, drawn in kinds.items())
+    many = [_section(kind, _kind(drawn)) for kind, drawn in kinds.items() if len(drawn) > 1]
+    single = [_figure(one, f"{kind}: {one.title}".rstrip(": ")) for kind, (one, *rest) in kinds.items() if not rest]
+    return "\n".join([*many, _section("Pictures", _grid(single)) if single else ""])
 
 
 def _kind(pictures: Sequence[Picture]) -> str:
     shared = len({picture.caption for picture in pictures}) == 1
-    figures = "\n".join(_figure(picture, caption=not shared) for picture in pictures)
-    under = f'<p class="note">{escape(pictures[0].caption)}</p>' if shared else ""
-    return f'<div class="pictures">\n{figures}\n</div>{under}'
+    figures = [_figure(picture, picture.title, caption=not shared) for picture in pictures]
+    return _grid(figures) + (f'<p class="note">{escape(pictures[0].caption)}</p>' if shared else "")
 
 
-def _figure(picture: Picture, *, caption: bool) -> str:
+def _grid(figures: Sequence[str]) -> str:
+    return '<div class="pictures">\n' + "\n".join(figures) + "\n</div>"
+
+
+def _figure(picture: Picture, title: str, *, caption: bool = True) -> str:
     broad = ' class="broad"' if picture.figure.get_figwidth() > 7 else ""
-    title = f"<h3>{escape(picture.title)}</h3>\n" if picture.title else ""
     under = f"<figcaption>{escape(picture.caption)}</figcaption>" if caption else ""
-    return f"<figure{broad}>{title}{_svg(picture)}\n{under}</figure>"
+    return f"<figure{broad}><h3>{escape(title)}</h3>\n{_svg(picture)}\n{under}</figure>"
 
 
 def _svg(picture: Picture) -> str:
@@ -152,9 +157,7 @@ def _settings(runs: Sequence[Run]) -> str:
 
 
 def _in_order(values: Iterable[Any]) -> str:
-    found = {plain(value): value for value in values}
-    number = all(isinstance(value, int | float) for value in found.values())
-    return ", ".join(sorted(found, key=lambda said: found[said]) if number else found)
+    return ", ".join(sorted({plain(value) for value in values}, key=sortable))
 
 
 def _provenance(runs: Sequence[Run]) -> str:

@@ -46,8 +46,8 @@ def _mark_tau(axes: Axes, tau: float, seen: npt.NDArray[np.int64], cohort: int) 
     place = float(masked[-1] + kept[0]) / 2 / cohort
     axes.axvline(place, color=INK, linewidth=1, linestyle=":")
     top = axes.get_xaxis_transform()
-    for words, side in (("masked ", "right"), (f" kept (tau {tau:g})", "left")):
-        axes.text(place, 1.0, words, transform=top, fontsize=SIZE, color=INK, va="bottom", ha=side)
+    axes.annotate("masked", (place, 1), (-4, 1), top, "offset points", ha="right", fontsize=SIZE, color=INK)
+    axes.annotate(f"kept (tau {tau:g})", (place, 1), (4, 1), top, "offset points", fontsize=SIZE, color=INK)
 
 
 def coins(cohort: int) -> Shares:
@@ -129,10 +129,10 @@ def _brace(axes: Axes, group: Sequence[float], height: float) -> None:
     name = f"{group[0]:g}" if len(group) == 1 else f"{group[0]:g} = {group[-1]:g}"
     axes.annotate(
         name,
-        (float(np.mean(group)), height),
-        (0, 5),
+        (group[-1], height),
+        (-4, 4),
         textcoords="offset points",
-        ha="center",
+        ha="right",
         fontsize=SIZE - 1,
         color=INK,
     )
