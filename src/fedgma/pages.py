@@ -1,15 +1,15 @@
 """One self-contained page: verdict, tables, pictures, settings, provenance; no script, no network, light and dark."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from fedgma.pictures import Picture, make_pictures
 from fedgma.plots.style import save, svg
-from fedgma.reports import Report, common_settings, write_tables
+from fedgma.reports import Report, common_settings, varied_settings, write_tables
 from fedgma.runs import Run
-from fedgma.summaries import plain, short, sortable, telling
+from fedgma.summaries import plain
 from fedgma.tables import Table, numeric, said
 
 STYLE = """
@@ -148,16 +148,12 @@ def _svg(picture: Picture) -> str:
 
 
 def _settings(runs: Sequence[Run]) -> str:
-    varied = [(short(name), _in_order(run.settings.get(name) for run in runs)) for name in telling(runs, without=())]
+    varied = tuple(varied_settings(runs).items())
     shared = [(name, plain(value)) for name, value in common_settings(runs).items() if value is not None]
-    first = Table("varied", "", ("varied", "values"), tuple(varied))
+    first = Table("varied", "", ("varied", "values"), varied)
     second = Table("shared", "", ("shared by all runs", "value"), tuple(shared))
     rest = f"<details open><summary>All others</summary>{_rows(second)}</details>"
     return _section("Settings", (_rows(first) if varied else "") + rest)
-
-
-def _in_order(values: Iterable[Any]) -> str:
-    return ", ".join(sorted({plain(value) for value in values}, key=sortable))
 
 
 def _provenance(runs: Sequence[Run]) -> str:

@@ -11,6 +11,7 @@ from fedgma.plots.curves import draw_accuracy
 from fedgma.plots.federations import draw_classes
 from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
 from fedgma.plots.masks import draw_agreement, draw_layers, draw_taus
+from fedgma.plots.style import plain_text
 from fedgma.runs import Record, Run, curve, number, numbers
 from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, short
 from fedgma.tables import slug
@@ -35,12 +36,17 @@ Scene = dict[str, Row]  # arm -> row, all of one setting
 
 def make_pictures(rows: Sequence[Row]) -> list[Picture]:
     """Every picture that these rows have the numbers for."""
+    with plain_text():
+        return list(_with_own_names(list(_drawn(rows))))
+
+
+def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
     found = scenes(best_rates(rows))
     made = [picture for title, scene in list(found.items())[:MOST] if (picture := _accuracy(title, scene))]
     drawers: list[Callable[[str, Scene], Picture | None]] = [_agreement, _layers, _taus, _fairness]
     few = list(found.items())[:CLOSELY]
     made += [picture for draw in drawers for title, scene in few if (picture := draw(title, scene))]
-    return list(_with_own_names([*made, *_rates(rows), *_partitions(rows)]))
+    yield from [*made, *_rates(rows), *_partitions(rows)]
 
 
 def _with_own_names(pictures: Sequence[Picture]) -> Iterator[Picture]:
@@ -178,15 +184,16 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
     groups: dict[str, dict[str, dict[tuple[float, float], float]]] = {}
     for row in rows:
         others = [said(n, v) for n, v in row.label.items() if n not in (*RATES, "aggregator", *AGGREGATOR_SETTINGS)]
-        at = (float(row.runs[0].settings[RATES[0]]), float(row.runs[0].settings[RATES[1]]))
-        arms = groups.setdefault(", ".join(others), {})
-        arms.setdefault(arm(row.runs[0], list(row.label)), {})[at] = row.scores["last10"].mean
+        server_rate, client_rate = (number(row.runs[0].settings, name) for name in RATES)
+        if server_rate is not None and client_rate is not None:
+            arms = groups.setdefault(", ".join(others), {}).setdefault(arm(row.runs[0], list(row.label)), {})
+            arms[server_rate, client_rate] = row.scores["last10"].mean
     caption = "last10 accuracy in percent, mean over seeds, one colour scale; each arm's best pair is framed."
-    for title, arms in list(groups.items())[:MOST]:
-        server, client = (sorted({at[axis] for cells in arms.values() for at in cells}) for axis in (0, 1))
+    for title, drawn in list(groups.items())[:MOST]:
+        server, client = (sorted({at[axis] for cells in drawn.values() for at in cells}) for axis in (0, 1))
         grids = {
             name: np.array([[cells.get((s, c), np.nan) for s in server] for c in client])
-            for name, cells in arms.items()
+            for name, cells in drawn.items()
         }
         yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedgma.comparisons import Comparison, compare
 from fedgma.errors import DataError
 from fedgma.runs import Run, read_runs
-from fedgma.summaries import BASELINE, NAMES, Row, plain, rows, short, telling
+from fedgma.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, telling
 from fedgma.tables import (
     WRITERS,
     Table,
@@ -85,15 +85,27 @@ def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
     return {k: v for k, v in first.items() if all(k in run.settings and run.settings[k] == v for run in runs)}
 
 
+def varied_settings(runs: Sequence[Run]) -> dict[str, str]:
+    """The other settings with their values: first those that tell the runs apart, then those that follow from them."""
+    telling_first = dict.fromkeys((*telling(runs, without=()), *(name for run in runs for name in run.settings)))
+    shared = common_settings(runs)
+    return {
+        name: ", ".join(sorted({plain(run.settings.get(name)) for run in runs}, key=sortable))
+        for name in telling_first
+        if name not in shared
+    }
+
+
 def in_markdown(report: Report) -> str:
     """The whole report as one Markdown text."""
     lines = [f"# {report.title}", "", *(f"**{verdict}.**\n" for verdict in report.verdicts)]
-    lines += [f"- {note}" for note in report.notes]
-    shared = "\n".join(f"- {name}: {plain(value)}" for name, value in common_settings(report.runs).items())
-    varied = ", ".join(map(short, telling(report.runs, without=()))) or "nothing"
+    lines += [f"- {note}." for note in report.notes]
+    settings = {name: plain(value) for name, value in common_settings(report.runs).items() if value is not None}
+    shared = "\n".join(f"- {name}: {value}" for name, value in settings.items())
+    varied = "\n".join(f"- {name}: {values}" for name, values in varied_settings(report.runs).items()) or "- nothing"
     parts = ["\n".join(lines).strip(), *map(markdown, report.tables)]
-    parts += [f"## Settings\n\nVaried: {varied}. Shared by all runs:\n\n{shared}"]
-    return "\n\n".join(parts) + "\n"
+    parts += [f"## Settings\n\nVaried:\n\n{varied}\n\nShared by all runs:\n\n{shared}"]
+    return ("\n\n".join(parts) + "\n").replace("<", "&lt;")
 
 
 def write_tables(report: Report, out: Path) -> list[Path]:
@@ -144,7 +156,8 @@ def _notes(
         more = [short(name) for name in comparison.differ if name != "aggregator"]
         if more:
             notes.append(f"{first} and {second} differ in {', '.join(more)} too")
-    refused = sum(len(record.get("refused") or ()) for run in runs for record in run.rounds)
+    listed = [record.get("refused") for run in runs for record in run.rounds]
+    refused = sum(len(clients) for clients in listed if isinstance(clients, list))
     if refused:
         notes.append(f"{refused} client updates were refused by the gate")
     return notes

@@ -160,6 +160,8 @@ def _object(path: Path) -> Record:
 def _parsed(text: str, where: str) -> Record:
     try:
         value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written down again
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not JSON ({error}); the run has to be made again") from None
     if not isinstance(value, dict):

@@ -205,14 +205,14 @@ def numeric(table: Table) -> list[bool]:
 def _raw(value: Value, two: bool) -> list[str]:
     if isinstance(value, Spread):
         return [repr(value.mean), "" if value.deviation is None else repr(value.deviation)]
-    written = "" if value is None else repr(value) if isinstance(value, float) else str(value)
+    written = "" if value is None else repr(value) if isinstance(value, float) else " ".join(str(value).splitlines())
     # a text that a spreadsheet would run as a formula is kept a text
     written = f"'{written}" if isinstance(value, str) and written[:1] in ("=", "+", "-", "@") else written
     return [written, ""] if two else [written]
 
 
 def _in_markdown(value: str) -> str:
-    for mark in "\\`*_|<>[]":
+    for mark in "\\`*_|[]":
         value = value.replace(mark, f"\\{mark}")
     return " ".join(value.split())
 

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,7 @@ INK = "#1d2329"  # text and axes; a page replaces it by its own text colour
 GRID = "#d9dee4"  # grid lines; a page replaces it too
 BASE = "#d07c00"  # the plain mean
 # after Okabe and Ito, with enough contrast on white and on black; the plain mean keeps its own colour everywhere
-COLOURS = ("#2b83c6", "#159a73", "#c3609b", "#8b6fd4", "#a3760c", "#4aa7b8")
+COLOURS = ("#2b83c6", "#159a73", "#c3609b", "#8b6fd4", "#a3760c", "#2f93a6")
 DASHES = ("-", "-.", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), ":", "-")
 SEQUENCE = "viridis"
 SIZE = 8.5  # points
@@ -70,10 +71,15 @@ def key(axes: Axes, columns: int, place: Literal["lower right", "upper right"]) 
     axes.legend(fontsize=SIZE, ncols=columns, frameon=False, loc=place, labelcolor=INK, handlelength=2.2)
 
 
+def plain_text() -> AbstractContextManager[None]:
+    """Drawing in which a dollar sign, as in somebody's class or layer name, begins no formula."""
+    return mpl.rc_context({"text.parse_math": False})
+
+
 def svg(figure: Figure, name: str) -> str:
     """A figure as an `<svg>` element for a page: the page's text colour, ids that no other picture has, no date."""
     out = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with plain_text(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
@@ -88,7 +94,7 @@ def svg(figure: Figure, name: str) -> str:
 
 def save(figure: Figure, path: Path) -> Path:
     """A figure as a file, PNG or SVG by its ending."""
-    with mpl.rc_context({"svg.hashsalt": path.stem}):
+    with plain_text(), mpl.rc_context({"svg.hashsalt": path.stem}):
         plain = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 160}
         figure.savefig(path, **plain)
     return path
