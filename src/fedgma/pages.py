@@ -48,6 +48,7 @@ code { font-size: .85em; }
   :root { --ink: #000; --soft: #444; --paper: #fff; --card: #fff; --line: #ccc; }
   body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
   figure { break-inside: avoid; border: 1px solid var(--line); } figure.broad svg { min-width: 0; }
+  .pictures { grid-template-columns: 1fr 1fr; } tr { break-inside: avoid; } p.note { break-before: avoid; }
   .wide { overflow: visible; } th, td { white-space: normal; padding: .15rem .4rem; } }
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

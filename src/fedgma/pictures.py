@@ -10,7 +10,7 @@ from fedgma.errors import FedgmaError
 from fedgma.plots.curves import draw_accuracy
 from fedgma.plots.federations import draw_classes
 from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
-from fedgma.plots.masks import draw_agreement, draw_layers, draw_taus
+from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_taus, same_mask
 from fedgma.plots.style import plain_text
 from fedgma.runs import Record, Run, curve, number, numbers
 from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, short
@@ -156,8 +156,9 @@ def _taus(title: str, scene: Scene) -> Picture | None:
     by_tau = {row.label["tau"]: row.scores["last10"] for row in scene.values() if _has_tau(row)}
     scores: Mapping[float, Spread] = by_tau if len(by_tau) > 1 else {}
     caption = (
-        f"What each tau would mask of the last measured round ({name}). Dots joined by a line are one algorithm: no "
-        "entry's agreement lies between them."
+        f"What each tau would mask of the last measured round ({name}). Of the taus 0.1, 0.2, ... 1 there are "
+        f"{len(same_mask(shares, GRID_OF_TAUS))} that differ; dots joined by a line are one algorithm, since no entry's "
+        "agreement lies between them."
     )
     return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedgma.comparisons import Comparison, compare
 from fedgma.errors import DataError
 from fedgma.runs import Run, read_runs
-from fedgma.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, telling
+from fedgma.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, spoken, telling
 from fedgma.tables import (
     WRITERS,
     Table,
@@ -68,7 +68,7 @@ def against_baseline(runs: Sequence[Run], *, metric: str, split: str) -> list[Co
     )
     arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
     return [
-        compare(arm, base, (NAMES.get(name, name), BASELINE), metric=metric, split=split) for name, arm in arms.items()
+        compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split) for name, arm in arms.items()
     ]
 
 
@@ -127,7 +127,8 @@ def _write(path: Path, text: str) -> Path:
 def _verdict(comparison: Comparison, alone: bool) -> str:
     """The sentence, and which arms it is about where there are several comparisons."""
     first, second = comparison.names
-    return comparison.text if alone and comparison.cells else f"{first} against {second}: {comparison.text}"
+    text = comparison.text if alone and comparison.cells else f"{first} against {second}: {comparison.text}"
+    return text[0].upper() + text[1:]
 
 
 def _without_pair(runs: Sequence[Run]) -> str:

@@ -162,6 +162,15 @@ def arm(run: Run, names: Sequence[str] = ()) -> str:
     return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(run.settings[name])}" for name in own)])
 
 
+def spoken(aggregator: str) -> str:
+    """An aggregator in a sentence.
+
+    >>> spoken("gma"), spoken("mean"), spoken("median")
+    ('GMA', 'the mean', 'median')
+    """
+    return "the mean" if aggregator == BASELINE else NAMES.get(aggregator, aggregator)
+
+
 def called(row: Row) -> str:
     """A row in one line: the settings that tell it apart, then its arm."""
     others = [plain(value) for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)]

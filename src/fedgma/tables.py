@@ -45,8 +45,8 @@ def differences_table(comparison: Comparison) -> Table:
         signs = f"{verdict.ahead} of {verdict.of}"
         numbers = (verdict.mean, *((verdict.low, verdict.high) if verdict.of > 1 else (None, None)), signs)
         tested = (cell.p, cell.corrected) if verdict.of > 1 else (None, None)
-        body.append((*(cell.label[name] for name in names), *numbers, *tested, cell.says(comparison.names)))
-    header = (*map(short, names), "difference", "low", "high", "seeds ahead", "p", "p (Holm)", "verdict")
+        body.append((*(cell.label[name] for name in names), cell.says(comparison.names), *numbers, *tested))
+    header = (*map(short, names), "verdict", "difference", "low", "high", "seeds ahead", "p", "p (Holm)")
     note = (
         f"{first} minus {second}, points of {comparison.split} accuracy ({comparison.metric}), paired by seed; "
         "95 % t interval; p of the paired t test."
@@ -54,7 +54,13 @@ def differences_table(comparison: Comparison) -> Table:
     if len(comparison.cells) > 1:
         note += f" p (Holm) is corrected for {len(comparison.cells)} tests."
         note += f" {comparison.signs[0].upper()}{comparison.signs[1:]}."
-    return Table(f"differences-{slug(first)}-{slug(second)}", f"{first} against {second}", header, tuple(body), note)
+    return Table(
+        f"differences-{slug(first)}-{slug(second.removeprefix('the '))}",
+        f"{first} against {second}",
+        header,
+        tuple(body),
+        note,
+    )
 
 
 def splits_table(rows: Sequence[Row]) -> Table | None:

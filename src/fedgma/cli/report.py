@@ -82,10 +82,10 @@ def _side(name: str, runs: list[Path]) -> "tuple[list[Run], list[str]]":
 
 def _name(own: str, other: str) -> str:
     """What to call an arm; of a folder its last part, where that tells the two apart."""
-    from fedgma.summaries import NAMES
+    from fedgma.summaries import spoken
 
     last = Path(own).name if Path(own).is_dir() and Path(own).name != Path(other).name else own
-    return NAMES.get(last, last)
+    return spoken(last)
 
 
 def _late(runs: "list[Run]") -> int:

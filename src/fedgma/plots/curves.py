@@ -12,6 +12,7 @@ from fedgma.plots.style import GRID, INK, SIZE, colour_of, is_plain, key, name_a
 from fedgma.verdicts import paired
 
 Seeds = Mapping[int, Mapping[int, float]]  # seed -> round -> share
+DOTS = 30  # evaluations; more of them are a line without dots
 Curve = npt.NDArray[np.float64]
 
 
@@ -24,7 +25,10 @@ def draw_accuracy(arms: Mapping[str, Seeds], title: str = "", split: str = "test
         colour, dash = colour_of(name, list(arms))
         rounds, values = stacked(list(seeds.values()))
         middle = values.mean(axis=0)
-        panels[0].plot(rounds, middle, color=colour, linestyle=dash, linewidth=1.6, label=name)
+        marker = "o" if len(rounds) <= DOTS else ""
+        panels[0].plot(
+            rounds, middle, color=colour, linestyle=dash, linewidth=1.6, label=name, marker=marker, markersize=3
+        )
         if len(values) > 1:
             spread = values.std(axis=0, ddof=1)
             panels[0].fill_between(rounds, middle - spread, middle + spread, color=colour, alpha=0.16, linewidth=0)

@@ -29,7 +29,8 @@ def draw_agreement(histograms: Mapping[str, Shares], tau: float | None = None, t
         pale = 1.0 if row == len(histograms) - 1 else 0.4  # the last stage is what counts
         axes.bar(where, 100 * shares[seen], width=width / cohort * 0.94, color=COLOURS[0], alpha=pale, label=name)
     fair = coins(cohort)
-    axes.plot(seen / cohort, 100 * fair[seen], "o", mfc="none", color=INK, markersize=5, label="fair coins")
+    even = np.nonzero(fair)[0]
+    axes.plot(even / cohort, 100 * fair[even], "o", mfc="none", color=INK, markersize=5, label="fair coins")
     if tau is not None:
         _mark_tau(axes, tau, seen, cohort)
     key(axes, 1, "upper right")
