@@ -44,6 +44,11 @@ class Comparison(NamedTuple):
     alone: int  # runs of either arm that found no partner
 
     @property
+    def tests(self) -> int:
+        """Cells that can be tested: those with two seeds or more."""
+        return sum(cell.verdict.of > 1 for cell in self.cells)
+
+    @property
     def signs(self) -> str:
         """In how many settings either arm is ahead, and how likely so uneven a count is by chance."""
         means = [cell.verdict.mean for cell in self.cells]
@@ -80,18 +85,28 @@ def compare(
     for a, b in pairs:
         cell = frozen(applicable(a.settings)) + frozen(applicable(b.settings))
         groups.setdefault(cell, {}).setdefault(a.seed, (a, b))
-    scored = [[score(a, metric, split) - score(b, metric, split) for a, b in by_seed(g)] for g in groups.values()]
-    p_values = [p_value(differences) for differences in scored]
-    labels = _labels([by_seed(group)[0] for group in groups.values()])
-    cells = [
-        Cell(label, tuple(sorted(group)), tuple(values), paired(values, names), p, corrected)
-        for label, group, values, p, corrected in zip(
-            labels, groups.values(), scored, p_values, holm(p_values), strict=True
-        )
-    ]
-    cells.sort(key=lambda cell: [sortable(value) for value in cell.label.values()])
+    cells = _cells([by_seed(group) for group in groups.values()], names, metric, split)
     differ = tuple(name for name in sorted(free - {"seed"}) if any(_differs(a, b, name) for a, b in pairs))
     return Comparison(names, metric, split, differ, tuple(cells), alone)
+
+
+def _cells(groups: Sequence[Sequence[tuple[Run, Run]]], names: tuple[str, str], metric: str, split: str) -> list[Cell]:
+    """A cell for each group of pairs; those with one seed are no tests and count for none in the correction."""
+    scored = [[score(a, metric, split) - score(b, metric, split) for a, b in group] for group in groups]
+    p_values = [p_value(differences) for differences in scored]
+    tested = iter(holm([p for p, differences in zip(p_values, scored, strict=True) if len(differences) > 1]))
+    cells = [
+        Cell(
+            label=label,
+            seeds=tuple(a.seed for a, _ in group),
+            differences=tuple(differences),
+            verdict=paired(differences, names),
+            p=p,
+            corrected=next(tested) if len(differences) > 1 else 1.0,
+        )
+        for label, group, differences, p in zip(_labels([g[0] for g in groups]), groups, scored, p_values, strict=True)
+    ]
+    return sorted(cells, key=lambda cell: [sortable(value) for value in cell.label.values()])
 
 
 def by_seed(group: Mapping[int, tuple[Run, Run]]) -> list[tuple[Run, Run]]:
@@ -198,7 +213,8 @@ def _over_cells(comparison: Comparison) -> str:
     surely = (
         f"{first} is ahead in {sum(sure)} and {second} in {len(sure) - sum(sure)}" if sure else "no difference holds"
     )
+    tests = f"corrected for {comparison.tests} tests, {surely}" if comparison.tests else "one seed each, so no test"
     return (
         f"{first} ahead in {ahead} of {len(means)} settings and behind in {behind}, "
-        f"by {sum(means) / len(means):+.2f} points on average; corrected for {len(means)} tests, {surely}"
+        f"by {sum(means) / len(means):+.2f} points on average; {tests}"
     )

@@ -104,9 +104,7 @@ def _accuracy(title: str, scene: Scene) -> Picture | None:
     seeds = max(len(row.runs) for row in scene.values())
     caption = f"Test accuracy after each evaluated round; line: mean of {seeds} seeds, band: one sample deviation."
     if len(scene) > 1:
-        caption += (
-            " Below: the paired difference, which the verdict is about; seeds share their noise, so it is calmer."
-        )
+        caption += " Below: the paired difference, which the verdict is about."
     return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(arms))
 
 
@@ -155,10 +153,10 @@ def _taus(title: str, scene: Scene) -> Picture | None:
         return None
     by_tau = {row.label["tau"]: row.scores["last10"] for row in scene.values() if _has_tau(row)}
     scores: Mapping[float, Spread] = by_tau if len(by_tau) > 1 else {}
+    different = len(same_mask(shares, GRID_OF_TAUS))
     caption = (
-        f"What each tau would mask of the last measured round ({name}). Of the taus 0.1, 0.2, ... 1 there are "
-        f"{len(same_mask(shares, GRID_OF_TAUS))} that differ; dots joined by a line are one algorithm, since no entry's "
-        "agreement lies between them."
+        f"What each tau would mask of the last measured round ({name}). Of the ten taus 0.1, 0.2, ... 1 there are "
+        f"{different} that differ; dots joined by a line are one algorithm, since no entry's agreement lies between."
     )
     return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores))
 

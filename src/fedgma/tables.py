@@ -52,7 +52,7 @@ def differences_table(comparison: Comparison) -> Table:
         "95 % t interval; p of the paired t test."
     )
     if len(comparison.cells) > 1:
-        note += f" p (Holm) is corrected for {len(comparison.cells)} tests."
+        note += f" p (Holm) is corrected for {comparison.tests} tests."
         note += f" {comparison.signs[0].upper()}{comparison.signs[1:]}."
     return Table(
         f"differences-{slug(first)}-{slug(second.removeprefix('the '))}",

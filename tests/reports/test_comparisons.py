@@ -33,6 +33,15 @@ def test_every_setting_is_a_cell_and_p_is_corrected_for_their_number(tmp_path):
     assert "corrected for 2 tests" in made.text
 
 
+def test_a_setting_with_one_seed_is_shown_but_is_no_test(tmp_path):
+    write_duel(tmp_path, algorithm="fedavg", seeds=3)
+    write_duel(tmp_path, algorithm="fedadam", seeds=1)
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert [cell.says(made.names) for cell in made.cells] == ["one seed", "gma ahead"]
+    assert made.cells[1].corrected == made.cells[1].p
+    assert "corrected for 1 tests" in made.text
+
+
 def test_one_plain_mean_is_the_partner_of_every_tau(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path, aggregator="mean", seed=seed)
