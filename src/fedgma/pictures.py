@@ -32,6 +32,7 @@ class Picture(NamedTuple):
 
 
 Scene = dict[str, Row]  # arm -> row, all of one setting
+Drawer = Callable[[str, Scene], Picture | None]
 
 
 def make_pictures(rows: Sequence[Row]) -> list[Picture]:
@@ -41,12 +42,18 @@ def make_pictures(rows: Sequence[Row]) -> list[Picture]:
 
 
 def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
-    found = scenes(best_rates(rows))
-    made = [picture for title, scene in list(found.items())[:MOST] if (picture := _accuracy(title, scene))]
-    drawers: list[Callable[[str, Scene], Picture | None]] = [_agreement, _layers, _taus, _fairness]
-    few = list(found.items())[:CLOSELY]
-    made += [picture for draw in drawers for title, scene in few if (picture := draw(title, scene))]
-    yield from [*made, *_rates(rows), *_partitions(rows)]
+    chosen = best_rates(rows)
+    found = list(scenes(chosen).items())
+    picked = (
+        " Of the learning rates, the pair with the highest last10 over the arms." if len(chosen) < len(rows) else ""
+    )
+    closely: list[Drawer] = [_agreement, _layers, _taus, _fairness]
+    for draw, most in [(_accuracy, MOST), *((draw, CLOSELY) for draw in closely)]:
+        left = f" {most} of {len(found)} settings are drawn." if len(found) > most else ""
+        for title, scene in found[:most]:
+            if picture := draw(title, scene):
+                yield picture._replace(caption=picture.caption + picked + left)
+    yield from [*_rates(rows), *_partitions(rows)]
 
 
 def _with_own_names(pictures: Sequence[Picture]) -> Iterator[Picture]:

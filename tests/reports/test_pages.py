@@ -125,6 +125,7 @@ def test_learning_rates_are_a_heat_map_and_curves_are_those_of_the_best_pair(tmp
     assert "rates" in pictures
     assert "accuracy-server-learning-rate-1" in pictures
     assert "accuracy-server-learning-rate-0.1" not in pictures
+    assert "the pair with the highest last10" in pictures["accuracy-server-learning-rate-1"].caption
 
 
 def test_a_partition_that_was_recorded_is_drawn_from_the_record(tmp_path):
