@@ -32,7 +32,19 @@ ROOMS = [
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
     ["specs", "fleet", "config", "grids", "checkpoints", "records"],
     ["materials", "lines", "verdicts", "outcomes", "experiments"],
-    ["plots", "flower", "cli"],
+    [
+        "runs",
+        "summaries",
+        "comparisons",
+        "tables",
+        "reports",
+        "plots",
+        "pictures",
+        "pages",
+        "trackers",
+        "flower",
+        "cli",
+    ],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 

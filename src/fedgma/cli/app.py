@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from fedgma.cli import data
+from fedgma.cli import data, report
 from fedgma.cli.run import run
 from fedgma.cli.sweep import sweep
 from fedgma.errors import FedgmaError
@@ -13,6 +13,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(data.app, name="data")
 app.command()(run)
 app.command()(sweep)
+app.command()(report.report)
+app.command()(report.compare)
 
 
 @app.callback()

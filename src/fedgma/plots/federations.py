@@ -1,18 +1,20 @@
 """Pictures of a federation's data: who holds which classes, how large clients are, what their images look like."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedgma.federation import Federation
 from fedgma.partitions import Index, Labels
-from fedgma.pools import Pool
 from fedgma.seeds import generator
+
+if TYPE_CHECKING:  # a report draws partitions without torch
+    from fedgma.federation import Federation
+    from fedgma.pools import Pool
 
 BUBBLES = 120  # clients, and CLASSES classes, above which bubbles are too small and a heat map takes over
 CLASSES = 40
@@ -83,7 +85,7 @@ def draw_sizes(sizes: Index, title: str = "") -> Figure:
     return figure
 
 
-def draw_images(federation: Federation, clients: Sequence[int], *, columns: int = 20, seed: int = 0) -> Figure:
+def draw_images(federation: "Federation", clients: Sequence[int], *, columns: int = 20, seed: int = 0) -> Figure:
     """Contact sheet: a row of images for each of these clients as it sees them, then the test environments."""
     rows: list[tuple[str, Pool, Index, int | None]] = []
     rows += [(f"client {n}", federation.train, federation.clients[n], n) for n in clients]
@@ -115,8 +117,10 @@ def examples(labels: Labels, index: Index, count: int, seed: int) -> Index:
     return ordered
 
 
-def _strip(pool: Pool, chosen: Index, client: int | None, columns: int) -> npt.NDArray[np.float32]:
+def _strip(pool: "Pool", chosen: Index, client: int | None, columns: int) -> npt.NDArray[np.float32]:
     """Images side by side with white gaps: [height, width, channel]."""
+    import torch
+
     index = torch.from_numpy(chosen).to(pool.y.device)
     seen = pool.seen(index, pool.home[index] if client is None else torch.full_like(index, client)).cpu().numpy()
     side = seen.shape[-1] + 2

@@ -1,0 +1,101 @@
+"""`fedgma report`: tables, pictures and one page out of run folders; `fedgma compare`: any two arms, paired."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fedgma.comparisons import Comparison
+    from fedgma.runs import Run
+
+Metric = Annotated[str, typer.Option(help="What verdicts go by: best, last10 or final.")]
+Split = Annotated[
+    str, typer.Option("--on", help="The split they are measured on: test, or another that was evaluated.")
+]
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page, the tables and the pictures.")] = Path("report"),
+    metric: Metric = "last10",
+    split: Split = "test",
+) -> None:
+    """Write tables, pictures and one self-contained page; print the verdict."""
+    from fedgma.errors import ConfigError
+    from fedgma.pages import write_report
+    from fedgma.reports import make_report
+    from fedgma.tables import text
+
+    made = make_report(runs, metric=metric, split=split)
+    try:
+        page = write_report(made, out)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
+    for line in [*made.verdicts, *made.notes]:
+        typer.echo(f"{line}.")
+    for table in made.tables:
+        typer.echo(f"\n{table.title}\n{text(table)}")
+    typer.echo(f"\npage: {page}\ntables and pictures: {out}")
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A folder, or an arm: gma, or aggregator=gma,tau=0.4.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The arm it is compared with.")],
+    runs: Annotated[
+        list[Path] | None, typer.Option("--runs", help="Where arms are looked for (default: runs).")
+    ] = None,
+    metric: Metric = "last10",
+    split: Split = "test",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Pair two arms over seeds and settings: t interval, signs, Holm's correction over the settings."""
+    from fedgma import comparisons
+    from fedgma.errors import DataError
+    from fedgma.tables import differences_table, text
+
+    sides = [_side(name, runs or [Path("runs")]) for name in (first, second)]
+    (one, spoken_one), (other, spoken_other) = sides
+    names = (_name(first, second), _name(second, first))
+    apart = [*spoken_one, *spoken_other]
+    made = comparisons.compare(one, other, names, metric=metric, split=split, apart=apart)
+    if not made.cells:
+        raise DataError(f"{names[0]} and {names[1]}: {made.text}; they have to agree in all but {apart or 'the arm'}")
+    if as_json:
+        typer.echo(json.dumps(_plain(made), indent=1))
+        return
+    typer.echo(f"{made.text}.\nThe arms differ in {', '.join(made.differ) or 'nothing that was set'}.")
+    for count, what in ((made.alone, "finished runs have no partner"), (_late([*one, *other]), "runs are unfinished")):
+        if count:
+            typer.echo(f"{count} {what} and are left out.")
+    typer.echo(f"\n{text(differences_table(made))}")
+
+
+def _side(name: str, runs: list[Path]) -> "tuple[list[Run], list[str]]":
+    """An arm's runs: a folder's, or those among `runs` that fit."""
+    from fedgma.comparisons import select
+    from fedgma.runs import read_runs
+
+    return (read_runs([Path(name)]), []) if Path(name).is_dir() else select(read_runs(runs), name)
+
+
+def _name(own: str, other: str) -> str:
+    """What to call an arm; of a folder its last part, where that tells the two apart."""
+    from fedgma.summaries import spoken
+
+    last = Path(own).name if Path(own).is_dir() and Path(own).name != Path(other).name else own
+    return spoken(last)
+
+
+def _late(runs: "list[Run]") -> int:
+    return sum(not run.finished for run in runs)
+
+
+def _plain(made: "Comparison") -> dict[str, object]:
+    """As JSON has it; the interval of a single pair is none."""
+    cells = [{**cell._asdict(), "verdict": cell.verdict._asdict()} for cell in made.cells]
+    for cell in cells:
+        if cell["verdict"]["of"] == 1:
+            cell["verdict"].update(low=None, high=None)
+    return {"text": made.text, **made._asdict(), "cells": cells}

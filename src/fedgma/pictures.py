@@ -1,0 +1,280 @@
+"""Which pictures a report holds, and the numbers that each is drawn from: rows of runs -> figures with captions."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedgma.errors import FedgmaError
+from fedgma.plots.curves import draw_accuracy
+from fedgma.plots.federations import draw_classes
+from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
+from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_taus, same_mask
+from fedgma.plots.style import plain_text
+from fedgma.runs import Record, Run, curve, number, numbers
+from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, short
+from fedgma.tables import slug
+
+MOST = 12  # settings whose accuracy is drawn
+CLOSELY = 4  # settings whose masks and clients are drawn
+RATES = ("server_learning_rate", "client_learning_rate")
+
+
+class Picture(NamedTuple):
+    """A figure with the name of its file, and what it shows in words."""
+
+    name: str
+    kind: str  # its heading, shared by the pictures of other settings
+    title: str  # its setting
+    caption: str
+    figure: Figure
+
+
+Scene = dict[str, Row]  # arm -> row, all of one setting
+Drawer = Callable[[str, Scene], Picture | None]
+
+
+def make_pictures(rows: Sequence[Row]) -> list[Picture]:
+    """Every picture that these rows have the numbers for."""
+    with plain_text():
+        return list(_with_own_names(list(_drawn(rows))))
+
+
+def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
+    chosen = best_rates(rows)
+    found = list(scenes(chosen).items())
+    picked = (
+        " Of the learning rates, the pair with the highest last10 over the arms." if len(chosen) < len(rows) else ""
+    )
+    closely: list[Drawer] = [_agreement, _layers, _taus, _fairness]
+    for draw, most in [(_accuracy, MOST), *((draw, CLOSELY) for draw in closely)]:
+        left = f" {most} of {len(found)} settings are drawn." if len(found) > most else ""
+        for title, scene in found[:most]:
+            if picture := draw(title, scene):
+                yield picture._replace(caption=picture.caption + picked + left)
+    yield from [*_rates(rows), *_partitions(rows)]
+
+
+def _with_own_names(pictures: Sequence[Picture]) -> Iterator[Picture]:
+    """Long titles may have been cut to one name; a number tells them apart."""
+    taken: set[str] = set()
+    for picture in pictures:
+        name, again = picture.name, 1
+        while name in taken:
+            again += 1
+            name = f"{picture.name}-{again}"
+        taken.add(name)
+        yield picture._replace(name=name)
+
+
+def scenes(rows: Sequence[Row]) -> dict[str, Scene]:
+    """Rows by what they share besides the aggregation: one scene a setting, its arms side by side."""
+    found: dict[str, Scene] = {}
+    for row in rows:
+        others = {name: value for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)}
+        title = ", ".join(said(name, value) for name, value in others.items())
+        found.setdefault(title, {})[arm(row.runs[0], list(row.label))] = row
+    return found
+
+
+def best_rates(rows: Sequence[Row]) -> list[Row]:
+    """Where learning rates were varied, the pair with the highest last10 over the arms; the heat map has them all."""
+    groups: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        own = {name: value for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)}
+        rates = {name: own.pop(name) for name in RATES if name in own}
+        groups.setdefault(frozen(own), {}).setdefault(frozen(rates), []).append(row)
+    best = [max(pairs.values(), key=_level) for pairs in groups.values()]
+    return [row for pair in best for row in pair]
+
+
+def _level(rows: Sequence[Row]) -> float:
+    return sum(row.scores["last10"].mean for row in rows) / len(rows)
+
+
+def said(name: str, value: Any) -> str:
+    """A setting in a title: words alone, numbers with their names.
+
+    >>> said("algorithm", "fedadam"), said("partition.alpha", 0.3)
+    ('fedadam', 'alpha 0.3')
+    """
+    return value if isinstance(value, str) else f"{short(name)} {plain(value)}"
+
+
+def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) -> Picture:
+    return Picture(slug(f"{kind} {title}"), heading, title, caption, figure)
+
+
+def _accuracy(title: str, scene: Scene) -> Picture | None:
+    arms = {name: {run.seed: curve(run, "test", "accuracy") for run in row.runs} for name, row in scene.items()}
+    seeds = max(len(row.runs) for row in scene.values())
+    caption = f"Test accuracy after each evaluated round; line: mean of {seeds} seeds, band: one sample deviation."
+    if len(scene) > 1:
+        caption += " Below: the paired difference, which the verdict is about."
+    return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(arms))
+
+
+def _agreement(title: str, scene: Scene) -> Picture | None:
+    """The first and the last measured round of the first masked arm (or the only arm)."""
+    name, row = _masked(scene)
+    measured = [_measured(run, "histogram") for run in row.runs]
+    measured = [records for records in measured if records]
+    if not measured:
+        return None
+    stages = {f"round {measured[0][at]['round']}": at for at in (0, -1)}
+    found = {stage: _histogram([records[at] for records in measured]) for stage, at in stages.items()}
+    shares = {stage: part for stage, part in found.items() if part is not None}
+    if len({len(part) for part in shares.values()}) != 1:
+        return None
+    tau = number(row.runs[0].settings, "tau")
+    caption = (
+        f"How many of the sampled clients move an entry the same way ({name}). Entries left of tau are scaled down. "
+        "Circles: what clients would show who vote by a fair coin."
+    )
+    return _picture("agreement", title, "Agreement", caption, draw_agreement(shares, tau))
+
+
+def _layers(title: str, scene: Scene) -> Picture | None:
+    name, row = _masked(scene)
+    measured = [_measured(run, "layers") for run in row.runs]
+    rounds = sorted(set.intersection(*({r["round"] for r in records} for records in measured)))
+    layers = list(measured[0][0]["mask"]["layers"]) if rounds else []
+    cells = [
+        [[_below(records, round, layer) for round in rounds] for layer in layers]
+        for records in ({r["round"]: r for r in run} for run in measured)
+    ]
+    shares = np.array(cells, float)
+    if not layers or len(rounds) < 2 or np.isnan(shares).any():
+        return None
+    caption = f"Share of each layer's entries whose agreement is below tau ({name}, mean over seeds)."
+    drawn = draw_layers(shares.mean(axis=0), rounds, layers)
+    return _picture("layers", title, "Where clients disagree", caption, drawn)
+
+
+def _taus(title: str, scene: Scene) -> Picture | None:
+    name, row = _masked(scene)
+    late = [records[-1] for run in row.runs if (records := _measured(run, "histogram"))]
+    shares = _histogram(late) if late else None
+    if shares is None:
+        return None
+    by_tau = {row.label["tau"]: row.scores["last10"] for row in scene.values() if _has_tau(row)}
+    scores: Mapping[float, Spread] = by_tau if len(by_tau) > 1 else {}
+    different = len(same_mask(shares, GRID_OF_TAUS))
+    caption = (
+        f"What each tau would mask of the last measured round ({name}). Of the ten taus 0.1, 0.2, ... 1 there are "
+        f"{different} that differ; dots joined by a line are one algorithm, since no entry's agreement lies between."
+    )
+    return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores))
+
+
+def _fairness(title: str, scene: Scene) -> Picture | None:
+    arms = {}
+    for name, row in scene.items():
+        curves = {what: [curve(run, "clients", what) for run in row.runs] for what in MARKS}
+        arms[name] = {what: [100 * c[max(c)] for c in found if c] for what, found in curves.items() if any(found)}
+    arms = {name: figures for name, figures in arms.items() if figures}
+    if not arms:
+        return None
+    caption = (
+        "Accuracy on the clients' own test samples after the last round: the worst tenth of clients, all of them, "
+        "those in the last cohort and those not. Small dots are seeds."
+    )
+    return _picture("clients", title, "Clients", caption, draw_fairness(arms))
+
+
+def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
+    """A heat map where learning rates were varied."""
+    if not rows or not any(name in rows[0].label for name in RATES):
+        return
+    groups: dict[str, dict[str, dict[tuple[float, float], float]]] = {}
+    for row in rows:
+        others = [said(n, v) for n, v in row.label.items() if n not in (*RATES, "aggregator", *AGGREGATOR_SETTINGS)]
+        server_rate, client_rate = (number(row.runs[0].settings, name) for name in RATES)
+        if server_rate is not None and client_rate is not None:
+            arms = groups.setdefault(", ".join(others), {}).setdefault(arm(row.runs[0], list(row.label)), {})
+            arms[server_rate, client_rate] = row.scores["last10"].mean
+    caption = "last10 accuracy in percent, mean over seeds, one colour scale; each arm's best pair is framed."
+    for title, drawn in list(groups.items())[:MOST]:
+        server, client = (sorted({at[axis] for cells in drawn.values() for at in cells}) for axis in (0, 1))
+        grids = {
+            name: np.array([[cells.get((s, c), np.nan) for s in server] for c in client])
+            for name, cells in drawn.items()
+        }
+        yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client))
+
+
+def _partitions(rows: Sequence[Row]) -> Iterator[Picture]:
+    """Who holds which classes: one picture for each partition that can be dealt again here."""
+    seen: set[str] = set()
+    for row in rows:
+        run = row.runs[0]
+        parts = {k: v for k, v in run.settings.items() if k.startswith("partition.")}
+        title = ", ".join([str(run.settings.get("dataset")), *_partition_words(parts)])
+        if title not in seen and len(seen) < MOST:
+            seen.add(title)
+            if (dealt := _dealt(run)) is not None:
+                caption = f"Samples of each class at each client, seed {run.seed}."
+                yield _picture("partition", title, "Partition", caption, draw_classes(*dealt))
+
+
+def _partition_words(parts: Mapping[str, Any]) -> list[str]:
+    named = [n for n in ("clients", "classes_per_client", "alpha", "beta") if parts.get(f"partition.{n}") is not None]
+    return [plain(parts.get("partition.name")), *(said(n, parts[f"partition.{n}"]) for n in named)]
+
+
+def _dealt(run: Run) -> tuple[Any, tuple[str, ...]] | None:
+    """Counts [client, class] and class names: as recorded, or dealt again from the same data; None where neither."""
+    recorded = run.head.get("data")
+    counts = recorded.get("counts") if isinstance(recorded, dict) else None
+    if isinstance(counts, list) and counts and all(numbers({"": row}, "") for row in counts):
+        table = np.array(counts, np.int64) if len({len(row) for row in counts}) == 1 else None
+        return None if table is None else (table, tuple(map(str, range(table.shape[1]))))
+    return _dealt_again(run)
+
+
+def _dealt_again(run: Run) -> tuple[Any, tuple[str, ...]] | None:
+    from fedgma.datasets import load
+    from fedgma.datasets.sources import names
+    from fedgma.skew import class_counts
+    from fedgma.splits import divide
+
+    wanted = {k.removeprefix("partition."): v for k, v in run.settings.items() if k.startswith("partition.")}
+    name, clients, seed = (wanted.pop(key, None) for key in ("name", "clients", "seed"))
+    more = {key: value for key, value in wanted.items() if value is not None}
+    if run.settings.get("dataset") not in names():
+        return None
+    try:
+        data = load(run.settings["dataset"])
+        parts = divide(data, name, clients, seed=run.seed if seed is None else seed, **more)
+    except (FedgmaError, TypeError, ValueError, OSError):
+        return None  # the data are not here, or are dealt in a way that this version does not know
+    return class_counts(parts, data.train.y, len(data.classes)), tuple(data.classes)
+
+
+def _masked(scene: Scene) -> tuple[str, Row]:
+    """The arm whose votes are shown: GMA's, else the first that is masked, else the first."""
+    order = sorted(scene.items(), key=lambda item: item[1].runs[0].settings["aggregator"] != "gma")
+    return order[0]
+
+
+def _has_tau(row: Row) -> bool:
+    return row.runs[0].settings["aggregator"] == "gma" and isinstance(row.label.get("tau"), int | float)
+
+
+def _measured(run: Run, what: str) -> list[Record]:
+    """The rounds whose mask statistics hold this."""
+    return [record for record in run.rounds if isinstance(record.get("mask"), dict) and record["mask"].get(what)]
+
+
+def _histogram(records: Sequence[Record]) -> np.ndarray | None:
+    """Mean of the histograms that are as long as the first; None where one cannot be read."""
+    found = [numbers(record, "mask", "histogram") for record in records]
+    whole = [shares for shares in found if shares is not None]
+    same = [shares for shares in whole if len(shares) == len(whole[0])]
+    return np.array(same).mean(axis=0) if whole and len(whole[0]) > 1 else None
+
+
+def _below(records: Mapping[int, Record], round: int, layer: str) -> float:
+    value = number(records[round], "mask", "layers", layer, "below")
+    return np.nan if value is None else value

@@ -1,0 +1,22 @@
+"""Pictures: of a federation's data, of accuracy over rounds, of where clients disagree, of grids. No torch needed."""
+
+from fedgma.plots.curves import draw_accuracy
+from fedgma.plots.federations import draw_classes, draw_images, draw_sizes, examples
+from fedgma.plots.grids import draw_fairness, draw_rates
+from fedgma.plots.masks import draw_agreement, draw_layers, draw_taus
+from fedgma.plots.style import save, svg
+
+__all__ = [
+    "draw_accuracy",
+    "draw_agreement",
+    "draw_classes",
+    "draw_fairness",
+    "draw_images",
+    "draw_layers",
+    "draw_rates",
+    "draw_sizes",
+    "draw_taus",
+    "examples",
+    "save",
+    "svg",
+]

@@ -1,0 +1,100 @@
+"""One look for every picture: narrow enough for a phone, colour-blind safe, and at home on white and on black."""
+
+import io
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH = 4.4  # inches: a phone shows it at nearly full size, and a desk two beside each other
+INK = "#1d2329"  # text and axes; a page replaces it by its own text colour
+GRID = "#d9dee4"  # grid lines; a page replaces it too
+BASE = "#d07c00"  # the plain mean
+# after Okabe and Ito, with enough contrast on white and on black; the plain mean keeps its own colour everywhere
+COLOURS = ("#2b83c6", "#159a73", "#c3609b", "#8b6fd4", "#a3760c", "#2f93a6")
+DASHES = ("-", "-.", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), ":", "-")
+SEQUENCE = "viridis"
+SIZE = 8.5  # points
+
+
+def colour_of(name: str, names: Sequence[str]) -> tuple[str, object]:
+    """Colour and dash of an arm among its fellows; a plain mean is always the same.
+
+    >>> colour_of("mean", ["GMA", "mean"]), colour_of("GMA", ["GMA", "mean"])
+    (('#d07c00', '--'), ('#2b83c6', '-'))
+    """
+    if is_plain(name):
+        return BASE, "--"
+    place = [other for other in names if not is_plain(other)].index(name) % len(COLOURS)
+    return COLOURS[place], DASHES[place]
+
+
+def is_plain(name: str) -> bool:
+    """Whether an arm is the plain mean."""
+    return name == "mean" or name.endswith(", mean")
+
+
+def new_figure(height: float, title: str, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
+    """A figure with panels under each other that share their horizontal axis."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    grid = {"height_ratios": list(ratios)}
+    panels = list(figure.subplots(len(ratios), sharex=True, squeeze=False, gridspec_kw=grid)[:, 0])
+    for panel in panels:
+        dress(panel)
+    panels[0].set_title(title, fontsize=SIZE + 1.5, loc="left", color=INK)
+    return figure, panels
+
+
+def dress(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
+    """Light grid, two spines, small labels."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[:].set_color(INK)
+    axes.spines[:].set_linewidth(0.6)
+    axes.tick_params(labelsize=SIZE, colors=INK, width=0.6, length=3)
+    axes.grid(visible=True, axis=grid, color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def name_axes(axes: Axes, x: str = "", y: str = "") -> None:
+    """Axis labels in the common size."""
+    axes.set_xlabel(x, fontsize=SIZE, color=INK)
+    axes.set_ylabel(y, fontsize=SIZE, color=INK)
+
+
+def key(axes: Axes, columns: int, place: Literal["lower right", "upper right"]) -> None:
+    """A legend without a box."""
+    axes.legend(fontsize=SIZE, ncols=columns, frameon=False, loc=place, labelcolor=INK, handlelength=2.2)
+
+
+def plain_text() -> AbstractContextManager[None]:
+    """Drawing in which a dollar sign, as in somebody's class or layer name, begins no formula."""
+    return mpl.rc_context({"text.parse_math": False})
+
+
+def svg(figure: Figure, name: str) -> str:
+    """A figure as an `<svg>` element for a page: the page's text colour, ids that no other picture has, no date."""
+    out = io.StringIO()
+    with plain_text(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = text.replace(INK, "currentColor").replace(GRID, "var(--line)")
+    # the page gives the width; the view box keeps the shape
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1), count=1
+    )
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """A figure as a file, PNG or SVG by its ending."""
+    with plain_text(), mpl.rc_context({"svg.hashsalt": path.stem}):
+        plain = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 160}
+        figure.savefig(path, **plain)
+    return path

@@ -1,0 +1,176 @@
+"""Run folders to a report: the verdict first, then tables, pictures, settings and where the numbers came from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedgma.comparisons import Comparison, compare
+from fedgma.errors import DataError
+from fedgma.runs import Run, read_runs
+from fedgma.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, spoken, telling
+from fedgma.tables import (
+    WRITERS,
+    Table,
+    differences_table,
+    markdown,
+    results_table,
+    splits_table,
+    unfinished_table,
+)
+
+
+class Report(NamedTuple):
+    """Everything that is said about some runs, before it is written down."""
+
+    title: str
+    verdicts: tuple[str, ...]
+    runs: tuple[Run, ...]
+    rows: tuple[Row, ...]
+    comparisons: tuple[Comparison, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+
+
+def make_report(paths: Sequence[Path], *, metric: str = "last10", split: str = "test") -> Report:
+    """Read run folders and work everything out."""
+    runs = read_runs(paths)
+    finished = [run for run in runs if run.finished]
+    if not finished:
+        furthest = max(runs, key=lambda run: len(run.rounds) / max(run.planned, 1))
+        raise DataError(
+            f"none of the {len(runs)} runs has finished (the furthest is at round {len(furthest.rounds)} of "
+            f"{furthest.planned}); run the same command again to go on with them"
+        )
+    made = rows(finished)
+    comparisons = against_baseline(finished, metric=metric, split=split)
+    optional = [splits_table(made), unfinished_table(runs)]
+    tables = [
+        results_table(made),
+        *(differences_table(c) for c in comparisons if c.cells),
+        *(table for table in optional if table),
+    ]
+    return Report(
+        title=title(runs),
+        verdicts=tuple(_verdict(one, len(comparisons) == 1) for one in comparisons) or (_without_pair(finished),),
+        runs=tuple(runs),
+        rows=tuple(made),
+        comparisons=tuple(comparisons),
+        tables=tuple(tables),
+        notes=tuple(_notes(runs, made, comparisons, metric, split)),
+    )
+
+
+def against_baseline(runs: Sequence[Run], *, metric: str, split: str) -> list[Comparison]:
+    """Every other aggregator against the plain mean, GMA first, where they share seeds and settings."""
+    base = [run for run in runs if run.settings["aggregator"] == BASELINE]
+    others = sorted(
+        {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
+    )
+    arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
+    return [
+        compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split) for name, arm in arms.items()
+    ]
+
+
+def title(runs: Sequence[Run]) -> str:
+    """What the runs are about, e.g. "fmnist-mini, label_skew: GMA and mean"."""
+    about = [_listed({plain(run.settings.get(name)) for run in runs}) for name in ("dataset", "partition.name")]
+    arms = {NAMES.get(str(run.settings["aggregator"]), str(run.settings["aggregator"])) for run in runs}
+    return f"{', '.join(part for part in about if part != 'none')}: {_listed(arms)}"
+
+
+def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """The settings that all runs share."""
+    first = runs[0].settings
+    return {k: v for k, v in first.items() if all(k in run.settings and run.settings[k] == v for run in runs)}
+
+
+def varied_settings(runs: Sequence[Run]) -> dict[str, str]:
+    """The other settings with their values: first those that tell the runs apart, then those that follow from them."""
+    telling_first = dict.fromkeys((*telling(runs, without=()), *(name for run in runs for name in run.settings)))
+    shared = common_settings(runs)
+    return {
+        name: ", ".join(sorted({plain(run.settings.get(name)) for run in runs}, key=sortable))
+        for name in telling_first
+        if name not in shared
+    }
+
+
+def in_markdown(report: Report) -> str:
+    """The whole report as one Markdown text."""
+    lines = [f"# {report.title}", "", *(f"**{verdict}.**\n" for verdict in report.verdicts)]
+    lines += [f"- {note}." for note in report.notes]
+    settings = {name: plain(value) for name, value in common_settings(report.runs).items() if value is not None}
+    shared = "\n".join(f"- {name}: {value}" for name, value in settings.items())
+    varied = "\n".join(f"- {name}: {values}" for name, values in varied_settings(report.runs).items()) or "- nothing"
+    parts = ["\n".join(lines).strip(), *map(markdown, report.tables)]
+    parts += [f"## Settings\n\nVaried:\n\n{varied}\n\nShared by all runs:\n\n{shared}"]
+    return ("\n\n".join(parts) + "\n").replace("<", "&lt;")
+
+
+def write_tables(report: Report, out: Path) -> list[Path]:
+    """Every table as Markdown, LaTeX and CSV under `out/tables`, and the text as report.md."""
+    folder = out / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [_write(out / "report.md", in_markdown(report))]
+    for table in report.tables:
+        for ending, writer in WRITERS.items():
+            written.append(_write(folder / f"{table.name}.{ending}", writer(table).rstrip("\n") + "\n"))
+    return written
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _verdict(comparison: Comparison, alone: bool) -> str:
+    """The sentence, and which arms it is about where there are several comparisons."""
+    first, second = comparison.names
+    text = comparison.text if alone and comparison.cells else f"{first} against {second}: {comparison.text}"
+    return text[0].upper() + text[1:]
+
+
+def _without_pair(runs: Sequence[Run]) -> str:
+    arms = _listed({str(run.settings["aggregator"]) for run in runs})
+    return f"Nothing to compare: the finished runs aggregate by {arms}; a verdict needs `{BASELINE}` and another"
+
+
+def _notes(
+    runs: Sequence[Run], made: Sequence[Row], comparisons: Sequence[Comparison], metric: str, split: str
+) -> list[str]:
+    finished = sum(run.finished for run in runs)
+    used = sum(len(row.runs) for row in made)
+    seeds = _listed({str(run.seed) for run in runs})
+    notes = [f"{finished} of {len(runs)} runs finished; seeds {seeds}"]
+    if used < finished:
+        notes.append(f"{finished - used} runs repeat another one's settings and seed; the first of each is used")
+    if comparisons:
+        summary = {"last10": "mean of the last ten rounds", "best": "best round", "final": "last round"}[metric]
+        notes.insert(0, f"Points of {split} accuracy ({summary}), runs paired by seed and settings, 95 % t interval")
+    for comparison in comparisons:
+        first, second = comparison.names
+        if comparison.alone:
+            notes.append(
+                f"{comparison.alone} finished runs of {first} or {second} have no partner with their seed and settings"
+            )
+        more = [short(name) for name in comparison.differ if name != "aggregator"]
+        if more:
+            notes.append(f"{first} and {second} differ in {', '.join(more)} too")
+    listed = [record.get("refused") for run in runs for record in run.rounds]
+    refused = sum(len(clients) for clients in listed if isinstance(clients, list))
+    if refused:
+        notes.append(f"{refused} client updates were refused by the gate")
+    return notes
+
+
+def _listed(values: set[str]) -> str:
+    """A few values in a line.
+
+    >>> _listed({"b", "a"}), _listed({str(n) for n in range(20)})
+    ('a and b', '0, 1, 10, 11, 12 and 15 more')
+    """
+    ordered = sorted(values)
+    if len(ordered) > 6:
+        return f"{', '.join(ordered[:5])} and {len(ordered) - 5} more"
+    return " and ".join(part for part in (", ".join(ordered[:-1]), ordered[-1]) if part)

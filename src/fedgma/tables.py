@@ -1,0 +1,231 @@
+"""Tables in Markdown, LaTeX, CSV and plain text: one value, four ways to write it."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from fedgma.comparisons import Comparison
+from fedgma.runs import Run, curve
+from fedgma.summaries import Row, Spread, Summary, called, plain, short, spread, summarise, telling
+
+Value = str | float | int | Spread | None
+
+
+class Table(NamedTuple):
+    """A titled table; every row has as many values as the header has names."""
+
+    name: str  # of its files
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+
+def results_table(rows: Sequence[Row]) -> Table:
+    """Best, last10 and final test accuracy of every row, mean and sample deviation over seeds."""
+    names = list(rows[0].label) if rows else []
+    body: list[tuple[Value, ...]] = [
+        (*map(plain, row.label.values()), len(row.runs), *row.scores.values()) for row in rows
+    ]
+    note = (
+        "Test accuracy in percent, mean ± sample deviation over seeds. `best` is the highest of a run's rounds and so "
+        "chosen on the test data; `last10` is the mean over the last ten rounds."
+    )
+    return Table("results", "Accuracy", (*map(short, names), "seeds", *Summary._fields), tuple(body), note)
+
+
+def differences_table(comparison: Comparison) -> Table:
+    """Every cell of a comparison: mean difference, interval, signs, p and corrected p."""
+    first, second = comparison.names
+    names = list(comparison.cells[0].label)
+    body = []
+    for cell in comparison.cells:
+        verdict = cell.verdict
+        signs = f"{verdict.ahead} of {verdict.of}"
+        numbers = (verdict.mean, *((verdict.low, verdict.high) if verdict.of > 1 else (None, None)), signs)
+        tested = (cell.p, cell.corrected) if verdict.of > 1 else (None, None)
+        body.append((*(cell.label[name] for name in names), cell.says(comparison.names), *numbers, *tested))
+    header = (*map(short, names), "verdict", "difference", "low", "high", "seeds ahead", "p", "p (Holm)")
+    note = (
+        f"{first} minus {second}, points of {comparison.split} accuracy ({comparison.metric}), paired by seed; "
+        "95 % t interval; p of the paired t test."
+    )
+    if len(comparison.cells) > 1:
+        note += f" p (Holm) is corrected for {comparison.tests} tests."
+        note += f" {comparison.signs[0].upper()}{comparison.signs[1:]}."
+    return Table(
+        f"differences-{slug(first)}-{slug(second.removeprefix('the '))}",
+        f"{first} against {second}",
+        header,
+        tuple(body),
+        note,
+    )
+
+
+def splits_table(rows: Sequence[Row]) -> Table | None:
+    """Last10 accuracy on every split that was measured, and the clients' figures; None if there are none."""
+    paths = _measured([run for row in rows for run in row.runs])
+    if not {path[0] for path in paths} - {"test", "train"}:
+        return None
+    body = []
+    for row in rows:
+        values: list[Value] = [called(row)]
+        for path in paths:
+            curves = [curve(run, *path) for run in row.runs]
+            scores = [summarise(measured).last10 for measured in curves if measured]
+            values.append(spread(scores) if scores else None)
+        body.append(tuple(values))
+    header = ("arm", *(" ".join(path).replace("_", " ").replace(" accuracy", "") for path in paths))
+    note = "last10 in percent, mean ± sample deviation over seeds."
+    return Table("splits", "Other splits and clients", header, tuple(body), note)
+
+
+def unfinished_table(runs: Sequence[Run]) -> Table | None:
+    """The runs that have not come to their end; None where all have."""
+    names = telling(runs, without=())
+    late = [run for run in runs if not run.finished]
+    if not late:
+        return None
+    body = [
+        (
+            run.folder.name[:12],
+            *(plain(run.settings.get(name)) for name in names),
+            f"{len(run.rounds)} of {run.planned}",
+        )
+        for run in late
+    ]
+    note = "These runs are in no figure above. Running the same command again goes on where they stopped."
+    return Table("unfinished", "Unfinished runs", ("run", *map(short, names), "rounds"), tuple(body), note)
+
+
+def _measured(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Paths to the accuracies that any run measured."""
+    found: dict[tuple[str, str], None] = {}
+    for run in runs:
+        for record in run.rounds:
+            found.update({(k, "accuracy"): None for k, v in record.items() if isinstance(v, dict) and "accuracy" in v})
+            clients = record.get("clients")
+            found.update({("clients", name): None for name in (clients if isinstance(clients, dict) else {})})
+    return [path for path in found if any(curve(run, *path) for run in runs)]
+
+
+def slug(text: str) -> str:
+    """A name for a file.
+
+    >>> slug("GMA, tau 0.4")
+    'gma-tau-0.4'
+    """
+    kept = "".join(char if char.isalnum() or char == "." else " " for char in text.lower())
+    return "-".join(kept.split())[:100] or "arm"
+
+
+def said(value: Value, deviation: str = " ± ") -> str:
+    """A value as it is read: two digits for points, three significant ones below a thousandth.
+
+    >>> said(Spread(74.126, 0.31, 3)), said(0.00012), said(None), said(1.5)
+    ('74.13 ± 0.31', '0.00012', '', '1.50')
+    """
+    if isinstance(value, Spread):
+        return f"{value.mean:.2f}" + (f"{deviation}{value.deviation:.2f}" if value.deviation is not None else "")
+    if isinstance(value, float):
+        return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.2f}"
+    return "" if value is None else str(value)
+
+
+def markdown(table: Table) -> str:
+    """As a Markdown section.
+
+    >>> print(markdown(Table("t", "T", ("a|b", "n"), (("x", 1),), "Note.")))
+    ## T
+    <BLANKLINE>
+    | a\\|b | n |
+    | --- | ---: |
+    | x | 1 |
+    <BLANKLINE>
+    Note.
+    """
+    lines = [[_in_markdown(name) for name in table.header], ["---:" if n else "---" for n in numeric(table)]]
+    lines += [[_in_markdown(said(value)) for value in row] for row in table.rows]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"## {table.title}\n\n{body}" + (f"\n\n{table.note}" if table.note else "")
+
+
+def latex(table: Table) -> str:
+    """As a LaTeX tabular with booktabs rules."""
+    places = "".join("r" if right else "l" for right in numeric(table))
+    lines = [" & ".join(_in_latex(name) for name in table.header) + r" \\"]
+    lines += [" & ".join(_in_latex(said(value, " ± ")) for value in row) + r" \\" for row in table.rows]
+    inside = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
+    note = f"% {' '.join(table.note.split())}\n" if table.note else ""
+    return f"{note}\\begin{{tabular}}{{{places}}}\n{inside}\n\\end{{tabular}}\n"
+
+
+def comma_separated(table: Table) -> str:
+    """As CSV at full precision; a mean with a deviation takes two columns.
+
+    >>> print(comma_separated(Table("t", "T", ("arm", "best"), (("GMA", Spread(74.5, 0.25, 3)),))), end="")
+    arm,best,best sd
+    GMA,74.5,0.25
+    """
+    wide = [any(isinstance(row[place], Spread) for row in table.rows) for place in range(len(table.header))]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        [
+            text
+            for name, two in zip(table.header, wide, strict=True)
+            for text in ([name, f"{name} sd"] if two else [name])
+        ]
+    )
+    for row in table.rows:
+        writer.writerow([cell for value, two in zip(row, wide, strict=True) for cell in _raw(value, two)])
+    return out.getvalue()
+
+
+def text(table: Table) -> str:
+    """As aligned columns for a terminal."""
+    lines = [list(table.header), *([said(value) for value in row] for row in table.rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(table.header))]
+    right = numeric(table)
+    padded = [
+        "  ".join(
+            cell.rjust(width) if last else cell.ljust(width)
+            for cell, width, last in zip(line, widths, right, strict=True)
+        )
+        for line in lines
+    ]
+    return "\n".join(line.rstrip() for line in padded)
+
+
+WRITERS: dict[str, Callable[[Table], str]] = {"md": markdown, "tex": latex, "csv": comma_separated}
+
+
+def numeric(table: Table) -> list[bool]:
+    """Which columns hold numbers and are set to the right."""
+    return [
+        any(isinstance(row[place], int | float | Spread) for row in table.rows) for place in range(len(table.header))
+    ]
+
+
+def _raw(value: Value, two: bool) -> list[str]:
+    if isinstance(value, Spread):
+        return [repr(value.mean), "" if value.deviation is None else repr(value.deviation)]
+    written = "" if value is None else repr(value) if isinstance(value, float) else " ".join(str(value).splitlines())
+    # a text that a spreadsheet would run as a formula is kept a text
+    written = f"'{written}" if isinstance(value, str) and written[:1] in ("=", "+", "-", "@") else written
+    return [written, ""] if two else [written]
+
+
+def _in_markdown(value: str) -> str:
+    for mark in "\\`*_|[]":
+        value = value.replace(mark, f"\\{mark}")
+    return " ".join(value.split())
+
+
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
+
+
+def _in_latex(value: str) -> str:
+    return " ".join("".join(LATEX.get(char, char) for char in value).split())

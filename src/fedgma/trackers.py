@@ -1,0 +1,67 @@
+"""Run folders into other people's trackers: TensorBoard and MLflow. Both are optional and only needed when called."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedgma.errors import ConfigError
+from fedgma.runs import Record, Run
+from fedgma.summaries import plain
+
+
+def scalars(record: Record, before: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of one round by path; lists are left out.
+
+    >>> list(scalars({"round": 3, "test": {"accuracy": 0.5}, "refused": []}))
+    [('test/accuracy', 0.5)]
+    """
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from scalars(value, f"{before}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "round":
+            yield f"{before}{name}", float(value)
+
+
+def to_tensorboard(runs: Sequence[Run], out: Path) -> list[Path]:
+    """Write event files, one folder a run, for `tensorboard --logdir OUT`."""
+    _needs("tensorboard", "pip install tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    folders = []
+    for run in runs:
+        folders.append(out / run.folder.name)
+        writer: Any = SummaryWriter(str(folders[-1]))
+        writer.add_text("settings", "\n".join(f"    {name}: {plain(value)}" for name, value in run.settings.items()))
+        for record in run.rounds:
+            for name, value in scalars(record):
+                writer.add_scalar(name, value, int(record["round"]))
+        writer.close()
+    return folders
+
+
+def to_mlflow(runs: Sequence[Run], *, experiment: str = "fedgma", uri: str | None = None) -> list[str]:
+    """Log settings and rounds, one MLflow run a run folder; gives back their ids; unfinished ones stay open."""
+    _needs("mlflow", "pip install mlflow-skinny")
+    from mlflow.entities import Metric, Param  # type: ignore[import-not-found, unused-ignore]
+    from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
+
+    client = MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name(experiment)
+    place = client.create_experiment(experiment) if found is None else found.experiment_id
+    made = []
+    for run in runs:
+        name = client.create_run(place, run_name=run.folder.name).info.run_id
+        metrics = [Metric(key, value, 0, int(r["round"])) for r in run.rounds for key, value in scalars(r)]
+        client.log_batch(name, params=[Param(key, plain(value)) for key, value in run.settings.items()])
+        for start in range(0, len(metrics), 1000):  # the most that one batch may hold
+            client.log_batch(name, metrics=metrics[start : start + 1000])
+        if run.finished:
+            client.set_terminated(name)
+        made.append(str(name))
+    return made
+
+
+def _needs(package: str, how: str) -> None:
+    if find_spec(package) is None:
+        raise ConfigError(f"{package} is not installed, so nothing can be written for it; {how}")

@@ -1,0 +1,168 @@
+import json
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from run_folders import write_duel, write_run
+
+from fedgma.pages import page, write_report
+from fedgma.pictures import make_pictures
+from fedgma.reports import in_markdown, make_report
+from fedgma.runs import read_runs
+from fedgma.summaries import rows
+
+GOLDEN = Path(__file__).with_name("golden.md")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+PROBE = """<script>onload = () => {
+  const d = f.contentDocument;
+  const shown = [...d.querySelectorAll("figure svg")].filter(s => s.getBoundingClientRect().height > 100);
+  document.title = JSON.stringify(
+    {wide: d.documentElement.scrollWidth, pictures: shown.length, text: d.body.innerText.slice(0, 300)});
+}</script>"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two algorithms, mean against GMA on three seeds, everything measured, and a run that is still going."""
+    out = tmp_path_factory.mktemp("runs")
+    write_duel(out, extra=True, lift=1.2)
+    write_duel(out, extra=True, lift=-0.1, algorithm="fedadam", server_learning_rate=0.01, mask_position="after")
+    write_run(out, seed=3, stop=7)
+    return out
+
+
+@pytest.fixture(scope="module")
+def written(runs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    write_report(make_report([runs]), out)
+    return out
+
+
+def test_the_report_reads_as_the_one_kept_in_the_tree(runs):
+    assert in_markdown(make_report([runs])) == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_a_report_is_a_page_tables_in_three_forms_and_pictures(written):
+    tables = {path.name for path in (written / "tables").iterdir()}
+    assert tables == {
+        f"{name}.{ending}"
+        for name in ("results", "differences-gma-mean", "splits", "unfinished")
+        for ending in ("md", "tex", "csv")
+    }
+    kinds = {path.name.split("-")[0].split(".")[0] for path in (written / "pictures").iterdir()}
+    assert kinds == {"accuracy", "agreement", "layers", "taus", "clients", "partition"}
+
+
+def test_the_page_says_the_verdict_first_and_shows_the_unfinished_run(written, runs):
+    text = (written / "report.html").read_text(encoding="utf-8")
+    verdict = make_report([runs]).verdicts[0]
+    assert escape(verdict) in text
+    assert text.index(escape(verdict)) < text.index("<table>")
+    assert "7 of 30" in text
+
+
+def test_the_page_needs_nothing_but_itself(written):
+    text = (written / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "default-src 'none'" in unescape(text)
+    links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']+)""", text) + re.findall(r"url\(([^)]+)\)", text)
+    assert all(link.startswith(("#", "data:image/")) for link in links), links
+
+
+def test_pictures_of_one_page_do_not_share_an_id(written):
+    ids = re.findall(r'\bid="([^"]+)"', (written / "report.html").read_text(encoding="utf-8"))
+    assert len(ids) == len(set(ids)) > 100
+
+
+def test_whatever_a_run_folder_holds_is_text_on_the_page(tmp_path):
+    evil = "<img src=x onerror=alert(1)>\"'&$\\frac{1}"
+    for aggregator in ("mean", evil):
+        folder = write_run(tmp_path, rounds=3, dataset=evil, aggregator=aggregator, model=evil, algorithm=evil)
+        head = json.loads((folder / "run.json").read_text())
+        head["versions"][evil] = evil
+        (folder / "run.json").write_text(json.dumps(head))
+        lines = (folder / "rounds.jsonl").read_text().replace("conv1.weight", json.dumps(evil)[1:-1])
+        (folder / "rounds.jsonl").write_text(lines)
+    made = make_report([tmp_path])
+    text = page(made, make_pictures(made.rows))
+    assert "<img" not in text + in_markdown(made)
+    assert escape(evil) in text
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"histogram": [], "layers": []},
+        {"histogram": ["a"], "layers": {"w": 3}},
+        {"histogram": [1.0], "layers": {"w": {"below": "x"}}},
+        {"histogram": [None, 0.5], "layers": {"w": {}}},
+        {"histogram": {"0": 1}, "layers": "text"},
+        {"histogram": 3, "layers": {"w": {"below": None}}},
+        [],
+        None,
+    ],
+)
+def test_mask_statistics_that_cannot_be_drawn_are_left_out(tmp_path, mask):
+    folder = write_run(tmp_path, rounds=2, dataset="mine.npz")
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps({**line, "mask": mask}) + "\n" for line in lines))
+    assert [picture.name for picture in make_pictures(rows(read_runs([tmp_path])))] == ["accuracy"]
+
+
+def test_learning_rates_are_a_heat_map_and_curves_are_those_of_the_best_pair(tmp_path):
+    for rate, lift in ((0.1, 0), (1.0, 5)):
+        write_run(tmp_path, server_learning_rate=rate, lift=lift, dataset="mine.npz")
+    pictures = {picture.name: picture for picture in make_pictures(rows(read_runs([tmp_path])))}
+    assert "rates" in pictures
+    assert "accuracy-server-learning-rate-1" in pictures
+    assert "accuracy-server-learning-rate-0.1" not in pictures
+    assert "the pair with the highest last10" in pictures["accuracy-server-learning-rate-1"].caption
+
+
+def test_a_partition_that_was_recorded_is_drawn_from_the_record(tmp_path):
+    write_run(tmp_path, rounds=2, dataset="mine.npz", data={"counts": [[5, 0], [0, 7]]})
+    names = [picture.name for picture in make_pictures(rows(read_runs([tmp_path])))]
+    assert "partition-mine.npz-label-skew-clients-100-classes-per-client-2" in names
+
+
+def browse(folder, *arguments):
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt install chromium")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_browser_shows_the_page_without_scrolling_sideways(written, tmp_path, width):
+    inside = escape((written / "report.html").read_text(encoding="utf-8"))
+    frame = tmp_path / "frame.html"
+    style = f"width:{width}px;height:900px;border:0"
+    iframe = f'<iframe id="f" style="{style}" srcdoc="{inside}"></iframe>'
+    frame.write_text(f'<meta charset="utf-8">{iframe}{PROBE}', encoding="utf-8")
+    shown = browse(tmp_path, f"--window-size={width + 100},900", "--dump-dom", frame.as_uri())
+    seen = json.loads(unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1]))
+    assert seen["wide"] <= width
+    assert seen["pictures"] == 11
+    assert "GMA ahead in" in seen["text"]
+
+
+@needs_browser
+@pytest.mark.parametrize(("scheme", "ground"), [(0, (20, 24, 28)), (1, (255, 255, 255))])
+def test_a_screenshot_is_dark_or_light_as_the_reader_prefers(written, tmp_path, scheme, ground):
+    shot = tmp_path / "shot.png"
+    options = ("--window-size=1200,900", f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}")
+    browse(tmp_path, *options, (written / "report.html").as_uri())
+    pixels = np.asarray(Image.open(shot).convert("RGB"))
+    assert tuple(pixels[-1, 0]) == ground
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50

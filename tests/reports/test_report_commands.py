@@ -1,0 +1,107 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_folders import write_duel, write_run
+from typer.testing import CliRunner
+
+import fedgma as fedgma_package
+from fedgma.cli.app import app
+from fedgma.errors import FedgmaError
+
+
+def fedgma(*arguments, cwd):
+    command = [sys.executable, "-c", "from fedgma.cli import main; main()", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(Path(fedgma_package.__file__).parents[1]), "COLUMNS": "200"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def test_report_prints_the_verdict_first_and_says_where_the_page_is(tmp_path):
+    write_duel(tmp_path / "runs", rounds=12)
+    done = fedgma("report", "runs", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("GMA ahead by")
+    assert "page: out/report.html" in done.stdout
+    assert (tmp_path / "out" / "report.html").stat().st_size > 50_000
+
+
+def test_reporting_does_not_import_torch(tmp_path):
+    write_duel(tmp_path / "runs", seeds=1, rounds=3)
+    code = (
+        "import sys; sys.argv = ['fedgma', 'report', 'runs']\nfrom fedgma.cli.app import app\n"
+        "app(standalone_mode=False)\nprint('torch' in sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(fedgma_package.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("report", "nowhere"), 3, "'nowhere' holds no run: no such folder"),
+        (("report", "empty"), 3, "no run.json in it or below"),
+        (("report", "half"), 3, "none of the 1 runs has finished (the furthest is at round 4 of 30)"),
+        (("report", "runs", "--metric", "worst"), 2, "unknown metric 'worst'; known: best, last10, final"),
+        (("report", "runs", "--on", "nothing"), 3, "holds no 'nothing' accuracy"),
+        (("report", "runs", "--out", "file/out"), 2, "cannot write to 'file/out'"),
+        (("compare", "gma", "median", "--runs", "runs"), 2, "no run has 'median'"),
+        (("compare", "gma", "mean"), 0, ""),
+        (("compare", "runs", "half"), 3, "nothing can be paired"),
+    ],
+)
+def test_every_refusal_is_one_sentence_with_its_exit_code(tmp_path, arguments, code, sentence):
+    write_duel(tmp_path / "runs", seeds=2, rounds=3)
+    write_run(tmp_path / "half", stop=4)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    done = fedgma(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == (1 if code else 0)
+
+
+def test_compare_prints_every_setting_with_signs_and_corrected_p(tmp_path):
+    for algorithm in ("fedavg", "fedadam"):
+        write_duel(tmp_path / "runs", algorithm=algorithm, rounds=12)
+    write_run(tmp_path / "runs", seed=5, stop=2)
+    done = fedgma("compare", "gma", "mean", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("GMA ahead in 2 of 2 settings")
+    assert "The arms differ in aggregator." in lines
+    assert "1 runs are unfinished and are left out." in lines
+    assert [line.split()[0] for line in lines[-3:]] == ["algorithm", "fedadam", "fedavg"]
+
+
+def test_compare_takes_folders_and_gives_json(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / "a", aggregator="gma", seed=seed, lift=1)
+        write_run(tmp_path / "b", aggregator="mean", seed=seed)
+    done = fedgma("compare", "a", "b", "--json", cwd=tmp_path)
+    made = json.loads(done.stdout)
+    assert made["names"] == ["a", "b"]
+    assert made["cells"][0]["seeds"] == [0, 1]
+    one = fedgma("compare", "a/" + os.listdir(tmp_path / "a")[0], "b", "--json", cwd=tmp_path)
+    assert json.loads(one.stdout)["cells"][0]["verdict"]["low"] is None
+
+
+words = st.sampled_from(
+    ["gma", "mean", "tau=0.4", "runs", "--json", "--metric", "best", "--on", "test", "--runs", "=", ","]
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(words | st.text(max_size=5), max_size=6))
+def test_no_list_of_arguments_ends_in_a_traceback(tmp_path_factory, arguments):
+    out = tmp_path_factory.mktemp("runs")
+    write_duel(out, seeds=1, rounds=2)
+    done = CliRunner().invoke(app, ["compare", "--runs", str(out), *arguments])
+    assert done.exit_code in (0, 2) or isinstance(done.exception, FedgmaError), done.exception

@@ -1,0 +1,67 @@
+import csv
+import io
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgma.summaries import Spread
+from fedgma.tables import Table, comma_separated, latex, markdown, slug, text
+
+TABLE = Table(
+    "t", "Accuracy", ("arm", "best"), (("mean_1 & 50%", Spread(74.1261, 0.5, 3)), ("GMA", Spread(75.0, None, 1)))
+)
+
+
+def test_markdown_escapes_what_would_be_markup():
+    assert "| mean\\_1 & 50% | 74.13 ± 0.50 |" in markdown(TABLE)
+
+
+def test_latex_escapes_what_would_be_commands():
+    assert r"mean\_1 \& 50\% & 74.13 $\pm$ 0.50 \\" in latex(TABLE)
+    assert latex(TABLE).startswith("\\begin{tabular}{lr}\n\\toprule")
+
+
+def test_csv_keeps_every_digit_and_gives_the_deviation_a_column():
+    assert comma_separated(TABLE) == "arm,best,best sd\nmean_1 & 50%,74.1261,0.5\nGMA,75.0,\n"
+
+
+def test_a_terminal_gets_aligned_columns():
+    assert text(TABLE).splitlines() == [
+        "arm                   best",
+        "mean_1 & 50%  74.13 ± 0.50",
+        "GMA                  75.00",
+    ]
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp")), max_size=8)
+harmless = words.filter(lambda word: word[:1] not in tuple("=+-@"))
+
+
+@given(st.lists(st.tuples(harmless, st.floats(allow_nan=False)), min_size=1, max_size=5))
+def test_csv_is_read_back_as_it_was_written(values):
+    table = Table("t", "", ("name", "value"), tuple(values))
+    read = list(csv.reader(io.StringIO(comma_separated(table), newline="")))[1:]
+    assert [(name, float(value)) for name, value in read] == values
+
+
+def test_a_cell_that_a_spreadsheet_would_run_is_kept_a_text():
+    assert "'=1+1" in comma_separated(Table("t", "", ("name",), (("=1+1",),)))
+
+
+@given(st.text(max_size=200))
+def test_a_name_made_of_any_text_is_a_plain_file_name(anything):
+    name = slug(anything)
+    assert 0 < len(name) <= 100
+    assert not set(name) & set("/\\ \n\0")
+    assert name not in (".", "..")
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here; apt install texlive-latex-recommended")
+def test_latex_is_taken_by_latex(tmp_path):
+    (tmp_path / "t.tex").write_text(
+        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n" + latex(TABLE) + "\\end{document}\n"
+    )
+    subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
