@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-all lint types unit clean
 
 demo: $(READY)
-	$(BIN)/python examples/plain_fedavg.py
+	$(BIN)/fedgma run --out runs
+	$(BIN)/fedgma report runs --out report
 
 test: lint types unit
 
@@ -33,4 +34,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache runs report

@@ -5,7 +5,11 @@
     step = fedgma.masked_mean(tau=0.4)(updates, counts).update     # what the server adds
 
 `updates` are `local - global`, client axis first (or a list of clients); `counts` are raw sample counts.
+
+`fedgma.run` and `fedgma.rounds` play experiments; they need the extra `sim` and bring torch in when first used.
 """
+
+from typing import Any as _Any
 
 from fedgma.aggregates import Aggregate, finish
 from fedgma.aggregators import (
@@ -60,6 +64,8 @@ __all__ = [
     "momentum",
     "pack",
     "rlr",
+    "rounds",
+    "run",
     "server_round",
     "sgd",
     "shuffled_mask",
@@ -67,3 +73,11 @@ __all__ = [
     "unpack",
     "yogi",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name in ("rounds", "run"):
+        from fedgma import experiments
+
+        return getattr(experiments, name)
+    raise AttributeError(f"module 'fedgma' has no attribute {name!r}")
