@@ -19,7 +19,7 @@ Curve = npt.NDArray[np.float64]
 
 
 def draw_accuracy(arms: Mapping[str, Seeds], title: str = "", split: str = "test") -> Figure:
-    """One line an arm, a band of one deviation over its seeds where arms are few; beneath, each minus the plain mean."""
+    """One line an arm, a band of one deviation over its seeds where arms are few; beneath, each minus the mean."""
     base = next((name for name in arms if is_plain(name)), None)
     others = [name for name in arms if base is not None and name != base and _shared(arms[name], arms[base])]
     figure, panels = new_figure(3.5 if others else 2.6, title, (2.4, 1) if others else (1,))
