@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedgma.errors import FedgmaError
-from fedgma.plots.curves import draw_accuracy
+from fedgma.plots.curves import BANDS, draw_accuracy
 from fedgma.plots.federations import draw_classes
 from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
 from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_taus, same_mask
@@ -109,9 +109,11 @@ def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) 
 def _accuracy(title: str, scene: Scene) -> Picture | None:
     arms = {name: {run.seed: curve(run, "test", "accuracy") for run in row.runs} for name, row in scene.items()}
     seeds = max(len(row.runs) for row in scene.values())
-    caption = f"Test accuracy after each evaluated round; line: mean of {seeds} seeds, band: one sample deviation."
-    if len(scene) > 1:
-        caption += " Below: the paired difference, which the verdict is about."
+    caption = f"Test accuracy after each evaluated round, mean of {seeds} seeds; bands: one sample deviation."
+    if len(scene) > BANDS:
+        caption = f"Test accuracy after each evaluated round, mean of {seeds} seeds. Below: ahead of the mean, paired."
+    elif len(scene) > 1:
+        caption += " Below: the paired difference, which the verdict is about; band: its 95 % t interval."
     return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(arms))
 
 

@@ -213,10 +213,11 @@ def _row(runs: tuple[Run, ...], names: Sequence[str]) -> Row:
     return Row({name: settings.get(name, "") for name in names}, runs, scores)
 
 
-def _order(row: Row, names: Sequence[str]) -> list[tuple[bool, int, float, str]]:
-    """By the settings in turn, the aggregation last, so that arms stand below each other."""
+def _order(row: Row, names: Sequence[str]) -> list[tuple[int, int, float, str]]:
+    """By the settings in turn, the aggregation last, so that arms stand below each other: the mean, GMA, the others."""
     last = sorted(names, key=lambda name: name == "aggregator" or name in AGGREGATOR_SETTINGS)
-    return [(row.label[name] != BASELINE and name == "aggregator", *sortable(row.label[name])) for name in last]
+    arms = {BASELINE: 0, "gma": 1}
+    return [(arms.get(str(row.label[n]), 2) if n == "aggregator" else 0, *sortable(row.label[n])) for n in last]
 
 
 def sortable(value: Any) -> tuple[int, float, str]:

@@ -69,6 +69,14 @@ def test_the_accuracy_picture_shows_the_mean_of_the_seeds_and_the_paired_differe
     np.testing.assert_allclose(below.lines[0].get_ydata(), [1, 2])
 
 
+def test_bands_are_left_out_where_many_arms_would_hide_each_other():
+    seeds = {0: {1: 0.5, 2: 0.6}, 1: {1: 0.3, 2: 0.4}}
+    few = draw_accuracy(dict.fromkeys(["mean", "a", "b"], seeds))
+    many = draw_accuracy(dict.fromkeys(["mean", "a", "b", "c"], seeds))
+    assert [len(axes.collections) for axes in few.axes] == [3, 2]
+    assert [len(axes.collections) for axes in many.axes] == [0, 0]
+
+
 def test_a_single_arm_has_no_panel_of_differences():
     assert len(draw_accuracy({"GMA": {0: {1: 0.5}}}).axes) == 1
 
