@@ -5,6 +5,7 @@ import sys
 import typer
 
 from fedgma.cli import data
+from fedgma.cli.doctor import doctor
 from fedgma.cli.run import run
 from fedgma.cli.sweep import sweep
 from fedgma.errors import FedgmaError
@@ -13,6 +14,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(data.app, name="data")
 app.command()(run)
 app.command()(sweep)
+app.command()(doctor)
 
 
 @app.callback()
