@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from small_runs import SMALL
 
-from conftest import SMALL
 from fedgma import checkpoints, experiments
 from fedgma.checkpoints import read_checkpoint, write_checkpoint
 from fedgma.errors import ConfigError, DataError, IntegrityError
@@ -120,7 +120,7 @@ def test_death_at_any_step_of_writing_costs_nothing(tmp_path, whole):
         steps = dying(patch, at=0)
         play(STATEFUL, tmp_path / "count")
     assert steps[0] > 50
-    for at in random.Random(1).sample(range(1, steps[0] + 1), 25):
+    for at in random.Random(1).sample(range(1, steps[0] + 1), 15):
         out = tmp_path / str(at)
         with pytest.MonkeyPatch.context() as patch:
             dying(patch, at)
@@ -137,7 +137,7 @@ def test_killed_for_real_again_and_again(tmp_path):
     while True:
         process = subprocess.Popen([*COMMAND, *words(longer), "--out", str(tmp_path / "killed")])
         try:
-            process.wait(timeout=60 if kills == 3 else wait_for_rounds(tmp_path / "killed") + rng.uniform(0, 0.4))
+            process.wait(timeout=60 if kills == 2 else wait_for_rounds(tmp_path / "killed") + rng.uniform(0, 0.4))
             break
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
