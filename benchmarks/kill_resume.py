@@ -4,8 +4,8 @@
 
 FedYogi with GMA and SCAFFOLD with GMA (its control variates are state too) play LeNet on the embedded images as one
 fleet, a checkpoint after every round. Each trial starts a process, kills it at a random moment (every fifth while it
-starts up, the others while it plays), and runs the same command again. Compared: SHA-256 of the final weights and every
-record of every round, apart from the seconds it took.
+starts up, the others some milliseconds after a random round was written), and runs the same command again. Compared:
+SHA-256 of the final weights and every record of every round, apart from the seconds it took.
 """
 
 import argparse
@@ -30,11 +30,14 @@ def start(out: Path, rounds: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*COMMAND, *words], env={**os.environ, "PYTHONPATH": str(SOURCE)})
 
 
-def wait_for_a_round(out: Path) -> float:
-    """Wait until the first line is written; the time then."""
-    while not any(lines.stat().st_size for lines in out.glob("*/rounds.jsonl")):
-        time.sleep(0.005)
-    return time.monotonic()
+def written(out: Path) -> int:
+    return sum(lines.read_bytes().count(b"\n") for lines in out.glob("*/rounds.jsonl"))
+
+
+def wait_for(out: Path, rounds: int) -> None:
+    """Wait until so many rounds of both runs are written."""
+    while written(out) < rounds:
+        time.sleep(0.003)
 
 
 def outcome(out: Path) -> dict[str, object]:
@@ -55,21 +58,19 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="kill-resume-"))
     start(folder / "warm", arguments.rounds).wait()  # kernels are compiled once a machine
     began = time.monotonic()
-    process = start(folder / "whole", arguments.rounds)
-    starts = wait_for_a_round(folder / "whole") - began
-    assert process.wait() == 0
-    takes = time.monotonic() - began - starts
+    assert start(folder / "whole", arguments.rounds).wait() == 0
+    takes = time.monotonic() - began
     wanted = outcome(folder / "whole")
     same, during = 0, 0
     for trial in range(arguments.kills):
         out = folder / f"trial-{trial}"
         process = start(out, arguments.rounds)
         if trial % 5:
-            wait_for_a_round(out)
-        time.sleep(rng.uniform(0, takes if trial % 5 else starts))
+            wait_for(out, rng.randrange(1, 2 * arguments.rounds))
+        time.sleep(rng.uniform(0, 0.1 if trial % 5 else takes / 2))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        played = sum(len(lines.read_text().splitlines()) for lines in out.glob("*/rounds.jsonl"))
+        played = written(out)
         during += 0 < played < 2 * arguments.rounds
         assert start(out, arguments.rounds).wait() == 0
         equal = outcome(out) == wanted

@@ -82,7 +82,7 @@ def play_grid(
         left = missing(planned)
         packed = pack(left, materials)
         say_plan(console, planned, left, packed, materials)
-        watch = Watch(console, quiet=silent)
+        watch = Watch(console, quiet=silent, axes=grid.axes)
         with watch.bars:
             for place, members in enumerate(packed):
                 watch.begin(members, "training" if len(packed) == 1 else f"fleet {place + 1} of {len(packed)}")
