@@ -3,9 +3,9 @@
     python benchmarks/kill_resume.py --kills 30
 
 FedYogi with GMA and SCAFFOLD with GMA (its control variates are state too) play LeNet on the embedded images as one
-fleet, a checkpoint after every round. Each trial starts a process, kills it after a random time between its start and
-the time a whole run takes, and runs the same command again. Compared: SHA-256 of the final weights and every record of
-every round, apart from the seconds it took.
+fleet, a checkpoint after every round. Each trial starts a process, kills it at a random moment (every fifth while it
+starts up, the others some milliseconds after a random round was written), and runs the same command again. Compared:
+SHA-256 of the final weights and every record of every round, apart from the seconds it took.
 """
 
 import argparse
@@ -28,6 +28,16 @@ COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "run", "
 def start(out: Path, rounds: int) -> subprocess.Popen[bytes]:
     words = [*SETTINGS, f"rounds={rounds}", "evaluate_every=2", "--out", str(out), "--device", "cpu"]
     return subprocess.Popen([*COMMAND, *words], env={**os.environ, "PYTHONPATH": str(SOURCE)})
+
+
+def written(out: Path) -> int:
+    return sum(lines.read_bytes().count(b"\n") for lines in out.glob("*/rounds.jsonl"))
+
+
+def wait_for(out: Path, rounds: int) -> None:
+    """Wait until so many rounds of both runs are written."""
+    while written(out) < rounds:
+        time.sleep(0.003)
 
 
 def outcome(out: Path) -> dict[str, object]:
@@ -55,10 +65,12 @@ def main() -> None:
     for trial in range(arguments.kills):
         out = folder / f"trial-{trial}"
         process = start(out, arguments.rounds)
-        time.sleep(rng.uniform(0, takes))
+        if trial % 5:
+            wait_for(out, rng.randrange(1, 2 * arguments.rounds))
+        time.sleep(rng.uniform(0, 0.1 if trial % 5 else takes / 2))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        played = sum(len(lines.read_text().splitlines()) for lines in out.glob("*/rounds.jsonl"))
+        played = written(out)
         during += 0 < played < 2 * arguments.rounds
         assert start(out, arguments.rounds).wait() == 0
         equal = outcome(out) == wanted

@@ -31,7 +31,7 @@ ROOMS = [
     ["datasets", "shifts", "partitions", "splits", "skew"],
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
     ["specs", "fleet", "config", "grids", "checkpoints", "records"],
-    ["materials", "lines", "verdicts", "outcomes", "experiments"],
+    ["materials", "lines", "verdicts", "outcomes", "experiments", "doctor"],
     [
         "runs",
         "summaries",

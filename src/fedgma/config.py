@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -255,8 +256,11 @@ def record(settings: Settings) -> dict[str, Any]:
         *section, name = dotted.split(".")
         if not used(settings):
             (nested[section[0]] if section else nested)[name] = None
-    if is_path(settings.dataset):
-        nested["dataset"] = settings.dataset.rstrip("/").rsplit("/", 1)[-1]  # where it lies is nobody's business
+    if is_path(settings.dataset):  # where the user's files lie is nobody's business
+        nested["dataset"] = PurePath(settings.dataset).name
+    file, sign, name = str(settings.model).rpartition(":")
+    if file.endswith(".py"):
+        nested["model"] = f"{PurePath(file).name}{sign}{name}"
     return nested
 
 

@@ -27,6 +27,7 @@ from fedgma.models import Model, build, parameter_count
 from fedgma.records import Line, RunFolder, is_done, read_lines
 
 CHECKPOINT_SECONDS = 10.0
+SMALL = 1_000_000  # parameters of a model whose steps are too short for threads to meet at
 BYTES_AN_ENTRY = 64  # of a run's state and sums, while its fleet plays
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | Settings | Grid | None
@@ -109,6 +110,7 @@ def play_fleet(
         specs = [materials.spec(run.settings) for run in members]
         fleet = fleets.assemble(specs)
         parameters = parameter_count(fleet.model)
+        opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
         folders = [_open(run, materials, parameters, opened) for run in members]
         found = [None if folder is None else folder.resume() for folder in folders]
         state = _resume(fleet, found)
@@ -195,6 +197,24 @@ def _open(run: Planned, materials: Materials, parameters: int, opened: contextli
         return None
     head = describe_run(run.fingerprint, run.recorded, materials.dataset(run.settings), materials.device)
     return opened.enter_context(RunFolder(run.folder, {**head, "parameters": parameters}))
+
+
+@contextlib.contextmanager
+def _few_threads(small: bool) -> Iterator[None]:
+    """One thread in torch for small models: as fast, the same bits on any machine, and no waiting on a busy one.
+
+    Threads that meet at every small sum wait for the one that is not running: minutes instead of seconds where other
+    programs run. The CPU kernels have threads of their own, which take whole clients.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _resume(fleet: fleets.Fleet, found: Sequence[Checkpoint | None]) -> fleets.State:

@@ -11,6 +11,7 @@ checkpoint and cuts `rounds.jsonl` there. One process writes a folder at a time;
 """
 
 import json
+import logging
 import math
 import os
 import shutil
@@ -32,6 +33,7 @@ from fedgma.checkpoints import (
 from fedgma.errors import ConfigError, DataError
 
 FORMAT = 1
+LOG = logging.getLogger(__name__)
 Line = dict[str, Any]
 
 
@@ -73,6 +75,8 @@ class RunFolder:
         complete = complete_lines(lines)
         found = read_checkpoint(self.path / "checkpoints", lambda round: round <= len(complete))
         kept = complete[: found.round] if found is not None else []
+        if found is not None:
+            self._warn_of_changes()
         with written_to(self.path):
             write_atomic(lines, b"".join(kept))
             self._lines = lines.open("ab")
@@ -109,6 +113,16 @@ class RunFolder:
         for name in ("settings", "parameters"):
             if held.get(name) != _plain(self.head[name]):
                 raise ConfigError(f"{file} has other {name} than this run ({_differing(held, self.head, name)})")
+
+    def _warn_of_changes(self) -> None:
+        """Say so where a run goes on with other software or on another device than it began with."""
+        held = read_head(self.path)
+        for name in ("device", "versions"):
+            before, now = held.get(name), _plain(self.head.get(name))
+            if before != now:
+                LOG.warning(
+                    "%s goes on with other %s, so its bits may differ: %s, now %s", self.path, name, before, now
+                )
 
 
 def read_head(folder: Path) -> dict[str, Any]:

@@ -95,7 +95,9 @@ def test_what_is_shown_is_a_settings_file_of_the_same_runs(tmp_path):
 
 
 def test_the_fingerprint_knows_nothing_of_folders_but_of_everything_else():
-    one, two = (record(complete(Settings(dataset=path))) for path in ("a/mine.npz", "/b/mine.npz"))
+    one, two = (
+        record(complete(Settings(dataset=f"{path}/mine.npz", model=f"{path}/net.py:Net"))) for path in ("a", "/b")
+    )
     assert fingerprint(one) == fingerprint(two)
     assert fingerprint(one, {"data": "1"}) != fingerprint(one, {"data": "2"})
     base = complete(Settings(algorithm="fedyogi"))

@@ -5,6 +5,7 @@ import sys
 import typer
 
 from fedgma.cli import data, report
+from fedgma.cli.doctor import doctor
 from fedgma.cli.run import run
 from fedgma.cli.sweep import sweep
 from fedgma.errors import FedgmaError
@@ -15,6 +16,7 @@ app.command()(run)
 app.command()(sweep)
 app.command()(report.report)
 app.command()(report.compare)
+app.command()(doctor)
 
 
 @app.callback()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedgma.outcomes import Arm, look_up
+
 if TYPE_CHECKING:
     from fedgma.experiments import Planned, Played
 
@@ -46,16 +48,18 @@ def obeying_signals() -> Iterator[Stopping]:
 class Watch:
     """Progress bars of fleets; silent where the console is no terminal."""
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
+    def __init__(self, console: Console, *, quiet: bool, axes: Sequence[str] = ("aggregator",)) -> None:
         columns: Sequence[Any] = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f} rounds {task.fields[rate]}"),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[arms]}"),
+            TextColumn("{task.fields[arms]}", markup=False),
         )
         off = quiet or not console.is_terminal
         self.bars = Progress(*columns, console=console, disable=off, transient=True)
+        self._axes = [axis for axis in axes if axis != "seed"]
+        self._name = ""
         self._latest: dict[str, dict[int, float]] = {}
         self._curves: dict[str, list[float]] = {}
         self._task: TaskID | None = None
@@ -65,7 +69,8 @@ class Watch:
     def begin(self, members: "Sequence[Planned]", name: str) -> None:
         """A fleet starts."""
         total = sum(run.settings.rounds for run in members)
-        self._task = self.bars.add_task(name, total=total, rate="", arms="")
+        self._name = name
+        self._task = self.bars.add_task("preparing", total=total, rate="", arms="")  # kernels may have to be compiled
         self._latest, self._curves, self._rounds, self._seconds = {}, {}, 0, 0.0
         self._at = dict.fromkeys((run.fingerprint for run in members), 0)
 
@@ -78,12 +83,13 @@ class Watch:
         chosen = played.run.settings
         accuracy = (played.line.get("test") or {}).get("accuracy")
         if accuracy is not None:
-            arm = chosen.aggregator if chosen.algorithm == "fedavg" else f"{chosen.algorithm} {chosen.aggregator}"
+            arm = Arm({axis: look_up(played.run.recorded, axis) for axis in self._axes}, {}).label
             self._latest.setdefault(arm, {})[chosen.seed] = 100 * accuracy
             seen = self._latest[arm]
             self._curves.setdefault(arm, []).append(sum(seen.values()) / len(seen))
         rate = f"{self._rounds / max(self._seconds, 1e-9):.0f}/s"
-        self.bars.update(self._task, completed=sum(self._at.values()), rate=rate, arms=self._arms())
+        done = sum(self._at.values())
+        self.bars.update(self._task, description=self._name, completed=done, rate=rate, arms=self._arms())
 
     def _arms(self) -> str:
         shown = list(self._curves.items())[:4]

@@ -48,7 +48,7 @@ def run(
     from rich.console import Console
 
     silent = quiet or as_json
-    console = Console(quiet=silent, highlight=False)
+    console = Console(quiet=silent, highlight=False, markup=False)
     outcome = play_grid(grid, out, device, console, silent=silent, checkpoint_seconds=checkpoint_seconds)
     if as_json:
         typer.echo(json.dumps(as_object(outcome, out)))
@@ -82,7 +82,7 @@ def play_grid(
         left = missing(planned)
         packed = pack(left, materials)
         say_plan(console, planned, left, packed, materials)
-        watch = Watch(console, quiet=silent)
+        watch = Watch(console, quiet=silent, axes=grid.axes)
         with watch.bars:
             for place, members in enumerate(packed):
                 watch.begin(members, "training" if len(packed) == 1 else f"fleet {place + 1} of {len(packed)}")
@@ -116,15 +116,17 @@ def say_plan(
 def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     """The table of arms, the verdicts, and where to look further."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("test accuracy, %", "best", "last 10 rounds", "final", "seeds", box=None, header_style="bold")
     for arm in outcome.arms:
         cells = ["{:.2f} ± {:.2f}".format(*arm.spread(name)) for name in ("best", "last10", "final")]
-        table.add_row(arm.label, *cells, str(len(arm.runs)))
+        table.add_row(Text(arm.label), *cells, str(len(arm.runs)))
     console.print(table)
     for comparison in outcome.comparisons:
         where = f"{comparison.where}: " if comparison.where else ""
-        console.print(f"{where}[bold]{comparison.verdicts['last10'].text}[/bold] (last 10 rounds)", soft_wrap=True)
+        verdict = Text.assemble(where, (comparison.verdicts["last10"].text, "bold"), " (last 10 rounds)")
+        console.print(verdict, soft_wrap=True)
     folders = f"{len(outcome.runs)} run folders in {out}"
     console.print(f"{folders}; look further with: fedgma report {out}", soft_wrap=True)
 

@@ -45,7 +45,7 @@ def sweep(
 
     grid = grid_of_words(words)
     silent = quiet or as_json
-    console = Console(quiet=silent, highlight=False)
+    console = Console(quiet=silent, highlight=False, markup=False)
     planned = plan(grid, Materials("cpu", folder=grid.folder), out)
     states = {run.fingerprint: state_of(run) for run in planned}
     if status and as_json:
@@ -77,6 +77,7 @@ def print_states(
 ) -> None:
     """One line an arm with the number of its seeds in each state."""
     from rich.table import Table
+    from rich.text import Text
 
     from fedgma.outcomes import Summary, gather
 
@@ -85,5 +86,7 @@ def print_states(
     for arm in gather([(run.recorded, nothing) for run in planned], axes):
         own = [run for run in planned if arm.label == gather([(run.recorded, nothing)], axes)[0].label]
         counts = Counter(states[run.fingerprint] for run in own)
-        table.add_row(arm.label, str(len(own)), ", ".join(f"{number} {state}" for state, number in counts.items()))
+        table.add_row(
+            Text(arm.label), str(len(own)), ", ".join(f"{number} {state}" for state, number in counts.items())
+        )
     console.print(table)

@@ -1,0 +1,127 @@
+"""The commands as a whole: never a traceback, always a documented code; the doctor; the docs."""
+
+import importlib.util
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_runs import call
+
+from fedgma import doctor
+from fedgma.checkpoints import digest
+from fedgma.cli.live import spark
+from fedgma.grids import every_name
+
+ROOT = Path(__file__).parents[2]
+
+
+WORDS = st.one_of(
+    st.sampled_from(["--show", "--quiet", "--json", "--out", "--device", "--status", "-q", "--help", "=", "x.toml"]),
+    st.builds("{}={}".format, st.sampled_from([*every_name(), "tua"]), st.text(max_size=6)),
+    st.text(max_size=8),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["run", "sweep"]), st.lists(WORDS, max_size=4))
+def test_no_list_of_words_ends_in_a_traceback(command, words):
+    last = ["--show"] if command == "run" else ["--status", "--no-such-option"]  # nothing is played
+    code, _, said = call(command, *words, *last)
+    assert code in (0, 2, 3)
+    assert "Traceback" not in said
+
+
+def test_the_doctor_says_what_is_missing_and_what_to_do(monkeypatch, tmp_path):
+    real = doctor.metadata.version
+
+    def version(name):
+        if name in ("numba", "torch"):
+            raise doctor.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    found = {one.what: one for one in doctor.examine(tmp_path)}
+    assert "fedgma[fast]" in found["numba"].advice
+    assert not found["numba"].must
+    assert found["torch"].must
+    assert found["data: fmnist-mini"] == ("data: fmnist-mini", "in the package", "", False)
+
+
+def test_a_wrong_data_folder_is_a_finding(monkeypatch):
+    monkeypatch.setenv("FEDGMA_DATA", "/no/such/folder")
+    assert [one.what for one in doctor.examine() if one.must and one.advice] == ["data"]
+
+
+def test_the_doctors_exit_code(monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda out: [doctor.Finding("torch", "missing", "pip install", True)])
+    assert call("doctor", "--json")[0] == 2
+
+
+def test_the_doctor_measures_speed():
+    found = doctor.measure_speed(0.2, "cpu")
+    assert "rounds/s" in found.found
+
+
+def test_the_settings_reference_is_that_of_the_models():
+    spec = importlib.util.spec_from_file_location("write_settings", ROOT / "tools" / "write_settings.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = (ROOT / "docs" / "experiments.md").read_text()
+    assert tool.page_with(tool.reference(), page) == page, "run: python tools/write_settings.py"
+
+
+def test_the_example_gives_a_verdict(capsys):
+    spec = importlib.util.spec_from_file_location("own_data", ROOT / "examples" / "own_data.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    outcome = example.main()
+    assert outcome.comparisons[0].verdicts["last10"].of == 4
+    assert "seeds" in capsys.readouterr().out
+
+
+def test_sparks_follow_the_curve():
+    assert spark([0, 100]) == "▁█"
+    assert len(spark(list(range(100)))) <= 12
+
+
+def test_a_digest_sees_names_types_and_shapes():
+    base = {"w": np.zeros(4, np.float32)}
+    others = [{"v": base["w"]}, {"w": base["w"].astype(np.int32)}, {"w": base["w"].reshape(2, 2)}, {}]
+    assert all(digest(base) != digest(other) for other in others)
+    assert json.dumps(digest(base)).strip('"') == digest({"w": np.zeros(4, np.float32)})
+
+
+def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch):
+    from rich.console import Console
+
+    from fedgma import experiments
+    from fedgma.cli.live import Watch
+    from fedgma.grids import expand
+    from fedgma.materials import Materials
+
+    materials = Materials("cpu")
+    chosen = {"model": "logistic", "rounds": 3, "seed": 0, "partition": {"clients": 10}}
+    members = experiments.plan(expand(chosen), materials, None)
+    screen = io.StringIO()
+    watch = Watch(Console(file=screen, force_terminal=True, width=160), quiet=False)
+    with watch.bars:
+        watch.begin(members, "training")
+        for played in experiments.play_fleet(members, materials):
+            watch.see(played)
+    (task,) = watch.bars.tasks
+    assert (task.completed, task.total) == (6, 6)
+    assert "gma" in task.fields["arms"]
+    assert "training" in screen.getvalue()
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_pipe_gets_no_progress(quiet):
+    from rich.console import Console
+
+    from fedgma.cli.live import Watch
+
+    assert Watch(Console(file=io.StringIO()), quiet=quiet).bars.disable
