@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedgma.datasets import from_arrays
-from fedgma.experiments import Outcome, rounds, run
+from fedgma.experiments.play import Outcome, rounds, run
 
 SENSORS, STATES, FEATURES = 12, 4, 16
 

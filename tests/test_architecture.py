@@ -30,21 +30,9 @@ ROOMS = [
     ],
     ["datasets", "shifts", "partitions", "splits", "skew"],
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
-    ["specs", "fleet", "config", "grids", "checkpoints", "records"],
-    ["materials", "lines", "verdicts", "outcomes", "experiments", "doctor"],
-    [
-        "runs",
-        "summaries",
-        "comparisons",
-        "tables",
-        "reports",
-        "plots",
-        "pictures",
-        "pages",
-        "trackers",
-        "flower",
-        "cli",
-    ],
+    ["specs", "fleet", "verdicts"],
+    ["experiments", "doctor"],
+    ["plots", "reports", "flower", "cli"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 

@@ -6,8 +6,8 @@ python tools/write_settings.py
 from pathlib import Path
 from typing import Any, get_args
 
-from fedgma.config import Settings
-from fedgma.grids import every_name
+from fedgma.experiments.config import Settings
+from fedgma.experiments.grids import every_name
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "experiments.md"

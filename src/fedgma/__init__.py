@@ -77,7 +77,7 @@ __all__ = [
 
 def __getattr__(name: str) -> _Any:
     if name in ("rounds", "run"):
-        from fedgma import experiments
+        from fedgma.experiments import play as experiments
 
         return getattr(experiments, name)
     raise AttributeError(f"module 'fedgma' has no attribute {name!r}")

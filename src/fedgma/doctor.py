@@ -93,8 +93,8 @@ def _data() -> Iterator[Finding]:
 
 def measure_speed(seconds: float = 10.0, device: str = "auto") -> Finding:
     """Rounds a second of the embedded comparison, start-up and compilation left out."""
-    from fedgma.experiments import grid_of, pack, plan, play_fleet
-    from fedgma.materials import Materials
+    from fedgma.experiments.materials import Materials
+    from fedgma.experiments.play import grid_of, pack, plan, play_fleet
 
     materials = Materials(device)
     grid = grid_of({"rounds": 10_000, "evaluate_every": 10})

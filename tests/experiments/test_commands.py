@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from small_runs import call
 
 from fedgma import doctor
-from fedgma.checkpoints import digest
 from fedgma.cli.live import spark
-from fedgma.grids import every_name
+from fedgma.experiments.checkpoints import digest
+from fedgma.experiments.grids import every_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,10 +98,10 @@ def test_a_digest_sees_names_types_and_shapes():
 def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch):
     from rich.console import Console
 
-    from fedgma import experiments
     from fedgma.cli.live import Watch
-    from fedgma.grids import expand
-    from fedgma.materials import Materials
+    from fedgma.experiments import play as experiments
+    from fedgma.experiments.grids import expand
+    from fedgma.experiments.materials import Materials
 
     materials = Materials("cpu")
     chosen = {"model": "logistic", "rounds": 3, "seed": 0, "partition": {"clients": 10}}

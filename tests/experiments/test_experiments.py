@@ -14,13 +14,13 @@ from small_runs import call
 from torch import nn
 
 import fedgma
-from fedgma import experiments
 from fedgma.errors import ConfigError, Diverged
+from fedgma.experiments import play as experiments
+from fedgma.experiments.grids import expand
+from fedgma.experiments.lines import line_of
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.records import read_head, read_lines
 from fedgma.fleet import assemble, play
-from fedgma.grids import expand
-from fedgma.lines import line_of
-from fedgma.materials import Materials
-from fedgma.records import read_head, read_lines
 
 
 def command(*words, cwd=None):

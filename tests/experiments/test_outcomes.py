@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedgma.outcomes import Summary, compare, gather, summarise
+from fedgma.experiments.outcomes import Summary, compare, gather, summarise
 
 
 def lines(*accuracies, every=1):

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from small_runs import SMALL
 
-from fedgma import checkpoints, experiments
-from fedgma.checkpoints import read_checkpoint, write_checkpoint
 from fedgma.errors import ConfigError, DataError, IntegrityError
-from fedgma.grids import expand
-from fedgma.materials import Materials
-from fedgma.records import RunFolder, is_running, read_lines
+from fedgma.experiments import checkpoints
+from fedgma.experiments import play as experiments
+from fedgma.experiments.checkpoints import read_checkpoint, write_checkpoint
+from fedgma.experiments.grids import expand
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.records import RunFolder, is_running, read_lines
 
 STATEFUL = {**SMALL, "algorithm": ["fedyogi", "scaffold"], "aggregator": "gma", "seed": 0}
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "run", "--quiet", "--checkpoint-seconds", "0"]

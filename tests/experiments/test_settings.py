@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgma.cli.settings import show_settings
-from fedgma.config import ALGORITHMS, MODELS, USED, Settings, complete, fingerprint, record
 from fedgma.errors import ConfigError
-from fedgma.grids import check, every_name, expand, read_grid
+from fedgma.experiments.config import ALGORITHMS, MODELS, USED, Settings, complete, fingerprint, record
+from fedgma.experiments.grids import check, every_name, expand, read_grid
 
 
 def fingerprints(grid):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedgma.outcomes import Arm, look_up
+from fedgma.experiments.outcomes import Arm, look_up
 
 if TYPE_CHECKING:
-    from fedgma.experiments import Planned, Played
+    from fedgma.experiments.play import Planned, Played
 
 SPARKS = "▁▂▃▄▅▆▇█"
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedgma.comparisons import Comparison
-    from fedgma.runs import Run
+    from fedgma.reports.comparisons import Comparison
+    from fedgma.reports.runs import Run
 
 Metric = Annotated[str, typer.Option(help="What verdicts go by: best, last10 or final.")]
 Split = Annotated[
@@ -24,9 +24,9 @@ def report(
 ) -> None:
     """Write tables, pictures and one self-contained page; print the verdict."""
     from fedgma.errors import ConfigError
-    from fedgma.pages import write_report
-    from fedgma.reports import make_report
-    from fedgma.tables import text
+    from fedgma.reports.pages import write_report
+    from fedgma.reports.report import make_report
+    from fedgma.reports.tables import text
 
     made = make_report(runs, metric=metric, split=split)
     try:
@@ -51,9 +51,9 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pair two arms over seeds and settings: t interval, signs, Holm's correction over the settings."""
-    from fedgma import comparisons
     from fedgma.errors import DataError
-    from fedgma.tables import differences_table, text
+    from fedgma.reports import comparisons
+    from fedgma.reports.tables import differences_table, text
 
     sides = [_side(name, runs or [Path("runs")]) for name in (first, second)]
     (one, spoken_one), (other, spoken_other) = sides
@@ -74,15 +74,15 @@ def compare(
 
 def _side(name: str, runs: list[Path]) -> "tuple[list[Run], list[str]]":
     """An arm's runs: a folder's, or those among `runs` that fit."""
-    from fedgma.comparisons import select
-    from fedgma.runs import read_runs
+    from fedgma.reports.comparisons import select
+    from fedgma.reports.runs import read_runs
 
     return (read_runs([Path(name)]), []) if Path(name).is_dir() else select(read_runs(runs), name)
 
 
 def _name(own: str, other: str) -> str:
     """What to call an arm; of a folder its last part, where that tells the two apart."""
-    from fedgma.summaries import spoken
+    from fedgma.reports.summaries import spoken
 
     last = Path(own).name if Path(own).is_dir() and Path(own).name != Path(other).name else own
     return spoken(last)

@@ -9,9 +9,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedgma.experiments import Outcome, Planned
-    from fedgma.grids import Grid
-    from fedgma.materials import Materials
+    from fedgma.experiments.grids import Grid
+    from fedgma.experiments.materials import Materials
+    from fedgma.experiments.play import Outcome, Planned
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE] [KEY=VALUE]...", help="A settings file, and settings on top.")
@@ -59,7 +59,7 @@ def run(
 def grid_of_words(words: list[str] | None) -> "Grid":
     """The runs of the words on a command line: at most one file, then key=value."""
     from fedgma.errors import ConfigError
-    from fedgma.grids import read_grid
+    from fedgma.experiments.grids import read_grid
 
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:
@@ -74,8 +74,8 @@ def play_grid(
     from fedgma.cli.live import Watch, obeying_signals
 
     with obeying_signals() as stopping:
-        from fedgma.experiments import conclude, missing, pack, plan, play_fleet
-        from fedgma.materials import Materials
+        from fedgma.experiments.materials import Materials
+        from fedgma.experiments.play import conclude, missing, pack, plan, play_fleet
 
         materials = Materials(device, folder=grid.folder)
         planned = plan(grid, materials, out)
@@ -133,7 +133,7 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
 
 def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
     """The outcome for programs."""
-    from fedgma.outcomes import summarise
+    from fedgma.experiments.outcomes import summarise
 
     runs = []
     for run, lines in outcome.runs:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from fedgma.experiments import Planned
+    from fedgma.experiments.play import Planned
 
 
 def sweep(
@@ -40,8 +40,8 @@ def sweep(
     """Play every combination of the lists in a settings file; show first what is there already."""
     from rich.console import Console
 
-    from fedgma.experiments import plan
-    from fedgma.materials import Materials
+    from fedgma.experiments.materials import Materials
+    from fedgma.experiments.play import plan
 
     grid = grid_of_words(words)
     silent = quiet or as_json
@@ -63,7 +63,7 @@ def sweep(
 
 def state_of(run: "Planned") -> str:
     """done, running, stopped (it will go on), or missing."""
-    from fedgma.records import is_done, is_running
+    from fedgma.experiments.records import is_done, is_running
 
     if run.folder is None or not (run.folder / "run.json").exists():
         return "missing"
@@ -79,7 +79,7 @@ def print_states(
     from rich.table import Table
     from rich.text import Text
 
-    from fedgma.outcomes import Summary, gather
+    from fedgma.experiments.outcomes import Summary, gather
 
     nothing = Summary(0.0, 0.0, 0.0)
     table = Table("arm", "seeds", "state", box=None, header_style="bold")

@@ -5,8 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.errors import ConfigError
-from fedgma.runs import Run
-from fedgma.summaries import AGGREGATOR_SETTINGS, Summary, applicable, frozen, plain, score, sortable, telling_names
+from fedgma.reports.runs import Run
+from fedgma.reports.summaries import (
+    AGGREGATOR_SETTINGS,
+    Summary,
+    applicable,
+    frozen,
+    plain,
+    score,
+    sortable,
+    telling_names,
+)
 from fedgma.verdicts import Verdict, holm, p_value, paired, sign_test
 
 SURE = 0.05  # corrected p below which a difference is said to hold

@@ -5,9 +5,9 @@ import io
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedgma.comparisons import Comparison
-from fedgma.runs import Run, curve
-from fedgma.summaries import Row, Spread, Summary, called, plain, short, spread, summarise, telling
+from fedgma.reports.comparisons import Comparison
+from fedgma.reports.runs import Run, curve
+from fedgma.reports.summaries import Row, Spread, Summary, called, plain, short, spread, summarise, telling
 
 Value = str | float | int | Spread | None
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.checkpoints import (
+from fedgma.errors import ConfigError, DataError
+from fedgma.experiments.checkpoints import (
     Checkpoint,
     digest,
     read_checkpoint,
@@ -30,7 +31,6 @@ from fedgma.checkpoints import (
     write_checkpoint,
     written_to,
 )
-from fedgma.errors import ConfigError, DataError
 
 FORMAT = 1
 LOG = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgma.checkpoints import digest
-from fedgma.config import ALGORITHMS, OWN, Settings, is_path
 from fedgma.datasets import Dataset, from_arrays, load
 from fedgma.errors import ConfigError
+from fedgma.experiments.checkpoints import digest
+from fedgma.experiments.config import ALGORITHMS, OWN, Settings, is_path
 from fedgma.federation import Federation, Placed, federate, place
 from fedgma.models import Model
 from fedgma.shifts import Colour, Rotation, Shift

@@ -14,8 +14,17 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedgma.config import SECTIONS, USED, PartitionSettings, Settings, ShiftSettings, complete, fingerprint, record
 from fedgma.errors import ConfigError
+from fedgma.experiments.config import (
+    SECTIONS,
+    USED,
+    PartitionSettings,
+    Settings,
+    ShiftSettings,
+    complete,
+    fingerprint,
+    record,
+)
 
 # what a file that says nothing about them compares: with and without the mask, on the same three seeds
 COMPARED: dict[str, Any] = {"aggregator": ["mean", "gma"], "seed": [0, 1, 2]}

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma import fleet as fleets
-from fedgma import outcomes
-from fedgma.checkpoints import Checkpoint
-from fedgma.config import Settings, complete, fingerprint, record
 from fedgma.errors import ConfigError, Diverged
-from fedgma.grids import Grid, expand, read_grid
-from fedgma.lines import describe_run, line_of
-from fedgma.materials import Data, Materials
+from fedgma.experiments import outcomes
+from fedgma.experiments.checkpoints import Checkpoint
+from fedgma.experiments.config import Settings, complete, fingerprint, record
+from fedgma.experiments.grids import Grid, expand, read_grid
+from fedgma.experiments.lines import describe_run, line_of
+from fedgma.experiments.materials import Data, Materials
+from fedgma.experiments.records import Line, RunFolder, is_done, read_lines
 from fedgma.models import Model, build, parameter_count
-from fedgma.records import Line, RunFolder, is_done, read_lines
 
 CHECKPOINT_SECONDS = 10.0
 SMALL = 1_000_000  # parameters of a model whose steps are too short for threads to meet at

@@ -12,9 +12,9 @@ from fedgma.plots.federations import draw_classes
 from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
 from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_taus, same_mask
 from fedgma.plots.style import plain_text
-from fedgma.runs import Record, Run, curve, number, numbers
-from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, short
-from fedgma.tables import slug
+from fedgma.reports.runs import Record, Run, curve, number, numbers
+from fedgma.reports.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, short
+from fedgma.reports.tables import slug
 
 MOST = 12  # settings whose accuracy is drawn
 CLOSELY = 4  # settings whose masks and clients are drawn

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.errors import DataError
-from fedgma.runs import Run, curve
+from fedgma.reports.runs import Run, curve
 
 WINDOW = 10  # rounds
 BASELINE = "mean"

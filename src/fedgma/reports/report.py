@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma.comparisons import Comparison, compare
 from fedgma.errors import DataError
-from fedgma.runs import Run, read_runs
-from fedgma.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, spoken, telling
-from fedgma.tables import (
+from fedgma.reports.comparisons import Comparison, compare
+from fedgma.reports.runs import Run, read_runs
+from fedgma.reports.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, spoken, telling
+from fedgma.reports.tables import (
     WRITERS,
     Table,
     differences_table,

@@ -1,0 +1,1 @@
+"""Experiments: settings to runs, runs to folders that can be resumed; `play` plays them."""

@@ -1,0 +1,1 @@
+"""Reports: run folders to summaries, comparisons, tables, pictures and pages; needs no torch."""
