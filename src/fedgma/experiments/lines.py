@@ -108,7 +108,7 @@ def versions() -> Mapping[str, str]:
 def _commit() -> str:
     """The commit of the checkout that holds the package; empty for an installed one."""
     here = Path(__file__).resolve().parent
-    if not (here.parents[1] / ".git").exists():
+    if not (here.parents[2] / ".git").exists():
         return ""
     try:
         asked = ["git", "-C", str(here), "rev-parse", "HEAD"]
