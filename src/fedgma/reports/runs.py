@@ -10,6 +10,7 @@ should be is an error that names the file.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,12 +52,20 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     """The runs in these folders and all below them, each once, in the order of their names."""
     found: dict[Path, None] = {}
     for path in paths:
-        here = [head.parent for head in sorted(path.rglob("run.json"))] if path.is_dir() else []
+        here = sorted(_folders(path))
         if not here:
             what = "no run.json in it or below" if path.is_dir() else "no such folder"
             raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
         found.update(dict.fromkeys(folder.resolve() for folder in here))
     return [read_run(folder) for folder in found]
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """The run folders at or below a path; what a running one deletes meanwhile is not looked into."""
+    for folder, below, files in os.walk(path):
+        if "run.json" in files:
+            below.clear()
+            yield Path(folder)
 
 
 def read_run(folder: Path) -> Run:
