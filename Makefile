@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint types unit clean
+.PHONY: demo test test-all docs lint types unit clean
 
 demo: $(READY)
 	$(BIN)/fedgma run --out runs
@@ -15,6 +15,11 @@ test: lint types unit
 # with the long ones
 test-all: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# the documentation as a site, in site/
+docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
