@@ -91,3 +91,10 @@ def test_the_check_above_can_fail():
 def test_masked_averaging_over_numpy_arrays_does_not_import_torch():
     statement = "import fedgma, numpy as np; fedgma.masked_mean()({'w': np.ones((3, 4))})"
     assert "torch" not in modules_after(statement)
+
+
+def test_without_the_simulators_packages_one_sentence_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import fedgma; fedgma.run"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "ConfigError: fedgma.run needs the simulator's packages: pip install 'fedgma[sim]'" in result.stderr

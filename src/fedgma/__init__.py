@@ -77,7 +77,9 @@ __all__ = [
 
 def __getattr__(name: str) -> _Any:
     if name in ("rounds", "run"):
-        from fedgma.experiments import play as experiments
-
-        return getattr(experiments, name)
+        try:
+            from fedgma.experiments import play
+        except ImportError as error:
+            raise ConfigError(f"fedgma.{name} needs the simulator's packages: pip install 'fedgma[sim]'") from error
+        return getattr(play, name)
     raise AttributeError(f"module 'fedgma' has no attribute {name!r}")
