@@ -80,6 +80,17 @@ def test_a_bad_reply_costs_its_node_and_not_the_run(fault):
     assert metrics["gma-refused"] == 1
 
 
+def test_metrics_are_those_of_the_replies_that_count():
+    loss = {1: 1.0, 2: 2.0, 3: 3.0, 7: 99.0}
+    replies = [
+        reply(node, {"w": np.ones((2, 3), np.float32), "steps": np.array(5)}, loss=loss[node]) for node in (1, 2, 3)
+    ]
+    bad = reply(7, {"w": np.full((2, 3), np.nan, np.float32), "steps": np.array(5)}, loss=99.0)
+    again = reply(1, {"w": np.ones((2, 3), np.float32), "steps": np.array(5)}, loss=50.0)
+    _, metrics = played(Masked(), [*replies, bad, again])
+    assert metrics["loss"] == pytest.approx(2.0)
+
+
 def test_a_failed_node_is_counted():
     asked = Message(content=RecordDict(), message_type=MessageType.TRAIN, dst_node_id=9)
     asked.metadata.__dict__["_message_id"] = "m9"

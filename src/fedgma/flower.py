@@ -106,8 +106,9 @@ class Masked(FedAvg):
             return None, None
         for refusal in merged.notes["refused"]:
             log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)
-        bad = {refusal.client for refusal in merged.notes["refused"]}
-        good = [message.content for message in answers if message.metadata.src_node_id not in bad]
+        bad = {refusal.client for refusal in merged.notes["refused"] if refusal.reason != "duplicate"}
+        first = {message.metadata.src_node_id: message.content for message in reversed(answers)}
+        good = [content for node, content in first.items() if node not in bad]
         metrics = self.train_metrics_aggr_fn(good, self.weighted_by_key) if good else MetricRecord()
         metrics.update(statistics(merged, len(replies) - len(answers)))
         return ArrayRecord({name: FlowerArray(np.asarray(array)) for name, array in params.items()}), metrics
