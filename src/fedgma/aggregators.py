@@ -30,7 +30,7 @@ from fedgma.fused import finish_stack
 from fedgma.gate import Gate, Refused, norm, read_schema, treatment
 from fedgma.masks import VoteMask, hard_mask, reversing_mask, soft_mask
 from fedgma.seeds import generator
-from fedgma.stacks import Stack, Weights
+from fedgma.stacks import Stack, Weights, lined_up
 from fedgma.tally import Tally
 
 Updates = Params | Sequence[Params] | Sequence[Sequence[Array]]
@@ -81,12 +81,7 @@ class Aggregator:
             tally.add_many(updates, weights, clients=clients)
             return self.conclude(tally)
         listed = _as_list(updates)
-        counts = [1] * len(listed) if weights is None else list(weights)
-        labels: list[Hashable] = list(range(len(listed))) if clients is None else list(clients)
-        if not len(listed) == len(counts) == len(labels):
-            raise DataError(
-                f"there are {len(listed)} updates, {len(counts)} weights and {len(labels)} names of clients"
-            )
+        counts, labels = lined_up(len(listed), weights, clients, "updates")
         tally = Tally(_usual(listed) if like is None else like, buffers=buffers, gate=gate)
         return self.over(zip(listed, counts, labels, strict=True), tally, buffers)
 

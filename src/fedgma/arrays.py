@@ -1,8 +1,8 @@
 """Arrays from numpy, torch or anything numpy understands, seen as one thing.
 
 Inside fedgma an entry of a model lives in one of two forms: a numpy array (everything on the CPU; torch's CPU tensors
-are viewed, not copied) or a torch tensor (on another device). torch is never imported here: if nobody has imported it,
-nobody can have handed us a tensor.
+are viewed, not copied) or a torch tensor (on another device). torch is brought in only for those who hand us a tensor,
+so somebody with numpy alone never waits for it.
 """
 
 import math
@@ -12,8 +12,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from fedgma.errors import DataError
 
 Array = Any  # numpy.ndarray or torch.Tensor
 Params = Mapping[str, Array]  # names as in a state_dict
@@ -131,24 +129,13 @@ def largest(array: Array) -> Array:
 
 
 def all_finite(array: Array) -> bool:
-    """Whether no entry of a native array is NaN or infinite."""
+    """Whether no entry of a flat native array is NaN or infinite."""
     if is_torch(array):
         return bool(array.isfinite().all())
-    return (
-        all(bool(np.isfinite(array[part]).all()) for part in blocks(array.size))
-        if array.ndim == 1
-        else (bool(np.isfinite(array).all()))
-    )
+    return all(bool(np.isfinite(array[part]).all()) for part in blocks(len(array)))
 
 
 def blocks(size: int, length: int = BLOCK) -> Iterator[slice]:
     """Slices that cover `size` entries, `length` at a time."""
     for start in range(0, size, length):
         yield slice(start, min(start + length, size))
-
-
-def checked_params(params: Params, what: str) -> dict[str, Array]:
-    """A plain dict of a mapping of arrays; refuses anything else with a sentence."""
-    if not isinstance(params, Mapping):
-        raise DataError(f"{what}: expected a mapping of names to arrays, got {type(params).__name__}")
-    return dict(params)

@@ -249,7 +249,7 @@ def _record(
     columns = [sums.metrics / weight, sums.clients[:, None].double(), sums.weight[:, None]]
     mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
     agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
-    columns += [mask[:, None].double(), agreement[:, None].double(), merged.mean.norm(dim=1)[:, None].double()]
+    columns += [mask[:, None].double(), agreement[:, None].double()]
     scores, clients = _evaluate(fleet, state, sorted(cohorts))
     return Round(
         rounds=state.rounds.copy(),

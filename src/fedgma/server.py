@@ -8,7 +8,7 @@ from fedgma.arrays import Array, Params
 from fedgma.errors import DataError
 from fedgma.gate import Gate, Refused, compare, read_schema
 from fedgma.optimizers import ServerOptimizer, State, sgd
-from fedgma.stacks import Weights
+from fedgma.stacks import Weights, lined_up
 from fedgma.tally import Tally
 
 
@@ -45,12 +45,7 @@ def server_round(
     if not isinstance(params, Mapping):
         raise DataError(f"params: expected a mapping of names to arrays, got {type(params).__name__}")
     aggregator, optimizer = aggregator or masked_mean(), optimizer or sgd()
-    counts = [1] * len(client_params) if weights is None else list(weights)
-    labels: list[Hashable] = list(range(len(client_params))) if clients is None else list(clients)
-    if not len(client_params) == len(counts) == len(labels):
-        raise DataError(
-            f"there are {len(client_params)} models, {len(counts)} weights and {len(labels)} names of clients"
-        )
+    counts, labels = lined_up(len(client_params), weights, clients, "models")
     replies = zip((difference(local, params) for local in client_params), counts, labels, strict=True)
     merged = aggregator.over(replies, Tally(params, buffers=buffers, gate=gate), buffers)
     moved, after = optimizer.step(merged, optimizer.init(params) if state is None else state, params)

@@ -115,7 +115,6 @@ class RoundRecord(NamedTuple):
     weight: float
     mask_mean: float
     agreement: float  # mean of |votes| / clients
-    update_norm: float  # of the unmasked mean
     scores: dict[str, dict[str, float]]  # test pool -> loss and accuracy, where evaluated
     refused: tuple[int, ...] = ()  # clients whose update was not finite
     votes: VoteStatistics | None = None  # where measured
@@ -128,7 +127,7 @@ class Round:
 
     rounds: np.ndarray  # [run], number of the round just played
     cohorts: dict[int, np.ndarray]  # of the runs that played
-    table: Tensor  # [run, 7]
+    table: Tensor  # [run, 6]
     scores: dict[str, tuple[np.ndarray, Tensor]]
     counted: tuple[tuple[np.ndarray, np.ndarray, Tensor], ...] = ()  # lanes' runs and clients, and which were finite
     votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
@@ -149,10 +148,9 @@ class Round:
         for name, (runs, values) in scores.items():
             if run in runs:
                 own[name] = dict(zip(("loss", "accuracy"), values[runs.index(run)], strict=True))
-        loss, accuracy, clients, *rest = row
+        loss, accuracy, clients, weight, mask, agreement = row
         cohort = tuple(self.cohorts[run].tolist())
-        weight, mask, agreement, norm = rest
-        numbers = (loss, accuracy, int(clients), weight, mask, agreement, norm)
+        numbers = (loss, accuracy, int(clients), weight, mask, agreement)
         votes, per_client = self.votes.get(run), self.client_scores.get(run)
         return RoundRecord(
             *(run, int(self.rounds[run]), cohort, *numbers, own),

@@ -10,6 +10,17 @@ from fedgma.gate import Refused, read_schema
 Weights = Sequence[object] | Array | None  # raw sample counts; None: equal
 
 
+def lined_up(
+    count: int, weights: Weights, clients: Sequence[Hashable] | None, what: str
+) -> tuple[list[object], list[Hashable]]:
+    """A weight and a name for each of `count` clients: those given, or ones and numbers; refuses other lengths."""
+    values = [1] * count if weights is None else list(weights)
+    labels: list[Hashable] = list(range(count)) if clients is None else list(clients)
+    if not count == len(values) == len(labels):
+        raise DataError(f"there are {count} {what}, {len(values)} weights and {len(labels)} names of clients")
+    return values, labels
+
+
 class Stack(NamedTuple):
     """A stack of updates as read at the door: native entries [client, entry], raw weights, labels."""
 

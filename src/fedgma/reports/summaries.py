@@ -16,12 +16,12 @@ WINDOW = 10  # rounds
 BASELINE = "mean"
 # settings that only some aggregators read; for the others they are no difference between two runs
 AGGREGATOR_SETTINGS = {
-    "tau": ("gma", "and_mask", "and", "damped_mean", "shuffled_mask"),
-    "mask_position": ("gma", "soft", "and_mask", "and", "rlr", "shuffled_mask"),
+    "tau": ("gma", "and_mask", "damped_mean", "shuffled_mask"),
+    "mask_position": ("gma", "and_mask", "rlr", "shuffled_mask"),
     "threshold": ("rlr",),
     "trim": ("trimmed_mean",),
 }
-NAMES = {"gma": "GMA", "soft": "soft mask", "and_mask": "AND-mask", "and": "AND-mask", "rlr": "RLR"}
+NAMES = {"gma": "GMA", "and_mask": "AND-mask", "rlr": "RLR"}
 FIRST = (
     "dataset",
     "partition.name",
