@@ -17,7 +17,7 @@ from fedgma.evaluation import Scorer, client_means, sample_scores
 from fedgma.models import build
 from fedgma.seeds import generator, seed
 from fedgma.specs import AGGREGATORS, Round, RunSpec, mask_tables
-from fedgma.trainers import memory, servers, statistics, tallies
+from fedgma.trainers import controls, memory, servers, statistics, tallies
 from fedgma.trainers.choose import LocalTrainer, choose, choose_scorer
 from fedgma.trainers.cohorts import (
     Cohort,
@@ -51,6 +51,7 @@ class Fleet:
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal ones are one object
     servers: servers.Servers
     masks: tuple[Tensor, Tensor] | None
+    controls: controls.Controls | None
     clients: Tensor  # int64 [run, 1], how many there are
     layers: statistics.Layers
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
@@ -106,6 +107,7 @@ def assemble(
         tests=_shared_tests(specs),
         servers=servers.lay_out(specs, device),
         masks=mask_tables(specs, device),
+        controls=controls.lay_out(specs, shapes, device),
         clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
         layers=statistics.lay_out(shapes, device),
         client_tests=tuple(_client_tests(spec, device) for spec in specs),
@@ -152,7 +154,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
     drift = torch.zeros_like(sums.total) if state.control is not None else None
     counted = [_train_chunk(fleet, state, lanes, sums, drift) for lanes in _chunks(cohorts, fleet.chunk)]
-    merged = tallies.merge(sums, fleet.masks, state.buffers)
+    merged = controls.apply(fleet.controls, tallies.merge(sums, fleet.masks, state.buffers))
     params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
     control = state.control
     if control is not None and drift is not None:

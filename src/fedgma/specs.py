@@ -34,7 +34,13 @@ class Federation(Protocol):
 
 
 # how votes become a mask; None is no mask
-AGGREGATORS: dict[str, Callable[[float], VoteMask] | None] = {"mean": None, "gma": soft_mask, "and_mask": hard_mask}
+AGGREGATORS: dict[str, Callable[[float], VoteMask] | None] = {
+    "mean": None,
+    "gma": soft_mask,
+    "and_mask": hard_mask,
+    "damped_mean": soft_mask,  # the controls change this mask; see `trainers.controls`
+    "shuffled_mask": soft_mask,
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ class Materials:
     def federation(self, settings: Settings) -> Federation:
         """The federation of a run; equal ones are one object."""
         part = settings.partition
-        key = (settings.dataset, part, settings.shift, settings.client_test_size)
+        key = (settings.dataset, part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
             placed = self._place(settings.dataset)
             dealt = divide(placed.dataset, part.name, part.clients, seed=part.seed or 0, **_details(settings))
@@ -102,6 +102,7 @@ class Materials:
                 placed,
                 dealt,
                 shift=_shift(settings),
+                validation=settings.validation,
                 client_test_size=settings.client_test_size,
                 seed=part.seed or 0,
             )

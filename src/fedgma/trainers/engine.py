@@ -48,8 +48,7 @@ class Station:
     rows: Tensor  # [lane]: row of the starting weights
     step: Tensor  # [1], the row of the batch table that comes next
     features: Features
-    pools: tuple[int, ...]  # identities of the pools
-    graphs: dict[tuple[int, int, bool], Callable[[], None]] = field(default_factory=dict)
+    graphs: dict[tuple[int, int, int, bool], Callable[[], None]] = field(default_factory=dict)  # of pool and work
 
     @property
     def lanes(self) -> int:
@@ -80,31 +79,54 @@ class Engine:
         buffers: Stacked,
         correction: Stacked | None = None,
     ) -> Trained:
-        """Train all lanes of the cohort; see `lanes.train`."""
+        """Train all lanes of the cohort; see `lanes.train`. A graph has one pool: those of others come after it."""
+        groups = [np.flatnonzero(cohort.pool == one) for one in np.unique(cohort.pool)]
+        if len(groups) == 1:
+            return self._train(model, cohort, pools[cohort.pool[0]], start, buffers, correction)
+        device = pools[0].y.device
+        parts = []
+        for rows in groups:
+            own = lanes.take_rows(correction, ship(rows, device)) if correction else None
+            pool = pools[cohort.pool[rows[0]]]
+            parts.append(self._train(model, cohort.take(rows), pool, start, buffers, own))
+        return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
+
+    def _train(
+        self,
+        model: nn.Module,
+        cohort: Cohort,
+        pool: Pool,
+        start: Stacked,
+        buffers: Stacked,
+        correction: Stacked | None,
+    ) -> Trained:
         order = np.argsort(-cohort.steps, kind="stable")
-        cohort, device = cohort.take(order), pools[0].y.device
+        cohort, device = cohort.take(order), pool.y.device
         if correction:
             correction = lanes.take_rows(correction, ship(order, device))
         model.train()
         exact = mixes_samples(model)
         with float32_precision(self.precision), keyed_generators(device, int(cohort.seeds[0])):
-            station = self._station(cohort, pools, start, buffers, correction)
+            station = self._station(cohort, device, start, buffers, correction)
             filled = _filled(cohort, station)
             works = lanes.schedule(filled.counts, exact=exact, batch=cohort.index.shape[2], shrink=SHRINK)
             _load(station, filled, start, buffers, correction)
             for work in works:
-                self._play(station, work, pools, filled.pool)
-            return lanes.finish(station.bench, start, station.rows, order)
+                self._play(station, work, pool)
+            trained = lanes.finish(station.bench, start, station.rows, order)
+            # the next cohort is trained on the same bench
+            return trained._replace(buffers={name: value.clone() for name, value in trained.buffers.items()})
 
-    def _play(self, station: Station, work: Work, pools: Sequence[Pool], pool: np.ndarray) -> None:
-        if not isinstance(work.lanes, int) or len(np.unique(pool)) > 1:
-            lanes.play(station.bench, work, pools, pool, station.features, self.gradients)
+    def _play(self, station: Station, work: Work, pool: Pool) -> None:
+        if not isinstance(work.lanes, int):
+            alone = np.zeros(station.lanes, np.int64)
+            lanes.play(station.bench, work, (pool,), alone, station.features, self.gradients)
             station.step.fill_(work.step + 1)
             return
-        key = (work.lanes, work.batch, work.all_busy)
+        key = (id(pool), work.lanes, work.batch, work.all_busy)
         if key not in station.graphs:
             with keyed_generators(station.step.device, 0):  # trying a step out must not use up the round's draws
-                station.graphs[key] = self._prepare(station, work, pools[pool[0]])
+                station.graphs[key] = self._prepare(station, work, pool)
         station.graphs[key]()
 
     def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
@@ -156,19 +178,20 @@ class Engine:
         return graph.replay
 
     def _station(
-        self, cohort: Cohort, pools: Sequence[Pool], start: Stacked, buffers: Stacked, correction: Stacked | None
+        self, cohort: Cohort, device: torch.device, start: Stacked, buffers: Stacked, correction: Stacked | None
     ) -> Station:
         """A station that the cohort fits on, and fills at least half of; a new one where there is none."""
-        features, known = lanes.features_of(cohort, correction), tuple(id(pool) for pool in pools)
+        features = lanes.features_of(cohort, correction)
         steps = cohort.counts.shape[1]
         for station in self._stations:
             room = station.lanes // 2 < cohort.lanes <= station.lanes and steps <= len(station.bench.counts)
-            if room and station.features == features and station.pools == known:
+            if room and station.features == features:
                 return station
         self._stations = [s for s in self._stations if s.lanes != cohort.lanes or s.features != features]
-        rows = ship(cohort.run, pools[0].y.device)
+        rows = ship(cohort.run, device)
         bench = lanes.lay_out(cohort, features, start, buffers, rows)
-        station = Station(bench, rows, torch.zeros(1, dtype=torch.int64, device=rows.device), features, known)
+        bench.counts, bench.index = bench.counts.clone(), bench.index.clone()  # on a CPU they may be the cohort's own
+        station = Station(bench, rows, torch.zeros(1, dtype=torch.int64, device=rows.device), features)
         self._stations.append(station)
         return station
 
@@ -188,6 +211,15 @@ def _step(
     x, y = pool.batch(index, bench.client[:, None])
     lanes.learn(bench, x, y, count, features, gradients, all_busy=all_busy)
     step.add_(1)
+
+
+def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
+    """Lanes that were trained in groups, as one; `back` puts them into their order."""
+    buffers = {name: torch.cat([part.buffers[name] for part in parts])[back] for name in parts[0].buffers}
+    flat, loss, accuracy = (
+        torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.accuracy) for p in parts), strict=True)
+    )
+    return Trained(flat, parts[0].shapes, buffers, loss, accuracy)
 
 
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
