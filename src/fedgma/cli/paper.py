@@ -24,6 +24,9 @@ Out = Annotated[Path, typer.Option(help="Folder for the run folders; experiments
 Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
 Rates = Annotated[Path | None, typer.Option(help="Chosen learning rates (default: those of the package).")]
 Estimate = Annotated[bool, typer.Option(help="Measure for a few rounds how long it will take.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Embedded images in place of the data sets: to see that it works.")
+]
 Checkpoints = Annotated[
     float, typer.Option("--checkpoint-seconds", min=0.0, help="Least time between checkpoints of a run.")
 ]
@@ -58,6 +61,7 @@ def run(
     rounds: Rounds = None,
     seeds: Seeds = None,
     cells: Cells = "",
+    quick: Quick = False,
     out: Out = RUNS,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -69,7 +73,7 @@ def run(
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.plans import Cut
 
-    cut = Cut(rounds, seeds, cells)
+    cut = Cut(rounds, seeds, cells, quick)
     for one in [experiment(name) for name in ids]:
         _play(one, cut, out, device, precision, rates, estimate=estimate, checkpoint_seconds=checkpoint_seconds)
 
@@ -79,6 +83,7 @@ def run_all(
     rounds: Rounds = None,
     seeds: Seeds = None,
     cells: Cells = "",
+    quick: Quick = False,
     out: Out = RUNS,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -91,10 +96,113 @@ def run_all(
     from fedgma.paper.plans import Cut, plan_runs
     from fedgma.paper.rates import Chosen
 
-    cut = Cut(rounds, seeds, cells)
+    cut = Cut(rounds, seeds, cells, quick)
     for one in catalogue().values():
         if not cells or plan_runs(one, Chosen(), cut).runs:
             _play(one, cut, out, device, precision, rates, estimate=estimate, checkpoint_seconds=checkpoint_seconds)
+
+
+@app.command()
+def search(
+    datasets: Annotated[
+        list[str] | None, typer.Argument(metavar="[DATASET]...", help="Default: all that are here.")
+    ] = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    cells: Cells = "",
+    quick: Quick = False,
+    out: Out = RUNS,
+    to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    rates: Rates = None,
+    estimate: Estimate = True,
+    checkpoint_seconds: Checkpoints = 300.0,
+) -> None:
+    """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
+    from fedgma.paper.catalogue import experiment
+    from fedgma.paper.compare import compare as compare_runs
+    from fedgma.paper.entries import read_entries
+    from fedgma.paper.plans import Cut
+    from fedgma.paper.rates import read_chosen
+    from fedgma.paper.search import write_search
+
+    one, chosen = experiment("E15"), read_chosen(rates)
+    only = [f"dataset={'|'.join(datasets)}"] if datasets else []
+    cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
+    _play(one, cut, out, device, precision, rates, estimate=estimate, checkpoint_seconds=checkpoint_seconds)
+    entries, unfinished = read_entries([out])
+    found = write_search(compare_runs(one, entries, chosen, cut, unfinished=unfinished), chosen, to)
+    for (dataset, algorithm, rule), (client, server) in found.items():
+        typer.echo(f"{dataset} {algorithm} {rule}: client {client:g}, server {server:g}")
+    typer.echo(f"written: {to / 'rates.csv'}, {to / 'chosen.toml'}")
+
+
+@app.command()
+def compare(
+    name: Annotated[str, typer.Argument(metavar="ID", help="E1 to E18.")],
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or exported results.")] = None,
+    cells: Cells = "",
+    quick: Quick = False,
+    statistic: Annotated[str | None, typer.Option(help="best, last10 or final; default: what is printed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: paper/ID).")] = None,
+    rates: Rates = None,
+) -> None:
+    """Put our runs beside the printed numbers, cell by cell and claim by claim."""
+    from fedgma.errors import DataError
+    from fedgma.paper.catalogue import experiment
+    from fedgma.paper.compare import compare as compare_runs
+    from fedgma.paper.entries import read_entries
+    from fedgma.paper.plans import Cut
+    from fedgma.paper.rates import read_chosen
+    from fedgma.paper.results import find_analysis, write_comparison
+    from fedgma.reports.tables import text
+
+    one, paths = experiment(name), runs or [RUNS]
+    if statistic is not None:
+        one = one._replace(statistic=statistic)
+    analysis = find_analysis(one, paths)
+    if analysis is not None:
+        typer.echo((analysis / "README.md").read_text(encoding="utf-8"))
+    if not one.parts:
+        if analysis is None:
+            raise DataError(f"no analysis of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
+        return
+    entries, unfinished = read_entries(paths)
+    made = compare_runs(one, entries, read_chosen(rates), Cut(cells=cells, quick=quick), unfinished=unfinished)
+    if not made.entries:
+        raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
+    folder = Path("paper") / one.id if out is None else out
+    report = write_comparison(made, folder)
+    for line in [*report.verdicts, *report.notes]:
+        typer.echo(f"{line}.")
+    for table in report.tables:
+        typer.echo(f"\n{table.title}\n{text(table)}")
+    typer.echo(f"\npage: {folder / 'report.html'}\ntables and figures: {folder}")
+
+
+@app.command()
+def results(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the export.")] = Path("results"),
+    only: Annotated[list[str] | None, typer.Option(help="Only these experiments.")] = None,
+    rates: Rates = None,
+) -> None:
+    """Export runs, thinned, with tables and figures: small enough to keep, enough to compare again."""
+    from fedgma.paper.catalogue import catalogue, experiment
+    from fedgma.paper.entries import read_entries
+    from fedgma.paper.rates import read_chosen
+    from fedgma.paper.results import export, export_analysis
+
+    entries, unfinished = read_entries(runs)
+    chosen = read_chosen(rates)
+    for one in [experiment(name) for name in only] if only else catalogue().values():
+        count = export(one, entries, chosen, out)
+        analysed = export_analysis(one, runs, out)
+        if count or analysed:
+            typer.echo(f"{one.id}: {count} runs{' and the analysis' if analysed else ''} in {out / one.id}")
+    if unfinished:
+        typer.echo(f"{unfinished} unfinished runs were left out")
 
 
 def _play(
@@ -128,7 +236,7 @@ def _play(
     if one.analysis:
         from fedgma.paper.results import run_analysis
 
-        for line in run_analysis(one, out, device=device, seeds=cut.seeds or one.seeds, rounds=cut.rounds):
+        for line in run_analysis(one, cut, out, device=device):
             console.print(line, soft_wrap=True)
 
 

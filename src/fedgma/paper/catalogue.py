@@ -1,13 +1,13 @@
 """The paper's experiments as they stand in this folder: one TOML each, with claims, settings and printed tables.
 
-    title, source, statistic        what it is, where it is printed, and which number of a run is printed: best or last10
-    printed = [{ file, where }]     tables of printed numbers, and which of their rows
-    splits = ["test", ...]          what is compared beside test accuracy
-    figures, axis                   pictures to draw again, and what stands on their horizontal axis
-    analysis                        whether there is an analysis of that number in `fedgma.analyses`
-    [settings]                      as in a settings file: lists make a sweep; shared by all parts
-    [[parts]]                       name, further settings, `rates` ("shared" or "own"), and how the paper names its cells
-    [[claims]]                      what the paper says, in our words, and which cells show it
+title, source, statistic        what it is, where it is printed, and which number of a run is printed: best or last10
+printed = [{ file, where }]     tables of printed numbers, and which of their rows
+splits = ["test", ...]          what is compared beside test accuracy
+figures, axis                   pictures to draw again, and what stands on their horizontal axis
+analysis                        whether there is an analysis of that number in `fedgma.analyses`
+[settings]                      as in a settings file: lists make a sweep; shared by all parts
+[[parts]]                       name, further settings, `rates` ("shared" or "own"), and how the paper names its cells
+[[claims]]                      what the paper says, in our words, and which cells show it
 """
 
 import tomllib
@@ -100,20 +100,20 @@ def _experiment(file: str, text: str) -> Experiment:
     held = tomllib.loads(text)
     common = held.pop("settings", {})
     stem = file.removesuffix(".toml")
-    lists = {
+    lists: dict[str, Any] = {
         "claims": tuple(_made(Claim, one, file) for one in held.pop("claims", [])),
         "printed": tuple(_made(Printed, one, file) for one in held.pop("printed", [])),
         "parts": tuple(_part(one, common, file) for one in held.pop("parts", [])),
         **{name: tuple(held.pop(name)) for name in ("splits", "figures", "notes") if name in held},
     }
-    made = _made(Experiment, {"id": f"{stem[0].upper()}{int(stem[1:])}", **held, **lists}, file)
+    made: Experiment = _made(Experiment, {"id": f"{stem[0].upper()}{int(stem[1:])}", **held, **lists}, file)
     if made.statistic not in STATISTICS:
         raise DataError(f"{file}: statistic should be one of {', '.join(STATISTICS)}, got {made.statistic!r}")
     return made
 
 
 def _part(held: Mapping[str, Any], common: Mapping[str, Any], file: str) -> Part:
-    part = _made(Part, {**held, "settings": merged(common, held.get("settings", {}))}, file)
+    part: Part = _made(Part, {**held, "settings": merged(common, held.get("settings", {}))}, file)
     if part.rates not in RATES:
         raise DataError(f"{file}: rates of a part should be one of {', '.join(RATES)}, got {part.rates!r}")
     return part

@@ -3,6 +3,7 @@
 `chosen.toml` beside this file is what the package uses; `fedgma paper search` writes such a file.
 """
 
+import json
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -48,7 +49,9 @@ def read_chosen(file: Path | None = None) -> Chosen:
 
 def _rates(held: Any, name: str) -> dict[tuple[str, str, str], Pair]:
     try:
-        rows = [(d, a, rule, pair) for d, own in held.items() for a, kinds in own.items() for rule, pair in kinds.items()]
+        rows = [
+            (d, a, rule, pair) for d, own in held.items() for a, kinds in own.items() for rule, pair in kinds.items()
+        ]
         found = {(d, a, rule): (float(pair[0]), float(pair[1])) for d, a, rule, pair in rows}
     except (AttributeError, TypeError, ValueError, IndexError):
         raise ConfigError(
@@ -70,14 +73,19 @@ def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, boo
     return settings.model_copy(update=dict(zip(KEYS, pair, strict=True))), True
 
 
-def written(rates: Mapping[tuple[str, str, str], Pair]) -> str:
-    """Chosen rates as TOML.
+def written(rates: Mapping[tuple[str, str, str], Pair], shift: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+    """Chosen rates and shifts as TOML.
 
-    >>> print(written({("mnist", "fedavg", "shared"): (0.05, 1.0)}), end="")
+    >>> print(written({("mnist", "fedavg", "shared"): (0.05, 1.0)}, {"fedcmnist": {"jitter": 0.2}}), end="")
     [rates.mnist.fedavg]
     shared = [0.05, 1.0]
+    <BLANKLINE>
+    [shift.fedcmnist]
+    jitter = 0.2
     """
-    tables: dict[tuple[str, str], list[str]] = {}
+    tables: dict[str, list[str]] = {}
     for (dataset, algorithm, rule), pair in rates.items():
-        tables.setdefault((dataset, algorithm), []).append(f"{rule} = [{pair[0]}, {pair[1]}]")
-    return "\n".join(f"[rates.{d}.{a}]\n" + "\n".join(lines) + "\n" for (d, a), lines in tables.items())
+        tables.setdefault(f"rates.{dataset}.{algorithm}", []).append(f"{rule} = [{pair[0]}, {pair[1]}]")
+    for dataset, settings in (shift or {}).items():
+        tables[f"shift.{dataset}"] = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    return "\n".join(f"[{name}]\n" + "\n".join(lines) + "\n" for name, lines in tables.items())
