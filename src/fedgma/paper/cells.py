@@ -1,6 +1,6 @@
 """The cells of an experiment: a masked arm and the plain one that it is measured against, and their printed numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.experiments.config import record
@@ -50,7 +50,8 @@ def cells_of(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> list[C
             if settings is not None and (number := number_of(rows, settings, part, split)) is not None
         }
         found.append(Cell(part, {}, plain, masked, printed))
-    return [cell._replace(label=label) for cell, label in zip(found, _labels(found), strict=True)]
+    named = [cell._replace(label=label) for cell, label in zip(found, _labels(found), strict=True)]
+    return sorted(named, key=_in_order([cell.label for cell in named]))
 
 
 def _pairs(plan: Plan) -> list[tuple[Part, Flat | None, Flat | None]]:
@@ -66,6 +67,19 @@ def _pairs(plan: Plan) -> list[tuple[Part, Flat | None, Flat | None]]:
         masked = [own for own in members if own["aggregator"] != BASELINE]
         pairs += [(part, plain, own) for own in masked] or [(part, plain, None)]
     return pairs
+
+
+def _in_order(labels: Sequence[Mapping[str, Any]]) -> Callable[[Cell], list[Any]]:
+    """By the label's settings in turn: numbers in their order, words as they first came, the aggregation last."""
+    first: dict[str, list[Any]] = {}
+    for label in labels:
+        for name, value in label.items():
+            if value not in first.setdefault(name, []):
+                first[name].append(value)
+    last = ("algorithm", "aggregator", *AGGREGATOR_SETTINGS)
+    names = sorted(first, key=lambda name: last.index(name) if name in last else -1)
+    numeric = {name for name in names if all(isinstance(value, int | float) for value in first[name])}
+    return lambda cell: [cell.label[n] if n in numeric else first[n].index(cell.label[n]) for n in names]
 
 
 def _labels(cells: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -4,19 +4,23 @@ Over several cells the interval is that of the seeds: a seed's difference is its
 share their seeds are not counted as if they were independent.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.masks import votes_needed
 from fedgma.paper.catalogue import Claim
-from fedgma.paper.compare import MISSING, Compared, Comparison
+from fedgma.paper.compare import AGREES, CONTRADICTS, MISSING, NONE, SIGN, UNPRINTED, Compared, Comparison
 from fedgma.paper.entries import Entry
+from fedgma.paper.rates import KEYS
 from fedgma.reports.summaries import plain, short, sortable
 from fedgma.verdicts import Verdict, paired
 
 HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
 NEAR = 1.0  # points within which two arms are near each other
 TARGET = 0.95  # share of the lower arm's final level that both have to reach
+
+BETWEEN = ("near", "sooner", "versus")  # kinds that put two arms of a cell beside each other
 
 PerSeed = dict[int, float]
 
@@ -47,8 +51,8 @@ def _look(claim: Claim, comparison: Comparison) -> Finding:
 
 
 def _is_about(claim: Claim, one: Compared) -> bool:
-    settings = one.cell.settings
-    arms = (claim.first, claim.second) if claim.kind in ("near", "sooner") else (claim.arm,)
+    settings = {**one.cell.settings, "rates": one.cell.part.rates}
+    arms = (claim.first, claim.second) if claim.kind in BETWEEN else (claim.arm,)
     return one.cell.arm in arms and all(settings.get(name) == value for name, value in claim.where.items())
 
 
@@ -82,12 +86,18 @@ def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> t
         return OPEN, "the cells share no seed"
     whole = paired(values)
     printed = [one.printed_difference for one in cells if one.printed_difference is not None]
-    paper = f"; printed {sum(printed) / len(printed):+.2f}" if printed else ""
+    paper = f"; printed {sum(printed) / len(printed):+.2f}; {_counted(cells)}" if printed else ""
     text = (
         f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} beyond doubt), behind in "
         f"{sum(m < 0 for m in means)} ({sure[1]} beyond doubt); over all {_said(whole)}{paper}"
     )
     return _by_interval(whole), text
+
+
+def _counted(cells: Sequence[Compared]) -> str:
+    """How many cells have which verdict."""
+    counts = Counter(one.says for one in cells if one.printed_difference is not None)
+    return ", ".join(f"{says}: {counts[says]}" for says in (AGREES, SIGN, NONE, CONTRADICTS, UNPRINTED) if counts[says])
 
 
 def _not_behind(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
@@ -204,16 +214,26 @@ def _between(claim: Claim, cells: Sequence[Compared]) -> list[tuple[dict[int, En
     ]
 
 
-def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    statistic = comparison.experiment.statistic
-    found = [
-        {
-            s: getattr(a[s].scores[claim.split], statistic) - getattr(b[s].scores[claim.split], statistic)
-            for s in {*a} & {*b}
-        }
-        for a, b in _between(claim, cells)
-    ]
+def _apart(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> list[PerSeed]:
+    """First arm minus second in every cell, by seed."""
+
+    def score(entry: Entry) -> float:
+        return float(getattr(entry.scores[claim.split], comparison.experiment.statistic))
+
+    return [{seed: score(a[seed]) - score(b[seed]) for seed in {*a} & {*b}} for a, b in _between(claim, cells)]
+
+
+def _versus(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    found = [row for row in _apart(claim, cells, comparison) if row]
     values = over_seeds(found)
+    if not values:
+        return OPEN, f"{claim.first} and {claim.second} share no seed"
+    verdict, ahead = paired(values), sum(_mean(row) > 0 for row in found)
+    return _by_interval(verdict), f"{claim.first} ahead of {claim.second} in {ahead} of {len(found)}; {_said(verdict)}"
+
+
+def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    values = over_seeds([row for row in _apart(claim, cells, comparison) if row])
     if not values:
         return OPEN, f"{claim.first} and {claim.second} share no seed"
     verdict = paired(values)
@@ -251,7 +271,7 @@ def _best_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) 
     best_masked = max(cells, key=lambda one: _mean(one.masked))
     seeds = sorted(set(best_plain.plain) & set(best_masked.masked))
     verdict = paired([best_masked.masked[seed] - best_plain.plain[seed] for seed in seeds])
-    pairs = [", ".join(plain(value) for value in one.cell.label.values()) for one in (best_plain, best_masked)]
+    pairs = [" and ".join(plain(one.cell.settings[key]) for key in KEYS) for one in (best_plain, best_masked)]
     return _by_interval(verdict), f"best of plain at {pairs[0]}, of masked at {pairs[1]}: {_said(verdict)}"
 
 
@@ -283,6 +303,7 @@ KINDS: dict[str, Kind] = {
     "peak": _peak,
     "above": _above,
     "near": _near,
+    "versus": _versus,
     "sooner": _sooner,
     "best_pair": _best_pair,
     "same_pair": _same_pair,

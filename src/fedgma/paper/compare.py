@@ -9,6 +9,7 @@ A verdict on a cell goes by our 95 % interval of the paired difference, masked m
     the paper prints none         it leaves zero out where the printed numbers are equal
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -111,15 +112,16 @@ def compare(
     index = _Index(entries)
     compared: list[Compared] = []
     used: dict[int, Entry] = {}
-    passed = 0
+    fitting: set[int] = set()
     for cell in cells_of(experiment, chosen, cut):
-        plain, masked, more = _choose(cell, index)
-        passed += more
+        plain, masked, fits = _choose(cell, index)
+        fitting |= fits
         used |= {id(entry): entry for entry in (*plain.values(), *masked.values())}
         compared += [_compared(cell, split, experiment.statistic, plain, masked) for split in experiment.splits]
     measured = {one.split for one in compared if one.plain or one.masked} | {experiment.splits[0]}
     kept = tuple(one for one in compared if one.split in measured)
-    return Comparison(experiment, kept, tuple(used.values()), tuple(_notes(experiment, kept, passed, unfinished)))
+    notes = _notes(experiment, kept, len(fitting - set(used)), unfinished)
+    return Comparison(experiment, kept, tuple(used.values()), tuple(notes))
 
 
 def _compared(cell: Cell, split: str, statistic: str, plain: BySeed, masked: BySeed) -> Compared:
@@ -158,8 +160,11 @@ class _Index:
         return self._known[common, without]
 
 
-def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, int]:
-    """The runs of both arms by seed: of several kinds (rounds, rates, precision) the planned one, or the longest."""
+def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
+    """The runs of both arms by seed: of several kinds (rounds, rates, precision) the planned one, or the longest.
+
+    Beside them the identities of all runs that would fit.
+    """
     given = any(key in cell.part.settings for key in KEYS) or cell.part.rates == "own"
     without = LOOSE if given else (*LOOSE, *KEYS)
     sides = [[] if own is None else index.find(own, without) for own in (cell.plain, cell.masked)]
@@ -169,10 +174,9 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, int]:
         for entry in side:
             kinds.setdefault(_kind(entry, rates), ({}, {}))[place].setdefault(entry.seed, entry)
     if not kinds:
-        return {}, {}, 0
+        return {}, {}, set()
     plain, masked = max(kinds.values(), key=lambda pair: _rank(pair, cell))
-    passed = sum(map(len, sides)) - len(plain) - len(masked)
-    return plain, masked, passed
+    return plain, masked, {id(entry) for side in sides for entry in side}
 
 
 def _kind(entry: Entry, rates: Sequence[str]) -> str:
@@ -198,12 +202,15 @@ def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, un
     for one in run:
         for side in one.entries:
             rounds |= {int(entry.settings["rounds"]): None for entry in side.values()}
-    seeds = sorted({len(one.differences) for one in run})
+    seeds = sorted({len(one.differences) or len(one.plain) or len(one.masked) for one in run})
     if run:
         notes.append(
             f"{len(run)} of {len(first)} cells were run, with {' or '.join(map(str, seeds))} seeds and "
             f"{', '.join(map(str, sorted(rounds)))} rounds; accuracy is {experiment.statistic} in percent"
         )
+    left = Counter(str(one.cell.settings["dataset"]) for one in first if not one.plain and not one.masked)
+    if left:
+        notes.append("cells that were not run: " + ", ".join(f"{count} of {name}" for name, count in left.items()))
     if passed:
         notes.append(f"{passed} runs of the same cells with other rounds, rates or precision were passed over")
     if unfinished:

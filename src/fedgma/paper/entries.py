@@ -95,6 +95,7 @@ def write_export(entries: Sequence[Entry], folder: Path) -> None:
     """Many runs in two small files: what they share, and a line for each."""
     folder.mkdir(parents=True, exist_ok=True)
     shared = {
+        "names": list(entries[0].settings) if entries else [],  # of all settings; one that a line leaves out is none
         "settings": _shared([entry.settings for entry in entries]),
         "facts": _shared([entry.facts for entry in entries]),
     }
@@ -109,7 +110,10 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _line(entry: Entry, shared: Mapping[str, Any]) -> dict[str, Any]:
-    own = {part: {k: v for k, v in getattr(entry, part).items() if k not in shared[part]} for part in shared}
+    own = {
+        part: {k: v for k, v in getattr(entry, part).items() if k not in shared[part] and v is not None}
+        for part in ("settings", "facts")
+    }
     scores = {split: [round(value, 4) for value in summary] for split, summary in entry.scores.items()}
     curves = {split: _packed(thinned(points)) for split, points in entry.curves.items()}
     return {**own, "scores": scores, "curves": curves, "mask": dict(entry.mask), "done": dict(entry.done)}
@@ -130,7 +134,7 @@ def read_export(folder: Path) -> list[Entry]:
 
 
 def _read_line(line: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:
-    settings = {**shared["settings"], **line["settings"]}
+    settings = {**dict.fromkeys(shared["names"]), **shared["settings"], **line["settings"]}
     curves = {
         split: {round: value / SCALE for round, value in zip(rounds, values, strict=True)}
         for split, (rounds, values) in line["curves"].items()

@@ -6,14 +6,14 @@ import numpy as np
 
 from fedgma.paper.claims import lines, mask_step
 from fedgma.paper.compare import Compared, Comparison
-from fedgma.paper.printed import Number
+from fedgma.paper.printed import DID_NOT_LEARN, Number
 from fedgma.paper.rates import KEYS
 from fedgma.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
 from fedgma.plots.curves import draw_accuracy
 from fedgma.plots.grids import draw_rates
 from fedgma.plots.style import plain_text
 from fedgma.reports.pictures import Picture
-from fedgma.reports.summaries import NAMES, Spread, plain, short
+from fedgma.reports.summaries import BASELINE, NAMES, Spread, plain, short
 from fedgma.reports.tables import slug
 
 MOST = 16  # pictures of a kind
@@ -43,6 +43,10 @@ def _named(one: Compared, without: Sequence[str] = ()) -> str:
     )
 
 
+def _arms(one: Compared) -> tuple[str, str]:
+    return BASELINE, NAMES.get(one.cell.arm, one.cell.arm)
+
+
 def _differences(comparison: Comparison) -> Iterator[Picture]:
     groups: dict[str, list[Compared]] = {}
     for one in _run(comparison):
@@ -70,7 +74,7 @@ def _curves(comparison: Comparison, split: str = "test") -> Iterator[Picture]:
     seeds = 0
     for one in _run(comparison):
         arms = scenes.setdefault(_named(one, ("aggregator",)) or one.cell.part.name, {})
-        for side, name in zip(one.entries, ("mean", NAMES.get(one.cell.arm, one.cell.arm)), strict=True):
+        for side, name in zip(one.entries, _arms(one), strict=True):
             found = {seed: entry.curves[split] for seed, entry in side.items() if split in entry.curves}
             seeds = max(seeds, len(found))
             if found:
@@ -98,7 +102,7 @@ def _axis(comparison: Comparison) -> Iterator[Picture]:
     for title, row in lines(_run(comparison), axis).items():
         arms: dict[str, dict[float, Point]] = {}
         for one in row:
-            for name, level, number in zip(("mean", "GMA"), one.levels, one.printed, strict=True):
+            for name, level, number in zip(_arms(one), one.levels, one.printed, strict=True):
                 if level is not None:
                     arms.setdefault(name, {})[float(one.cell.settings[axis])] = _point(level, number)
         figure = draw_axis(arms, short(axis), title)
@@ -135,17 +139,18 @@ def _rates(comparison: Comparison) -> Iterator[Picture]:
     caption = "Accuracy in percent, mean over seeds, one colour scale; each map's best pair is framed."
     groups: dict[str, list[Compared]] = {}
     for one in _run(comparison):
-        groups.setdefault(_named(one, KEYS), []).append(one)
+        groups.setdefault(_named(one, (*KEYS, "aggregator")), []).append(one)
     for title, cells in list(groups.items())[:MOST]:
         client, server = (sorted({one.cell.settings[key] for one in cells}) for key in KEYS)
         maps: dict[str, dict[tuple[float, float], float]] = {}
         for one in cells:
             at = (one.cell.settings[KEYS[0]], one.cell.settings[KEYS[1]])
-            for name, level, number in zip(("mean", "GMA"), one.levels, one.printed, strict=True):
+            for name, level, number in zip(_arms(one), one.levels, one.printed, strict=True):
                 if level is not None:
                     maps.setdefault(name, {})[at] = level.mean
                 if number is not None:
-                    maps.setdefault(f"{name}, printed", {})[at] = number.value
+                    learned = number.value != DID_NOT_LEARN
+                    maps.setdefault(f"{name}, printed", {})[at] = number.value if learned else np.nan
         grids = {
             name: np.array([[found.get((c, s), np.nan) for s in server] for c in client])
             for name, found in sorted(maps.items(), key=lambda item: "printed" in item[0])

@@ -21,8 +21,8 @@ def claims_table(findings: Sequence[Finding]) -> Table:
 
 
 def cells_table(comparison: Comparison, split: str) -> Table:
-    """One row a cell: our levels, the printed ones, both differences and the verdict."""
-    cells = comparison.on(split)
+    """One row a cell that was run: our levels, the printed ones, both differences and the verdict."""
+    cells = [one for one in comparison.on(split) if one.plain or one.masked]
     names = list(cells[0].cell.label) if cells else []
     rows = tuple((*(plain(one.cell.label[name]) for name in names), *_values(one)) for one in cells)
     masked = "GMA" if all(one.cell.arm in ("gma", "mean") for one in cells) else "masked"
@@ -49,7 +49,7 @@ def _values(one: Compared) -> tuple[Value, ...]:
         seeds,
         *one.levels,
         *map(_printed, one.printed),
-        *(None if verdict is None else verdict.mean, *interval, printed, inside, one.says),
+        *(None if verdict is None else round(verdict.mean, 9) + 0.0, *interval, printed, inside, one.says),
     )
 
 

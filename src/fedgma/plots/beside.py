@@ -6,7 +6,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedgma.plots.style import BASE, COLOURS, INK, SIZE, WIDTH, colour_of, dress, key, name_axes, new_figure
+from fedgma.plots.style import BASE, COLOURS, INK, SIZE, WIDTH, colour_of, dress, name_axes, new_figure
 
 
 class Difference(NamedTuple):
@@ -111,7 +111,7 @@ def draw_steps(
         )
     if plain is not None:
         axes.axhline(plain, color=BASE, linestyle="--", linewidth=1.4, label="mean")
-        key(axes, 1, "lower right")
+        figure.legend(loc="outside upper right", fontsize=SIZE, frameon=False, labelcolor=INK)
     axes.set_xticks([tau for group, _ in groups for tau in group])
     axes.tick_params(axis="x", labelsize=SIZE - 1)
     name_axes(axes, "tau", "test accuracy, %")
