@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -119,6 +120,7 @@ def test_an_analysis_is_done_written_and_shown(tmp_path, monkeypatch):
         (["run", "E13", "--rates", "none.toml"], 2, "cannot read the chosen rates"),
         (["run", "E13", "--precision", "fp8"], 2, "unknown precision 'fp8'"),
         (["compare", "E18", "."], 3, "no analysis of E18"),
+        (["compare", "E13", ".", "--statistic", "median"], 2, "unknown statistic 'median'"),
         (["compare", "E13", "no-such-folder"], 3, "holds no run"),
     ],
 )
@@ -128,6 +130,34 @@ def test_what_cannot_be_is_refused_in_one_sentence(words, code, reason, tmp_path
     assert found == code
     assert reason in said
     assert "Traceback" not in said
+
+
+def test_runs_are_played_without_pictures_and_statistics(tmp_path):
+    """A machine that only plays has torch and numpy, and little else."""
+    words = ["fedgma", "paper", "run", "E10", *CUT, "--out", str(tmp_path)]
+    code = f"import sys; sys.modules.update(matplotlib=None, scipy=None); sys.argv = {words!r}"
+    command = [sys.executable, "-c", f"{code}; from fedgma.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "fleet 1 of 1: 2 runs of fmnist-mini, 2 rounds" in done.stdout
+
+
+def test_fleets_may_be_small_and_hold_pairs():
+    materials = Materials("cpu")
+    runs = plan(grid_of({"rounds": 2, "seed": [0, 1, 2], "algorithm": ["fedavg", "fedadam"]}), materials, None)
+    fleets_ = pack_alike(runs, materials, 2)
+    assert len(fleets_) == 6
+    for one, other in fleets_:
+        assert (one.settings.seed, one.settings.algorithm) == (other.settings.seed, other.settings.algorithm)
+        assert {one.settings.aggregator, other.settings.aggregator} == {"mean", "gma"}
+
+
+def test_a_fleet_that_would_not_end_in_time_is_left(tmp_path):
+    words = ["--quick", "--cells", "clients=10|50", "--seeds", "1", "--rounds", "2", "--device", "cpu", "--no-estimate"]
+    code, printed, _ = call("paper", "run", "E10", *words, "--out", tmp_path, "--minutes", "0")
+    assert code == 0
+    assert "2 fleets are left for another time: 0 minutes are up" in printed
+    assert not list(tmp_path.iterdir())
 
 
 def test_fleets_hold_runs_with_as_many_steps():

@@ -1,36 +1,51 @@
-"""`fedgma paper`: the paper's tables and figures: list them, run them, put them beside the printed numbers."""
+"""`fedgma paper list | search | run | all`: the paper's tables and figures, played again."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from fedgma.cli import beside
+from fedgma.cli.beside import RUNS, Cells, Quick, Rates
 from fedgma.cli.run import Device
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedgma.cli.live import Stopping
+    from fedgma.experiments.materials import Materials
     from fedgma.experiments.play import Planned
     from fedgma.paper.catalogue import Experiment
     from fedgma.paper.plans import Cut, Plan
 
 app = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, search, run, compare, all, results.")
+app.command()(beside.compare)
+app.command()(beside.results)
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="E1 to E18; `fedgma paper list` names them.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Play so many rounds instead of the experiment's own.")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Play so many seeds instead of the experiment's own.")]
-Cells = Annotated[str, typer.Option(help="Only these cells, e.g. 'dataset=mnist|fmnist,partition.clients=100'.")]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders; experiments share runs there.")]
 Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
-Rates = Annotated[Path | None, typer.Option(help="Chosen learning rates (default: those of the package).")]
 Estimate = Annotated[bool, typer.Option(help="Measure for a few rounds how long it will take.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="Embedded images in place of the data sets: to see that it works.")
-]
+Fleet = Annotated[int | None, typer.Option(min=1, help="Largest number of runs in a fleet; a GPU's memory sets it.")]
+Minutes = Annotated[float | None, typer.Option(min=0.0, help="Begin no fleet that would not end in so many minutes.")]
 Checkpoints = Annotated[
     float, typer.Option("--checkpoint-seconds", min=0.0, help="Least time between checkpoints of a run.")
 ]
-RUNS = Path("runs/paper")
+
+
+class How(NamedTuple):
+    """How runs are played, whatever they are."""
+
+    out: Path
+    device: str
+    precision: str
+    rates: Path | None
+    estimate: bool
+    fleet: int | None
+    minutes: float | None
+    checkpoint_seconds: float
 
 
 @app.command("list")
@@ -67,6 +82,8 @@ def run(
     precision: Precision = "fp32",
     rates: Rates = None,
     estimate: Estimate = True,
+    fleet: Fleet = None,
+    minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
 ) -> None:
     """Play an experiment's runs, all or cut; what is done is not repeated, a stopped run goes on where it was."""
@@ -74,8 +91,9 @@ def run(
     from fedgma.paper.plans import Cut
 
     cut = Cut(rounds, seeds, cells, quick)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
     for one in [experiment(name) for name in ids]:
-        _play(one, cut, out, device, precision, rates, estimate=estimate, checkpoint_seconds=checkpoint_seconds)
+        _play(one, cut, how)
 
 
 @app.command("all")
@@ -89,6 +107,8 @@ def run_all(
     precision: Precision = "fp32",
     rates: Rates = None,
     estimate: Estimate = True,
+    fleet: Fleet = None,
+    minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
 ) -> None:
     """Play every experiment in order, all or cut; those of which no cell is left are passed over."""
@@ -97,9 +117,10 @@ def run_all(
     from fedgma.paper.rates import Chosen
 
     cut = Cut(rounds, seeds, cells, quick)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
     for one in catalogue().values():
         if not cells or plan_runs(one, Chosen(), cut).runs:
-            _play(one, cut, out, device, precision, rates, estimate=estimate, checkpoint_seconds=checkpoint_seconds)
+            _play(one, cut, how)
 
 
 @app.command()
@@ -117,6 +138,8 @@ def search(
     precision: Precision = "fp32",
     rates: Rates = None,
     estimate: Estimate = True,
+    fleet: Fleet = None,
+    minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
 ) -> None:
     """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
@@ -130,7 +153,8 @@ def search(
     one, chosen = experiment("E15"), read_chosen(rates)
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
-    _play(one, cut, out, device, precision, rates, estimate=estimate, checkpoint_seconds=checkpoint_seconds)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
+    _play(one, cut, how)
     entries, unfinished = read_entries([out])
     found = write_search(compare_runs(one, entries, chosen, cut, unfinished=unfinished), chosen, to)
     for (dataset, algorithm, rule), (client, server) in found.items():
@@ -138,84 +162,7 @@ def search(
     typer.echo(f"written: {to / 'rates.csv'}, {to / 'chosen.toml'}")
 
 
-@app.command()
-def compare(
-    name: Annotated[str, typer.Argument(metavar="ID", help="E1 to E18.")],
-    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or exported results.")] = None,
-    cells: Cells = "",
-    quick: Quick = False,
-    statistic: Annotated[str | None, typer.Option(help="best, last10 or final; default: what is printed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: paper/ID).")] = None,
-    rates: Rates = None,
-) -> None:
-    """Put our runs beside the printed numbers, cell by cell and claim by claim."""
-    from fedgma.errors import DataError
-    from fedgma.paper.catalogue import experiment
-    from fedgma.paper.compare import compare as compare_runs
-    from fedgma.paper.entries import read_entries
-    from fedgma.paper.plans import Cut
-    from fedgma.paper.rates import read_chosen
-    from fedgma.paper.results import find_analysis, write_comparison
-    from fedgma.reports.tables import text
-
-    one, paths = experiment(name), runs or [RUNS]
-    if statistic is not None:
-        one = one._replace(statistic=statistic)
-    analysis = find_analysis(one, paths)
-    if analysis is not None:
-        typer.echo((analysis / "README.md").read_text(encoding="utf-8"))
-    if not one.parts:
-        if analysis is None:
-            raise DataError(f"no analysis of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
-        return
-    entries, unfinished = read_entries(paths)
-    made = compare_runs(one, entries, read_chosen(rates), Cut(cells=cells, quick=quick), unfinished=unfinished)
-    if not made.entries:
-        raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
-    folder = Path("paper") / one.id if out is None else out
-    report = write_comparison(made, folder)
-    for line in [*report.verdicts, *report.notes]:
-        typer.echo(f"{line}.")
-    for table in report.tables:
-        typer.echo(f"\n{table.title}\n{text(table)}")
-    typer.echo(f"\npage: {folder / 'report.html'}\ntables and figures: {folder}")
-
-
-@app.command()
-def results(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
-    out: Annotated[Path, typer.Option(help="Folder for the export.")] = Path("results"),
-    only: Annotated[list[str] | None, typer.Option(help="Only these experiments.")] = None,
-    rates: Rates = None,
-) -> None:
-    """Export runs, thinned, with tables and figures: small enough to keep, enough to compare again."""
-    from fedgma.paper.catalogue import catalogue, experiment
-    from fedgma.paper.entries import read_entries
-    from fedgma.paper.rates import read_chosen
-    from fedgma.paper.results import export, export_analysis
-
-    entries, unfinished = read_entries(runs)
-    chosen = read_chosen(rates)
-    for one in [experiment(name) for name in only] if only else catalogue().values():
-        count = export(one, entries, chosen, out)
-        analysed = export_analysis(one, runs, out)
-        if count or analysed:
-            typer.echo(f"{one.id}: {count} runs{' and the analysis' if analysed else ''} in {out / one.id}")
-    if unfinished:
-        typer.echo(f"{unfinished} unfinished runs were left out")
-
-
-def _play(
-    one: "Experiment",
-    cut: "Cut",
-    out: Path,
-    device: str,
-    precision: str,
-    rates: Path | None,
-    *,
-    estimate: bool,
-    checkpoint_seconds: float,
-) -> None:
+def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
     """One experiment: its plan in words, its runs, its analysis."""
     from rich.console import Console
 
@@ -225,52 +172,61 @@ def _play(
 
     console = Console(highlight=False, markup=False)
     console.print(f"{one.id}: {one.title} ({one.source})", soft_wrap=True)
-    plan = plan_runs(one, read_chosen(rates), cut)
+    plan = plan_runs(one, read_chosen(how.rates), cut)
     if cut.cells and not plan.runs:
         raise ConfigError(f"no cell of {one.id} fits --cells {cut.cells!r}")
     if plan.unrated:
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
     if plan.runs:
-        _play_runs(plan, out, device, precision, console, estimate=estimate, checkpoint_seconds=checkpoint_seconds)
-        console.print(f"compare with: fedgma paper compare {one.id} {out}", soft_wrap=True)
+        _play_runs(plan, how, console)
+        console.print(f"compare with: fedgma paper compare {one.id} {how.out}", soft_wrap=True)
     if one.analysis:
         from fedgma.paper.results import run_analysis
 
-        for line in run_analysis(one, cut, out, device=device):
+        for line in run_analysis(one, cut, how.out, device=how.device):
             console.print(line, soft_wrap=True)
 
 
-def _play_runs(
-    plan: "Plan",
-    out: Path,
-    device: str,
-    precision: str,
-    console: "Console",
-    *,
-    estimate: bool,
-    checkpoint_seconds: float,
-) -> None:
+def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
     """What is missing of a plan, visibly; data sets that are not here are left out and named."""
-    from fedgma.cli.live import Watch, obeying_signals
-    from fedgma.cli.run import leave_if_stopped, play_fleets
+    from fedgma.cli.live import obeying_signals
+    from fedgma.cli.run import leave_if_stopped
     from fedgma.experiments import play
     from fedgma.paper import fleets
 
     with obeying_signals() as stopping:
         from fedgma.experiments.materials import Materials
 
-        materials = Materials(device, precision=precision)
-        grid = plan.grid
-        planned = _with_data(play.plan(grid, materials, out), console)
+        materials = Materials(how.device, precision=how.precision)
+        planned = _with_data(play.plan(plan.grid, materials, how.out), console)
         left = play.missing(planned)
-        packed = fleets.pack_alike(left, materials)
-        _say_plan(console, planned, left, packed, f"{materials.device}, {precision}")
-        seconds = fleets.estimate(packed, materials) if estimate and packed and not stopping() else None
+        packed = fleets.pack_alike(left, materials, how.fleet)
+        _say_plan(console, planned, left, packed, f"{materials.device}, {how.precision}")
+        seconds = fleets.estimate(packed, materials) if how.estimate and packed and not stopping() else None
         if seconds is not None:
             console.print(f"about {fleets.spoken(seconds)} at the rate of the first rounds")
-        watch = Watch(console, quiet=False, axes=grid.axes)
-        play_fleets(packed, materials, watch, stopping, checkpoint_seconds=checkpoint_seconds)
-    leave_if_stopped(stopping, out)
+        _play_fleets(packed, materials, how, stopping, console)
+    leave_if_stopped(stopping, how.out)
+
+
+def _play_fleets(
+    packed: "list[list[Planned]]", materials: "Materials", how: "How", stopping: "Stopping", console: "Console"
+) -> None:
+    """Fleet after fleet, with a line for each, as long as the next one can be expected to end in time."""
+    from fedgma.cli.live import Watch
+    from fedgma.cli.run import play_fleets
+    from fedgma.paper import fleets
+
+    clock = fleets.Clock()
+    for place, members in enumerate(packed, 1):
+        if stopping():
+            return
+        if how.minutes is not None and clock.expected(members) > 60 * how.minutes:
+            console.print(f"{len(packed) - place + 1} fleets are left for another time: {how.minutes:g} minutes are up")
+            return
+        watch = Watch(console, quiet=False, axes=("dataset", "algorithm", "aggregator"))
+        play_fleets([members], materials, watch, stopping, checkpoint_seconds=how.checkpoint_seconds)
+        console.print(f"fleet {place} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
 
 def _with_data(planned: "list[Planned]", console: "Console") -> "list[Planned]":

@@ -1,5 +1,6 @@
 """An experiment's runs in fleets that suit a GPU, and how long they will take from a short measured rate."""
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,18 +9,35 @@ from fedgma.experiments.config import Settings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import Planned, pack, play_fleet
 from fedgma.paper.plans import samples
+from fedgma.reports.runs import flat
+from fedgma.reports.summaries import AGGREGATOR_SETTINGS, frozen
 
 PROBE_ROUNDS = 4
 PROBE_SECONDS = 5.0
 WORTH = 2_000_000  # samples; less than that is done before it is measured
 
 
-def pack_alike(runs: Sequence[Planned], materials: Materials) -> list[list[Planned]]:
-    """Fleets of runs that share data set, model, rounds and size of a client: all lanes have as many steps to take."""
+def pack_alike(runs: Sequence[Planned], materials: Materials, most: int | None = None) -> list[list[Planned]]:
+    """Fleets of runs that share data set, model, rounds and size of a client: all lanes have as many steps to take.
+
+    `most` is the largest number of runs in a fleet, where memory alone would allow more. The arms of a seed stand
+    together, so that a fleet that is played is a fleet of pairs.
+    """
     alike: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         alike.setdefault(kind(run.settings), []).append(run)
-    return [fleet for members in alike.values() for fleet in pack(members, materials)]
+    packed = [fleet for members in alike.values() for fleet in pack(sorted(members, key=_pairs_first), materials)]
+    if most is None:
+        return packed
+    return [fleet[first : first + most] for fleet in packed for first in range(0, len(fleet), most)]
+
+
+def _pairs_first(run: Planned) -> str:
+    """What the arms of a seed share, before what they do not."""
+    arm = ("aggregator", *AGGREGATOR_SETTINGS)
+    settings = dict(flat(run.recorded))
+    own = json.dumps({name: settings[name] for name in arm if name in settings})
+    return frozen(settings, without=(*arm, "seed")) + f"{settings['seed']:9d}" + own
 
 
 def kind(settings: Settings) -> tuple[Any, ...]:
@@ -59,6 +77,29 @@ def measure(members: Sequence[Planned], materials: Materials) -> float | None:
         if last and (played.line["round"] >= PROBE_ROUNDS or now - begun > PROBE_SECONDS):
             break
     return trained / (now - begun) if trained and now > begun else None
+
+
+class Clock:
+    """How long fleets took, and what that makes one expect of the next."""
+
+    def __init__(self) -> None:
+        self.begun = self.last = time.monotonic()
+        self.rates: dict[str, float] = {}  # model -> samples a second, preparation included
+
+    def played(self, members: Sequence[Planned]) -> str:
+        """A fleet has ended: its time in words."""
+        now = time.monotonic()
+        took, self.last = max(now - self.last, 1e-9), now
+        trained = sum(samples(run.settings) for run in members)
+        self.rates[str(members[0].settings.model)] = trained / took
+        what = f"{len(members)} runs of {members[0].settings.dataset}, {members[0].settings.rounds} rounds"
+        return f"{what}, {took:.1f} s, {trained / took:,.0f} samples/s"
+
+    def expected(self, members: Sequence[Planned]) -> float:
+        """Seconds since the beginning at which a fleet would end; of a model that was not played yet, at once."""
+        rate = self.rates.get(str(members[0].settings.model))
+        ahead = 0.0 if rate is None else sum(samples(run.settings) for run in members) / rate
+        return time.monotonic() - self.begun + ahead
 
 
 def spoken(seconds: float) -> str:

@@ -64,8 +64,11 @@ def export(experiment: Experiment, entries: Sequence[Entry], chosen: Chosen, out
 
 def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:
     """The folder in which the analysis of an experiment was written down, below some folders."""
-    places = [place for path in paths for place in (path / ANALYSES_FOLDER / experiment.id, path / experiment.id, path)]
-    return next((place for place in places if experiment.analysis and (place / "README.md").is_file()), None)
+    if not experiment.analysis:
+        return None
+    below = [path / inner for path in paths for inner in (ANALYSES_FOLDER, ".")]
+    places = [*(folder / experiment.id for folder in below), *(path for path in paths if path.name == experiment.id)]
+    return next((place for place in places if (place / "README.md").is_file()), None)
 
 
 def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) -> bool:
