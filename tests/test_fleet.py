@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import fedgma
-
 from fedgma.datasets import load
 from fedgma.errors import ConfigError
 from fedgma.federation import federate

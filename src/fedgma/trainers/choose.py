@@ -15,9 +15,9 @@ from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
 from fedgma.trainers.compiled import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.trainers.engine import Engine, float32_precision
-from fedgma.trainers.forms import Blocks, form_gradients, form_of
+from fedgma.trainers.forms import Blocks, Form, form_gradients, form_of
 from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
-from fedgma.trainers.residual import BATCHED_FROM, logits_of, residual_gradients
+from fedgma.trainers.residual import residual_form
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
@@ -95,22 +95,24 @@ def written_gradients(
 ) -> GradientFunction | None:
     """The hand-written gradients of a model, or None where there are none.
 
-    `blocks` is the number of neighbouring outputs that the two convolutions of a small model compute together; of a
-    ResNet its first number is the stage from which convolutions are batched products.
+    `blocks` is the number of neighbouring outputs that the two convolutions of a small model compute together.
     """
-    if type(model) is ResNet18:
-        grouped = isinstance(model.norm1, nn.GroupNorm)
-        return residual_gradients(model, precision, blocks[0] if blocks else BATCHED_FROM) if grouped else None
-    form = form_of(model, Blocks(*blocks) if blocks else None)
+    form = written_form(model, blocks)
     return form_gradients(form, precision) if form else None
+
+
+def written_form(model: nn.Module, blocks: tuple[int, int] | None = None) -> Form | None:
+    """The hand-written form of a model, or None where there is none."""
+    if type(model) is ResNet18:
+        _, height, width = model.shape
+        whole = height % 8 == 0 and width % 8 == 0  # strides halve the images three times
+        return residual_form(model.norm1.num_groups) if isinstance(model.norm1, nn.GroupNorm) and whole else None
+    return form_of(model, Blocks(*blocks) if blocks else None)
 
 
 def written_logits(model: nn.Module) -> Callable[[Stacked, Tensor], Tensor] | None:
     """The hand-written forward pass of a model, [lane, sample, ...] to logits [lane, sample, class], or None."""
-    if type(model) is ResNet18 and isinstance(model.norm1, nn.GroupNorm):
-        groups = model.norm1.num_groups
-        return lambda params, x: logits_of(params, x, groups, BATCHED_FROM)
-    form = form_of(model)
+    form = written_form(model)
     return None if form is None else lambda params, x: form.forward(params, x, False)[0]
 
 

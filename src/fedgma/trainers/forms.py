@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedgma.models import LeNet, Logistic, SmallCNN
 from fedgma.trainers.cohorts import Stacked
-from fedgma.trainers.gradients import GradientFunction, Gradients
+from fedgma.trainers.gradients import Found, GradientFunction, Gradients, Product
 from fedgma.trainers.layers import (
     bias_back,
     channels_last,
@@ -32,7 +32,7 @@ class Form(NamedTuple):
     """A model over lanes: `forward(params, x, training)` to logits and tape, `back(params, tape, grads)`."""
 
     forward: Callable[[Stacked, Tensor, bool], tuple[Tensor, Tape]]
-    back: Callable[[Stacked, Tape, Tensor], Stacked]
+    back: Callable[[Stacked, Tape, Tensor], Found]
 
 
 class Blocks(NamedTuple):
@@ -49,7 +49,7 @@ def logistic_form() -> Form:
         flat = x.flatten(2)
         return dense(flat, params["linear.weight"], params["linear.bias"]), (flat,)
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Stacked:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
         weight, bias = dense_back(grads, tape[0])
         return {"linear.weight": weight, "linear.bias": bias}
 
@@ -70,9 +70,9 @@ def lenet_form(blocks: Blocks) -> Form:
         logits = dense(h2, params["fc3.weight"], params["fc3.bias"])
         return logits, (one, first, small, most1, two, second, pooled, most2, flat, h1, h2)
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Stacked:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
         one, first, small, most1, two, second, pooled, most2, flat, h1, h2 = tape
-        found: Stacked = {}
+        found: dict[str, Tensor | Product] = {}
         found["fc3.weight"], found["fc3.bias"] = dense_back(grads, h2)
         grads = torch.where(h2 > 0, grads @ params["fc3.weight"], 0.0)
         found["fc2.weight"], found["fc2.bias"] = dense_back(grads, h1)
@@ -108,9 +108,9 @@ def cnn_form(blocks: Blocks, dropout: tuple[float, float]) -> Form:
         logits = dense(h2, params["fc2.weight"], params["fc2.bias"])
         return logits, (one, first, two, second, pooled, most, flat, keep1, h1, keep2, h2)
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Stacked:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
         one, first, two, second, pooled, most, flat, keep1, h1, keep2, h2 = tape
-        found: Stacked = {}
+        found: dict[str, Tensor | Product] = {}
         found["fc2.weight"], found["fc2.bias"] = dense_back(grads, h2)
         grads = torch.where(h1 > 0, (grads @ params["fc2.weight"]) * keep2, 0.0)
         found["fc1.weight"], found["fc1.bias"] = dense_back(grads, flat)
@@ -168,6 +168,10 @@ def form_gradients(form: Form, precision: str = "fp32") -> GradientFunction:
         logits, tape = form.forward(used, x.bfloat16() if half else x, True)
         grads, total, hits = loss_back(logits, y, count)
         found = form.back(used, tape, grads)
-        return {name: found[name].float() for name in params}, {}, total, hits
+        return {name: _single(found[name]) for name in params}, {}, total, hits
 
     return gradients
+
+
+def _single(found: Tensor | Product) -> Tensor | Product:
+    return found if isinstance(found, Product) else found.float()
