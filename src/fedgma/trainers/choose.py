@@ -1,18 +1,20 @@
 """Which trainer plays: lanes where they pay, the loop where a model cannot be vectorised or the loop is faster."""
 
 import copy
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from fedgma.errors import ConfigError
-from fedgma.evaluation import Forward, Scorer, run_forward, scorer
+from fedgma.evaluation import Scorer, run_forward, scorer
 from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
+from fedgma.trainers.compilation import compiled
 from fedgma.trainers.compiled import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.trainers.engine import Engine, float32_precision
 from fedgma.trainers.forms import Blocks, Form, form_gradients, form_of
@@ -110,29 +112,24 @@ def written_form(model: nn.Module, blocks: tuple[int, int] | None = None) -> For
     return form_of(model, Blocks(*blocks) if blocks else None)
 
 
-def written_logits(model: nn.Module) -> Callable[[Stacked, Tensor], Tensor] | None:
-    """The hand-written forward pass of a model, [lane, sample, ...] to logits [lane, sample, class], or None."""
-    form = written_form(model)
-    return None if form is None else lambda params, x: form.forward(params, x, False)[0]
-
-
 def choose_scorer(trainer: str, model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
     """How runs are evaluated: by the CPU kernel, or on a GPU by the hand-written forward pass, compiled, if any.
 
     A trainer asked for by another name is the reference or a comparison: those are evaluated by the module itself.
     """
-    logits = written_logits(model) if form and pool.y.device.type == "cuda" else None
-    if logits is None:
+    written = written_form(model) if form and pool.y.device.type == "cuda" else None
+    if written is None:
         plain = scorer(run_forward(copy.deepcopy(model).eval()))
         return kernel_scorer(model, plain) if trainer in ("auto", "kernels") else plain
-    return scorer(shared_forward(logits), compiled=True)
+    return compiled(form_scorer(written))
 
 
-def shared_forward(logits: Callable[[Stacked, Tensor], Tensor]) -> Forward:
-    """A forward pass over lanes as one over runs that all see the same samples."""
+@functools.cache
+def form_scorer(form: Form) -> Scorer:
+    """Scores by the forward pass of a form, over runs that all see the same samples."""
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))
-        return logits(params, x.expand(runs, *x.shape))
+        return form.forward(params, x.expand(runs, *x.shape), False)[0]
 
-    return forward
+    return scorer(forward)

@@ -1,9 +1,10 @@
 """Hand-written lane forms of the small models: same gradients as `lane_gradients`, by batched matrix products.
 
 A form is two functions of stacked parameters: forward to logits and a tape, and back from the logits' gradient. The
-generic path is always there, and tests compare the two.
+generic path is always there, and tests compare the two. Each form is made once, so that it is compiled once.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class Blocks(NamedTuple):
     second: int
 
 
+@functools.cache
 def logistic_form() -> Form:
     """One dense layer."""
 
@@ -56,6 +58,7 @@ def logistic_form() -> Form:
     return Form(forward, back)
 
 
+@functools.cache
 def lenet_form(blocks: Blocks) -> Form:
     """Two convolutions with pooling and three dense layers."""
 
@@ -91,6 +94,7 @@ def lenet_form(blocks: Blocks) -> Form:
     return Form(forward, back)
 
 
+@functools.cache
 def cnn_form(blocks: Blocks, dropout: tuple[float, float]) -> Form:
     """Two convolutions, one pooling, two dense layers with dropout."""
 
@@ -159,6 +163,7 @@ def _divisor(columns: int, most: int) -> int:
     return max(size for size in range(1, most + 1) if columns % size == 0)
 
 
+@functools.cache
 def form_gradients(form: Form, precision: str = "fp32") -> GradientFunction:
     """The gradient function of a form; with "bf16" everything but the weights' sums is computed in half precision."""
     half = precision == "bf16"

@@ -5,6 +5,7 @@ compiled over all lanes and pass over memory as rarely as can be: one look for t
 gradients of scale, offset and input all follow, and one to write. Activations are [lane, sample, row, column, channel].
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,7 @@ class Block(NamedTuple):
     out: Tensor
 
 
+@functools.cache
 def residual_form(groups: int) -> Form:
     """ResNet18 with so many groups in every normalisation."""
 
