@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
+    from fedgma.cli.live import Stopping, Watch
     from fedgma.experiments.grids import Grid
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.play import Outcome, Planned
@@ -75,7 +78,7 @@ def play_grid(
 
     with obeying_signals() as stopping:
         from fedgma.experiments.materials import Materials
-        from fedgma.experiments.play import conclude, missing, pack, plan, play_fleet
+        from fedgma.experiments.play import conclude, missing, pack, plan
 
         materials = Materials(device, folder=grid.folder)
         planned = plan(grid, materials, out)
@@ -83,17 +86,36 @@ def play_grid(
         packed = pack(left, materials)
         say_plan(console, planned, left, packed, materials)
         watch = Watch(console, quiet=silent, axes=grid.axes)
-        with watch.bars:
-            for place, members in enumerate(packed):
-                watch.begin(members, "training" if len(packed) == 1 else f"fleet {place + 1} of {len(packed)}")
-                for played in play_fleet(members, materials, checkpoint_seconds=checkpoint_seconds, stop=stopping):
-                    watch.see(played)
-                if stopping():
-                    break
+        play_fleets(packed, materials, watch, stopping, checkpoint_seconds=checkpoint_seconds)
+    leave_if_stopped(stopping, out)
+    return conclude(planned, grid.axes)
+
+
+def play_fleets(
+    packed: "Sequence[Sequence[Planned]]",
+    materials: "Materials",
+    watch: "Watch",
+    stopping: "Stopping",
+    *,
+    checkpoint_seconds: float,
+) -> None:
+    """Play fleets one after the other, with a bar for each, until all are done or somebody stops it."""
+    from fedgma.experiments.play import play_fleet
+
+    with watch.bars:
+        for place, members in enumerate(packed):
+            watch.begin(members, "training" if len(packed) == 1 else f"fleet {place + 1} of {len(packed)}")
+            for played in play_fleet(members, materials, checkpoint_seconds=checkpoint_seconds, stop=stopping):
+                watch.see(played)
+            if stopping():
+                break
+
+
+def leave_if_stopped(stopping: "Stopping", out: Path) -> None:
+    """End the process with the signal's code, and say that the same command goes on."""
     if stopping.code is not None:
         typer.echo(f"fedgma: stopped; what was played is in {out}, the same command goes on from there", err=True)
         raise typer.Exit(stopping.code)
-    return conclude(planned, grid.axes)
 
 
 def say_plan(

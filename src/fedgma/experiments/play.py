@@ -108,7 +108,9 @@ def play_fleet(
     """Play the runs of one fleet to their ends, or until `stop`; what has a folder is recorded and resumed."""
     with contextlib.ExitStack() as opened:
         specs = [materials.spec(run.settings) for run in members]
-        fleet = fleets.assemble(specs)
+        if materials.precision != "fp32" and materials.device.type == "cpu":
+            raise ConfigError(f"precision {materials.precision!r} is for a GPU; on a CPU everything is 'fp32'")
+        fleet = fleets.assemble(specs, precision=materials.precision)
         parameters = parameter_count(fleet.model)
         opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
         folders = [_open(run, materials, parameters, opened) for run in members]
@@ -196,7 +198,8 @@ def _open(run: Planned, materials: Materials, parameters: int, opened: contextli
     if run.folder is None:
         return None
     head = describe_run(run.fingerprint, run.recorded, materials.dataset(run.settings), materials.device)
-    return opened.enter_context(RunFolder(run.folder, {**head, "parameters": parameters}))
+    more = {"precision": materials.precision, "parameters": parameters}
+    return opened.enter_context(RunFolder(run.folder, {**head, **more}))
 
 
 @contextlib.contextmanager
