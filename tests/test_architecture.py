@@ -32,7 +32,7 @@ ROOMS = [
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
     ["specs", "fleet", "verdicts"],
     ["experiments", "doctor"],
-    ["plots", "reports", "flower", "cli"],
+    ["plots", "reports", "analyses", "flower", "cli"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 
