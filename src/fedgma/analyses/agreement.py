@@ -3,6 +3,8 @@
 Counted along runs of plain FedAvg, so that the mask that is measured does not change what it is measured on.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,11 +13,12 @@ import numpy.typing as npt
 
 from fedgma import fleet as fleets
 from fedgma.analyses import AnalysisRequest, AnalysisResult
-from fedgma.analyses.rounds import dataset_for, specs_of
+from fedgma.analyses.rounds import data_and_model, specs_of
 from fedgma.experiments.materials import Materials
 from fedgma.masks import votes_needed
 from fedgma.plots.analyses import draw_homogeneity
 from fedgma.plots.masks import coins
+from fedgma.specs import RunSpec
 from fedgma.verdicts import paired
 
 ALPHAS = (0.1, 0.5, 1.0, 5.0, 10.0, 100.0)
@@ -41,29 +44,30 @@ def fair_share_below(clients: int, tau: float) -> float:
     return float(share_below(coins(clients), tau))
 
 
-def along_runs(request: AnalysisRequest, tau: float) -> list[dict[str, Any]]:
-    """A row for each concentration, seed, round and layer of plain FedAvg with every client in every round."""
-    dataset, materials = dataset_for(request, "mnist"), Materials(request.device)
-    rounds = 3 if request.quick else request.rounds or 30
+def along_runs(specs: Sequence[RunSpec], tau: float) -> Iterator[dict[str, Any]]:
+    """A row for each run, round and layer, and for the whole model; runs are measured in every round."""
+    for played in fleets.play([replace(spec, measure_every=1) for spec in specs]):
+        scores = {record.run: record.scores["test"]["accuracy"] for record in played.records if record.scores}
+        for run, votes in played.votes.items():
+            counts = votes.counts.cpu().numpy()
+            shares = share_below(np.concatenate([counts.sum(0)[None], counts]), tau)
+            tested = 100 * scores[run] if run in scores else None
+            for layer, share in zip(("all", *votes.names), shares.tolist(), strict=True):
+                row = {"run": run, "round": int(played.rounds[run]), "layer": layer}
+                yield {**row, "below_%": 100 * share, "test_accuracy_%": tested}
+
+
+def measure(request: AnalysisRequest, tau: float) -> list[dict[str, Any]]:
+    """Plain FedAvg with every client in every round, for each concentration and seed."""
+    materials, rounds = Materials(request.device), 3 if request.quick else request.rounds or 30
     made = [(alpha, seed) for alpha in ALPHAS for seed in range(request.seeds)]
     specs = []
     for alpha in ALPHAS:
         partition = {"name": "dirichlet", "clients": CLIENTS, "alpha": alpha}
-        settings = {"dataset": dataset, "partition": partition, "rounds": rounds, "aggregator": "mean"}
-        more = {"client_learning_rate": 0.01, "mask_every": 1, "evaluate_every": rounds, "client_test_size": 0}
+        settings = {"partition": partition, "rounds": rounds, "aggregator": "mean", "client_learning_rate": 0.01}
+        more = {"evaluate_every": rounds, "client_test_size": 0, **data_and_model(request, "mnist")}
         specs += specs_of(materials, request.seeds, **settings, **more)
-    rows = []
-    for played in fleets.play(specs):
-        scores = {record.run: record.scores["test"]["accuracy"] for record in played.records if record.scores}
-        for run, votes in played.votes.items():
-            alpha, seed = made[run]
-            counts = votes.counts.cpu().numpy()
-            shares = share_below(np.concatenate([counts.sum(0)[None], counts]), tau)
-            head = {"alpha": alpha, "seed": seed, "round": int(played.rounds[run]), "clients": int(votes.clients)}
-            tested = 100 * scores[run] if run in scores else None
-            for layer, share in zip(("all", *votes.names), shares.tolist(), strict=True):
-                rows.append({**head, "layer": layer, "below_%": 100 * share, "test_accuracy_%": tested})
-    return rows
+    return [dict(zip(("alpha", "seed"), made[row.pop("run")], strict=True)) | row for row in along_runs(specs, tau)]
 
 
 def summarise(rows: list[dict[str, Any]], tau: float) -> list[dict[str, Any]]:
@@ -88,7 +92,7 @@ def summarise(rows: list[dict[str, Any]], tau: float) -> list[dict[str, Any]]:
 
 def analyse(request: AnalysisRequest, tau: float = 0.4) -> AnalysisResult:
     """E11: the share of entries below tau against the Dirichlet concentration, for the whole model and by layer."""
-    rows = along_runs(request, tau)
+    rows = measure(request, tau)
     summary = summarise(rows, tau)
     reference = 100 * fair_share_below(CLIENTS, tau)
     figures = {"homogeneity": draw_homogeneity(summary, rows, reference)}

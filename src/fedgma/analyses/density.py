@@ -39,17 +39,17 @@ def low_quantiles(dense: Numbers) -> dict[str, float]:
 
 def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str, Any]], dict[str, Numbers]]:
     """A row for each skew, seed and layer of FedAvg-GMA runs; and by skew the sorted mean masks of the first seed."""
-    dataset = found_or_mini(request, "fmnist")
+    chosen = found_or_mini(request, "fmnist")
     rounds = 3 if request.quick else request.rounds or 100
     materials, rows, curves = Materials(request.device), [], {}
     for skew in ("label_skew", "iid"):
-        settings = {"dataset": dataset, "partition": {"name": skew, "clients": 100}, "rounds": rounds, "tau": tau}
+        settings = {**chosen, "partition": {"name": skew, "clients": 100}, "rounds": rounds, "tau": tau}
         fleet = fleets.assemble(specs_of(materials, request.seeds, **settings, client_learning_rate=0.01))
         dense, still = mean_masks(fleet, rounds)
         owner = fleet.layers.owner.cpu().numpy()
         curves[skew] = np.sort(dense[0])
         for seed in range(len(dense)):
-            head = {"dataset": dataset, "partition": skew, "rounds": rounds, "seed": seed}
+            head = {"dataset": chosen["dataset"], "partition": skew, "rounds": rounds, "seed": seed}
             parts = {"all": slice(None), **{name: owner == place for place, name in enumerate(fleet.layers.names)}}
             for layer, part in parts.items():
                 own, dead = dense[seed][part], still[seed][part] == 1

@@ -19,7 +19,7 @@ import torch
 from fedgma import fleet as fleets
 from fedgma.analyses import AnalysisRequest, AnalysisResult
 from fedgma.analyses.attacks import ATTACKS, confidences, figures, halves, lira, logistic_attack, rmia
-from fedgma.analyses.rounds import MINI, specs_of
+from fedgma.analyses.rounds import MINI, data_and_model, specs_of
 from fedgma.evaluation import run_forward, seen_by
 from fedgma.experiments.materials import Materials
 from fedgma.plots.attacks import draw_attacks, draw_losses
@@ -258,8 +258,9 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
 def analyse(request: AnalysisRequest) -> AnalysisResult:
     """E16: on a GPU CIFAR-10 with ResNet18-GN, as in the paper; on a CPU Fashion-MNIST with LeNet."""
     if request.quick:
-        small: dict[str, Any] = {"partition": {"name": "label_skew", "clients": 20}, "epochs": 500}
-        return run(request.device, dataset=MINI, rounds=request.rounds or 3, shadows=4, **small)
+        small: dict[str, Any] = {"partition": {"name": "label_skew", "clients": 20}, "epochs": 200}
+        small |= data_and_model(request, MINI)
+        return run(request.device, rounds=request.rounds or 3, shadows=4, **small)
     if Materials(request.device).device.type == "cuda":
         return run(request.device, dataset="cifar10", batch_size=64, precision="bf16", rounds=request.rounds or 45)
     return run(request.device, rounds=request.rounds or 100, whole=request.seeds)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedgma import fleet as fleets
 from fedgma.analyses import AnalysisRequest, AnalysisResult
-from fedgma.analyses.rounds import dataset_for, specs_of
+from fedgma.analyses.rounds import data_and_model, specs_of
 from fedgma.experiments.materials import Materials
 from fedgma.plots.analyses import draw_participation
 from fedgma.specs import RoundRecord, RunSpec
@@ -89,10 +89,16 @@ MODES = {"paired": paired_trials, "separate": separate_trials}
 def trials(request: AnalysisRequest) -> list[dict[str, Any]]:
     """All trials of both modes and both cohorts."""
     after = (1, 2) if request.quick else AFTER if request.rounds is None else _points(request.rounds)
-    dataset, materials, rows = dataset_for(request, "fmnist"), Materials(request.device), []
+    materials, rows = Materials(request.device), []
     for cohort in COHORTS:
-        settings = {"dataset": dataset, "partition": {"name": "label_skew", "clients": CLIENTS}, "cohort": cohort}
-        rates = {"client_learning_rate": 0.01, "local_epochs": 3, "rounds": max(after) + 1, "mask_every": 0}
+        settings = {**data_and_model(request, "fmnist"), "partition": {"name": "label_skew", "clients": CLIENTS}}
+        rates = {
+            "cohort": cohort,
+            "client_learning_rate": 0.01,
+            "local_epochs": 3,
+            "rounds": max(after) + 1,
+            "mask_every": 0,
+        }
         specs = specs_of(materials, request.seeds, **settings, **rates, client_test_size=2000)
         for mode, play in MODES.items():
             rows += [{"mode": mode, "cohort": cohort, **row} for row in play(specs, after)]

@@ -83,12 +83,12 @@ def _mean(values: npt.NDArray[Any]) -> float:
 
 def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[str, Any]]:
     """From several points of real FedAvg runs, local training repeated: a row for each seed, skew and point."""
-    dataset = found_or_mini(request, "fmnist")
+    chosen = found_or_mini(request, "fmnist")
     points = (0, 2) if request.quick else (0, 10, request.rounds or 50)
     repeats = 5 if request.quick else 30
     materials, rows = Materials(request.device), []
     for skew in ("label_skew", "iid"):
-        settings = {"dataset": dataset, "partition": {"name": skew, "clients": 100}, "rounds": points[-1] + 1}
+        settings = {**chosen, "partition": {"name": skew, "clients": 100}, "rounds": points[-1] + 1}
         rates = {"aggregator": "mean", "client_learning_rate": 0.01}
         specs = specs_of(materials, request.seeds, **settings, **rates)
         fleet = fleets.assemble(specs)
@@ -96,7 +96,13 @@ def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[s
             for run, spec in enumerate(specs):
                 clients = fleets.draw_cohort(spec, point + 1).tolist()
                 seen = gather(retrain(fleet, state, run, clients, repeats))
-                row = {"dataset": dataset, "partition": skew, "after_round": point, "seed": run, "repeats": repeats}
+                row = {
+                    "dataset": chosen["dataset"],
+                    "partition": skew,
+                    "after_round": point,
+                    "seed": run,
+                    "repeats": repeats,
+                }
                 rows.append({**row, **describe(seen, tau)})
     return rows
 

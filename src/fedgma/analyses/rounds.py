@@ -21,18 +21,18 @@ from fedgma.trainers.cohorts import Trained, unflatten
 MINI = "fmnist-mini"
 
 
-def dataset_for(request: AnalysisRequest, name: str) -> str:
-    """The data set of an analysis: the embedded one where a quick look is asked for."""
-    return MINI if request.quick else name
+def data_and_model(request: AnalysisRequest, dataset: str) -> dict[str, str]:
+    """The data set of an analysis with its model; for a quick look the embedded one and logistic regression."""
+    return {"dataset": MINI, "model": "logistic"} if request.quick else {"dataset": dataset}
 
 
-def found_or_mini(request: AnalysisRequest, name: str) -> str:
-    """The data set where it is on this machine, else the embedded one."""
+def found_or_mini(request: AnalysisRequest, name: str) -> dict[str, str]:
+    """The same with the embedded data set where the other one is not on this machine."""
     try:
-        load(dataset_for(request, name))
+        load(name)
     except DataError:
-        return MINI
-    return dataset_for(request, name)
+        return data_and_model(request, MINI)
+    return data_and_model(request, name)
 
 
 def specs_of(materials: Materials, seeds: int, **settings: Any) -> list[RunSpec]:
