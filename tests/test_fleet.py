@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import fedgma
-
 from fedgma.datasets import load
 from fedgma.errors import ConfigError
 from fedgma.federation import federate
 from fedgma.fleet import assemble, draw_cohort, export, lay_cohort, play, play_round, restore, start
-from fedgma.partitions import dirichlet
+from fedgma.partitions import dirichlet, iid
+from fedgma.shifts import Colour
 from fedgma.specs import RunSpec
 from fedgma.trainers.cohorts import unflatten
 from plain_pools import PlainFederation, make_federation, make_pool
@@ -311,3 +311,16 @@ def test_a_control_masks_as_the_aggregator_of_its_name(name):
     for entry, value in wanted.items():
         assert torch.allclose(moved[entry], value, rtol=1e-4, atol=1e-7)
     assert relative(after.params[0], after.params[1]) > 1e-6  # the control is not the mask itself
+
+
+def test_runs_of_differently_coloured_federations_share_a_fleet():
+    mini = load("fmnist-mini")
+    parts = iid(mini.train.y[:60], 6)
+    colours = [Colour(), Colour(jitter=0.5), Colour()]
+    federations = [federate(mini, parts, shift=shift, seed=3) for shift in colours]
+    fleet = assemble([run_of(one, rounds=1) for one in federations], trainer="lanes")
+    assert len(fleet.pools) == 2
+    assert fleet.pool.tolist() == [0, 1, 0]
+    together, _ = play_round(fleet, start(fleet))
+    alone = last([fleet.specs[1]], trainer="lanes").state
+    assert relative(alone.params[0], together.params[1]) < 1e-5

@@ -77,7 +77,7 @@ def apply(controls: Controls | None, merged: Merged) -> Merged:
 def _damped(mean: Tensor, mask: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """One number an array: the masked mean's length over the plain mean's."""
     parts = []
-    for whole, part in zip(mean.split(sizes, 1), mask.split(sizes, 1), strict=True):
+    for whole, part in zip(torch.split(mean, list(sizes), 1), torch.split(mask, list(sizes), 1), strict=True):
         length = torch.linalg.vector_norm(whole, dim=1, dtype=torch.float64)
         masked = torch.linalg.vector_norm(whole * part, dim=1, dtype=torch.float64)
         share = torch.where(length > 0, masked / length, 1.0).float()

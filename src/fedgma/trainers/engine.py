@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedgma.trainers import lanes
 from fedgma.trainers.cohorts import LANE_WISE, Cohort, Pool, Stacked, Trained, keyed_generators, ship
+from fedgma.trainers.compilation import compiled
 from fedgma.trainers.gradients import GradientFunction, mixes_samples
 from fedgma.trainers.lanes import Bench, Features, Work
 
@@ -65,7 +66,7 @@ class Engine:
         self.gradients = gradients
         self.precision = precision
         self.graphs = graphs
-        self.learn: Callable[..., None] = _compiled(_step) if compile else _step
+        self.learn: Callable[..., None] = compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
@@ -220,17 +221,6 @@ def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
         torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.accuracy) for p in parts), strict=True)
     )
     return Trained(flat, parts[0].shapes, buffers, loss, accuracy)
-
-
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    # one shape, one kernel: symbolic shapes cost speed, and sizes are few by construction
-    compiled = torch.compile(function, dynamic=False)
-
-    def call(*arguments: object) -> None:
-        with torch._dynamo.config.patch(recompile_limit=64, accumulated_recompile_limit=512):
-            compiled(*arguments)
-
-    return call
 
 
 def _changing(station: Station) -> list[Tensor]:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, shapes_of, ship, unflatten
-from fedgma.trainers.gradients import GradientFunction, lane_gradients, mixes_samples
+from fedgma.trainers.gradients import Found, GradientFunction, Product, lane_gradients, mixes_samples, multiplied
+from fedgma.trainers.operators import subtract_product
 
 Rows = slice | Tensor
 
@@ -184,9 +185,16 @@ def learn(
     bench.hits.add_(hits)
 
 
-def descend(bench: Bench, grads: Stacked, features: Features, busy: Tensor | None) -> None:
+def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None) -> None:
     """SGD with momentum on every lane, as torch.optim.SGD does it; lanes that are not busy stay as they are."""
     lr, rho, mu, clip = bench.rates
+    if not any(features):  # nothing needs the gradient itself: products go straight into the weights
+        products = {n: p for n, p in found.items() if isinstance(p, Product) and p.left.dtype == torch.float32}
+        for name, product in products.items():
+            # a lane that is not busy has no loss, so its product is zero
+            subtract_product(bench.params[name], product.left * _wide(lr, product.left), product.right)
+        found = {name: value for name, value in found.items() if name not in products}
+    grads = multiplied(found)
     if features.prox:
         grads = {n: g + _wide(mu, g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
