@@ -1,6 +1,7 @@
 """`fedgma paper`: what the commands print, write and refuse; a cut experiment from end to end on embedded images."""
 
 import csv
+import importlib.util
 import json
 import re
 import subprocess
@@ -191,3 +192,12 @@ def test_the_time_is_measured_in_a_few_rounds_and_leaves_no_folder(tmp_path, mon
     assert not (tmp_path / "runs").exists()
     alone = [[run._replace(settings=run.settings.model_copy(update={"rounds": 1})) for run in packed[0]]]
     assert fleets.estimate(alone, materials) is None
+
+
+def test_the_replication_page_says_what_the_exported_runs_say():
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("write_replication", root / "tools" / "write_replication.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = tool.PAGE.read_text()
+    assert tool.page_with(tool.claims(), page) == page, "run: python tools/write_replication.py"

@@ -45,7 +45,7 @@ def _look(claim: Claim, comparison: Comparison) -> Finding:
     if claim.kind == "analysis":
         return Finding(claim, "see the analysis", "its tables and notes say what was found")
     if not run:
-        return Finding(claim, MISSING, f"none of its {len(cells)} cells was run")
+        return Finding(claim, MISSING, "no cell of it was run")
     verdict, text = kind(claim, run, comparison)
     return Finding(claim, verdict, f"{text} ({len(run)} of {len(cells)} cells)" if len(run) < len(cells) else text)
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgma.analyses import ANALYSES, AnalysisRequest
-from fedgma.paper.catalogue import Experiment
-from fedgma.paper.claims import look_at
+from fedgma.paper.catalogue import Experiment, catalogue
+from fedgma.paper.claims import Finding, look_at
 from fedgma.paper.compare import Comparison, compare
-from fedgma.paper.entries import Entry, write_export
+from fedgma.paper.entries import Entry, read_export, write_export
 from fedgma.paper.figures import draw
 from fedgma.paper.plans import WHOLE, Cut
 from fedgma.paper.printed import read_printed
@@ -60,6 +60,15 @@ def export(experiment: Experiment, entries: Sequence[Entry], chosen: Chosen, out
         write_comparison(comparison, out / experiment.id, html=False)
         write_export(comparison.entries, out / experiment.id)
     return len(comparison.entries)
+
+
+def findings_in(results: Path, chosen: Chosen) -> dict[str, list[Finding]]:
+    """What the exported runs below a folder say of every claim; experiments that are not there are not run."""
+    found = {}
+    for name, experiment in catalogue().items():
+        there = (results / name / "runs.jsonl").is_file()
+        found[name] = look_at(compare(experiment, read_export(results / name) if there else [], chosen))
+    return found
 
 
 def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:

@@ -1,6 +1,6 @@
 """A comparison as tables: the claims first, then every cell with our numbers and the printed ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedgma.paper.claims import Finding, mask_step
 from fedgma.paper.compare import Compared, Comparison
@@ -17,7 +17,13 @@ VERDICTS = (
 def claims_table(findings: Sequence[Finding]) -> Table:
     """One row a claim."""
     rows = tuple((found.claim.text, found.verdict, found.text) for found in findings)
-    return Table("claims", "Claims", ("the paper says", "verdict", "what we found"), rows)
+    return Table("claims", "Claims", ("claim", "verdict", "what we found"), rows)
+
+
+def summary_table(found: Mapping[str, Sequence[Finding]]) -> Table:
+    """The claims of several experiments under each other."""
+    rows = tuple((name, one.claim.text, one.verdict, one.text) for name, findings in found.items() for one in findings)
+    return Table("claims", "Claims", ("experiment", "claim", "verdict", "what we found"), rows)
 
 
 def cells_table(comparison: Comparison, split: str) -> Table:
