@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from made_runs import write_experiment
-from small_runs import call
 
+from commands import call
 from fedgma import analyses
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import grid_of, plan, play_fleet
@@ -33,8 +31,10 @@ def played(tmp_path_factory):
     return out, call("paper", "run", "E10", *CUT, "--out", out)
 
 
-def test_the_list_names_every_experiment_with_its_runs_and_its_data(monkeypatch):
+def test_the_list_names_every_experiment_with_its_runs_and_its_data(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path))
+    monkeypatch.delenv("FEDGMA_DATA", raising=False)
     code, printed, _ = call("paper", "list")
     rows = {words[0]: " ".join(words[1:]) for line in printed.splitlines() if (words := line.split())}
     assert code == 0

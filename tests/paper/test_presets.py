@@ -50,6 +50,7 @@ def tinyimagenet(folder):
 def test_a_preset_runs_as_soon_as_its_data_are_there(tmp_path, monkeypatch, name, write, find, classes, each):
     write(tmp_path / "data")
     monkeypatch.setenv("FEDGMA_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(SPECS, name, SPECS[name]._replace(places=(Place(find, (1,) * classes, (1,) * classes),)))
     cut = Cut(rounds=1, seeds=1, cells=f"dataset={name},partition.name=label_skew,clients=10,algorithm=fedyogi")
     runs = plan_runs(experiment("E1"), Chosen(), cut).grid.runs

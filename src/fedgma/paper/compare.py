@@ -121,7 +121,7 @@ def compare(
     measured = {one.split for one in compared if one.plain or one.masked} | {experiment.splits[0]}
     kept = tuple(one for one in compared if one.split in measured)
     notes = _notes(experiment, kept, len(fitting - set(used)), unfinished)
-    return Comparison(experiment, kept, tuple(used.values()), tuple(notes))
+    return Comparison(experiment, kept, tuple(used.values()), (*notes, *_time(list(used.values()))))
 
 
 def _compared(cell: Cell, split: str, statistic: str, plain: BySeed, masked: BySeed) -> Compared:
@@ -191,6 +191,13 @@ def _rank(pair: tuple[Mapping[int, Entry], Mapping[int, Entry]], cell: Cell) -> 
     planned = all(entry.settings.get(key) == wanted.get(key) for key in KEYS)
     exact = entry.facts.get("precision", "fp32") == "fp32"
     return planned, entry.settings.get("rounds", 0), len(set(pair[0]) & set(pair[1])), exact
+
+
+def _time(entries: Sequence[Entry]) -> list[str]:
+    """How long the runs took, each round of a fleet shared out over its runs."""
+    total = sum(float(entry.facts.get("seconds", 0.0)) for entry in entries)
+    devices = sorted({str(entry.facts.get("device", "an unknown device")) for entry in entries})
+    return [f"{len(entries)} runs took {total / 60:.1f} minutes on {' and '.join(devices)}"] if entries else []
 
 
 def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, unfinished: int) -> list[str]:

@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
     settings: Mapping[str, Any]
     scores: Mapping[str, Summary]
-    curves: Mapping[str, Mapping[int, float]]  # split -> round -> share
+    curves: Mapping[str, Mapping[int, float]]  # split -> round -> share, thinned
     mask: Mapping[str, Any]  # agreement and histogram, means over the measured rounds; empty where not measured
     facts: Mapping[str, Any]  # of run.json, and seconds
     done: Mapping[str, Any]
@@ -61,10 +61,13 @@ def entry_of(run: Run) -> Entry:
     splits = dict.fromkeys(
         name for record in run.rounds for name, held in record.items() if isinstance(held, dict) and "accuracy" in held
     )
-    curves = {split: found for split in splits if (found := curve(run, split, "accuracy"))}
+    whole = {split: found for split in splits if (found := curve(run, split, "accuracy"))}
     seconds = sum(number(record, "seconds") or 0.0 for record in run.rounds)
     facts = {name: run.head[name] for name in FACTS if name in run.head} | {"seconds": round(seconds, 3)}
-    scores = {split: summarise(found) for split, found in curves.items()}
+    scores = {split: summarise(found) for split, found in whole.items()}
+    curves = {
+        split: thinned(found) for split, found in whole.items()
+    }  # as an export has them, so that both say the same
     return Entry(run.settings, scores, curves, _mask(run), facts, run.done or {})
 
 
@@ -91,15 +94,15 @@ def thinned(points: Mapping[int, float], most: int = POINTS) -> dict[int, float]
     return {rounds[place]: points[rounds[place]] for place in dict.fromkeys(places)}
 
 
-def write_export(entries: Sequence[Entry], folder: Path) -> None:
-    """Many runs in two small files: what they share, and a line for each."""
+def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] = ("test",)) -> None:
+    """Many runs in two small files: what they share, and a line for each with its curves on these splits."""
     folder.mkdir(parents=True, exist_ok=True)
     shared = {
         "names": list(entries[0].settings) if entries else [],  # of all settings; one that a line leaves out is none
         "settings": _shared([entry.settings for entry in entries]),
         "facts": _shared([entry.facts for entry in entries]),
     }
-    lines = [json.dumps(_line(entry, shared), separators=(",", ":")) for entry in entries]
+    lines = [json.dumps(_line(entry, shared, splits), separators=(",", ":")) for entry in entries]
     (folder / "runs.json").write_text(json.dumps(shared, indent=1) + "\n", encoding="utf-8")
     (folder / "runs.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
@@ -109,13 +112,13 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {k: v for k, v in first.items() if all(k in row and row[k] == v for row in rows)}
 
 
-def _line(entry: Entry, shared: Mapping[str, Any]) -> dict[str, Any]:
+def _line(entry: Entry, shared: Mapping[str, Any], splits: Sequence[str]) -> dict[str, Any]:
     own = {
         part: {k: v for k, v in getattr(entry, part).items() if k not in shared[part] and v is not None}
         for part in ("settings", "facts")
     }
     scores = {split: [round(value, 4) for value in summary] for split, summary in entry.scores.items()}
-    curves = {split: _packed(thinned(points)) for split, points in entry.curves.items()}
+    curves = {split: _packed(points) for split, points in entry.curves.items() if split in splits}
     return {**own, "scores": scores, "curves": curves, "mask": dict(entry.mask), "done": dict(entry.done)}
 
 

@@ -58,7 +58,7 @@ def export(experiment: Experiment, entries: Sequence[Entry], chosen: Chosen, out
     comparison = compare(experiment, entries, chosen, cut)
     if comparison.entries:
         write_comparison(comparison, out / experiment.id, html=False)
-        write_export(comparison.entries, out / experiment.id)
+        write_export(comparison.entries, out / experiment.id, experiment.splits)
     return len(comparison.entries)
 
 
