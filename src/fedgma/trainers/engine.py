@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedgma.trainers import lanes
 from fedgma.trainers.cohorts import LANE_WISE, Cohort, Pool, Stacked, Trained, keyed_generators, ship
@@ -24,6 +25,7 @@ from fedgma.trainers.lanes import Bench, Features, Work
 
 log = logging.getLogger(__name__)
 SHRINK = 4  # every size of the work is compiled for itself, so there are few
+FEWEST = 8  # steps that are worth a size of their own
 WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
 
 
@@ -110,7 +112,11 @@ class Engine:
         with float32_precision(self.precision), keyed_generators(device, int(cohort.seeds[0])):
             station = self._station(cohort, device, start, buffers, correction)
             filled = _filled(cohort, station)
-            works = lanes.schedule(filled.counts, exact=exact, batch=cohort.index.shape[2], shrink=SHRINK)
+            works = lanes.schedule(
+                filled.counts, exact=exact, batch=cohort.index.shape[2], shrink=SHRINK, fewest=FEWEST
+            )
+            if not all(work.all_busy for work in works):  # one way of playing all steps: half as much to compile
+                works = [work._replace(all_busy=False) for work in works]
             _load(station, filled, start, buffers, correction)
             for work in works:
                 self._play(station, work, pool)
@@ -191,7 +197,10 @@ class Engine:
         self._stations = [s for s in self._stations if s.lanes != cohort.lanes or s.features != features]
         rows = ship(cohort.run, device)
         bench = lanes.lay_out(cohort, features, start, buffers, rows)
-        bench.counts, bench.index = bench.counts.clone(), bench.index.clone()  # on a CPU they may be the cohort's own
+        # room for other cohorts: the number of steps is part of the compiled shape
+        room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
+        bench.counts = F.pad(bench.counts, (0, 0, 0, room))
+        bench.index = F.pad(bench.index, (0, 0, 0, 0, 0, room))
         station = Station(bench, rows, torch.zeros(1, dtype=torch.int64, device=rows.device), features)
         self._stations.append(station)
         return station

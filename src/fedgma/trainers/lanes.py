@@ -85,10 +85,11 @@ def train(
     return finish(bench, start, rows, order)
 
 
-def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2) -> list[Work]:
+def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2, fewest: int = 1) -> list[Work]:
     """The steps to play, for lanes sorted by falling number of steps; `exact` keeps padding out of every batch.
 
-    The lanes at work are all of them or a `shrink`-th, or a `shrink`-th of that, and so on: few different sizes.
+    The lanes at work are all of them or a `shrink`-th, or a `shrink`-th of that, and so on: few different sizes. They
+    grow no fewer when less than `fewest` steps are left.
 
     >>> [(w.lanes, w.all_busy) for w in schedule(np.array([[2, 2, 1], [2, 0, 0], [2, 0, 0]]), exact=False, batch=2)]
     [(3, True), (1, True), (1, True)]
@@ -99,7 +100,7 @@ def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2) ->
         if exact:
             works += _equal_batches(counts[:busy, step], step)
             continue
-        while -(-size // shrink) >= busy and size > 1:
+        while -(-size // shrink) >= busy and size > 1 and counts.shape[1] - step >= fewest:
             size = -(-size // shrink)
         works.append(Work(step, size, batch, busy == size))
     return works
