@@ -67,7 +67,10 @@ def test_a_claim_without_runs_says_so(tmp_path):
 
 def test_what_an_analysis_shows_is_not_told_from_runs():
     made = compare(experiment("E7"), [], Chosen())
-    assert {found.verdict for found in look_at(made)} == {"see the analysis"}
+    assert {found.verdict for found in look_at(made)} == {"not run"}
+    few, fewer = look_at(made, ["paired, 5 of 10 clients: 2 points.", "separate, 2 of 10 clients: 9."])
+    assert few[1:] == ("see what was found", "paired, 5 of 10 clients: 2 points.")
+    assert fewer.verdict == "not run"
 
 
 @pytest.mark.parametrize(("cohort", "steps"), [(10, [0, 2, 4, 10]), (5, [0, 1, 3, 5]), (30, [0, 6, 12, 30])])

@@ -111,7 +111,9 @@ def test_an_analysis_is_done_written_and_shown(tmp_path, monkeypatch):
     assert (folder / "asked.csv").read_text() == "seeds,quick\n3,True\n"
     assert (folder / "printed-table_nonparticipating_2of10.csv").exists()
     assert "density matters" in call("paper", "compare", "E7", tmp_path)[1]
-    (tmp_path / "runs").mkdir()
+    code, printed, _ = call("paper", "results", tmp_path, "--out", tmp_path / "results", "--only", "E7")
+    assert (code, printed) == (0, f"E7: 0 runs and the analysis in {tmp_path / 'results' / 'E7'}\n")
+    assert (tmp_path / "results" / "E7" / "asked.csv").exists()
 
 
 @pytest.mark.parametrize(

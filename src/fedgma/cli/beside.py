@@ -19,7 +19,7 @@ def compare(
     cells: Cells = "",
     quick: Quick = False,
     statistic: Annotated[str | None, typer.Option(help="best, last10 or final; default: what is printed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: paper/ID).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: report/ID).")] = None,
     rates: Rates = None,
 ) -> None:
     """Put our runs beside the printed numbers, cell by cell and claim by claim."""
@@ -29,7 +29,7 @@ def compare(
     from fedgma.paper.entries import read_entries
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
-    from fedgma.paper.results import find_analysis, write_comparison
+    from fedgma.paper.results import find_analysis, notes_of, write_comparison
     from fedgma.reports.summaries import Summary
     from fedgma.reports.tables import text
 
@@ -49,8 +49,8 @@ def compare(
     made = compare_runs(one, entries, read_chosen(rates), Cut(cells=cells, quick=quick), unfinished=unfinished)
     if not made.entries:
         raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
-    folder = Path("paper") / one.id if out is None else out
-    report = write_comparison(made, folder)
+    folder = Path("report") / one.id if out is None else out
+    report = write_comparison(made, folder, analysed=notes_of(analysis))
     for line in [*report.verdicts, *report.notes]:
         typer.echo(f"{line}.")
     for table in report.tables:

@@ -35,6 +35,7 @@ class Claim(NamedTuple):
     first: str = ""
     second: str = ""
     at: float | None = None
+    note: str = ""  # of an analysis: what its notes on this claim have in them
 
 
 class Part(NamedTuple):

@@ -20,6 +20,7 @@ HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
 NEAR = 1.0  # points within which two arms are near each other
 TARGET = 0.95  # share of the lower arm's final level that both have to reach
 
+ANALYSIS = "analysis"  # the kind of claim that runs alone do not show
 BETWEEN = ("near", "sooner", "versus")  # kinds that put two arms of a cell beside each other
 
 PerSeed = dict[int, float]
@@ -33,20 +34,20 @@ class Finding(NamedTuple):
     text: str
 
 
-def look_at(comparison: Comparison) -> list[Finding]:
-    """Every claim of an experiment."""
-    return [_look(claim, comparison) for claim in comparison.experiment.claims]
+def look_at(comparison: Comparison, notes: Sequence[str] = ()) -> list[Finding]:
+    """Every claim of an experiment; `notes` are those of its analysis."""
+    return [_look(claim, comparison, notes) for claim in comparison.experiment.claims]
 
 
-def _look(claim: Claim, comparison: Comparison) -> Finding:
-    kind = KINDS[claim.kind]
+def _look(claim: Claim, comparison: Comparison, notes: Sequence[str]) -> Finding:
+    if claim.kind == ANALYSIS:
+        said = " ".join(note for note in notes if claim.note in note)
+        return Finding(claim, "see what was found" if said else MISSING, said or "the analysis was not done")
     cells = [one for one in comparison.on(claim.split) if _is_about(claim, one)]
     run = [one for one in cells if one.differences]
-    if claim.kind == "analysis":
-        return Finding(claim, "see the analysis", "its tables and notes say what was found")
     if not run:
         return Finding(claim, MISSING, "no cell of it was run")
-    verdict, text = kind(claim, run, comparison)
+    verdict, text = KINDS[claim.kind](claim, run, comparison)
     return Finding(claim, verdict, f"{text} ({len(run)} of {len(cells)} cells)" if len(run) < len(cells) else text)
 
 
@@ -290,10 +291,6 @@ def _mean(values: Mapping[int, float]) -> float:
     return sum(values.values()) / len(values) if values else float("-inf")
 
 
-def _analysis(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    return OPEN, "see the analysis"
-
-
 Kind = Callable[[Claim, Sequence[Compared], Comparison], tuple[str, str]]
 KINDS: dict[str, Kind] = {
     "ahead": _ahead,
@@ -307,5 +304,4 @@ KINDS: dict[str, Kind] = {
     "sooner": _sooner,
     "best_pair": _best_pair,
     "same_pair": _same_pair,
-    "analysis": _analysis,
 }

@@ -15,6 +15,7 @@ from fedgma.reports.summaries import Summary, summarise
 
 POINTS = 40  # of a thinned curve
 SCALE = 10_000  # accuracies are kept as whole ten-thousandths
+ANALYSES_FOLDER = "analyses"  # beside run folders: what analyses wrote
 FACTS = ("fingerprint", "versions", "device", "precision", "data", "parameters", "started")
 
 
@@ -48,7 +49,8 @@ def read_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
         exported = sorted(path.rglob("runs.jsonl")) if path.is_dir() else []
         for file in exported:
             entries += read_export(file.parent)
-        if exported and not any(path.rglob("run.json")):
+        others = exported or (path / ANALYSES_FOLDER).is_dir()
+        if others and not any(path.rglob("run.json")):
             continue
         runs = read_runs([path])
         unfinished += sum(not run.finished for run in runs)

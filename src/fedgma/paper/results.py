@@ -8,7 +8,7 @@ from fedgma.analyses import ANALYSES, AnalysisRequest
 from fedgma.paper.catalogue import Experiment, catalogue
 from fedgma.paper.claims import Finding, look_at
 from fedgma.paper.compare import Comparison, compare
-from fedgma.paper.entries import Entry, read_export, write_export
+from fedgma.paper.entries import ANALYSES_FOLDER, Entry, read_export, write_export
 from fedgma.paper.figures import draw
 from fedgma.paper.plans import WHOLE, Cut
 from fedgma.paper.printed import read_printed
@@ -19,12 +19,10 @@ from fedgma.reports.pages import page
 from fedgma.reports.report import Report, write_tables
 from fedgma.reports.tables import Table
 
-ANALYSES_FOLDER = "analyses"
 
-
-def make_report(comparison: Comparison) -> Report:
-    """Claims, cells of every split and notes as reports know them."""
-    experiment, findings = comparison.experiment, look_at(comparison)
+def make_report(comparison: Comparison, analysed: Sequence[str] = ()) -> Report:
+    """Claims, cells of every split and notes as reports know them; `analysed` is what the analysis says."""
+    experiment, findings = comparison.experiment, look_at(comparison, analysed)
     splits = dict.fromkeys(one.split for one in comparison.compared)
     tables = [claims_table(findings), *(cells_table(comparison, split) for split in splits)]
     said = tuple(f"{found.claim.text}: {found.verdict}" for found in findings)
@@ -40,9 +38,9 @@ def make_report(comparison: Comparison) -> Report:
     )
 
 
-def write_comparison(comparison: Comparison, out: Path, *, html: bool = True) -> Report:
+def write_comparison(comparison: Comparison, out: Path, *, html: bool = True, analysed: Sequence[str] = ()) -> Report:
     """Write the tables (Markdown, LaTeX, CSV), the figures and, if wanted, the page of a comparison."""
-    report = make_report(comparison)
+    report = make_report(comparison, analysed)
     pictures = draw(comparison)
     write_tables(report, out)
     (out / "pictures").mkdir(exist_ok=True)
@@ -67,7 +65,8 @@ def findings_in(results: Path, chosen: Chosen) -> dict[str, list[Finding]]:
     found = {}
     for name, experiment in catalogue().items():
         there = (results / name / "runs.jsonl").is_file()
-        found[name] = look_at(compare(experiment, read_export(results / name) if there else [], chosen))
+        comparison = compare(experiment, read_export(results / name) if there else [], chosen)
+        found[name] = look_at(comparison, notes_of(find_analysis(experiment, [results])))
     return found
 
 
@@ -78,6 +77,14 @@ def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:
     below = [path / inner for path in paths for inner in (ANALYSES_FOLDER, ".")]
     places = [*(folder / experiment.id for folder in below), *(path for path in paths if path.name == experiment.id)]
     return next((place for place in places if (place / "README.md").is_file()), None)
+
+
+def notes_of(folder: Path | None) -> list[str]:
+    """What an analysis said, from the page it wrote."""
+    if folder is None:
+        return []
+    lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
 
 
 def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) -> bool:
