@@ -13,7 +13,7 @@ from fedgma.experiments.grids import Grid
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import plan, play_fleet
 from fedgma.paper.catalogue import experiment
-from fedgma.paper.fleets import pack_alike
+from fedgma.paper.fleets import pack_alike, playable
 from fedgma.paper.plans import Cut, plan_runs
 from fedgma.paper.rates import Chosen
 
@@ -66,3 +66,17 @@ def test_a_preset_runs_as_soon_as_its_data_are_there(tmp_path, monkeypatch, name
     lines = [played.line for played in play_fleet(fleet, materials)]
     assert [line["counted"] for line in lines] == [10, 10]
     assert all("accuracy" in line["test"] for line in lines)
+
+
+def test_cells_that_the_data_are_too_few_for_are_left_out_and_named(tmp_path, monkeypatch):
+    cifar100(tmp_path / "data")
+    monkeypatch.setenv("FEDGMA_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path / "cache"))
+    places = (Place(find_cifar100, (1,) * 100, (1,) * 100),)
+    monkeypatch.setitem(SPECS, "cifar100", SPECS["cifar100"]._replace(places=places))
+    cut = Cut(seeds=1, cells="dataset=cifar100,algorithm=fedavg,partition.name=label_skew,clients=10|500")
+    materials = Materials("cpu")
+    runs = plan(plan_runs(experiment("E1"), Chosen(), cut).grid, materials, None)
+    kept, (reason,) = playable(runs, materials)
+    assert {run.settings.partition.clients for run in kept} == {10}
+    assert reason.startswith("2 runs of cifar100 are left out: ")

@@ -199,7 +199,9 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
 
         materials = Materials(how.device, precision=how.precision)
         planned = _with_data(play.plan(plan.grid, materials, how.out), console)
-        left = play.missing(planned)
+        left, reasons = fleets.playable(play.missing(planned), materials)
+        for reason in reasons:
+            console.print(reason, soft_wrap=True)
         packed = fleets.pack_alike(left, materials, how.fleet)
         _say_plan(console, planned, left, packed, f"{materials.device}, {how.precision}")
         seconds = fleets.estimate(packed, materials) if how.estimate and packed and not stopping() else None
@@ -250,7 +252,8 @@ def _say_plan(
     from fedgma.paper.plans import samples
 
     if not left:
-        console.print(f"all {len(planned)} runs were done before")
+        done = sum(run.folder is not None and (run.folder / "done").exists() for run in planned)
+        console.print(f"all {done} runs were done before" if done == len(planned) > 0 else "nothing to play here")
         return
     before = f", {len(planned) - len(left)} done before" if len(left) < len(planned) else ""
     total = sum(samples(run.settings) for run in left) / 1e6

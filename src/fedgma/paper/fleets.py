@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from fedgma.errors import FedgmaError
 from fedgma.experiments.config import Settings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import Planned, pack, play_fleet
@@ -30,6 +31,21 @@ def pack_alike(runs: Sequence[Planned], materials: Materials, most: int | None =
     if most is None:
         return packed
     return [fleet[first : first + most] for fleet in packed for first in range(0, len(fleet), most)]
+
+
+def playable(runs: Sequence[Planned], materials: Materials) -> tuple[list[Planned], list[str]]:
+    """The runs whose data can be dealt as they ask, and why not the others: a data set at hand may be too small."""
+    groups: dict[tuple[Any, ...], list[Planned]] = {}
+    for run in runs:
+        groups.setdefault((*kind(run.settings), run.settings.partition.name), []).append(run)
+    kept, reasons = [], []
+    for members in groups.values():
+        try:
+            materials.federation(members[0].settings)
+            kept += members
+        except FedgmaError as error:
+            reasons.append(f"{len(members)} runs of {members[0].settings.dataset} are left out: {error}")
+    return kept, reasons
 
 
 def _pairs_first(run: Planned) -> str:
