@@ -171,6 +171,18 @@ def test_unfinished_runs_are_counted_and_left_out(tmp_path):
     assert "1 unfinished runs are in no number" in made.notes
 
 
+def test_runs_stopped_late_count_as_they_are_where_they_are_asked_for(tmp_path):
+    folders = [write_run(tmp_path, settings, 50.0, rounds=11) for settings in e12()]
+    lines = (folders[0] / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folders[0] / "rounds.jsonl").write_text("".join(lines[:10]))
+    (folders[0] / "done").unlink()
+    assert len(read_entries([tmp_path], 0.95)[0]) == 3
+    entries, left = read_entries([tmp_path], 0.9)
+    assert (len(entries), left) == (4, 0)
+    made = compare(experiment("E12"), entries, Chosen())
+    assert any("1 runs were stopped after 10 of 11 rounds" in note for note in made.notes)
+
+
 def test_records_without_a_newer_setting_are_still_found(tmp_path):
     for settings in e12():
         folder = write_run(tmp_path, settings, 50.0, rounds=11)

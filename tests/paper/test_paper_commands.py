@@ -82,13 +82,18 @@ def test_results_can_be_compared_in_place_of_run_folders(tmp_path):
 
 
 def test_rates_are_searched_on_held_out_samples(tmp_path):
-    cells = "batch_size=32,shift.name=none,partition.name=label_skew,algorithm=fedavg,server_learning_rate=1"
+    cells = (
+        "batch_size=32,shift.name=none,partition.name=label_skew,algorithm=fedavg,server_learning_rate=1,clients=100"
+    )
     words = ("--quick", "--seeds", "1", "--rounds", "2", "--device", "cpu", "--no-estimate", "--cells", cells)
     code, printed, said = call("paper", "search", *words, "--out", tmp_path / "runs", "--to", tmp_path / "rates")
     assert code == 0, said
     rows = (tmp_path / "rates" / "rates.csv").read_text().splitlines()
-    assert rows[0] == "dataset,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,validation_last10"
-    found = {(arm, float(client)): float(score) for _, _, arm, client, _, _, score in csv.reader(rows[1:])}
+    assert (
+        rows[0]
+        == "dataset,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,validation_last10"
+    )
+    found = {(arm, float(client)): float(score) for _, _, _, arm, client, _, _, score in csv.reader(rows[1:])}
     assert len(found) == 8
     pairs = [client for arm, client in found if arm == "mean"]
     best = max(pairs, key=lambda client: found["mean", client] + found["gma", client])

@@ -10,6 +10,12 @@ Cells = Annotated[str, typer.Option(help="Only these cells, e.g. 'dataset=mnist|
 Quick = Annotated[
     bool, typer.Option("--quick", help="Embedded images in place of the data sets: to see that it works.")
 ]
+Unfinished = Annotated[
+    float,
+    typer.Option(
+        "--unfinished", min=0.0, max=1.0, help="Take stopped runs that played this share of their rounds, as they are."
+    ),
+]
 Rates = Annotated[Path | None, typer.Option(help="Chosen learning rates (default: those of the package).")]
 
 
@@ -21,6 +27,7 @@ def compare(
     statistic: Annotated[str | None, typer.Option(help="best, last10 or final; default: what is printed.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: report/ID).")] = None,
     rates: Rates = None,
+    unfinished_from: Unfinished = 1.0,
 ) -> None:
     """Put our runs beside the printed numbers, cell by cell and claim by claim."""
     from fedgma.errors import ConfigError, DataError
@@ -45,7 +52,7 @@ def compare(
         if analysis is None:
             raise DataError(f"no analysis of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
         return
-    entries, unfinished = read_entries(paths)
+    entries, unfinished = read_entries(paths, unfinished_from)
     made = compare_runs(one, entries, read_chosen(rates), Cut(cells=cells, quick=quick), unfinished=unfinished)
     if not made.entries:
         raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
@@ -63,6 +70,7 @@ def results(
     out: Annotated[Path, typer.Option(help="Folder for the export.")] = Path("results"),
     only: Annotated[list[str] | None, typer.Option(help="Only these experiments.")] = None,
     rates: Rates = None,
+    unfinished_from: Unfinished = 1.0,
 ) -> None:
     """Export runs, thinned, with tables and figures: small enough to keep, enough to compare again."""
     from fedgma.paper.catalogue import catalogue, experiment
@@ -70,7 +78,7 @@ def results(
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.results import export, export_analysis
 
-    entries, unfinished = read_entries(runs)
+    entries, unfinished = read_entries(runs, unfinished_from)
     chosen = read_chosen(rates)
     for one in [experiment(name) for name in only] if only else catalogue().values():
         count = export(one, entries, chosen, out)

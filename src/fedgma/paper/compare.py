@@ -216,6 +216,11 @@ def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, un
             f"{', '.join(map(str, sorted(rounds)))} rounds; accuracy is {experiment.statistic} in percent"
         )
     left = Counter(str(one.cell.settings["dataset"]) for one in first if not one.plain and not one.masked)
+    used = {id(entry): entry for one in run for side in one.entries for entry in side.values()}
+    pairs = [(entry.played, int(entry.settings["rounds"])) for entry in used.values()]
+    stopped = Counter((played, planned) for played, planned in pairs if played < planned)
+    for (played, planned), count in sorted(stopped.items()):
+        notes.append(f"{count} runs were stopped after {played} of {planned} rounds and count as they stood then")
     if left:
         notes.append("cells that were not run: " + ", ".join(f"{count} of {name}" for name, count in left.items()))
     if passed:

@@ -20,7 +20,7 @@ FACTS = ("fingerprint", "versions", "device", "precision", "data", "parameters",
 
 
 class Entry(NamedTuple):
-    """A finished run: settings by dotted name, summaries and curves by split, mean mask figures."""
+    """A run: settings by dotted name, summaries and curves by split, mean mask figures."""
 
     settings: Mapping[str, Any]
     scores: Mapping[str, Summary]
@@ -35,14 +35,22 @@ class Entry(NamedTuple):
         return int(self.settings["seed"])
 
     @property
+    def played(self) -> int:
+        """Rounds played; fewer than the settings say where the run was stopped."""
+        return int(self.done.get("rounds", self.settings["rounds"]))
+
+    @property
     def run(self) -> Run:
         """As reports know runs, without its rounds."""
         name = str(self.facts.get("fingerprint", ""))
         return Run(Path(name), self.facts, dict(self.settings), (), self.done)
 
 
-def read_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
-    """The finished runs in folders of runs or of results, and how many are unfinished."""
+def read_entries(paths: Iterable[Path], least: float = 1.0) -> tuple[list[Entry], int]:
+    """The finished runs in folders of runs or of results, and how many are unfinished.
+
+    A run that was stopped counts as it is where it played at least this share of its rounds.
+    """
     entries: list[Entry] = []
     unfinished = 0
     for path in paths:
@@ -53,8 +61,9 @@ def read_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
         if others and not any(path.rglob("run.json")):
             continue
         runs = read_runs([path])
-        unfinished += sum(not run.finished for run in runs)
-        entries += [entry_of(run) for run in runs if run.finished]
+        late = [run for run in runs if run.finished or (least < 1 and len(run.rounds) >= least * run.planned)]
+        unfinished += len(runs) - len(late)
+        entries += [entry_of(run) for run in late]
     return entries, unfinished
 
 
@@ -70,7 +79,8 @@ def entry_of(run: Run) -> Entry:
     curves = {
         split: thinned(found) for split, found in whole.items()
     }  # as an export has them, so that both say the same
-    return Entry(run.settings, scores, curves, _mask(run), facts, run.done or {})
+    done = run.done or {"rounds": len(run.rounds)}
+    return Entry(run.settings, scores, curves, _mask(run), facts, done)
 
 
 def _mask(run: Run) -> dict[str, Any]:

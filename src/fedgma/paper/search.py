@@ -16,7 +16,10 @@ Scores = dict[Pair, float]
 
 
 def choose(comparison: Comparison) -> dict[tuple[str, str, str], Pair]:
-    """(data set, algorithm, `shared` or arm) -> the pair with the highest mean validation accuracy over seeds."""
+    """(data set, algorithm, `shared` or arm) -> the pair with the highest mean validation accuracy.
+
+    The mean is over seeds and over all numbers of clients searched: a pair that diverges at one of them is not chosen.
+    """
     groups: dict[tuple[str, str], list[Compared]] = {}
     for one in comparison.on(SPLIT):
         if one.plain and one.masked:
@@ -24,13 +27,18 @@ def choose(comparison: Comparison) -> dict[tuple[str, str, str], Pair]:
     chosen = {}
     for (dataset, algorithm), cells in groups.items():
         arms = {
-            "mean": {_pair(one): _mean(list(one.plain.values())) for one in cells},
-            "gma": {_pair(one): _mean(list(one.masked.values())) for one in cells},
+            "mean": _by_pair([(_pair(one), _mean(list(one.plain.values()))) for one in cells]),
+            "gma": _by_pair([(_pair(one), _mean(list(one.masked.values()))) for one in cells]),
         }
         both = {pair: _mean([scores[pair] for scores in arms.values()]) for pair in arms["mean"]}
         for rule, scores in {"shared": both, **arms}.items():
             chosen[dataset, algorithm, rule] = best(scores)
     return chosen
+
+
+def _by_pair(scored: Sequence[tuple[Pair, float]]) -> Scores:
+    pairs = dict.fromkeys(pair for pair, _ in scored)
+    return {pair: _mean([score for other, score in scored if other == pair]) for pair in pairs}
 
 
 def best(scores: Scores) -> Pair:
@@ -48,9 +56,9 @@ def rates_table(comparison: Comparison) -> Table:
     for one in comparison.on(SPLIT):
         settings = one.cell.settings
         for arm, scores in (("mean", one.plain), ("gma", one.masked)):
-            named = (settings["dataset"], settings["algorithm"], arm, *_pair(one))
+            named = (settings["dataset"], settings["partition.clients"], settings["algorithm"], arm, *_pair(one))
             rows += [(*named, seed, round(score, 4)) for seed, score in sorted(scores.items())]
-    header = ("dataset", "algorithm", "aggregator", *KEYS, "seed", "validation_last10")
+    header = ("dataset", "clients", "algorithm", "aggregator", *KEYS, "seed", "validation_last10")
     return Table("rates", "Search of learning rates", header, tuple(rows))
 
 
