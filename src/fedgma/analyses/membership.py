@@ -234,7 +234,7 @@ def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             alone = verdict.of < 2
             interval = {"low": None if alone else verdict.low, "high": None if alone else verdict.high}
             head = {"attack": attacked, "models": kind, "number": number, "GMA_minus_AVG": verdict.mean}
-            found.append({**head, **interval, "targets": verdict.of, "says": verdict.text.replace("seeds", "targets")})
+            found.append({**head, **interval, "targets": verdict.of})
     return found
 
 
@@ -251,7 +251,13 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
     wanted = {"logistic, as printed": ("accuracy_%",), "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%")}
     for row in differences:
         if row["number"] in wanted.get(row["attack"], ()):
-            said.append(f"{row['attack']}, {row['models']}, {row['number'].replace('_', ' ')}: {row['says']}.")
+            between = ""
+            if row["low"] is not None:
+                seen = "" if row["low"] > 0 or row["high"] < 0 else ": no difference to be seen"
+                between = f" ({row['low']:.2f} to {row['high']:.2f}, {row['targets']} targets){seen}"
+            number = row["number"].replace("_", " ")
+            change = f"GMA {row['GMA_minus_AVG']:+.2f} points against AVG{between}"
+            said.append(f"{row['attack']}, {row['models']}, {number}: {change}.")
     return said
 
 

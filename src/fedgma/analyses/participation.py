@@ -176,18 +176,22 @@ def printed_changes() -> dict[tuple[int, str], float]:
 
 def beside(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Our changes over all starting rounds beside the printed ones."""
-    said = printed_changes()
+    changed = printed_changes()
+    means = {(r["cohort"], r["group"], r["arm"]): r["value"] for r in printed() if r["trial"] == "mean"}
     rows = []
     for row in summary:
         if row["after"] == "all":
-            value = said[row["cohort"], row["group"]]
-            rows.append({**row, "printed_change_%": value, "verdict": _verdict(row, value)})
+            key = row["cohort"], row["group"]
+            levels = {f"printed_{arm}_%": means[*key, arm] for arm in ARMS}
+            points = {"printed_points": means[*key, "GMA"] - means[*key, "AVG"], "printed_change_%": changed[key]}
+            rows.append({**row, **levels, **points, "verdict": _verdict(row, points["printed_points"])})
     return rows
 
 
 def _verdict(row: dict[str, Any], value: float) -> str:
-    low, high = row["low"], row["high"]
-    if row["points_low"] is None or row["points_low"] <= 0 <= row["points_high"] or low is None:
+    """Our interval in points held against the printed difference."""
+    low, high = row["points_low"], row["points_high"]
+    if low is None or low <= 0 <= high:
         return "no difference to be seen"
     if row["points"] * value < 0:
         return "contradicts"
@@ -200,7 +204,8 @@ def say(row: dict[str, Any]) -> str:
     between = "" if row["points_low"] is None else f" ({row['points_low']:.1f} to {row['points_high']:.1f})"
     change = "undefined" if row["change_of_means_%"] is None else f"{row['change_of_means_%']:.1f} %"
     levels = f"AVG {row['AVG_%']:.1f} %, GMA {row['GMA_%']:.1f} %, {row['points']:.1f} points{between}"
-    return f"{head}: {levels}; relative change {change}, printed {row['printed_change_%']:g} %: {row['verdict']}."
+    printed = f"AVG {row['printed_AVG_%']:.1f} %, {row['printed_points']:.1f} points, {row['printed_change_%']:g} %"
+    return f"{head}: {levels}, relative change {change}; printed {printed}: {row['verdict']}."
 
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:
@@ -209,5 +214,5 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
     summary = changes(rows)
     compared = beside(summary)
     notes = [say(row) for row in compared]
-    figures = {"participation": draw_participation(summary, printed_changes())}
+    figures = {"participation": draw_participation(compared)}
     return AnalysisResult({"compared": compared, "changes": summary, "trials": rows}, notes, figures)

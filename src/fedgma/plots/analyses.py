@@ -182,32 +182,24 @@ def draw_homogeneity(summary: Rows, rows: Rows, reference: float) -> Figure:
     return figure
 
 
-def draw_participation(summary: Rows, printed: Mapping[tuple[int, str], float]) -> Figure:
-    """Relative change of accuracy by cohort, group and mode with intervals; the printed changes as crosses."""
-    rows = [row for row in summary if row["after"] == "all"]
-    figure, (axes,) = new_figure(1.2 + 0.3 * len(rows), "GMA against AVG, relative change of accuracy")
-    names, place = [], 0
-    for (cohort, group), value in printed.items():  # a change from nothing is no number, and has no dot
-        for row in [
-            row for row in rows if (row["cohort"], row["group"]) == (cohort, group) and row["change_%"] is not None
-        ]:
-            colour = COLOURS[0] if row["mode"] == "paired" else COLOURS[1]
-            reach = (
-                [[0.0], [0.0]]
-                if row["low"] is None
-                else [[row["change_%"] - row["low"]], [row["high"] - row["change_%"]]]
-            )
-            axes.errorbar(row["change_%"], place, xerr=reach, fmt="o", color=colour, capsize=3, markersize=5)
-            axes.plot(value, place, "x", color=BASE, markersize=6, mew=1.6)
-            names.append(f"{cohort} of 10, {'others' if group.startswith('non') else 'taking part'}, {row['mode']}")
-            place += 1
+def draw_participation(rows: Rows) -> Figure:
+    """Change of accuracy in points by cohort, group and mode with intervals; the printed changes as crosses."""
+    figure, (axes,) = new_figure(1.2 + 0.3 * len(rows), "GMA minus AVG, by clients")
+    names = []
+    for place, row in enumerate(sorted(rows, key=lambda row: (-row["cohort"], row["group"] != "participating"))):
+        colour = COLOURS[0] if row["mode"] == "paired" else COLOURS[1]
+        low, high = (row["points"] if row[name] is None else row[name] for name in ("points_low", "points_high"))
+        axes.plot([low, high], [place, place], color=colour, lw=1.6, marker="|", markersize=6)
+        axes.plot(row["points"], place, "o", color=colour, markersize=5)
+        axes.plot(row["printed_points"], place, "x", color=BASE, markersize=6, mew=1.6)
+        names.append(f"{row['cohort']} of 10, {'others' if row['group'].startswith('non') else 'taking part'}")
     axes.axvline(0, color=INK, lw=0.8)
-    axes.set_yticks(range(place), names)
-    axes.set_ylim(place - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.plot([], [], "x", color=BASE, mew=1.6, ls="", label="printed")
     axes.plot([], [], "o", color=COLOURS[0], ls="", label="paired")
     axes.plot([], [], "o", color=COLOURS[1], ls="", label="trained apart")
     _legend(figure, axes, 3)
-    name_axes(axes, "100 (GMA / AVG - 1), with 95 % interval over seeds")
+    name_axes(axes, "points of accuracy, 95 % interval over seeds")
     return figure
