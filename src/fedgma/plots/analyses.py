@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
@@ -15,7 +14,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 from fedgma.plots.style import BASE, COLOURS, DASHES, INK, SIZE, WIDTH, dress, key, name_axes, new_figure
 
 Rows = Sequence[Mapping[str, Any]]
-Numbers = npt.NDArray[np.float64]
 
 
 def _pick(rows: Rows, **wanted: Any) -> list[Mapping[str, Any]]:
@@ -137,16 +135,16 @@ def draw_slowdown(slow: Rows, noise: Rows) -> Figure:
     return figure
 
 
-def draw_density(curves: Mapping[str, Numbers]) -> Figure:
+def draw_density(curve: Rows) -> Figure:
     """Entries sorted by their mean mask over a real run: how low the lowest lie."""
     figure, (axes,) = new_figure(2.6, "Mean mask of every entry over a run")
-    for place, (skew, values) in enumerate(curves.items()):
-        shares = 100 * (np.arange(len(values)) + 1) / len(values)
-        thin = np.unique(np.geomspace(1, len(values), 400).astype(int) - 1)
-        axes.plot(shares[thin], values[thin], color=COLOURS[place], ls=DASHES[place], lw=1.6, label=_words(skew))
+    for place, skew in enumerate(dict.fromkeys(row["partition"] for row in curve)):
+        own = _pick(curve, partition=skew)
+        look: dict[str, Any] = {"color": COLOURS[place], "ls": DASHES[place], "lw": 1.6}
+        axes.plot(_column(own, "entries_%"), _column(own, "mean_mask"), label=_words(skew), **look)
     logarithmic(axes, "x", [0.01, 0.1, 1, 10, 100])
     axes.set_ylim(0, 1)
-    key(axes, 1, "lower right")
+    axes.legend(fontsize=SIZE, frameon=False, labelcolor=INK, loc="upper left")
     name_axes(axes, "share of entries, % (lowest first)", "mean mask")
     return figure
 
