@@ -166,6 +166,8 @@ def draw_homogeneity(summary: Rows, rows: Rows, reference: float) -> Figure:
                 _column(own, "alpha"), _column(own, "low"), _column(own, "high"), color=INK, alpha=0.15, lw=0
             )
     logarithmic(above, "x", sorted({row["alpha"] for row in summary}))
+    low, high = above.get_ylim()
+    above.set_ylim(low, high + 0.2 * (high - low))  # room for the legend
     name_axes(above, "Dirichlet alpha (right: clients alike)", "entries, %")
     above.legend(fontsize=SIZE - 1, ncols=3, frameon=False, labelcolor=INK, handlelength=1.5)
     alphas = sorted({row["alpha"] for row in rows})
