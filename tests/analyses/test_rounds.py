@@ -1,6 +1,8 @@
 """Analyses that play rounds: an opened round is the played one, arms share what they must share."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,16 +10,18 @@ import torch
 
 from fedgma import fleet as fleets
 from fedgma.analyses import ANALYSES, AnalysisRequest
-from fedgma.analyses.agreement import along_runs, share_below
+from fedgma.analyses.agreement import along_runs, fair_share_below, share_below
 from fedgma.analyses.attacks import halves
 from fedgma.analyses.density import mean_masks
 from fedgma.analyses.membership import attack, train_models
 from fedgma.analyses.participation import paired_trials, printed, printed_changes, relative_change, separate_trials
-from fedgma.analyses.rounds import open_round, retrain
+from fedgma.analyses.rounds import open_round, retrain, specs_of
 from fedgma.analyses.saving import save
+from fedgma.experiments.materials import Materials
 from fedgma.specs import RunSpec
 from plain_pools import make_federation
 
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (1, 8, 8)
 SIZES = [30, 20, 40, 25, 35]
 
@@ -79,7 +83,7 @@ def test_a_mask_changes_a_paired_trial():
 
 def test_separate_arms_look_at_the_rounds_asked_for():
     rows = list(separate_trials([spec()], [1, 3]))
-    assert {(row["after"], row["round"]) for row in rows} == {(1, 2), (3, 4)}
+    assert {row["after"] for row in rows} == {1, 3}
     assert {row["group"] for row in rows} == {"participating", "non_participating"}
 
 
@@ -95,6 +99,22 @@ def test_shares_below_are_those_of_the_runs_own_statistics():
     wanted = [record.votes.whole.below for played in fleets.play([one]) for record in played.records]
     rows = [row for row in along_runs([one], 0.4) if row["layer"] == "all"]
     assert [row["below_%"] for row in rows] == pytest.approx([100 * share for share in wanted])
+
+
+@pytest.mark.full_data
+def test_on_mnist_unlike_clients_agree_less_in_the_first_round(monkeypatch, tmp_path):
+    folder = Path(os.environ.get("FEDGMA_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not (folder / "mnist.npz").is_file():
+        pytest.skip("the packed data sets are not here (set FEDGMA_TEST_DATA to their folder)")
+    monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path))
+    monkeypatch.setenv("FEDGMA_DATA", str(folder))
+    specs = []
+    for alpha in (0.1, 100.0):
+        partition = {"name": "dirichlet", "clients": 10, "alpha": alpha}
+        settings = {"dataset": "mnist", "model": "logistic", "rounds": 1, "client_learning_rate": 0.01}
+        specs += specs_of(Materials("cpu"), 1, partition=partition, aggregator="mean", client_test_size=0, **settings)
+    unlike, alike = (row["below_%"] for row in along_runs(specs, 0.4) if row["layer"] == "all")
+    assert alike + 10 < unlike < 100 * fair_share_below(10, 0.4) + 5
 
 
 def test_counts_are_shared_out_along_the_last_axis():

@@ -106,20 +106,18 @@ def say(rows: list[dict[str, Any]], summary: list[dict[str, Any]], reference: fl
     whole = [row for row in summary if row["layer"] == "all"]
     shares = [row["below_%"] for row in whole]
     falling = all(one > two for one, two in pairwise(shares))
-    apart = [
-        np.mean(
-            [row["below_%"] for row in rows if (row["layer"], row["alpha"], row["seed"]) == ("all", ALPHAS[0], seed)]
-        )
-        - np.mean(
-            [row["below_%"] for row in rows if (row["layer"], row["alpha"], row["seed"]) == ("all", ALPHAS[-1], seed)]
-        )
-        for seed in sorted({row["seed"] for row in rows})
-    ]
-    verdict = paired([float(value) for value in apart])
+    means = {(row["alpha"], row["seed"]): 0.0 for row in rows}
+    for alpha, seed in means:
+        own = [r["below_%"] for r in rows if (r["layer"], r["alpha"], r["seed"]) == ("all", alpha, seed)]
+        means[alpha, seed] = float(np.mean(own))
+    seeds = sorted({seed for _, seed in means})
+    verdict = paired([means[ALPHAS[0], seed] - means[ALPHAS[-1], seed] for seed in seeds])
     between = f", interval {verdict.low:.2f} to {verdict.high:.2f}" if verdict.of > 1 else ", one seed"
     listed = ", ".join(f"{row['below_%']:.1f} % at {row['alpha']:g}" for row in whole)
+    first, last = (f"{whole[0][end]:.1f} % to {whole[-1][end]:.1f} %" for end in ("first_round", "last_round"))
     return [
         f"Entries below tau, mean over rounds: {listed}; {'falling' if falling else 'not falling'} all the way.",
         f"From alpha {ALPHAS[0]:g} to {ALPHAS[-1]:g} the share falls by {verdict.mean:.2f} points{between}.",
+        f"In the first round alone it goes from {first}, in the last from {last}.",
         f"Independent fair signs would give {reference:.1f} % at every alpha.",
     ]

@@ -106,21 +106,23 @@ def lira(confidence: Numbers, inside: Inside, target: int, *, offline: bool = Fa
 
     >>> seen = np.array([[True, False], [True, False], [False, True], [False, True]])
     >>> lira(np.where(seen, 4.0, 0.0) + [[0.1], [-0.1], [0.1], [-0.1]], seen, 0).round().tolist()
-    [419.0, -379.0]
+    [280.0, -253.0]
     """
     others = np.arange(len(confidence)) != target
     known, saw, own = confidence[others], inside[others], confidence[target]
-    mean_out, spread_out = _fit(known, ~saw, pooled)
+    outer, spread_out = _distances(own, known, ~saw, pooled)
     if offline:
-        return np.asarray((own - mean_out) / spread_out)
-    mean_in, spread_in = _fit(known, saw, pooled)
-    inner = -0.5 * ((own - mean_in) / spread_in) ** 2 - np.log(spread_in)
-    outer = -0.5 * ((own - mean_out) / spread_out) ** 2 - np.log(spread_out)
-    return np.asarray(inner - outer)
+        return outer
+    inner, spread_in = _distances(own, known, saw, pooled)
+    return np.asarray((outer**2 - inner**2) / 2 + np.log(spread_out / spread_in))
 
 
-def _fit(confidence: Numbers, chosen: Inside, pooled: bool) -> tuple[Numbers, Numbers]:
-    """Mean and deviation of the chosen models' confidences, sample by sample."""
+def _distances(own: Numbers, confidence: Numbers, chosen: Inside, pooled: bool) -> tuple[Numbers, Numbers]:
+    """How far each sample lies from the chosen models' confidences, in deviations; and those deviations.
+
+    A mean over n models is itself uncertain, so a new value lies sqrt(1 + 1/n) deviations away on average. Without that
+    factor a target's members, which have one model fewer inside than outside, would look less like members by chance.
+    """
     count = chosen.sum(0)
     if not count.all():
         raise ConfigError("every sample must be inside some shadow models and outside others; use more of them")
@@ -130,7 +132,8 @@ def _fit(confidence: Numbers, chosen: Inside, pooled: bool) -> tuple[Numbers, Nu
         spread = np.full_like(mean, np.sqrt(squares.sum() / max(int((count - 1).sum()), 1)))
     else:
         spread = np.sqrt(squares / np.maximum(count - 1, 1))
-    return mean, np.maximum(spread, 1e-6)
+    spread = np.maximum(spread, 1e-6)
+    return (own - mean) / (spread * np.sqrt(1 + 1 / count)), spread
 
 
 def rmia(confidence: Numbers, inside: Inside, target: int) -> Numbers:

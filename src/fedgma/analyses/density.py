@@ -37,17 +37,29 @@ def low_quantiles(dense: Numbers) -> dict[str, float]:
     return {"alpha_hat": float(dense.min()), **{name: float(np.quantile(dense, q)) for name, q in QUANTILES.items()}}
 
 
-def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str, Any]], dict[str, Numbers]]:
-    """A row for each skew, seed and layer of FedAvg-GMA runs; and by skew the sorted mean masks of the first seed."""
+def sorted_curve(dense: Numbers, points: int = 200) -> list[dict[str, float]]:
+    """Mean masks from the lowest to the highest, at so many shares of the entries on a logarithmic scale.
+
+    >>> sorted_curve(np.array([0.5, 0.1]), 2)
+    [{'entries_%': 50.0, 'mean_mask': 0.1}, {'entries_%': 100.0, 'mean_mask': 0.5}]
+    """
+    places = np.unique(np.geomspace(1, len(dense), points).round().astype(int))
+    values = np.sort(dense)[places - 1]
+    shares = 100 * places / len(dense)
+    return [{"entries_%": float(share), "mean_mask": float(value)} for share, value in zip(shares, values, strict=True)]
+
+
+def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A row for each skew, seed and layer of FedAvg-GMA runs; and the first seed's mean masks, sorted and thinned."""
     chosen = found_or_mini(request, "fmnist")
     rounds = 3 if request.quick else request.rounds or 100
-    materials, rows, curves = Materials(request.device), [], {}
+    materials, rows, curve = Materials(request.device), [], []
     for skew in ("label_skew", "iid"):
         settings = {**chosen, "partition": {"name": skew, "clients": 100}, "rounds": rounds, "tau": tau}
         fleet = fleets.assemble(specs_of(materials, request.seeds, **settings, client_learning_rate=0.01))
         dense, still = mean_masks(fleet, rounds)
         owner = fleet.layers.owner.cpu().numpy()
-        curves[skew] = np.sort(dense[0])
+        curve += [{"partition": skew, **point} for point in sorted_curve(dense[0])]
         for seed in range(len(dense)):
             head = {"dataset": chosen["dataset"], "partition": skew, "rounds": rounds, "seed": seed}
             parts = {"all": slice(None), **{name: owner == place for place, name in enumerate(fleet.layers.names)}}
@@ -60,7 +72,7 @@ def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str
                     "alpha_hat_of_moved": live,
                 }
                 rows.append({**head, "layer": layer, **low_quantiles(own), **more})
-    return rows, curves
+    return rows, curve
 
 
 def say(rows: list[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ member is a sample in the half that some client held, whether or not that client
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,16 @@ import torch
 
 from fedgma import fleet as fleets
 from fedgma.analyses import AnalysisRequest, AnalysisResult
-from fedgma.analyses.attacks import ATTACKS, confidences, figures, halves, lira, logistic_attack, rmia
+from fedgma.analyses.attacks import (
+    ATTACKS,
+    confidences,
+    figures,
+    halves,
+    lira,
+    logistic_attack,
+    rmia,
+    trade_off,
+)
 from fedgma.analyses.rounds import MINI, data_and_model, specs_of
 from fedgma.evaluation import run_forward, seen_by
 from fedgma.experiments.materials import Materials
@@ -57,27 +66,34 @@ def run(
     precision: str = "fp32",
     epochs: int = 5000,
     seed: int = 0,
+    arms: Mapping[str, str] = ARMS,
     **settings: Any,
 ) -> AnalysisResult:
     """Train `shadows` federations on random halves of the data, and `whole` on all of it, with and without the mask.
 
     Both arms share halves, first weights, cohorts and batches. More settings (`model`, `partition`,
     `client_learning_rate`, ...) are those of a settings file; two classes a client, 100 clients, 10 a round by default.
+    `arms` names the aggregators; every other arm is compared with AVG.
     """
     given = {"partition": {"name": "label_skew", "clients": 100}, "client_learning_rate": 0.01, **settings}
     base = specs_of(Materials(device), 1, dataset=dataset, rounds=rounds, client_test_size=0, mask_every=0, **given)[0]
     samples = len(base.federation.train.y)
     inside = np.concatenate([halves(shadows, samples, seed=seed), np.ones((whole, samples), bool)])
-    models = train_models(base, inside, precision=precision, seed=seed)
+    models = train_models(base, inside, arms, precision=precision, seed=seed)
     return attack(models, shadows, named={"dataset": dataset, "rounds": rounds}, epochs=epochs)
 
 
 def train_models(
-    base: RunSpec, inside: npt.NDArray[np.bool_], *, precision: str = "fp32", seed: int = 0
+    base: RunSpec,
+    inside: npt.NDArray[np.bool_],
+    arms: Mapping[str, str] = ARMS,
+    *,
+    precision: str = "fp32",
+    seed: int = 0,
 ) -> dict[str, Models]:
     """One federation for each row of `inside` and each arm, all as one fleet; by arm what they answer."""
     specs = []
-    for name in ARMS.values():
+    for name in arms.values():
         for row, chosen in enumerate(inside):
             clients = tuple(own[chosen[own]] for own in base.federation.clients)
             federation = replace(base.federation, clients=clients)  # type: ignore[type-var]
@@ -89,10 +105,11 @@ def train_models(
         state, _ = fleets.play_round(fleet, state)
         log.info("round %d of %d", round + 1, base.rounds)
     found = {}
-    for place, arm in enumerate(ARMS):
+    for place, arm in enumerate(arms):
         rows = range(place * len(inside), (place + 1) * len(inside))
         train, test = base.federation.train, base.federation.test
-        answers = [logits_on(fleet, state, pool, rows) for pool in (train, test)]
+        # a model that diverged may answer with infinities; it has nothing to tell, and must not stop the others
+        answers = [np.nan_to_num(logits_on(fleet, state, pool, rows)) for pool in (train, test)]
         found[arm] = Models(answers[0], answers[1], train.y.cpu().numpy(), test.y.cpu().numpy(), inside)
     return found
 
@@ -160,8 +177,6 @@ def _kind(place: int, shadows: int) -> str:
 
 def shadow_rows(models: Models, shadows: int) -> tuple[list[dict[str, Any]], dict[str, tuple[Numbers, Numbers]]]:
     """The shadow attacks on every model in turn, and for a picture each attack's mean trade-off."""
-    from fedgma.analyses.attacks import trade_off
-
     confidence = confidences(models.train[:shadows], models.train_labels)
     inside, rows = models.inside[:shadows], []
     curves: dict[str, tuple[Numbers, Numbers]] = {}
@@ -224,17 +239,19 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """GMA minus AVG, target by target, for every attack and number."""
+    """Every other arm minus AVG, target by target, for every attack and number."""
     found = []
-    for attacked, kind in dict.fromkeys((row["attack"], row["models"]) for row in rows):
+    for attacked, kind, arm in dict.fromkeys((row["attack"], row["models"], row["arm"]) for row in rows):
+        if arm == "AVG":
+            continue
         own = [row for row in rows if (row["attack"], row["models"]) == (attacked, kind)]
-        gma, avg = ([row for row in own if row["arm"] == arm] for arm in ("GMA", "AVG"))
+        masked, plain = ([row for row in own if row["arm"] == name] for name in (arm, "AVG"))
         for number in (number for number in NUMBERS if number in own[0]):
-            verdict = paired([one[number] - other[number] for one, other in zip(gma, avg, strict=True)])
+            verdict = paired([one[number] - other[number] for one, other in zip(masked, plain, strict=True)])
             alone = verdict.of < 2
             interval = {"low": None if alone else verdict.low, "high": None if alone else verdict.high}
-            head = {"attack": attacked, "models": kind, "number": number, "GMA_minus_AVG": verdict.mean}
-            found.append({**head, **interval, "targets": verdict.of, "says": verdict.text.replace("seeds", "targets")})
+            head = {"attack": attacked, "models": kind, "arm": arm, "number": number, "minus_AVG": verdict.mean}
+            found.append({**head, **interval, "targets": verdict.of})
     return found
 
 
@@ -251,7 +268,13 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
     wanted = {"logistic, as printed": ("accuracy_%",), "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%")}
     for row in differences:
         if row["number"] in wanted.get(row["attack"], ()):
-            said.append(f"{row['attack']}, {row['models']}, {row['number'].replace('_', ' ')}: {row['says']}.")
+            between = ""
+            if row["low"] is not None:
+                seen = "" if row["low"] > 0 or row["high"] < 0 else ": no difference to be seen"
+                between = f" ({row['low']:.2f} to {row['high']:.2f}, {row['targets']} targets){seen}"
+            number = row["number"].replace("_", " ")
+            change = f"{row['arm']} {row['minus_AVG']:+.2f} points against AVG{between}"
+            said.append(f"{row['attack']}, {row['models']}, {number}: {change}.")
     return said
 
 

@@ -49,18 +49,23 @@ def relative_change(gma: float, avg: float) -> float:
     return 100 * (gma / avg - 1)
 
 
-def trial_rows(record: RoundRecord, **named: Any) -> list[dict[str, Any]]:
-    """A round's rows, one for each group of clients."""
+def trial_rows(record: RoundRecord, runs: int) -> Iterator[dict[str, Any]]:
+    """A round's rows, one for each group of clients; the runs of one arm come after those of the other."""
     assert record.client_accuracies is not None
-    means = group_means(record.client_accuracies, record.cohort)
-    return [{**named, "round": record.round, "group": group, "accuracy_%": value} for group, value in means.items()]
+    head = {"run": record.run % runs, "after": record.round - 1, "arm": list(ARMS)[record.run // runs]}
+    for group, value in group_means(record.client_accuracies, record.cohort).items():
+        yield {**head, "group": group, "accuracy_%": value}
+
+
+def _both_arms(specs: Sequence[RunSpec], after: Sequence[int]) -> list[RunSpec]:
+    looked = {"rounds": max(after) + 1, "evaluate_every": 1, "per_client": True}
+    return [replace(spec, aggregator=name, **looked) for name in ARMS.values() for spec in specs]  # type: ignore[arg-type]
 
 
 def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
     """From plain FedAvg's model after so many rounds, one round aggregated both ways; a row an arm and a group."""
-    trunk = fleets.assemble([replace(spec, aggregator="mean", evaluate_every=0) for spec in specs])
-    both = [replace(spec, aggregator=name, rounds=max(after) + 1) for name in ARMS.values() for spec in specs]
-    fork = fleets.assemble([replace(spec, evaluate_every=1, per_client=True) for spec in both])
+    trunk = fleets.assemble([replace(spec, aggregator="mean", rounds=max(after), evaluate_every=0) for spec in specs])
+    fork = fleets.assemble(_both_arms(specs, after))
     state, done = fleets.start(trunk), 0
     for point in sorted(after):
         for _ in range(point - done):
@@ -69,18 +74,15 @@ def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[di
         plain = [fleets.export(trunk, state, run) for run in range(len(specs))]
         _, played = fleets.play_round(fork, fleets.restore(fork, plain * len(ARMS)))
         for record in played.records:
-            arm, seed = list(ARMS)[record.run // len(specs)], record.run % len(specs)
-            yield from trial_rows(record, after=point, seed=seed, arm=arm)
+            yield from trial_rows(record, len(specs))
 
 
 def separate_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Both arms trained apart from the same first weights with the same cohorts, looked at in the same rounds."""
-    arms = [replace(spec, aggregator=name, rounds=max(after) + 1) for name in ARMS.values() for spec in specs]
-    for played in fleets.play([replace(spec, evaluate_every=1, per_client=True) for spec in arms]):
+    for played in fleets.play(_both_arms(specs, after)):
         if int(played.rounds[0]) - 1 in after:
             for record in played.records:
-                arm, seed = list(ARMS)[record.run // len(specs)], record.run % len(specs)
-                yield from trial_rows(record, after=record.round - 1, seed=seed, arm=arm)
+                yield from trial_rows(record, len(specs))
 
 
 MODES = {"paired": paired_trials, "separate": separate_trials}
@@ -89,19 +91,16 @@ MODES = {"paired": paired_trials, "separate": separate_trials}
 def trials(request: AnalysisRequest) -> list[dict[str, Any]]:
     """All trials of both modes and both cohorts."""
     after = (1, 2) if request.quick else AFTER if request.rounds is None else _points(request.rounds)
-    materials, rows = Materials(request.device), []
+    materials, specs, rows = Materials(request.device), [], []
     for cohort in COHORTS:
         settings = {**data_and_model(request, "fmnist"), "partition": {"name": "label_skew", "clients": CLIENTS}}
-        rates = {
-            "cohort": cohort,
-            "client_learning_rate": 0.01,
-            "local_epochs": 3,
-            "rounds": max(after) + 1,
-            "mask_every": 0,
-        }
-        specs = specs_of(materials, request.seeds, **settings, **rates, client_test_size=2000)
-        for mode, play in MODES.items():
-            rows += [{"mode": mode, "cohort": cohort, **row} for row in play(specs, after)]
+        rates = {"cohort": cohort, "client_learning_rate": 0.01, "local_epochs": 3, "mask_every": 0}
+        specs += specs_of(materials, request.seeds, **settings, **rates, client_test_size=2000)
+    for mode, play in MODES.items():
+        for row in play(specs, after):
+            place = row.pop("run")
+            named = {"mode": mode, "cohort": specs[place].cohort, "seed": specs[place].seed}
+            rows.append({**named, **row})
     return rows
 
 
@@ -176,18 +175,22 @@ def printed_changes() -> dict[tuple[int, str], float]:
 
 def beside(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Our changes over all starting rounds beside the printed ones."""
-    said = printed_changes()
+    changed = printed_changes()
+    means = {(r["cohort"], r["group"], r["arm"]): r["value"] for r in printed() if r["trial"] == "mean"}
     rows = []
     for row in summary:
         if row["after"] == "all":
-            value = said[row["cohort"], row["group"]]
-            rows.append({**row, "printed_change_%": value, "verdict": _verdict(row, value)})
+            key = row["cohort"], row["group"]
+            levels = {f"printed_{arm}_%": means[*key, arm] for arm in ARMS}
+            points = {"printed_points": means[*key, "GMA"] - means[*key, "AVG"], "printed_change_%": changed[key]}
+            rows.append({**row, **levels, **points, "verdict": _verdict(row, points["printed_points"])})
     return rows
 
 
 def _verdict(row: dict[str, Any], value: float) -> str:
-    low, high = row["low"], row["high"]
-    if row["points_low"] is None or row["points_low"] <= 0 <= row["points_high"] or low is None:
+    """Our interval in points held against the printed difference."""
+    low, high = row["points_low"], row["points_high"]
+    if low is None or low <= 0 <= high:
         return "no difference to be seen"
     if row["points"] * value < 0:
         return "contradicts"
@@ -200,7 +203,8 @@ def say(row: dict[str, Any]) -> str:
     between = "" if row["points_low"] is None else f" ({row['points_low']:.1f} to {row['points_high']:.1f})"
     change = "undefined" if row["change_of_means_%"] is None else f"{row['change_of_means_%']:.1f} %"
     levels = f"AVG {row['AVG_%']:.1f} %, GMA {row['GMA_%']:.1f} %, {row['points']:.1f} points{between}"
-    return f"{head}: {levels}; relative change {change}, printed {row['printed_change_%']:g} %: {row['verdict']}."
+    printed = f"AVG {row['printed_AVG_%']:.1f} %, {row['printed_points']:.1f} points, {row['printed_change_%']:g} %"
+    return f"{head}: {levels}, relative change {change}; printed {printed}: {row['verdict']}."
 
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:
@@ -209,5 +213,5 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
     summary = changes(rows)
     compared = beside(summary)
     notes = [say(row) for row in compared]
-    figures = {"participation": draw_participation(summary, printed_changes())}
+    figures = {"participation": draw_participation(compared)}
     return AnalysisResult({"compared": compared, "changes": summary, "trials": rows}, notes, figures)

@@ -214,9 +214,10 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
     slow = slowdown(problem, alphas, seeds)
     noise = noisy(problem, alphas, (256, 1024) if request.quick else (256, 1024, 4096), seeds)
     votes = against_votes(seeds)
-    dense, curves = densities(request)
-    figures = {"slowdown": draw_slowdown(slow, noise), "density": draw_density(curves)}
-    tables = {"rounds_to_target": slow, "noisy_gradients": noise, "voted_masks": votes, "density_of_real_masks": dense}
+    dense, curve = densities(request)
+    figures = {"slowdown": draw_slowdown(slow, noise), "density": draw_density(curve)}
+    tables = {"rounds_to_target": slow, "noisy_gradients": noise, "voted_masks": votes}
+    tables |= {"density_of_real_masks": dense, "density_curve": curve}
     return AnalysisResult(tables, [*_said(slow, noise, votes), *say(dense)], figures)
 
 

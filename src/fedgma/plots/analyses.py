@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
@@ -15,7 +14,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 from fedgma.plots.style import BASE, COLOURS, DASHES, INK, SIZE, WIDTH, dress, key, name_axes, new_figure
 
 Rows = Sequence[Mapping[str, Any]]
-Numbers = npt.NDArray[np.float64]
 
 
 def _pick(rows: Rows, **wanted: Any) -> list[Mapping[str, Any]]:
@@ -137,16 +135,16 @@ def draw_slowdown(slow: Rows, noise: Rows) -> Figure:
     return figure
 
 
-def draw_density(curves: Mapping[str, Numbers]) -> Figure:
+def draw_density(curve: Rows) -> Figure:
     """Entries sorted by their mean mask over a real run: how low the lowest lie."""
     figure, (axes,) = new_figure(2.6, "Mean mask of every entry over a run")
-    for place, (skew, values) in enumerate(curves.items()):
-        shares = 100 * (np.arange(len(values)) + 1) / len(values)
-        thin = np.unique(np.geomspace(1, len(values), 400).astype(int) - 1)
-        axes.plot(shares[thin], values[thin], color=COLOURS[place], ls=DASHES[place], lw=1.6, label=_words(skew))
+    for place, skew in enumerate(dict.fromkeys(row["partition"] for row in curve)):
+        own = _pick(curve, partition=skew)
+        look: dict[str, Any] = {"color": COLOURS[place], "ls": DASHES[place], "lw": 1.6}
+        axes.plot(_column(own, "entries_%"), _column(own, "mean_mask"), label=_words(skew), **look)
     logarithmic(axes, "x", [0.01, 0.1, 1, 10, 100])
     axes.set_ylim(0, 1)
-    key(axes, 1, "lower right")
+    axes.legend(fontsize=SIZE, frameon=False, labelcolor=INK, loc="upper left")
     name_axes(axes, "share of entries, % (lowest first)", "mean mask")
     return figure
 
@@ -168,6 +166,8 @@ def draw_homogeneity(summary: Rows, rows: Rows, reference: float) -> Figure:
                 _column(own, "alpha"), _column(own, "low"), _column(own, "high"), color=INK, alpha=0.15, lw=0
             )
     logarithmic(above, "x", sorted({row["alpha"] for row in summary}))
+    low, high = above.get_ylim()
+    above.set_ylim(low, high + 0.2 * (high - low))  # room for the legend
     name_axes(above, "Dirichlet alpha (right: clients alike)", "entries, %")
     above.legend(fontsize=SIZE - 1, ncols=3, frameon=False, labelcolor=INK, handlelength=1.5)
     alphas = sorted({row["alpha"] for row in rows})
@@ -182,32 +182,24 @@ def draw_homogeneity(summary: Rows, rows: Rows, reference: float) -> Figure:
     return figure
 
 
-def draw_participation(summary: Rows, printed: Mapping[tuple[int, str], float]) -> Figure:
-    """Relative change of accuracy by cohort, group and mode with intervals; the printed changes as crosses."""
-    rows = [row for row in summary if row["after"] == "all"]
-    figure, (axes,) = new_figure(1.2 + 0.3 * len(rows), "GMA against AVG, relative change of accuracy")
-    names, place = [], 0
-    for (cohort, group), value in printed.items():  # a change from nothing is no number, and has no dot
-        for row in [
-            row for row in rows if (row["cohort"], row["group"]) == (cohort, group) and row["change_%"] is not None
-        ]:
-            colour = COLOURS[0] if row["mode"] == "paired" else COLOURS[1]
-            reach = (
-                [[0.0], [0.0]]
-                if row["low"] is None
-                else [[row["change_%"] - row["low"]], [row["high"] - row["change_%"]]]
-            )
-            axes.errorbar(row["change_%"], place, xerr=reach, fmt="o", color=colour, capsize=3, markersize=5)
-            axes.plot(value, place, "x", color=BASE, markersize=6, mew=1.6)
-            names.append(f"{cohort} of 10, {'others' if group.startswith('non') else 'taking part'}, {row['mode']}")
-            place += 1
+def draw_participation(rows: Rows) -> Figure:
+    """Change of accuracy in points by cohort, group and mode with intervals; the printed changes as crosses."""
+    figure, (axes,) = new_figure(1.2 + 0.3 * len(rows), "GMA minus AVG, by clients")
+    names = []
+    for place, row in enumerate(sorted(rows, key=lambda row: (-row["cohort"], row["group"] != "participating"))):
+        colour = COLOURS[0] if row["mode"] == "paired" else COLOURS[1]
+        low, high = (row["points"] if row[name] is None else row[name] for name in ("points_low", "points_high"))
+        axes.plot([low, high], [place, place], color=colour, lw=1.6, marker="|", markersize=6)
+        axes.plot(row["points"], place, "o", color=colour, markersize=5)
+        axes.plot(row["printed_points"], place, "x", color=BASE, markersize=6, mew=1.6)
+        names.append(f"{row['cohort']} of 10, {'others' if row['group'].startswith('non') else 'taking part'}")
     axes.axvline(0, color=INK, lw=0.8)
-    axes.set_yticks(range(place), names)
-    axes.set_ylim(place - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.plot([], [], "x", color=BASE, mew=1.6, ls="", label="printed")
     axes.plot([], [], "o", color=COLOURS[0], ls="", label="paired")
     axes.plot([], [], "o", color=COLOURS[1], ls="", label="trained apart")
     _legend(figure, axes, 3)
-    name_axes(axes, "100 (GMA / AVG - 1), with 95 % interval over seeds")
+    name_axes(axes, "points of accuracy, 95 % interval over seeds")
     return figure
