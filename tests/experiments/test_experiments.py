@@ -14,7 +14,7 @@ from small_runs import call
 from torch import nn
 
 import fedgma
-from fedgma.errors import ConfigError, Diverged
+from fedgma.errors import ConfigError, NotEnoughClients
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grids import expand
 from fedgma.experiments.lines import line_of
@@ -50,11 +50,13 @@ def test_rounds_come_one_by_one_and_nothing_is_written(small, tmp_path, monkeypa
 def test_a_run_says_what_came_out_and_its_folders_say_it_again(small, tmp_path):
     outcome = experiments.run(small, out=tmp_path)
     (comparison,) = outcome.comparisons
-    means = {arm.settings["aggregator"]: arm.spread("last10")[0] for arm in outcome.arms}
-    assert comparison.verdicts["last10"].mean == pytest.approx(means["gma"] - means["mean"])
+    means = {arm.name: arm.scores["last10"].mean for arm in outcome.arms}
+    assert comparison.cells[0].verdict.mean == pytest.approx(means["GMA"] - means["mean"])
     again = experiments.run(small, out=tmp_path)
     assert again == outcome
-    assert experiments.run(small).arms == outcome.arms  # without folders too
+    without = experiments.run(small)
+    assert [(arm.name, arm.scores) for arm in without.arms] == [(arm.name, arm.scores) for arm in outcome.arms]
+    assert without.comparisons == outcome.comparisons
 
 
 def test_a_run_folder_is_complete(small, tmp_path):
@@ -147,8 +149,8 @@ def test_federations_are_made_once_for_runs_that_share_them(small):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_when_no_run_stays_finite_that_is_an_error_of_its_own(small):
-    with pytest.raises(Diverged, match="client_learning_rate"):
+def test_when_no_client_gives_anything_finite_to_the_end_there_are_too_few_clients(small):
+    with pytest.raises(NotEnoughClients, match=r"\(8 were not finite\); lower client_learning_rate"):
         experiments.run({**small, "client_learning_rate": 3e38, "momentum": 0.0, "rounds": 3, "seed": 0})
 
 

@@ -13,8 +13,8 @@ from run_folders import write_duel, write_run
 from fedgma.reports.pages import page, write_report
 from fedgma.reports.pictures import make_pictures
 from fedgma.reports.report import in_markdown, make_report
-from fedgma.reports.runs import read_runs
-from fedgma.reports.summaries import rows
+from fedgma.runs import read_runs
+from fedgma.summaries import rows
 
 GOLDEN = Path(__file__).with_name("golden.md")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedgma.masks import votes_needed
 from fedgma.plots.style import COLOURS, INK, SEQUENCE, SIZE, colour_of, key, name_axes, new_figure
-from fedgma.reports.summaries import Spread
+from fedgma.summaries import Spread
 
 Shares = npt.NDArray[np.float64]
 GRID_OF_TAUS = tuple(round(0.1 * step, 1) for step in range(1, 11))  # the paper's search grid, and 1

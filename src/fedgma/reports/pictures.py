@@ -12,9 +12,9 @@ from fedgma.plots.federations import draw_classes
 from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
 from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_taus, same_mask
 from fedgma.plots.style import plain_text
-from fedgma.reports.runs import Record, Run, curve, number, numbers
-from fedgma.reports.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, short
 from fedgma.reports.tables import slug
+from fedgma.runs import Record, Run, curve, number, numbers
+from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, spelt
 
 MOST = 12  # settings whose accuracy is drawn
 CLOSELY = 4  # settings whose masks and clients are drawn
@@ -73,7 +73,7 @@ def scenes(rows: Sequence[Row]) -> dict[str, Scene]:
     found: dict[str, Scene] = {}
     for row in rows:
         others = {name: value for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)}
-        title = ", ".join(said(name, value) for name, value in others.items())
+        title = ", ".join(spelt(name, value) for name, value in others.items())
         found.setdefault(title, {})[arm(row.runs[0], list(row.label))] = row
     return found
 
@@ -91,15 +91,6 @@ def best_rates(rows: Sequence[Row]) -> list[Row]:
 
 def _level(rows: Sequence[Row]) -> float:
     return sum(row.scores["last10"].mean for row in rows) / len(rows)
-
-
-def said(name: str, value: Any) -> str:
-    """A setting in a title: words alone, numbers with their names.
-
-    >>> said("algorithm", "fedadam"), said("partition.alpha", 0.3)
-    ('fedadam', 'alpha 0.3')
-    """
-    return value if isinstance(value, str) else f"{short(name)} {plain(value)}"
 
 
 def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) -> Picture:
@@ -191,7 +182,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
         return
     groups: dict[str, dict[str, dict[tuple[float, float], float]]] = {}
     for row in rows:
-        others = [said(n, v) for n, v in row.label.items() if n not in (*RATES, "aggregator", *AGGREGATOR_SETTINGS)]
+        others = [spelt(n, v) for n, v in row.label.items() if n not in (*RATES, "aggregator", *AGGREGATOR_SETTINGS)]
         server_rate, client_rate = (number(row.runs[0].settings, name) for name in RATES)
         if server_rate is not None and client_rate is not None:
             arms = groups.setdefault(", ".join(others), {}).setdefault(arm(row.runs[0], list(row.label)), {})
@@ -222,17 +213,23 @@ def _partitions(rows: Sequence[Row]) -> Iterator[Picture]:
 
 def _partition_words(parts: Mapping[str, Any]) -> list[str]:
     named = [n for n in ("clients", "classes_per_client", "alpha", "beta") if parts.get(f"partition.{n}") is not None]
-    return [plain(parts.get("partition.name")), *(said(n, parts[f"partition.{n}"]) for n in named)]
+    return [plain(parts.get("partition.name")), *(spelt(n, parts[f"partition.{n}"]) for n in named)]
 
 
 def _dealt(run: Run) -> tuple[Any, tuple[str, ...]] | None:
     """Counts [client, class] and class names: as recorded, or dealt again from the same data; None where neither."""
     recorded = run.head.get("data")
-    counts = recorded.get("counts") if isinstance(recorded, dict) else None
+    recorded = recorded if isinstance(recorded, dict) else {}
+    counts = recorded.get("counts")
     if isinstance(counts, list) and counts and all(numbers({"": row}, "") for row in counts):
         table = np.array(counts, np.int64) if len({len(row) for row in counts}) == 1 else None
-        return None if table is None else (table, tuple(map(str, range(table.shape[1]))))
+        return None if table is None else (table, _class_names(recorded.get("classes"), table.shape[1]))
     return _dealt_again(run)
+
+
+def _class_names(recorded: Any, classes: int) -> tuple[str, ...]:
+    named = isinstance(recorded, list) and len(recorded) == classes
+    return tuple(map(str, recorded if named else range(classes)))
 
 
 def _dealt_again(run: Run) -> tuple[Any, tuple[str, ...]] | None:
