@@ -1,6 +1,7 @@
 """What `fedgma run` and `fedgma sweep` share: options, playing what is missing visibly, saying what came out."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -50,7 +51,7 @@ class Manner(NamedTuple):
         """Where it is said."""
         from rich.console import Console
 
-        return Console(quiet=self.silent, highlight=False, markup=False)
+        return Console(file=sys.stdout, quiet=self.silent, highlight=False, markup=False)
 
 
 def grid_of_words(words: list[str] | None) -> "Grid":

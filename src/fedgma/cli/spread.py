@@ -38,15 +38,19 @@ def spread_grid(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, addr
 def _play(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: str, stopping: Stopping) -> list[str]:
     errors: list[str] = []
     left = missing(planned)
+    console = manner.console  # before Ray takes the standard output
     with connected(address) as cluster, standing(manner.out) as token:
         shares = [_share(members, grid, manner, token) for members in spread(left, cluster.fleets)]
-        where = f"Ray, {cluster.nodes} nodes"
-        say_plan(manner.console, planned, left, f"{len(shares)} fleets", where)
-        bars = _bars(manner.console, off=manner.silent)
+        nodes = cluster.nodes
+        say_plan(console, planned, left, f"{len(shares)} fleets", f"Ray, {nodes} nodes")
+        bars = _bars(console, off=manner.silent)
         with bars:
             bar = bars.add_task("", total=None)
-            for came in play_on(cluster, shares):
+            for alive, came in play_on(cluster, shares):
                 errors += came
+                if alive < nodes:
+                    console.print(f"{nodes - alive} of {nodes} nodes died; their fleets go on elsewhere")
+                nodes = alive
                 seen = progress(left)
                 bars.update(bar, description=_words(seen), completed=seen.rounds, total=seen.total)
                 if stopping():

@@ -163,7 +163,8 @@ def connected(address: str) -> Iterator[Cluster]:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"no Ray cluster at {address!r} ({first}); is it started, and RAY_ADDRESS right?") from None
     try:
-        yield look(ray.nodes())
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield look(ray.nodes())  # what its nodes have to say Ray prints where our results go
     finally:
         ray.shutdown()
 
@@ -184,8 +185,8 @@ def look(nodes: Sequence[Mapping[str, Any]]) -> Cluster:
     return Cluster(int(sum(held // min(cores) for held in cores)), {"num_cpus": min(cores)}, len(alive))
 
 
-def play_on(cluster: Cluster, shares: Sequence[Share]) -> Iterator[list[str]]:
-    """Play shares as tasks; gives the errors that came every few seconds, and ends when all tasks have."""
+def play_on(cluster: Cluster, shares: Sequence[Share]) -> Iterator[tuple[int, list[str]]]:
+    """Play shares as tasks: every few seconds the number of nodes and the errors that came, until all tasks ended."""
     import ray
     from ray.exceptions import RayError
 
@@ -201,4 +202,5 @@ def play_on(cluster: Cluster, shares: Sequence[Share]) -> Iterator[list[str]]:
             except RayError as error:
                 said = f"a fleet came to no end, after {RETRIES} retries: {str(error).strip().splitlines()[-1]}"
                 answers.append(json.dumps({"error": said, "exit_code": 1}))
-        yield [answer for answer in answers if answer != "{}"]
+        alive = sum(node["Alive"] for node in ray.nodes())
+        yield alive, [answer for answer in answers if answer != "{}"]
