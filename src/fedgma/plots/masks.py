@@ -89,6 +89,20 @@ def _ceiling(percent: Shares) -> float:
     return max(10.0, 10.0 * math.ceil(float(percent.max()) / 10))
 
 
+def draw_stability(curves: Mapping[str, tuple[Shares, Shares]], rounds: Sequence[int], title: str = "") -> Figure:
+    """Figures of a mask beside an earlier one, by round: name -> measured and by chance, shares of [round]."""
+    figure, panels = new_figure(1.3 + 1.25 * len(curves), title, (1,) * len(curves))
+    for axes, (name, (measured, chance)) in zip(panels, curves.items(), strict=True):
+        dot = "o" if len(rounds) <= 30 else ""
+        axes.plot(rounds, 100 * measured, color=COLOURS[0], lw=1.6, label="measured", marker=dot, markersize=3)
+        axes.plot(rounds, 100 * chance, color=INK, lw=1, ls=":", label="by chance")
+        axes.set_ylim(0, _ceiling(100 * np.concatenate([measured, chance])))
+        name_axes(axes, "round" if axes is panels[-1] else "", f"{name}, %")
+    key(panels[0], 2, "upper right")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
 def draw_taus(shares: Shares, accuracy: Mapping[float, Spread] | None = None, title: str = "") -> Figure:
     """How much each tau masks, as the step function it is; braces join taus that are one algorithm on these votes."""
     measured = accuracy or {}

@@ -10,7 +10,7 @@ from fedgma.errors import FedgmaError
 from fedgma.plots.curves import BANDS, draw_accuracy
 from fedgma.plots.federations import draw_classes
 from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
-from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_taus, same_mask
+from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_stability, draw_taus, same_mask
 from fedgma.plots.style import plain_text
 from fedgma.reports.tables import slug
 from fedgma.runs import Record, Run, curve, number, numbers
@@ -47,7 +47,7 @@ def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
     picked = (
         " Of the learning rates, the pair with the highest last10 over the arms." if len(chosen) < len(rows) else ""
     )
-    closely: list[Drawer] = [_agreement, _layers, _taus, _fairness]
+    closely: list[Drawer] = [_agreement, _layers, _stability, _taus, _fairness]
     for draw, most in [(_accuracy, MOST), *((draw, CLOSELY) for draw in closely)]:
         left = f" {most} of {len(found)} settings are drawn." if len(found) > most else ""
         for title, scene in found[:most]:
@@ -143,6 +143,37 @@ def _layers(title: str, scene: Scene) -> Picture | None:
     caption = f"Share of each layer's entries whose agreement is below tau ({name}, mean over seeds)."
     drawn = draw_layers(shares.mean(axis=0), rounds, layers)
     return _picture("layers", title, "Where clients disagree", caption, drawn)
+
+
+def _stability(title: str, scene: Scene) -> Picture | None:
+    """How much of the mask is another one than when it was last looked at, and what chance alone would give."""
+    name, row = _masked(scene)
+    tables = [_steadiness(run) for run in row.runs]
+    rounds = sorted(set.intersection(*map(set, tables)))
+    if len(rounds) < 2:
+        return None
+    gap, *figures = np.array([[table[r] for r in rounds] for table in tables]).mean(axis=0).T
+    flipped, overlap, by_chance, again_by_chance = figures
+    usual = f"{np.median(gap):g} round{'s' if np.median(gap) > 1 else ''}"
+    caption = (
+        f"The mask beside that of {usual} earlier ({name}, mean over seeds): entries that crossed tau, and of those "
+        "masked in either round the share masked in both. Dotted: masks of these sizes that know nothing of each other."
+    )
+    drawn = draw_stability({"crossed tau": (flipped, by_chance), "masked again": (overlap, again_by_chance)}, rounds)
+    return _picture("stability", title, "How steady the mask is", caption, drawn)
+
+
+def _steadiness(run: Run) -> dict[int, tuple[float, ...]]:
+    """Round -> rounds since the mask before, share of entries flipped, overlap, and these two as chance has them."""
+    below = curve(run, "mask", "below")
+    since, flipped, overlap = (curve(run, "mask", name) for name in ("since", "flipped", "overlap"))
+    found = {}
+    for round in set(since) & set(flipped) & set(overlap) & set(below):
+        now, before = below[round], below.get(int(since[round]), np.nan)
+        both, either = now * before, now + before - now * before
+        chance = (now + before - 2 * both, both / either if either else 1.0)
+        found[round] = (round - since[round], flipped[round], overlap[round], *chance)
+    return {round: figures for round, figures in found.items() if not np.isnan(figures).any()}
 
 
 def _taus(title: str, scene: Scene) -> Picture | None:
