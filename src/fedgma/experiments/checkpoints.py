@@ -33,7 +33,7 @@ class Checkpoint(NamedTuple):
     state: State
 
 
-def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray], *, keep: int = KEPT) -> None:
+def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray]) -> None:
     """Publish a checkpoint below `folder` and drop all but the newest ones."""
     from safetensors.numpy import save
 
@@ -49,9 +49,14 @@ def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray], 
     _discard(target)  # only a damaged one can stand there
     staged.rename(target)
     sync_folder(folder)
+    drop_checkpoints(folder, KEPT)
+
+
+def drop_checkpoints(folder: Path, keep: int) -> None:
+    """Drop all but the newest ones, and what a writer that died left of one."""
     for old in checkpoint_rounds(folder)[:-keep]:
         _discard(folder / f"{old:08d}")
-    for left in folder.glob(".*"):  # by a writer that died: there is but one at a time
+    for left in folder.glob(".*"):
         shutil.rmtree(left, ignore_errors=True)
 
 

@@ -26,6 +26,7 @@ from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.checkpoints import (
     Checkpoint,
     digest,
+    drop_checkpoints,
     read_checkpoint,
     sync_folder,
     write_atomic,
@@ -114,7 +115,9 @@ class RunFolder:
         with written_to(self.path):
             os.fsync(self._lines.fileno())
             if keep and self._from != round:
-                write_checkpoint(self.path / "checkpoints", round, state, keep=1)
+                write_checkpoint(self.path / "checkpoints", round, state)
+            if keep:
+                drop_checkpoints(self.path / "checkpoints", 1)
             write_atomic(self.path / "done", dump({"rounds": round, "sha256": digest(parameters)}) + b"\n")
             if not keep:
                 shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
