@@ -83,6 +83,19 @@ def test_the_example_gives_a_verdict(capsys):
     assert "seeds" in capsys.readouterr().out
 
 
+def test_an_arm_is_called_by_what_tells_it_apart_whatever_its_seed():
+    from fedgma.cli.play import names_of
+    from fedgma.experiments.grids import expand
+    from fedgma.experiments.materials import Materials
+    from fedgma.experiments.play import plan
+
+    chosen = {"partition": ["iid", {"name": "dirichlet", "alpha": 0.1}], "tau": [0.2, 0.4], "seed": [0, 1]}
+    names = names_of(plan(expand(chosen), Materials("cpu"), None))
+    both = ["mean", "GMA, tau 0.2", "GMA, tau 0.4"]
+    assert list(dict.fromkeys(names.values())) == [f"{part}, {arm}" for part in ("dirichlet", "iid") for arm in both]
+    assert len(names) == 12
+
+
 def test_sparks_follow_the_curve():
     assert spark([0, 100]) == "▁█"
     assert len(spark(list(range(100)))) <= 12

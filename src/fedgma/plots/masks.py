@@ -96,7 +96,8 @@ def draw_stability(curves: Mapping[str, tuple[Shares, Shares]], rounds: Sequence
         dot = "o" if len(rounds) <= 30 else ""
         axes.plot(rounds, 100 * measured, color=COLOURS[0], lw=1.6, label="measured", marker=dot, markersize=3)
         axes.plot(rounds, 100 * chance, color=INK, lw=1, ls=":", label="by chance")
-        axes.set_ylim(0, _ceiling(100 * np.concatenate([measured, chance])))
+        room = 1.3 if axes is panels[0] else 1.05  # the key stands above the lines
+        axes.set_ylim(0, room * _ceiling(100 * np.concatenate([measured, chance])))
         name_axes(axes, "round" if axes is panels[-1] else "", f"{name}, %")
     key(panels[0], 2, "upper right")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
