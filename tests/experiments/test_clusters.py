@@ -115,7 +115,7 @@ def test_without_the_package_or_with_a_wrong_address_one_sentence_says_what_to_d
     code, _, said = call("sweep", *words(CHOSEN), "--out", tmp_path, "--on", "ray")
     assert (code, said) == (2, "fedgma: --on ray needs the package ray: pip install 'fedgma[ray]'\n")
     code, _, said = call("sweep", *words(CHOSEN), "--out", tmp_path, "--on", "moon")
-    assert (code, said) == (2, "fedgma: --on takes here, ray or ray://HOST:PORT, not 'moon'\n")
+    assert (code, said) == (2, "fedgma: --on takes here, ray or ray:HOST:PORT, not 'moon'\n")
 
 
 STATEFUL = {

@@ -78,7 +78,7 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         planned = plan(grid, materials, manner.out)
         left = missing(planned)
         packed = pack(left, materials)
-        say_plan(console, planned, left, "one fleet" if len(packed) == 1 else f"{len(packed)} fleets", materials.device)
+        say_plan(console, planned, left, len(packed), str(materials.device))
         watch = Watch(console, quiet=manner.silent, names=names_of(planned))
         with watch.bars:
             for place, members in enumerate(packed):
@@ -120,7 +120,7 @@ def names_of(planned: "Sequence[Planned]") -> dict[str, str]:
 
 
 def say_plan(
-    console: "Console", planned: "Sequence[Planned]", left: "Sequence[Planned]", packed: str, where: object
+    console: "Console", planned: "Sequence[Planned]", left: "Sequence[Planned]", fleets: int, where: str
 ) -> None:
     """One line on what will happen."""
     done = len(planned) - len(left)
@@ -128,6 +128,7 @@ def say_plan(
         console.print(f"all {len(planned)} runs were done before")
         return
     before = f", {done} done before" if done else ""
+    packed = "one fleet" if fleets == 1 else f"{fleets} fleets"
     console.print(f"{len(left)} runs in {packed} on {where}{before}")
 
 

@@ -1,6 +1,7 @@
 """`fedgma sweep --on ray`: the fleets of a sweep as tasks of a Ray cluster, watched from here."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 def spread_grid(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: str) -> None:
     """Play what is missing on a cluster and say what came out; a signal lets every fleet write a checkpoint first."""
-    if address != "ray" and not address.startswith("ray://"):
-        raise ConfigError(f"--on takes here, ray or ray://HOST:PORT, not {address!r}")
+    if not re.fullmatch(r"ray(:[^:/]+:\d+)?", address):
+        raise ConfigError(f"--on takes here, ray or ray:HOST:PORT, not {address!r}")
     code = None
     if missing(planned):
         with obeying_signals() as stopping:
@@ -42,7 +43,7 @@ def _play(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: s
     with connected(address) as cluster, standing(manner.out) as token:
         shares = [_share(members, grid, manner, token) for members in spread(left, cluster.fleets)]
         nodes = cluster.nodes
-        say_plan(console, planned, left, f"{len(shares)} fleets", f"Ray, {nodes} nodes")
+        say_plan(console, planned, left, len(shares), f"Ray, {'one node' if nodes == 1 else f'{nodes} nodes'}")
         bars = _bars(console, off=manner.silent)
         with bars:
             bar = bars.add_task("", total=None)

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 On = Annotated[
     str,
-    typer.Option(
-        help="`here`, `ray` (the cluster of RAY_ADDRESS, or one started here) or the address ray://HOST:PORT."
-    ),
+    typer.Option(help="`here`, `ray` (the cluster of RAY_ADDRESS, or one started here) or ray:HOST:PORT."),
 ]
 
 

@@ -9,7 +9,9 @@ is the right one, and its absence tells a fleet to stop after its round and writ
 import contextlib
 import json
 import os
+import re
 import secrets
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,17 +153,22 @@ def progress(runs: Sequence[Planned]) -> Progress:
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Cluster]:
-    """Join a Ray cluster: "ray" is that of RAY_ADDRESS, else one that runs on this machine, else one started here."""
+    """Join a Ray cluster: "ray:HOST:PORT"; "ray" is that of RAY_ADDRESS, else one of this machine, else one started."""
     try:
         import ray
     except ImportError:
         raise ConfigError("--on ray needs the package ray: pip install 'fedgma[ray]'") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless asked for
+    place = address.removeprefix("ray").removeprefix(":") or os.environ.get("RAY_ADDRESS")
     try:
-        ray.init(None if address == "ray" else address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        if place and (known := re.fullmatch(r"([^:/]+):(\d+)", place)):
+            socket.create_connection((known[1], int(known[2])), 10).close()  # Ray itself would try for minutes
+        ray.init(place, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"no Ray cluster at {address!r} ({first}); is it started, and RAY_ADDRESS right?") from None
+        raise ConfigError(
+            f"no Ray cluster at {place or 'hand'} ({first}); is it started, and RAY_ADDRESS right?"
+        ) from None
     try:
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
             yield look(ray.nodes())  # what its nodes have to say Ray prints where our results go
