@@ -32,7 +32,7 @@ ROOMS = [
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
     ["specs", "fleet", "verdicts", "runs", "summaries", "comparisons"],
     ["experiments", "doctor"],
-    ["plots", "reports", "flower", "cli"],
+    ["plots", "reports", "analyses", "paper", "flower", "cli", "__main__"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from fedgma.evaluation import client_accuracies, evaluate, run_forward, sample_scores, scorer
 from fedgma.models import build
-from fedgma.trainers.choose import shared_forward, written_logits
+from fedgma.trainers.choose import form_scorer, written_form
 from lane_twins import start_of
 from plain_pools import make_pool
 
@@ -46,7 +46,7 @@ def test_runs_are_scored_as_each_model_alone(name, shape):
 def test_the_written_forward_pass_gives_the_same_scores(name, shape):
     models, params, buffers = two_runs(name, shape)
     pool = make_pool(6, shape)
-    generic, written = scorer(run_forward(models[0])), scorer(shared_forward(written_logits(models[0])))
+    generic, written = scorer(run_forward(models[0])), form_scorer(written_form(models[0]))
     for one, two in zip(*(sample_scores(s, params, buffers, pool) for s in (generic, written)), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 

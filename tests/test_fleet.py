@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+import fedgma
 from fedgma.datasets import load
 from fedgma.errors import ConfigError
 from fedgma.federation import federate
-from fedgma.fleet import assemble, draw_cohort, export, play, play_round, restore, start
-from fedgma.partitions import dirichlet
+from fedgma.fleet import assemble, draw_cohort, export, lay_cohort, play, play_round, restore, start
+from fedgma.partitions import dirichlet, iid
+from fedgma.shifts import Colour
 from fedgma.specs import RunSpec
+from fedgma.trainers.cohorts import unflatten
 from plain_pools import PlainFederation, make_federation, make_pool
 
 SHAPE = (1, 28, 28)
@@ -30,13 +33,16 @@ def run_of(federation, **settings):
 def fifty_runs():
     federations = [make_federation(UNEVEN, SHAPE, seed=s) for s in range(2)]
     federations.append(PlainFederation(federations[0].train, federations[0].test, federations[0].clients[:5]))
-    names, kinds = ["gma", "mean", "and_mask"], ["sgd", "momentum", "adagrad", "adam", "yogi"]
+    names, kinds = (
+        ["gma", "mean", "and_mask", "damped_mean", "shuffled_mask"],
+        ["sgd", "momentum", "adagrad", "adam", "yogi"],
+    )
     return [
         run_of(
             federations[i % 3],
             seed=i,
             cohort=2 + i % 4,
-            aggregator=names[i % 3],
+            aggregator=names[i % len(names)],
             tau=0.1 * (i % 10),
             server=kinds[i % 5],
             server_lr=1.0 if kinds[i % 5] in ("sgd", "momentum") else 0.01,
@@ -240,7 +246,7 @@ def test_runs_that_do_not_fit_together_are_refused():
     ("wrong", "said"),
     [
         ({"cohort": 7}, "6 clients, got 7"),
-        ({"aggregator": "median"}, "known: and_mask, gma, mean"),
+        ({"aggregator": "median"}, "known: and_mask, damped_mean, gma, mean"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"tau": 1.5}, "0 <= tau <= 1"),
     ],
@@ -287,3 +293,34 @@ def test_a_fleet_takes_runs_with_several_training_pools():
         assert alone.records[0].scores["test"]["loss"] == pytest.approx(
             both.records[run].scores["test"]["loss"], rel=1e-4
         )
+
+
+@pytest.mark.parametrize("name", ["damped_mean", "shuffled_mask"])
+def test_a_control_masks_as_the_aggregator_of_its_name(name):
+    federation = make_federation(UNEVEN, SHAPE)
+    spec = run_of(federation, aggregator=name, rounds=1, seed=5)
+    fleet = assemble([spec, replace(spec, aggregator="gma")], trainer="loop")
+    before = start(fleet)
+    after, _ = play_round(fleet, before)
+    cohort, weights = lay_cohort(fleet, before, [(0, int(client)) for client in draw_cohort(spec, 1)])
+    own = {name: value[:1] for name, value in unflatten(before.params, fleet.shapes).items()}
+    updates = fleet.train(fleet.model, cohort, fleet.pools, own, {}).updates
+    controls = {"damped_mean": fedgma.damped_mean(0.4), "shuffled_mask": fedgma.shuffled_mask(0.4, seed=5)}
+    wanted = controls[name](updates, weights.tolist()).update
+    moved = {name: value[0] for name, value in unflatten(after.params - before.params, fleet.shapes).items()}
+    for entry, value in wanted.items():
+        assert torch.allclose(moved[entry], value, rtol=1e-4, atol=1e-7)
+    assert relative(after.params[0], after.params[1]) > 1e-6  # the control is not the mask itself
+
+
+def test_runs_of_differently_coloured_federations_share_a_fleet():
+    mini = load("fmnist-mini")
+    parts = iid(mini.train.y[:60], 6)
+    colours = [Colour(), Colour(jitter=0.5), Colour()]
+    federations = [federate(mini, parts, shift=shift, seed=3) for shift in colours]
+    fleet = assemble([run_of(one, rounds=1) for one in federations], trainer="lanes")
+    assert len(fleet.pools) == 2
+    assert fleet.pool.tolist() == [0, 1, 0]
+    together, _ = play_round(fleet, start(fleet))
+    alone = last([fleet.specs[1]], trainer="lanes").state
+    assert relative(alone.params[0], together.params[1]) < 1e-5

@@ -178,6 +178,11 @@ def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Aggregator:
     )
 
 
+def shuffled_order(name: str, size: int, seed: int) -> np.ndarray:
+    """Which entry's mask value each entry of an array gets under `shuffled_mask`; the same in every round."""
+    return generator(seed, "shuffled mask", name).permutation(size)
+
+
 def clipped(aggregator: Aggregator, norm: float) -> Aggregator:
     """The same aggregator over updates scaled down to `norm` (over all trainable entries together) where longer."""
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < math.inf:
@@ -291,7 +296,7 @@ def _damped(name: str, mean: Array, mask: Array) -> Array:
 
 def _shuffled(name: str, mean: Array, mask: Array, seed: int) -> Array:
     values = mask.reshape(-1)
-    order: Any = generator(seed, "shuffled mask", name).permutation(values.shape[0])
+    order: Any = shuffled_order(name, values.shape[0], seed)
     if is_torch(mask):
         import torch
 

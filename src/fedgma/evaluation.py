@@ -41,14 +41,14 @@ def run_forward(model: nn.Module) -> Forward:
     return forward
 
 
-def scorer(forward: Forward, *, compiled: bool = False) -> Scorer:
+def scorer(forward: Forward) -> Scorer:
     """Loss and hit of every run on samples of a pool, out of a forward pass whose model is in eval mode."""
 
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = pool.batch(index, seen_by(pool, index))
         return losses_and_hits(forward(params, buffers, x).float(), y)
 
-    return torch.compile(score, dynamic=False) if compiled else score
+    return score
 
 
 def losses_and_hits(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,8 @@ class Federation:
     """Everything a run needs of its data.
 
     With a feature shift, `test` is the held-out environment and `more_tests["seen"]` shows the same images as the
-    training clients would; the indices of `client_tests` hold for both.
+    training clients would; the indices of `client_tests` hold for both. `more_tests["validation"]` is what all clients
+    held out, each in its own environment.
     """
 
     name: str
@@ -97,6 +98,8 @@ def federate(
         tests = matching_tests(partition, dataset.train.y, dataset.test.y, size=client_test_size, seed=seed)
     pools = _pools(placed, partition, dataset.shift if shift is None else shift, seed)
     train, test = pools.pop("train"), pools.pop("test")
+    if any(map(len, held)):
+        pools["validation"] = train.part(torch.from_numpy(np.sort(np.concatenate(held))).to(train.y.device))
     notes = (*dataset.notes, *partition.notes)
     return Federation(dataset.name, train, test, rest.clients, held, tests, pools, dataset.source, notes)
 

@@ -18,7 +18,7 @@ from fedgma.models import build
 from fedgma.optimizers import MOMENTS
 from fedgma.seeds import generator, seed
 from fedgma.specs import AGGREGATORS, Round, RunSpec, mask_tables
-from fedgma.trainers import memory, servers, statistics, tallies
+from fedgma.trainers import controls, memory, servers, statistics, tallies
 from fedgma.trainers.choose import LocalTrainer, choose, choose_scorer
 from fedgma.trainers.cohorts import (
     Cohort,
@@ -52,6 +52,7 @@ class Fleet:
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal ones are one object
     servers: servers.Servers
     masks: tuple[Tensor, Tensor] | None
+    controls: controls.Controls | None
     clients: Tensor  # int64 [run, 1], how many there are
     layers: statistics.Layers
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
@@ -108,6 +109,7 @@ def assemble(
         tests=_shared_tests(specs),
         servers=servers.lay_out(specs, device),
         masks=mask_tables(specs, device),
+        controls=controls.lay_out(specs, shapes, device),
         clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
         layers=statistics.lay_out(shapes, device),
         client_tests=tuple(_client_tests(spec, device) for spec in specs),
@@ -156,7 +158,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     drift = torch.zeros_like(sums.total) if state.control is not None else None
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     counted = [_train_chunk(fleet, state, lanes, sums, drift, zeros) for lanes in _chunks(cohorts, fleet.chunk)]
-    merged = tallies.merge(sums, fleet.masks, state.buffers)
+    merged = controls.apply(fleet.controls, tallies.merge(sums, fleet.masks, state.buffers))
     params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
     control = state.control
     if control is not None and drift is not None:

@@ -100,6 +100,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, shape: Shape, classes: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
+        self.shape = shape
         self.conv1 = nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False)
         self.norm1 = norm(64)
         widths = (64, 64, 128, 256, 512)

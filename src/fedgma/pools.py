@@ -20,6 +20,10 @@ class View(Protocol):
         """Show images; tensor code only, so that it can be compiled and captured."""
         ...
 
+    def part(self, index: Tensor) -> "View":
+        """The view of some samples only."""
+        ...
+
     def to(self, device: torch.device | str) -> "View":
         """The same view with its tables on another device."""
         ...
@@ -51,6 +55,12 @@ class Pool:
         """Images in [0, 1], shifted but not normalised: what the eye would see."""
         x = self.x[index].to(torch.float32) / 255
         return x if self.view is None else self.view(x, self.y[index], index, client)
+
+    def part(self, index: Tensor) -> "Pool":
+        """A pool of some of the samples."""
+        view = None if self.view is None else self.view.part(index)
+        x, y, home = self.x[index], self.y[index], self.home[index]
+        return Pool(x, y, self.classes, home, self.mean, self.std, view)
 
     def to(self, device: torch.device | str) -> "Pool":
         """The same pool on another device."""

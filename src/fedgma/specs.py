@@ -34,7 +34,13 @@ class Federation(Protocol):
 
 
 # how votes become a mask; None is no mask
-AGGREGATORS: dict[str, Callable[[float], VoteMask] | None] = {"mean": None, "gma": soft_mask, "and_mask": hard_mask}
+AGGREGATORS: dict[str, Callable[[float], VoteMask] | None] = {
+    "mean": None,
+    "gma": soft_mask,
+    "and_mask": hard_mask,
+    "damped_mean": soft_mask,  # the controls change this mask; see `trainers.controls`
+    "shuffled_mask": soft_mask,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +168,14 @@ class Round:
         )
 
     def _refused(self, run: int) -> tuple[int, ...]:
-        left = [clients[(runs == run) & ~fine.cpu().numpy()] for runs, clients, fine in self.counted]
+        left = [clients[runs == run] for runs, clients in self._left_out]
         return tuple(int(client) for part in left for client in part)
+
+    @cached_property
+    def _left_out(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Runs and clients of the lanes that were not counted; waits for the device."""
+        lanes = [(runs, clients, ~fine.cpu().numpy()) for runs, clients, fine in self.counted]
+        return [(runs[lost], clients[lost]) for runs, clients, lost in lanes if lost.any()]
 
 
 def mask_tables(specs: Sequence[RunSpec], device: torch.device) -> tuple[Tensor, Tensor] | None:

@@ -40,6 +40,10 @@ class Coloured(NamedTuple):
         first = ground + span * grey.first
         return Moments(first, ground**2 + 2 * ground * span * grey.first + span**2 * grey.second)
 
+    def part(self, index: Tensor) -> "Coloured":
+        """The tables of some samples."""
+        return self._replace(luck=self.luck[index], other=self.other[index], pick=self.pick[index])
+
     def to(self, device: torch.device | str) -> "Coloured":
         """The same tables on another device."""
         return Coloured(*(table.to(device) for table in self))
@@ -59,6 +63,10 @@ class Rotated(NamedTuple):
         images = x.reshape(-1, *x.shape[-3:])
         grid = functional.affine_grid(turn, list(images.shape), align_corners=False)
         return functional.grid_sample(images, grid, align_corners=False).reshape(x.shape)
+
+    def part(self, index: Tensor) -> "Rotated":
+        """The same: angles belong to environments, not to samples."""
+        return self
 
     def to(self, device: torch.device | str) -> "Rotated":
         """The same angles on another device."""

@@ -99,3 +99,19 @@ def test_two_federations_of_one_seed_are_equal_and_of_another_differ():
     same, again, other = (federate(mini, partition, shift=Colour(), seed=s).train for s in (1, 1, 2))
     assert torch.equal(same.batch(index, same.home[index])[0], again.batch(index, again.home[index])[0])
     assert not torch.equal(same.seen(index, same.home[index]), other.seen(index, other.home[index]))
+
+
+@pytest.mark.parametrize("name", ["mnist", "fedcmnist"])
+def test_what_clients_held_out_is_a_pool_in_their_own_colours(name):
+    grey_dataset = load("fmnist-mini")
+    shift = Colour() if name == "fedcmnist" else None
+    federation = federate(grey_dataset, iid(grey_dataset.train.y, 4), shift=shift, validation=0.25)
+    held = np.sort(np.concatenate(federation.validation))
+    pool = federation.more_tests["validation"]
+    assert len(pool) == len(held)
+    place = torch.arange(len(held))
+    seen, labels = pool.batch(place, pool.home)
+    wanted, known = federation.train.batch(torch.from_numpy(held), federation.train.home[held])
+    assert torch.equal(seen, wanted)
+    assert torch.equal(labels, known)
+    assert not set(held.tolist()) & set(np.concatenate(federation.clients).tolist())

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import SMALL, call
+from small_runs import SMALL
 from test_resume import outcome, words
 
 import fedgma
+from commands import call
 from fedgma.errors import ConfigError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.clusters import Share, look, play_share, progress, read_share, spread, standing, write_share

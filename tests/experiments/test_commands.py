@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import call
 
+from commands import call
 from fedgma import doctor
 from fedgma.cli.live import spark
 from fedgma.experiments.checkpoints import digest

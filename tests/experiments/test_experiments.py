@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import call
 from torch import nn
 
 import fedgma
+from commands import call
 from fedgma.errors import ConfigError, Diverged, NotEnoughClients
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grids import expand

@@ -11,7 +11,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedgma.cli.live import Stopping, Watch
     from fedgma.experiments.grids import Grid
+    from fedgma.experiments.materials import Materials
     from fedgma.experiments.play import Outcome, Planned
     from fedgma.runs import Run
     from fedgma.verdicts import Verdict
@@ -72,7 +74,7 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
     console = manner.console
     with obeying_signals() as stopping:
         from fedgma.experiments.materials import Materials
-        from fedgma.experiments.play import missing, pack, plan, play_fleet
+        from fedgma.experiments.play import missing, pack, plan
 
         materials = Materials(manner.device, folder=grid.folder)
         planned = plan(grid, materials, manner.out)
@@ -80,30 +82,45 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         packed = pack(left, materials)
         say_plan(console, planned, left, len(packed), str(materials.device))
         watch = Watch(console, quiet=manner.silent, names=names_of(planned))
-        with watch.bars:
-            for place, members in enumerate(packed):
-                watch.begin(members, "training" if len(packed) == 1 else f"fleet {place + 1} of {len(packed)}")
-                for played in play_fleet(
-                    members,
-                    materials,
-                    checkpoint_seconds=manner.checkpoint_seconds,
-                    keep_state=manner.keep_state,
-                    stop=stopping,
-                ):
-                    watch.see(played)
-                if stopping():
-                    break
-    end(planned, manner, stopping.code)
+        options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state}
+        play_fleets(packed, materials, watch, stopping, **options)
+    end(planned, manner, stopping)
 
 
-def end(planned: "Sequence[Planned]", manner: Manner, code: int | None) -> None:
+def play_fleets(
+    packed: "Sequence[Sequence[Planned]]",
+    materials: "Materials",
+    watch: "Watch",
+    stopping: "Stopping",
+    **options: Any,
+) -> None:
+    """Play fleets one after the other, with a bar for each, until all are done or somebody stops it.
+
+    Options are those of `play_fleet`.
+    """
+    from fedgma.experiments.play import play_fleet
+
+    with watch.bars:
+        for place, members in enumerate(packed):
+            watch.begin(members, "training" if len(packed) == 1 else f"fleet {place + 1} of {len(packed)}")
+            for played in play_fleet(members, materials, stop=stopping, **options):
+                watch.see(played)
+            if stopping():
+                break
+
+
+def leave_if_stopped(stopping: "Stopping", out: Path) -> None:
+    """End the process with the signal's code, and say that the same command goes on."""
+    if stopping.code is not None:
+        typer.echo(f"fedgma: stopped; what was played is in {out}, the same command goes on from there", err=True)
+        raise typer.Exit(stopping.code)
+
+
+def end(planned: "Sequence[Planned]", manner: Manner, stopping: "Stopping") -> None:
     """Say what came out, or that it was stopped."""
     from fedgma.experiments.play import conclude
 
-    if code is not None:
-        said = f"fedgma: stopped; what was played is in {manner.out}, the same command goes on from there"
-        typer.echo(said, err=True)
-        raise typer.Exit(code)
+    leave_if_stopped(stopping, manner.out)
     outcome = conclude(planned)
     if manner.as_json:
         typer.echo(json.dumps(as_object(outcome, manner.out)))

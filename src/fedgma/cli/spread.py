@@ -26,14 +26,11 @@ def spread_grid(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, addr
     """Play what is missing on a cluster and say what came out; a signal lets every fleet write a checkpoint first."""
     if not re.fullmatch(r"ray(:[^:/]+:\d+)?", address):
         raise ConfigError(f"--on takes here, ray or ray:HOST:PORT, not {address!r}")
-    code = None
-    if missing(planned):
-        with obeying_signals() as stopping:
-            errors = _play(grid, planned, manner, address, stopping)
-        code = stopping.code
-        if errors and code is None:
-            raise _error(errors)
-    end(planned, manner, code)
+    with obeying_signals() as stopping:
+        errors = _play(grid, planned, manner, address, stopping) if missing(planned) else []
+    if errors and not stopping():
+        raise _error(errors)
+    end(planned, manner, stopping)
 
 
 def _play(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: str, stopping: Stopping) -> list[str]:

@@ -116,8 +116,10 @@ class Settings(Section):
     algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm", "fedadagrad", "scaffold"] = Field(
         default="fedavg", description="local objective and server optimiser"
     )
-    aggregator: Literal["mean", "gma", "and_mask"] = Field(default="gma", description="how updates become one step")
-    tau: Share = Field(default=0.4, description="of `gma` and `and_mask`: agreement threshold")
+    aggregator: Literal["mean", "gma", "and_mask", "damped_mean", "shuffled_mask"] = Field(
+        default="gma", description="how updates become one step; the last two are controls of the mask"
+    )
+    tau: Share = Field(default=0.4, description="of every aggregator but `mean`: agreement threshold")
     mask_position: Literal["after", "before"] = Field(
         default="after", description="of adaptive servers with a mask: after the preconditioner (the paper's) or before"
     )
@@ -140,6 +142,9 @@ class Settings(Section):
     epsilon: Positive = Field(default=1e-3, description="of fedadam, fedyogi and fedadagrad: stabiliser")
     seed: int = Field(default=0, description="of initial weights, sampling and batches")
     evaluate_every: Whole = Field(default=10, description="rounds; the last ten rounds are always evaluated")
+    validation: BelowOne = Field(
+        default=0.0, description="share of each client's samples held out of training and scored as `validation`"
+    )
     client_test_size: Count = Field(
         default=200, description="test samples of each client with its class mix; 0 is none"
     )
@@ -225,7 +230,7 @@ def _algorithms(*known: str) -> Callable[[Settings], bool]:
 
 # settings that only some runs use; one that no run of a file uses is refused rather than ignored
 USED: dict[str, Callable[[Settings], bool]] = {
-    "tau": lambda settings: settings.aggregator in ("gma", "and_mask"),
+    "tau": lambda settings: settings.aggregator != "mean",
     "mask_position": lambda s: (
         s.aggregator != "mean" and s.algorithm in ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
     ),

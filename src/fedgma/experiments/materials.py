@@ -24,6 +24,7 @@ from fedgma.models import Model
 from fedgma.shifts import Colour, Rotation, Shift
 from fedgma.specs import RunSpec
 from fedgma.splits import divide
+from fedgma.trainers.gradients import check_precision
 
 Data = Dataset | tuple[Any, Any]
 
@@ -32,8 +33,15 @@ class Materials:
     """Makes specs of settings and keeps what several of them need."""
 
     def __init__(
-        self, device: str = "auto", *, folder: Path | None = None, data: Data | None = None, model: Model | None = None
+        self,
+        device: str = "auto",
+        *,
+        folder: Path | None = None,
+        data: Data | None = None,
+        model: Model | None = None,
+        precision: str = "fp32",
     ) -> None:
+        self.precision = check_precision(precision)
         self.folder = folder  # where paths in the settings are meant from, besides the current one
         self.data = from_arrays(*data) if isinstance(data, tuple) and not isinstance(data, Dataset) else data
         self.model = model
@@ -77,8 +85,8 @@ class Materials:
         return settings.model_copy(update=update)
 
     def contents(self, settings: Settings) -> dict[str, str]:
-        """Checksums of what is the user's own; they are part of a run's fingerprint."""
-        found = {}
+        """What names a run beside its settings: checksums of what is the user's own, and a precision below float32."""
+        found = {} if self.precision == "fp32" else {"precision": self.precision}
         if is_path(settings.dataset) or settings.dataset.startswith(OWN):
             found["data"] = self.dataset(settings).source.sha256
         name = str(settings.model)
@@ -95,7 +103,7 @@ class Materials:
     def federation(self, settings: Settings) -> Federation:
         """The federation of a run; equal ones are one object."""
         part = settings.partition
-        key = (settings.dataset, part, settings.shift, settings.client_test_size)
+        key = (settings.dataset, part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
             placed = self._place(settings.dataset)
             dealt = divide(placed.dataset, part.name, part.clients, seed=part.seed or 0, **_details(settings))
@@ -103,6 +111,7 @@ class Materials:
                 placed,
                 dealt,
                 shift=_shift(settings),
+                validation=settings.validation,
                 client_test_size=settings.client_test_size,
                 seed=part.seed or 0,
             )

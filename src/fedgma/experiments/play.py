@@ -126,7 +126,9 @@ def play_fleet(
     """
     with contextlib.ExitStack() as opened:
         specs = [materials.spec(run.settings) for run in members]
-        fleet = fleets.assemble(specs)
+        if materials.precision != "fp32" and materials.device.type == "cpu":
+            raise ConfigError(f"precision {materials.precision!r} is for a GPU; on a CPU everything is 'fp32'")
+        fleet = fleets.assemble(specs, precision=materials.precision)
         parameters = parameter_count(fleet.model)
         opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
         folders = [_open(run, materials, parameters, wait, opened) for run in members]
@@ -257,6 +259,7 @@ def _open(
         "lineage": run.lineage,
         "settings": run.recorded,
         **describe_run(materials.dataset(run.settings), clients, materials.device),
+        "precision": materials.precision,
         "parameters": parameters,
     }
     return opened.enter_context(RunFolder(run.folder, head, wait=wait))

@@ -1,23 +1,25 @@
 """Which trainer plays: lanes where they pay, the loop where a model cannot be vectorised or the loop is faster."""
 
 import copy
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from fedgma.errors import ConfigError
-from fedgma.evaluation import Forward, Scorer, run_forward, scorer
+from fedgma.evaluation import Scorer, run_forward, scorer
 from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
+from fedgma.trainers.compilation import compiled
 from fedgma.trainers.compiled import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.trainers.engine import Engine, float32_precision
-from fedgma.trainers.forms import Blocks, form_gradients, form_of
+from fedgma.trainers.forms import Blocks, Form, form_gradients, form_of
 from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
-from fedgma.trainers.residual import BATCHED_FROM, logits_of, residual_gradients
+from fedgma.trainers.residual import residual_form
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
@@ -95,23 +97,19 @@ def written_gradients(
 ) -> GradientFunction | None:
     """The hand-written gradients of a model, or None where there are none.
 
-    `blocks` is the number of neighbouring outputs that the two convolutions of a small model compute together; of a
-    ResNet its first number is the stage from which convolutions are batched products.
+    `blocks` is the number of neighbouring outputs that the two convolutions of a small model compute together.
     """
-    if type(model) is ResNet18:
-        grouped = isinstance(model.norm1, nn.GroupNorm)
-        return residual_gradients(model, precision, blocks[0] if blocks else BATCHED_FROM) if grouped else None
-    form = form_of(model, Blocks(*blocks) if blocks else None)
+    form = written_form(model, blocks)
     return form_gradients(form, precision) if form else None
 
 
-def written_logits(model: nn.Module) -> Callable[[Stacked, Tensor], Tensor] | None:
-    """The hand-written forward pass of a model, [lane, sample, ...] to logits [lane, sample, class], or None."""
-    if type(model) is ResNet18 and isinstance(model.norm1, nn.GroupNorm):
-        groups = model.norm1.num_groups
-        return lambda params, x: logits_of(params, x, groups, BATCHED_FROM)
-    form = form_of(model)
-    return None if form is None else lambda params, x: form.forward(params, x, False)[0]
+def written_form(model: nn.Module, blocks: tuple[int, int] | None = None) -> Form | None:
+    """The hand-written form of a model, or None where there is none."""
+    if type(model) is ResNet18:
+        _, height, width = model.shape
+        whole = height % 8 == 0 and width % 8 == 0  # strides halve the images three times
+        return residual_form(model.norm1.num_groups) if isinstance(model.norm1, nn.GroupNorm) and whole else None
+    return form_of(model, Blocks(*blocks) if blocks else None)
 
 
 def choose_scorer(trainer: str, model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
@@ -119,18 +117,19 @@ def choose_scorer(trainer: str, model: nn.Module, pool: Pool, *, form: bool = Tr
 
     A trainer asked for by another name is the reference or a comparison: those are evaluated by the module itself.
     """
-    logits = written_logits(model) if form and pool.y.device.type == "cuda" else None
-    if logits is None:
+    written = written_form(model) if form and pool.y.device.type == "cuda" else None
+    if written is None:
         plain = scorer(run_forward(copy.deepcopy(model).eval()))
         return kernel_scorer(model, plain) if trainer in ("auto", "kernels") else plain
-    return scorer(shared_forward(logits), compiled=True)
+    return compiled(form_scorer(written))
 
 
-def shared_forward(logits: Callable[[Stacked, Tensor], Tensor]) -> Forward:
-    """A forward pass over lanes as one over runs that all see the same samples."""
+@functools.cache
+def form_scorer(form: Form) -> Scorer:
+    """Scores by the forward pass of a form, over runs that all see the same samples."""
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))
-        return logits(params, x.expand(runs, *x.shape))
+        return form.forward(params, x.expand(runs, *x.shape), False)[0]
 
-    return forward
+    return scorer(forward)

@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedgma.trainers import lanes
 from fedgma.trainers.cohorts import LANE_WISE, Cohort, Pool, Stacked, Trained, keyed_generators, ship
+from fedgma.trainers.compilation import compiled
 from fedgma.trainers.gradients import GradientFunction, mixes_samples
 from fedgma.trainers.lanes import Bench, Features, Work
 
 log = logging.getLogger(__name__)
 SHRINK = 4  # every size of the work is compiled for itself, so there are few
+FEWEST = 8  # steps that are worth a size of their own
 WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
 
 
@@ -48,8 +51,7 @@ class Station:
     rows: Tensor  # [lane]: row of the starting weights
     step: Tensor  # [1], the row of the batch table that comes next
     features: Features
-    pools: tuple[int, ...]  # identities of the pools
-    graphs: dict[tuple[int, int, bool], Callable[[], None]] = field(default_factory=dict)
+    graphs: dict[tuple[int, int, int, bool], Callable[[], None]] = field(default_factory=dict)  # of pool and work
 
     @property
     def lanes(self) -> int:
@@ -66,7 +68,7 @@ class Engine:
         self.gradients = gradients
         self.precision = precision
         self.graphs = graphs
-        self.learn: Callable[..., None] = _compiled(_step) if compile else _step
+        self.learn: Callable[..., None] = compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
@@ -80,31 +82,58 @@ class Engine:
         buffers: Stacked,
         correction: Stacked | None = None,
     ) -> Trained:
-        """Train all lanes of the cohort; see `lanes.train`."""
+        """Train all lanes of the cohort; see `lanes.train`. A graph has one pool: those of others come after it."""
+        groups = [np.flatnonzero(cohort.pool == one) for one in np.unique(cohort.pool)]
+        if len(groups) == 1:
+            return self._train(model, cohort, pools[cohort.pool[0]], start, buffers, correction)
+        device = pools[0].y.device
+        parts = []
+        for rows in groups:
+            own = lanes.take_rows(correction, ship(rows, device)) if correction else None
+            pool = pools[cohort.pool[rows[0]]]
+            parts.append(self._train(model, cohort.take(rows), pool, start, buffers, own))
+        return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
+
+    def _train(
+        self,
+        model: nn.Module,
+        cohort: Cohort,
+        pool: Pool,
+        start: Stacked,
+        buffers: Stacked,
+        correction: Stacked | None,
+    ) -> Trained:
         order = np.argsort(-cohort.steps, kind="stable")
-        cohort, device = cohort.take(order), pools[0].y.device
+        cohort, device = cohort.take(order), pool.y.device
         if correction:
             correction = lanes.take_rows(correction, ship(order, device))
         model.train()
         exact = mixes_samples(model)
         with float32_precision(self.precision), keyed_generators(device, int(cohort.seeds[0])):
-            station = self._station(cohort, pools, start, buffers, correction)
+            station = self._station(cohort, device, start, buffers, correction)
             filled = _filled(cohort, station)
-            works = lanes.schedule(filled.counts, exact=exact, batch=cohort.index.shape[2], shrink=SHRINK)
+            works = lanes.schedule(
+                filled.counts, exact=exact, batch=cohort.index.shape[2], shrink=SHRINK, fewest=FEWEST
+            )
+            if not all(work.all_busy for work in works):  # one way of playing all steps: half as much to compile
+                works = [work._replace(all_busy=False) for work in works]
             _load(station, filled, start, buffers, correction)
             for work in works:
-                self._play(station, work, pools, filled.pool)
-            return lanes.finish(station.bench, start, station.rows, order)
+                self._play(station, work, pool)
+            trained = lanes.finish(station.bench, start, station.rows, order)
+            # the next cohort is trained on the same bench
+            return trained._replace(buffers={name: value.clone() for name, value in trained.buffers.items()})
 
-    def _play(self, station: Station, work: Work, pools: Sequence[Pool], pool: np.ndarray) -> None:
-        if not isinstance(work.lanes, int) or len(np.unique(pool)) > 1:
-            lanes.play(station.bench, work, pools, pool, station.features, self.gradients)
+    def _play(self, station: Station, work: Work, pool: Pool) -> None:
+        if not isinstance(work.lanes, int):
+            alone = np.zeros(station.lanes, np.int64)
+            lanes.play(station.bench, work, (pool,), alone, station.features, self.gradients)
             station.step.fill_(work.step + 1)
             return
-        key = (work.lanes, work.batch, work.all_busy)
+        key = (id(pool), work.lanes, work.batch, work.all_busy)
         if key not in station.graphs:
             with keyed_generators(station.step.device, 0):  # trying a step out must not use up the round's draws
-                station.graphs[key] = self._prepare(station, work, pools[pool[0]])
+                station.graphs[key] = self._prepare(station, work, pool)
         station.graphs[key]()
 
     def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
@@ -156,19 +185,23 @@ class Engine:
         return graph.replay
 
     def _station(
-        self, cohort: Cohort, pools: Sequence[Pool], start: Stacked, buffers: Stacked, correction: Stacked | None
+        self, cohort: Cohort, device: torch.device, start: Stacked, buffers: Stacked, correction: Stacked | None
     ) -> Station:
         """A station that the cohort fits on, and fills at least half of; a new one where there is none."""
-        features, known = lanes.features_of(cohort, correction), tuple(id(pool) for pool in pools)
+        features = lanes.features_of(cohort, correction)
         steps = cohort.counts.shape[1]
         for station in self._stations:
             room = station.lanes // 2 < cohort.lanes <= station.lanes and steps <= len(station.bench.counts)
-            if room and station.features == features and station.pools == known:
+            if room and station.features == features:
                 return station
         self._stations = [s for s in self._stations if s.lanes != cohort.lanes or s.features != features]
-        rows = ship(cohort.run, pools[0].y.device)
+        rows = ship(cohort.run, device)
         bench = lanes.lay_out(cohort, features, start, buffers, rows)
-        station = Station(bench, rows, torch.zeros(1, dtype=torch.int64, device=rows.device), features, known)
+        # room for other cohorts: the number of steps is part of the compiled shape
+        room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
+        bench.counts = F.pad(bench.counts, (0, 0, 0, room))
+        bench.index = F.pad(bench.index, (0, 0, 0, 0, 0, room))
+        station = Station(bench, rows, torch.zeros(1, dtype=torch.int64, device=rows.device), features)
         self._stations.append(station)
         return station
 
@@ -190,15 +223,13 @@ def _step(
     step.add_(1)
 
 
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    # one shape, one kernel: symbolic shapes cost speed, and sizes are few by construction
-    compiled = torch.compile(function, dynamic=False)
-
-    def call(*arguments: object) -> None:
-        with torch._dynamo.config.patch(recompile_limit=64, accumulated_recompile_limit=512):
-            compiled(*arguments)
-
-    return call
+def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
+    """Lanes that were trained in groups, as one; `back` puts them into their order."""
+    buffers = {name: torch.cat([part.buffers[name] for part in parts])[back] for name in parts[0].buffers}
+    flat, loss, accuracy = (
+        torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.accuracy) for p in parts), strict=True)
+    )
+    return Trained(flat, parts[0].shapes, buffers, loss, accuracy)
 
 
 def _changing(station: Station) -> list[Tensor]:

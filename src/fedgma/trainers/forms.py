@@ -1,9 +1,10 @@
 """Hand-written lane forms of the small models: same gradients as `lane_gradients`, by batched matrix products.
 
 A form is two functions of stacked parameters: forward to logits and a tape, and back from the logits' gradient. The
-generic path is always there, and tests compare the two.
+generic path is always there, and tests compare the two. Each form is made once, so that it is compiled once.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fedgma.models import LeNet, Logistic, SmallCNN
 from fedgma.trainers.cohorts import Stacked
-from fedgma.trainers.gradients import GradientFunction, Gradients
+from fedgma.trainers.gradients import Found, GradientFunction, Gradients, Product
 from fedgma.trainers.layers import (
     bias_back,
     channels_last,
@@ -32,7 +33,7 @@ class Form(NamedTuple):
     """A model over lanes: `forward(params, x, training)` to logits and tape, `back(params, tape, grads)`."""
 
     forward: Callable[[Stacked, Tensor, bool], tuple[Tensor, Tape]]
-    back: Callable[[Stacked, Tape, Tensor], Stacked]
+    back: Callable[[Stacked, Tape, Tensor], Found]
 
 
 class Blocks(NamedTuple):
@@ -42,6 +43,7 @@ class Blocks(NamedTuple):
     second: int
 
 
+@functools.cache
 def logistic_form() -> Form:
     """One dense layer."""
 
@@ -49,13 +51,14 @@ def logistic_form() -> Form:
         flat = x.flatten(2)
         return dense(flat, params["linear.weight"], params["linear.bias"]), (flat,)
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Stacked:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
         weight, bias = dense_back(grads, tape[0])
         return {"linear.weight": weight, "linear.bias": bias}
 
     return Form(forward, back)
 
 
+@functools.cache
 def lenet_form(blocks: Blocks) -> Form:
     """Two convolutions with pooling and three dense layers."""
 
@@ -70,9 +73,9 @@ def lenet_form(blocks: Blocks) -> Form:
         logits = dense(h2, params["fc3.weight"], params["fc3.bias"])
         return logits, (one, first, small, most1, two, second, pooled, most2, flat, h1, h2)
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Stacked:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
         one, first, small, most1, two, second, pooled, most2, flat, h1, h2 = tape
-        found: Stacked = {}
+        found: dict[str, Tensor | Product] = {}
         found["fc3.weight"], found["fc3.bias"] = dense_back(grads, h2)
         grads = torch.where(h2 > 0, grads @ params["fc3.weight"], 0.0)
         found["fc2.weight"], found["fc2.bias"] = dense_back(grads, h1)
@@ -91,6 +94,7 @@ def lenet_form(blocks: Blocks) -> Form:
     return Form(forward, back)
 
 
+@functools.cache
 def cnn_form(blocks: Blocks, dropout: tuple[float, float]) -> Form:
     """Two convolutions, one pooling, two dense layers with dropout."""
 
@@ -108,9 +112,9 @@ def cnn_form(blocks: Blocks, dropout: tuple[float, float]) -> Form:
         logits = dense(h2, params["fc2.weight"], params["fc2.bias"])
         return logits, (one, first, two, second, pooled, most, flat, keep1, h1, keep2, h2)
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Stacked:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
         one, first, two, second, pooled, most, flat, keep1, h1, keep2, h2 = tape
-        found: Stacked = {}
+        found: dict[str, Tensor | Product] = {}
         found["fc2.weight"], found["fc2.bias"] = dense_back(grads, h2)
         grads = torch.where(h1 > 0, (grads @ params["fc2.weight"]) * keep2, 0.0)
         found["fc1.weight"], found["fc1.bias"] = dense_back(grads, flat)
@@ -159,6 +163,7 @@ def _divisor(columns: int, most: int) -> int:
     return max(size for size in range(1, most + 1) if columns % size == 0)
 
 
+@functools.cache
 def form_gradients(form: Form, precision: str = "fp32") -> GradientFunction:
     """The gradient function of a form; with "bf16" everything but the weights' sums is computed in half precision."""
     half = precision == "bf16"
@@ -168,6 +173,10 @@ def form_gradients(form: Form, precision: str = "fp32") -> GradientFunction:
         logits, tape = form.forward(used, x.bfloat16() if half else x, True)
         grads, total, hits = loss_back(logits, y, count)
         found = form.back(used, tape, grads)
-        return {name: found[name].float() for name in params}, {}, total, hits
+        return {name: _single(found[name]) for name in params}, {}, total, hits
 
     return gradients
+
+
+def _single(found: Tensor | Product) -> Tensor | Product:
+    return found if isinstance(found, Product) else found.float()

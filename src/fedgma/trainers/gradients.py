@@ -5,7 +5,8 @@ each lane's batch. It gives stacked gradients of each lane's mean loss, the new 
 number of hits over the real samples. `lane_gradients` makes one out of any module; `forms` has hand-written ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,20 @@ from torch.nn import functional as F
 from fedgma.errors import ConfigError
 from fedgma.trainers.cohorts import Pool, Stacked, keyed_generators
 
-Gradients = tuple[Stacked, Stacked, Tensor, Tensor]  # gradients, buffers, loss sum [lane], hits [lane]
+
+class Product(NamedTuple):
+    """A dense layer's weight gradient that is not multiplied out: a step can then add it to the weights at once."""
+
+    left: Tensor  # [lane, sample, out]
+    right: Tensor  # [lane, sample, in]
+
+    def tensor(self) -> Tensor:
+        """The gradient [lane, out, in]."""
+        return (self.left.transpose(1, 2) @ self.right).float()
+
+
+Found = Mapping[str, Tensor | Product]
+Gradients = tuple[Found, Stacked, Tensor, Tensor]  # gradients, buffers, loss sum [lane], hits [lane]
 GradientFunction = Callable[[Stacked, Stacked, Tensor, Tensor, Tensor], Gradients]
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -31,6 +45,11 @@ def batch_loss(logits: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Tensor
     total = torch.where(real, F.cross_entropy(logits, y, reduction="none"), 0.0).sum()
     hits = (real & (logits.argmax(-1) == y)).sum()
     return total / count.clamp(min=1), total, hits
+
+
+def multiplied(grads: Found) -> Stacked:
+    """Gradients as plain tensors."""
+    return {name: value if isinstance(value, Tensor) else value.tensor() for name, value in grads.items()}
 
 
 def lane_gradients(model: nn.Module, precision: str = "fp32") -> GradientFunction:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, shapes_of, ship, unflatten
-from fedgma.trainers.gradients import GradientFunction, lane_gradients, mixes_samples
+from fedgma.trainers.gradients import Found, GradientFunction, Product, lane_gradients, mixes_samples, multiplied
+from fedgma.trainers.operators import subtract_product
 
 Rows = slice | Tensor
 
@@ -84,10 +85,11 @@ def train(
     return finish(bench, start, rows, order)
 
 
-def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2) -> list[Work]:
+def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2, fewest: int = 1) -> list[Work]:
     """The steps to play, for lanes sorted by falling number of steps; `exact` keeps padding out of every batch.
 
-    The lanes at work are all of them or a `shrink`-th, or a `shrink`-th of that, and so on: few different sizes.
+    The lanes at work are all of them or a `shrink`-th, or a `shrink`-th of that, and so on: few different sizes. They
+    grow no fewer when less than `fewest` steps are left.
 
     >>> [(w.lanes, w.all_busy) for w in schedule(np.array([[2, 2, 1], [2, 0, 0], [2, 0, 0]]), exact=False, batch=2)]
     [(3, True), (1, True), (1, True)]
@@ -98,7 +100,7 @@ def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2) ->
         if exact:
             works += _equal_batches(counts[:busy, step], step)
             continue
-        while -(-size // shrink) >= busy and size > 1:
+        while -(-size // shrink) >= busy and size > 1 and counts.shape[1] - step >= fewest:
             size = -(-size // shrink)
         works.append(Work(step, size, batch, busy == size))
     return works
@@ -184,9 +186,16 @@ def learn(
     bench.hits.add_(hits)
 
 
-def descend(bench: Bench, grads: Stacked, features: Features, busy: Tensor | None) -> None:
+def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None) -> None:
     """SGD with momentum on every lane, as torch.optim.SGD does it; lanes that are not busy stay as they are."""
     lr, rho, mu, clip = bench.rates
+    if not any(features):  # nothing needs the gradient itself: products go straight into the weights
+        products = {n: p for n, p in found.items() if isinstance(p, Product) and p.left.dtype == torch.float32}
+        for name, product in products.items():
+            # a lane that is not busy has no loss, so its product is zero
+            subtract_product(bench.params[name], product.left * _wide(lr, product.left), product.right)
+        found = {name: value for name, value in found.items() if name not in products}
+    grads = multiplied(found)
     if features.prox:
         grads = {n: g + _wide(mu, g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:

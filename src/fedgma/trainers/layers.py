@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedgma.trainers.gradients import Product
+
 PIECES = 256  # products that a weight gradient is split into at least, where the batch allows
 
 
@@ -87,15 +89,19 @@ def convolve_back(grads: Tensor, tape: Tape, *, inputs: bool) -> tuple[Tensor, T
     """The gradient of the weights, and of the input where it is wanted."""
     lanes, samples, rows, columns, outs = grads.shape
     flat = grads.reshape(lanes, samples, rows * columns // tape.block, tape.block * outs)
-    pieces = _pieces(lanes, samples)
-    left = tape.windows.view(lanes * pieces, -1, tape.windows.shape[-1])
-    products = left.transpose(1, 2) @ flat.reshape(lanes * pieces, -1, flat.shape[-1])
-    matrix = products.view(lanes, pieces, *products.shape[1:]).sum(1, dtype=torch.float32)
-    weight = unband(matrix, tape.kernel, tape.block, tape.channels)
+    weight = unband(split_products(tape.windows, flat), tape.kernel, tape.block, tape.channels)
     if not inputs:
         return weight, None
     copies = (flat.flatten(1, 2) @ tape.matrix.transpose(1, 2)).view(tape.windows.shape)
     return weight, fold(copies, tape.kernel, tape.block, tape.channels)
+
+
+def split_products(left: Tensor, right: Tensor) -> Tensor:
+    """left^T @ right over samples and places, [lane, sample, ..., n] each, summed in pieces: float32 [lane, n, m]."""
+    lanes, pieces = len(left), _pieces(*left.shape[:2])
+    parts = [x.reshape(lanes * pieces, -1, x.shape[-1]) for x in (left, right)]
+    products = parts[0].transpose(1, 2) @ parts[1]
+    return products.view(lanes, pieces, *products.shape[1:]).sum(1, dtype=torch.float32)
 
 
 def _pieces(lanes: int, samples: int) -> int:
@@ -137,9 +143,9 @@ def bias_back(grads: Tensor, pooled: Tensor) -> Tensor:
     return torch.where(pooled > 0, grads, 0.0).sum((1, 2, 3), dtype=torch.float32)
 
 
-def dense_back(grads: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def dense_back(grads: Tensor, x: Tensor) -> tuple[Product, Tensor]:
     """Gradients of weight and bias."""
-    return grads.transpose(1, 2) @ x, grads.sum(1, dtype=torch.float32)
+    return Product(grads, x), grads.sum(1, dtype=torch.float32)
 
 
 def loss_back(logits: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,4 +33,7 @@ def same(one: Pool, other: Pool, apart: tuple[str, ...] = ()) -> bool:
 def _equal(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one is other or (one.device == other.device and torch.equal(one, other))
+    if isinstance(one, tuple) and isinstance(other, tuple):  # a view is a tuple of tables
+        alike = type(one) is type(other) and len(one) == len(other)
+        return alike and all(_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
     return one is other or bool(type(one) is type(other) and one == other)

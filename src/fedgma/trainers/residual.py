@@ -1,95 +1,166 @@
-"""The lane form of ResNet18 with group normalisation: convolutions lane by lane, the rest over all lanes at once.
+"""The lane form of ResNet18 with group normalisation, its backward pass written out.
 
-A convolution of one client's batch fills a GPU by itself where images are large, so the wide stages call one for each
-lane (grouped convolutions are slow); in the deep stages images are small, and one batched matrix product over windows
-does all lanes. Normalisation, ReLU and shortcuts, which hold this network back, are compiled over the lane axis. The
-backward pass is automatic. Activations are [lane, sample, row, column, channel].
+Convolutions are one call a lane (`operators`); normalisation, ReLU and shortcuts, which hold this network back, are
+compiled over all lanes and pass over memory as rarely as can be: one look for the sums over positions, from which the
+gradients of scale, offset and input all follow, and one to write. Activations are [lane, sample, row, column, channel].
 """
+
+import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 from torch.nn import functional as F
 
-from fedgma.models import ResNet18
 from fedgma.trainers.cohorts import Stacked
-from fedgma.trainers.gradients import GradientFunction, Gradients
+from fedgma.trainers.forms import Form, Tape
+from fedgma.trainers.gradients import Found, Product
+from fedgma.trainers.layers import dense, dense_back, split_products
+from fedgma.trainers.operators import convolve, convolve_inputs, convolve_weights
 
-BATCHED_FROM = 4  # the first stage whose convolutions are batched products; 0 is the stem, 5 is none
-
-
-def residual_gradients(model: ResNet18, precision: str = "fp32", batched_from: int = BATCHED_FROM) -> GradientFunction:
-    """The gradient function of a ResNet18 with group normalisation."""
-    half, groups = precision == "bf16", int(model.norm1.num_groups)  # type: ignore[arg-type]
-
-    def objective(params: Stacked, x: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        used = {name: value.bfloat16() for name, value in params.items()} if half else params
-        logits = logits_of(used, x.bfloat16() if half else x, groups, batched_from).float()
-        real = torch.arange(y.shape[1], device=y.device) < count[:, None]
-        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-        total = torch.where(real, losses, 0.0).sum(1)
-        hits = (real & (logits.argmax(-1) == y)).sum(1)
-        return (total / count.clamp(min=1)).sum(), (
-            total.detach(),
-            hits,
-        )  # lanes share nothing: a sum has their gradients
-
-    def gradients(params: Stacked, buffers: Stacked, x: Tensor, y: Tensor, count: Tensor) -> Gradients:
-        grads, (total, hits) = grad(objective, has_aux=True)(params, x, y, count)
-        return grads, {}, total, hits
-
-    return gradients
+EPSILON = 1e-5
+BLOCKS = tuple(
+    (f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1) for stage in range(1, 5) for block in (0, 1)
+)
 
 
-def logits_of(params: Stacked, x: Tensor, groups: int, batched_from: int) -> Tensor:
-    """Images [lane, sample, channel, row, column] to logits [lane, sample, class]."""
+class Normal(NamedTuple):
+    """What a normalisation keeps: its input, and mean and 1 / deviation of every sample's groups."""
 
-    def normal(name: str, h: Tensor) -> Tensor:
-        return normalise(h, params[f"{name}.weight"], params[f"{name}.bias"], groups)
-
-    x = x.permute(0, 1, 3, 4, 2)
-    x = normal("norm1", convolve(x, params["conv1.weight"], 1, batched=batched_from == 0)).relu()
-    for stage in range(1, 5):
-        for block in range(2):
-            at = f"layer{stage}.{block}"
-            stride, batched = 2 if stage > 1 and block == 0 else 1, stage >= batched_from
-            inner = convolve(x, params[f"{at}.conv1.weight"], stride, batched=batched)
-            inner = normal(f"{at}.norm1", inner).relu()
-            inner = normal(f"{at}.norm2", convolve(inner, params[f"{at}.conv2.weight"], 1, batched=batched))
-            if stride == 2:
-                x = normal(f"{at}.shortcut.1", project(x[:, :, ::2, ::2], params[f"{at}.shortcut.0.weight"]))
-            x = (inner + x).relu()
-    return torch.baddbmm(params["fc.bias"][:, None], x.mean((2, 3)), params["fc.weight"].transpose(1, 2))
+    x: Tensor
+    mean: Tensor  # float32 [lane, sample, 1, 1, group, 1]
+    scale: Tensor
 
 
-def convolve(x: Tensor, weight: Tensor, stride: int, *, batched: bool) -> Tensor:
-    """A 3x3 convolution with a border of zeros, every lane with its own weights [lane, out, in, 3, 3]."""
-    if not batched:
-        pairs = zip(x.unbind(0), weight.unbind(0), strict=True)
-        made = [F.conv2d(one.permute(0, 3, 1, 2), own, stride=stride, padding=1) for one, own in pairs]
-        return torch.stack([one.permute(0, 2, 3, 1) for one in made])
-    lanes, samples, rows, columns, _ = x.shape
-    tall, wide = -(-rows // stride), -(-columns // stride)
+class Block(NamedTuple):
+    """What a residual block keeps."""
+
+    x: Tensor
+    first: Normal
+    inner: Tensor
+    second: Normal
+    shortcut: Normal | None
+    out: Tensor
+
+
+@functools.cache
+def residual_form(groups: int) -> Form:
+    """ResNet18 with so many groups in every normalisation."""
+
+    def forward(params: Stacked, x: Tensor, training: bool) -> tuple[Tensor, Tape]:
+        seen = windows(x.permute(0, 1, 3, 4, 2))
+        stem, normal = normalise((seen.flatten(1, 3) @ stem_matrix(params)).view(*seen.shape[:4], -1), params, "norm1")
+        h = stem = stem.relu()
+        blocks = []
+        for at, stride in BLOCKS:
+            h, kept = block_of(params, at, h, stride)
+            blocks.append(kept)
+        pooled = h.mean((2, 3))
+        return dense(pooled, params["fc.weight"], params["fc.bias"]), (seen, normal, stem, blocks, pooled)
+
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
+        seen, normal, stem, blocks, pooled = tape
+        found: dict[str, Tensor | Product] = {}
+        found["fc.weight"], found["fc.bias"] = dense_back(grads, pooled)
+        rows, columns = blocks[-1].out.shape[2:4]
+        grads = (grads @ params["fc.weight"] / (rows * columns))[:, :, None, None].expand(blocks[-1].out.shape)
+        for (at, stride), kept in zip(reversed(BLOCKS), reversed(blocks), strict=True):
+            grads = block_back(params, at, grads, kept, stride, found)
+        grads = normal_back(torch.where(stem > 0, grads, 0.0), normal, params, "norm1", found)
+        matrix = split_products(seen, grads)  # [lane, 9 * in, out]
+        lanes, _, outs = matrix.shape
+        found["conv1.weight"] = matrix.view(lanes, 3, 3, -1, outs).permute(0, 4, 3, 1, 2)
+        return found
+
+    def normalise(x: Tensor, params: Stacked, name: str) -> tuple[Tensor, Normal]:
+        parts = x.float().view(*x.shape[:4], groups, -1)
+        variance, mean = torch.var_mean(parts, (2, 3, 5), correction=0, keepdim=True)
+        kept = Normal(x, mean, torch.rsqrt(variance + EPSILON))
+        return (unit(kept) * _wide(params[f"{name}.weight"]) + _wide(params[f"{name}.bias"])).to(x.dtype), kept
+
+    def unit(kept: Normal) -> Tensor:
+        parts = kept.x.float().view(*kept.x.shape[:4], groups, -1)
+        return ((parts - kept.mean) * kept.scale).view(kept.x.shape)
+
+    def normal_back(
+        grads: Tensor, kept: Normal, params: Stacked, name: str, found: dict[str, Tensor | Product]
+    ) -> Tensor:
+        lanes, samples, rows, columns, channels = grads.shape
+        wide, flat = grads.float(), unit(kept)
+        plain, along = wide.sum((2, 3)), (wide * flat).sum((2, 3))  # [lane, sample, channel]
+        found[f"{name}.bias"], found[f"{name}.weight"] = plain.sum(1), along.sum(1)
+        weight = params[f"{name}.weight"].float()
+
+        def level(sums: Tensor) -> Tensor:
+            each = (sums * weight[:, None]).view(lanes, samples, groups, -1).sum(3, keepdim=True)
+            spread = each / (rows * columns * (channels // groups))
+            return spread.expand(-1, -1, -1, channels // groups).reshape(lanes, samples, 1, 1, channels)
+
+        scale = kept.scale.expand(-1, -1, -1, -1, -1, channels // groups).reshape(lanes, samples, 1, 1, channels)
+        return (scale * (wide * _wide(weight) - level(plain) - flat * level(along))).to(grads.dtype)
+
+    def block_of(params: Stacked, at: str, x: Tensor, stride: int) -> tuple[Tensor, Block]:
+        inner, first = normalise(convolve(x, _last(params[f"{at}.conv1.weight"]), stride), params, f"{at}.norm1")
+        inner = inner.relu()
+        out, second = normalise(convolve(inner, _last(params[f"{at}.conv2.weight"])), params, f"{at}.norm2")
+        beside, shortcut = x, None
+        if stride == 2:
+            beside, shortcut = normalise(project(x, params[f"{at}.shortcut.0.weight"]), params, f"{at}.shortcut.1")
+        out = (out + beside).relu()
+        return out, Block(x, first, inner, second, shortcut, out)
+
+    def block_back(
+        params: Stacked, at: str, grads: Tensor, kept: Block, stride: int, found: dict[str, Tensor | Product]
+    ) -> Tensor:
+        grads = torch.where(kept.out > 0, grads, 0.0)
+        down = normal_back(grads, kept.second, params, f"{at}.norm2", found)
+        found[f"{at}.conv2.weight"] = _torch_order(convolve_weights(down, kept.inner))
+        rows, columns = kept.inner.shape[2:4]
+        down = convolve_inputs(down, _last(params[f"{at}.conv2.weight"]), rows, columns)
+        down = normal_back(torch.where(kept.inner > 0, down, 0.0), kept.first, params, f"{at}.norm1", found)
+        found[f"{at}.conv1.weight"] = _torch_order(convolve_weights(down, kept.x, stride))
+        rows, columns = kept.x.shape[2:4]
+        down = convolve_inputs(down, _last(params[f"{at}.conv1.weight"]), rows, columns, stride)
+        if kept.shortcut is None:
+            return down + grads
+        beside = normal_back(grads, kept.shortcut, params, f"{at}.shortcut.1", found)
+        name = f"{at}.shortcut.0.weight"
+        matrix = split_products(kept.x[:, :, ::2, ::2].contiguous(), beside)  # [lane, in, out]
+        found[name] = matrix.transpose(1, 2)[..., None, None]
+        flat = (beside.flatten(1, 3) @ params[name].flatten(2)).view(*beside.shape[:4], -1)
+        pairs = F.pad(flat[:, :, :, None, :, None], (0, 0, 0, 1, 0, 0, 0, 1))  # zeros between rows and columns
+        return down + pairs.view(down.shape)
+
+    return Form(forward, back)
+
+
+def windows(x: Tensor) -> Tensor:
+    """The 3x3 neighbourhood of every place: [lane, sample, row, column, 9 * channel]."""
+    rows, columns = x.shape[2:4]
     padded = F.pad(x, (0, 0, 1, 1, 1, 1))
-    parts = [
-        padded[:, :, dy : dy + (tall - 1) * stride + 1 : stride, dx : dx + (wide - 1) * stride + 1 : stride]
-        for dy in range(3)
-        for dx in range(3)
-    ]
-    matrix = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)  # [lane, 9 * in, out]
-    return (torch.cat(parts, -1).flatten(1, 3) @ matrix).view(lanes, samples, tall, wide, -1)
+    return torch.cat([padded[:, :, dy : dy + rows, dx : dx + columns] for dy in range(3) for dx in range(3)], -1)
+
+
+def stem_matrix(params: Stacked) -> Tensor:
+    """The first convolution's weights as windows meet them: [lane, 9 * in, out]."""
+    return params["conv1.weight"].permute(0, 3, 4, 2, 1).flatten(1, 3)
 
 
 def project(x: Tensor, weight: Tensor) -> Tensor:
-    """A 1x1 convolution."""
-    return (x.flatten(1, 3) @ weight.flatten(2).transpose(1, 2)).view(*x.shape[:-1], -1)
+    """A 1x1 convolution of every other row and column."""
+    half = x[:, :, ::2, ::2]
+    return (half.flatten(1, 3) @ weight.flatten(2).transpose(1, 2)).view(*half.shape[:4], -1)
 
 
-def normalise(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
-    """Group normalisation of every sample, with statistics in float32."""
-    lanes, samples, rows, columns, channels = x.shape
-    parts = x.float().view(lanes, samples, rows * columns, groups, channels // groups)
-    variance, mean = torch.var_mean(parts, (2, 4), correction=0, keepdim=True)
-    flat = ((parts - mean) * torch.rsqrt(variance + 1e-5)).view(x.shape)
-    wide = (lanes, 1, 1, 1, channels)
-    return (flat * weight.view(wide) + bias.view(wide)).to(x.dtype)
+def _last(weight: Tensor) -> Tensor:
+    """[lane, out, in, row, column] with the inputs last."""
+    return weight.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def _torch_order(weight: Tensor) -> Tensor:
+    return weight.permute(0, 1, 4, 2, 3)
+
+
+def _wide(per_channel: Tensor) -> Tensor:
+    """[lane, channel] to multiply activations by."""
+    return per_channel[:, None, None, None]

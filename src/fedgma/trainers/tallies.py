@@ -5,6 +5,7 @@ The sums are those of a single tally and are made by the same kernels, so a run 
 so chunking does not change a bit.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ def _empty_buffer(value: Tensor) -> Tensor:
 
 def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffers: Stacked, metrics: Tensor) -> Tensor:
     """Count lanes: `run` [lane], rising, says whose each one is; gives back which were counted."""
-    fine = torch.isfinite(updates).all(1)
+    fine: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1).isfinite()  # one pass; NaN comes through
     for value in buffers.values():
         fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
     weight = ship(weights.astype(np.float64), updates.device) * fine

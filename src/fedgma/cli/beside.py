@@ -1,0 +1,81 @@
+"""`fedgma paper compare` and `results`: runs beside the printed numbers, and what is kept of them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RUNS = Path("runs/paper")
+Cells = Annotated[str, typer.Option(help="Only these cells, e.g. 'dataset=mnist|fmnist,partition.clients=100'.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Embedded images in place of the data sets: to see that it works.")
+]
+Rates = Annotated[Path | None, typer.Option(help="Chosen learning rates (default: those of the package).")]
+
+
+def compare(
+    name: Annotated[str, typer.Argument(metavar="ID", help="E1 to E18.")],
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or exported results.")] = None,
+    cells: Cells = "",
+    quick: Quick = False,
+    statistic: Annotated[str | None, typer.Option(help="best, last10 or final; default: what is printed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: report/ID).")] = None,
+    rates: Rates = None,
+) -> None:
+    """Put our runs beside the printed numbers, cell by cell and claim by claim."""
+    from fedgma.errors import ConfigError, DataError
+    from fedgma.paper.catalogue import experiment
+    from fedgma.paper.compare import compare as compare_runs
+    from fedgma.paper.entries import read_entries
+    from fedgma.paper.plans import Cut
+    from fedgma.paper.rates import read_chosen
+    from fedgma.paper.results import find_analysis, notes_of, write_comparison
+    from fedgma.reports.tables import text
+    from fedgma.summaries import Summary
+
+    one, paths = experiment(name), runs or [RUNS]
+    if statistic is not None:
+        if statistic not in Summary._fields:
+            raise ConfigError(f"unknown statistic {statistic!r}; known: {', '.join(Summary._fields)}")
+        one = one._replace(statistic=statistic)
+    analysis = find_analysis(one, paths)
+    if analysis is not None:
+        typer.echo((analysis / "README.md").read_text(encoding="utf-8"))
+    if not one.parts:
+        if analysis is None:
+            raise DataError(f"no analysis of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
+        return
+    entries, unfinished = read_entries(paths)
+    made = compare_runs(one, entries, read_chosen(rates), Cut(cells=cells, quick=quick), unfinished=unfinished)
+    if not made.entries:
+        raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
+    folder = Path("report") / one.id if out is None else out
+    report = write_comparison(made, folder, analysed=notes_of(analysis))
+    for line in [*report.verdicts, *report.notes]:
+        typer.echo(f"{line}.")
+    for table in report.tables:
+        typer.echo(f"\n{table.title}\n{text(table)}")
+    typer.echo(f"\npage: {folder / 'report.html'}\ntables and figures: {folder}")
+
+
+def results(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the export.")] = Path("results"),
+    only: Annotated[list[str] | None, typer.Option(help="Only these experiments.")] = None,
+    rates: Rates = None,
+) -> None:
+    """Export runs, thinned, with tables and figures: small enough to keep, enough to compare again."""
+    from fedgma.paper.catalogue import catalogue, experiment
+    from fedgma.paper.entries import read_entries
+    from fedgma.paper.rates import read_chosen
+    from fedgma.paper.results import export, export_analysis
+
+    entries, unfinished = read_entries(runs)
+    chosen = read_chosen(rates)
+    for one in [experiment(name) for name in only] if only else catalogue().values():
+        count = export(one, entries, chosen, out)
+        analysed = export_analysis(one, runs, out)
+        if count or analysed:
+            typer.echo(f"{one.id}: {count} runs{' and the analysis' if analysed else ''} in {out / one.id}")
+    if unfinished:
+        typer.echo(f"{unfinished} unfinished runs were left out")

@@ -1,0 +1,262 @@
+"""`fedgma paper list | search | run | all`: the paper's tables and figures, played again."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from fedgma.cli import beside
+from fedgma.cli.beside import RUNS, Cells, Quick, Rates
+from fedgma.cli.play import Device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedgma.cli.live import Stopping
+    from fedgma.experiments.materials import Materials
+    from fedgma.experiments.play import Planned
+    from fedgma.paper.catalogue import Experiment
+    from fedgma.paper.plans import Cut, Plan
+
+app = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, search, run, compare, all, results.")
+app.command()(beside.compare)
+app.command()(beside.results)
+
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="E1 to E18; `fedgma paper list` names them.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Play so many rounds instead of the experiment's own.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Play so many seeds instead of the experiment's own.")]
+Out = Annotated[Path, typer.Option(help="Folder for the run folders; experiments share runs there.")]
+Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
+Estimate = Annotated[bool, typer.Option(help="Measure for a few rounds how long it will take.")]
+Fleet = Annotated[int | None, typer.Option(min=1, help="Largest number of runs in a fleet; a GPU's memory sets it.")]
+Minutes = Annotated[float | None, typer.Option(min=0.0, help="Begin no fleet that would not end in so many minutes.")]
+Checkpoints = Annotated[
+    float, typer.Option("--checkpoint-seconds", min=0.0, help="Least time between checkpoints of a run.")
+]
+
+
+class How(NamedTuple):
+    """How runs are played, whatever they are."""
+
+    out: Path
+    device: str
+    precision: str
+    rates: Path | None
+    estimate: bool
+    fleet: int | None
+    minutes: float | None
+    checkpoint_seconds: float
+
+
+@app.command("list")
+def list_experiments(rates: Rates = None) -> None:
+    """Name every experiment: how many runs it has, how many samples they train on, whether its data are here."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedgma.paper.catalogue import catalogue
+    from fedgma.paper.plans import absent_data, plan_runs, samples
+    from fedgma.paper.rates import read_chosen
+
+    chosen = read_chosen(rates)
+    table = Table("id", "what", "printed in", "runs", "samples", "data", box=None, header_style="bold")
+    for one in catalogue().values():
+        runs = plan_runs(one, chosen).grid.runs
+        absent = absent_data(run.dataset for run in runs)
+        data = "an analysis" if not runs else "here" if not absent else f"absent: {', '.join(absent)}"
+        total = sum(samples(run) for run in runs)
+        count = (str(len(runs)), f"{total / 1e6:,.0f} M") if runs else ("", "")
+        table.add_row(one.id, one.title, one.source, *count, data)
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def run(
+    ids: Ids,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    cells: Cells = "",
+    quick: Quick = False,
+    out: Out = RUNS,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    rates: Rates = None,
+    estimate: Estimate = True,
+    fleet: Fleet = None,
+    minutes: Minutes = None,
+    checkpoint_seconds: Checkpoints = 300.0,
+) -> None:
+    """Play an experiment's runs, all or cut; what is done is not repeated, a stopped run goes on where it was."""
+    from fedgma.paper.catalogue import experiment
+    from fedgma.paper.plans import Cut
+
+    cut = Cut(rounds, seeds, cells, quick)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
+    for one in [experiment(name) for name in ids]:
+        _play(one, cut, how)
+
+
+@app.command("all")
+def run_all(
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    cells: Cells = "",
+    quick: Quick = False,
+    out: Out = RUNS,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    rates: Rates = None,
+    estimate: Estimate = True,
+    fleet: Fleet = None,
+    minutes: Minutes = None,
+    checkpoint_seconds: Checkpoints = 300.0,
+) -> None:
+    """Play every experiment in order, all or cut; those of which no cell is left are passed over."""
+    from fedgma.paper.catalogue import catalogue
+    from fedgma.paper.plans import Cut, plan_runs
+    from fedgma.paper.rates import Chosen
+
+    cut = Cut(rounds, seeds, cells, quick)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
+    for one in catalogue().values():
+        if not cells or plan_runs(one, Chosen(), cut).runs:
+            _play(one, cut, how)
+
+
+@app.command()
+def search(
+    datasets: Annotated[
+        list[str] | None, typer.Argument(metavar="[DATASET]...", help="Default: all that are here.")
+    ] = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    cells: Cells = "",
+    quick: Quick = False,
+    out: Out = RUNS,
+    to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    rates: Rates = None,
+    estimate: Estimate = True,
+    fleet: Fleet = None,
+    minutes: Minutes = None,
+    checkpoint_seconds: Checkpoints = 300.0,
+) -> None:
+    """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
+    from fedgma.paper.catalogue import experiment
+    from fedgma.paper.compare import compare as compare_runs
+    from fedgma.paper.entries import read_entries
+    from fedgma.paper.plans import Cut
+    from fedgma.paper.rates import read_chosen
+    from fedgma.paper.search import write_search
+
+    one, chosen = experiment("E15"), read_chosen(rates)
+    only = [f"dataset={'|'.join(datasets)}"] if datasets else []
+    cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
+    _play(one, cut, how)
+    entries, unfinished = read_entries([out])
+    found = write_search(compare_runs(one, entries, chosen, cut, unfinished=unfinished), chosen, to)
+    for (dataset, algorithm, rule), (client, server) in found.items():
+        typer.echo(f"{dataset} {algorithm} {rule}: client {client:g}, server {server:g}")
+    typer.echo(f"written: {to / 'rates.csv'}, {to / 'chosen.toml'}")
+
+
+def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
+    """One experiment: its plan in words, its runs, its analysis."""
+    from rich.console import Console
+
+    from fedgma.errors import ConfigError
+    from fedgma.paper.plans import plan_runs
+    from fedgma.paper.rates import read_chosen
+
+    console = Console(highlight=False, markup=False)
+    console.print(f"{one.id}: {one.title} ({one.source})", soft_wrap=True)
+    plan = plan_runs(one, read_chosen(how.rates), cut)
+    if cut.cells and not plan.runs:
+        raise ConfigError(f"no cell of {one.id} fits --cells {cut.cells!r}")
+    if plan.unrated:
+        console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
+    if plan.runs:
+        _play_runs(plan, how, console)
+        console.print(f"compare with: fedgma paper compare {one.id} {how.out}", soft_wrap=True)
+    if one.analysis:
+        from fedgma.paper.results import run_analysis
+
+        for line in run_analysis(one, cut, how.out, device=how.device):
+            console.print(line, soft_wrap=True)
+
+
+def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
+    """What is missing of a plan, visibly; data sets that are not here are left out and named."""
+    from fedgma.cli.live import obeying_signals
+    from fedgma.cli.play import leave_if_stopped
+    from fedgma.experiments import play
+    from fedgma.paper import fleets
+
+    with obeying_signals() as stopping:
+        from fedgma.experiments.materials import Materials
+
+        materials = Materials(how.device, precision=how.precision)
+        planned = _with_data(play.plan(plan.grid, materials, how.out), console)
+        left, reasons = fleets.playable(play.missing(planned), materials)
+        for reason in reasons:
+            console.print(reason, soft_wrap=True)
+        packed = fleets.pack_alike(left, materials, how.fleet)
+        _say_plan(console, planned, left, packed, f"{materials.device}, {how.precision}")
+        seconds = fleets.estimate(packed, materials) if how.estimate and packed and not stopping() else None
+        if seconds is not None:
+            console.print(f"about {fleets.spoken(seconds)} at the rate of the first rounds")
+        _play_fleets(packed, materials, how, stopping, console)
+    leave_if_stopped(stopping, how.out)
+
+
+def _play_fleets(
+    packed: "list[list[Planned]]", materials: "Materials", how: "How", stopping: "Stopping", console: "Console"
+) -> None:
+    """Fleet after fleet, with a line for each, as long as the next one can be expected to end in time."""
+    from fedgma.cli.live import Watch
+    from fedgma.cli.play import names_of, play_fleets
+    from fedgma.paper import fleets
+
+    clock = fleets.Clock()
+    for place, members in enumerate(packed, 1):
+        if stopping():
+            return
+        if how.minutes is not None and clock.expected(members) > 60 * how.minutes:
+            console.print(f"{len(packed) - place + 1} fleets are left for another time: {how.minutes:g} minutes are up")
+            return
+        watch = Watch(console, quiet=False, names=names_of(members))
+        options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": False}  # hundreds of large models
+        play_fleets([members], materials, watch, stopping, **options)
+        console.print(f"fleet {place} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
+
+
+def _with_data(planned: "list[Planned]", console: "Console") -> "list[Planned]":
+    """The runs whose data set is on this machine; the others are named."""
+    from fedgma.paper.plans import absent_data
+
+    absent = absent_data(run.settings.dataset for run in planned)
+    for name in absent:
+        count = sum(run.settings.dataset == name for run in planned)
+        console.print(f"{name} is not here: {count} runs are left out (`fedgma data list` says what to do)")
+    return [run for run in planned if run.settings.dataset not in absent]
+
+
+def _say_plan(
+    console: "Console",
+    planned: "list[Planned]",
+    left: "list[Planned]",
+    packed: "list[list[Planned]]",
+    where: str,
+) -> None:
+    from fedgma.paper.plans import samples
+
+    if not left:
+        done = sum(run.folder is not None and (run.folder / "done").exists() for run in planned)
+        console.print(f"all {done} runs were done before" if done == len(planned) > 0 else "nothing to play here")
+        return
+    before = f", {len(planned) - len(left)} done before" if len(left) < len(planned) else ""
+    total = sum(samples(run.settings) for run in left) / 1e6
+    fleets = "one fleet" if len(packed) == 1 else f"{len(packed)} fleets"
+    console.print(f"{len(left)} runs in {fleets} on {where}, {total:,.1f} million samples{before}", soft_wrap=True)

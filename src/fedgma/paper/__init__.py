@@ -1,0 +1,1 @@
+"""The paper's tables and figures again: what was run there, what was printed, and what comes out here."""

@@ -1,0 +1,307 @@
+"""What the paper claims, looked at over the cells that it is about: one sentence and one verdict a claim.
+
+Over several cells the interval is that of the seeds: a seed's difference is its mean over the cells, so that cells that
+share their seeds are not counted as if they were independent.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedgma.masks import votes_needed
+from fedgma.paper.catalogue import Claim
+from fedgma.paper.compare import AGREES, CONTRADICTS, MISSING, NONE, SIGN, UNPRINTED, Compared, Comparison
+from fedgma.paper.entries import Entry
+from fedgma.paper.rates import KEYS
+from fedgma.summaries import plain, short, sortable
+from fedgma.verdicts import Verdict, paired
+
+HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
+NEAR = 1.0  # points within which two arms are near each other
+TARGET = 0.95  # share of the lower arm's final level that both have to reach
+
+ANALYSIS = "analysis"  # the kind of claim that runs alone do not show
+BETWEEN = ("near", "sooner", "versus")  # kinds that put two arms of a cell beside each other
+
+PerSeed = dict[int, float]
+
+
+class Finding(NamedTuple):
+    """What came of a claim."""
+
+    claim: Claim
+    verdict: str
+    text: str
+
+
+def look_at(comparison: Comparison, notes: Sequence[str] = ()) -> list[Finding]:
+    """Every claim of an experiment; `notes` are those of its analysis."""
+    return [_look(claim, comparison, notes) for claim in comparison.experiment.claims]
+
+
+def _look(claim: Claim, comparison: Comparison, notes: Sequence[str]) -> Finding:
+    if claim.kind == ANALYSIS:
+        said = " ".join(note for note in notes if claim.note in note)
+        return Finding(claim, "see what was found" if said else MISSING, said or "the analysis was not done")
+    cells = [one for one in comparison.on(claim.split) if _is_about(claim, one)]
+    run = [one for one in cells if one.differences]
+    if not run:
+        return Finding(claim, MISSING, "no cell of it was run")
+    verdict, text = KINDS[claim.kind](claim, run, comparison)
+    return Finding(claim, verdict, f"{text} ({len(run)} of {len(cells)} cells)" if len(run) < len(cells) else text)
+
+
+def _is_about(claim: Claim, one: Compared) -> bool:
+    settings = {**one.cell.settings, "rates": one.cell.part.rates}
+    arms = (claim.first, claim.second) if claim.kind in BETWEEN else (claim.arm,)
+    return one.cell.arm in arms and all(settings.get(name) == value for name, value in claim.where.items())
+
+
+def over_seeds(rows: Sequence[PerSeed]) -> list[float]:
+    """The mean over rows for every seed that all of them have.
+
+    >>> over_seeds([{0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.0, 2: 9.0}])
+    [2.0, 3.0]
+    """
+    seeds = sorted(set.intersection(*(set(row) for row in rows))) if rows else []
+    return [sum(row[seed] for row in rows) / len(rows) for seed in seeds]
+
+
+def _by_interval(verdict: Verdict) -> str:
+    return HOLDS if verdict.low > 0 else FAILS if verdict.high < 0 else OPEN
+
+
+def _said(verdict: Verdict, unit: str = "points") -> str:
+    if verdict.of == 1:
+        return f"{verdict.mean:+.2f} {unit}, one seed"
+    return f"{verdict.mean:+.2f} {unit}, interval {verdict.low:+.2f} to {verdict.high:+.2f}, {verdict.of} seeds"
+
+
+def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    """How many cells show it, their mean difference, and the printed one."""
+    verdicts = [one.verdict for one in cells if one.verdict is not None]
+    means = [verdict.mean for verdict in verdicts]
+    sure = sum(v.low > 0 for v in verdicts), sum(v.high < 0 for v in verdicts)
+    values = over_seeds([one.differences for one in cells])
+    if not values:
+        return OPEN, "the cells share no seed"
+    whole = paired(values)
+    printed = [one.printed_difference for one in cells if one.printed_difference is not None]
+    paper = f"; printed {sum(printed) / len(printed):+.2f}; {_counted(cells)}" if printed else ""
+    text = (
+        f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} beyond doubt), behind in "
+        f"{sum(m < 0 for m in means)} ({sure[1]} beyond doubt); over all {_said(whole)}{paper}"
+    )
+    return _by_interval(whole), text
+
+
+def _counted(cells: Sequence[Compared]) -> str:
+    """How many cells have which verdict."""
+    counts = Counter(one.says for one in cells if one.printed_difference is not None)
+    return ", ".join(f"{says}: {counts[says]}" for says in (AGREES, SIGN, NONE, CONTRADICTS, UNPRINTED) if counts[says])
+
+
+def _not_behind(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    verdict, text = _ahead(claim, cells, comparison)
+    return (FAILS if verdict == FAILS else HOLDS if verdict == HOLDS else "not contradicted"), text
+
+
+def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    verdict, text = _ahead(claim, cells, comparison)
+    return (FAILS if verdict == HOLDS else HOLDS if verdict == FAILS else "not contradicted"), text
+
+
+def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
+    """Cells that differ in one setting alone, in the order of its values; named by what they share."""
+    found: dict[str, list[Compared]] = {}
+    for one in cells:
+        rest = ", ".join(plain(value) for name, value in one.cell.label.items() if name != axis)
+        found.setdefault(rest, []).append(one)
+    return {name: sorted(row, key=lambda one: sortable(one.cell.settings[axis])) for name, row in found.items()}
+
+
+def _trend(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    """Per seed, the slope of the difference over the steps of the axis."""
+    rows = [row for row in lines(cells, claim.axis).values() if len(row) > 1]
+    slopes = [_slopes(row) for row in rows]
+    values = over_seeds([slope for slope in slopes if slope])
+    if not values:
+        return OPEN, f"no two values of {short(claim.axis)} were run"
+    verdict = paired(values)
+    steps = _levels(rows[0], claim.axis) if len(rows) == 1 else f"{len(rows)} rows"
+    return _by_interval(verdict), f"the difference changes by {_said(verdict, 'points a step')}; {steps}"
+
+
+def _slopes(row: Sequence[Compared]) -> PerSeed:
+    """Least-squares slope of the difference against the place in the row, by seed."""
+    seeds = sorted(set.intersection(*(set(one.differences) for one in row)))
+    middle = (len(row) - 1) / 2
+    weights = [place - middle for place in range(len(row))]
+    total = sum(weight * weight for weight in weights)
+    return {seed: sum(w * one.differences[seed] for w, one in zip(weights, row, strict=True)) / total for seed in seeds}
+
+
+def _levels(row: Sequence[Compared], axis: str) -> str:
+    parts = [f"{plain(one.cell.settings[axis])}: {one.verdict.mean:+.2f}" for one in row if one.verdict]
+    return f"by {short(axis)} " + ", ".join(parts)
+
+
+def _peak(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    """The claimed value against the best of the others, those that give the same mask left out."""
+    said, found = [], []
+    for name, row in lines(cells, claim.axis).items():
+        here = next((one for one in row if one.cell.settings[claim.axis] == claim.at), None)
+        best = max(row, key=lambda one: _mean(one.masked))
+        others = [one for one in row if here is not None and not _same_mask(one, here)]
+        if here is None or not others:
+            continue
+        rival = max(others, key=lambda one: _mean(one.masked))
+        shared = sorted(set(here.masked) & set(rival.masked))
+        found.append({seed: here.masked[seed] - rival.masked[seed] for seed in shared})
+        where = f"{name}: " if name else ""
+        at, top = plain(claim.at), plain(best.cell.settings[claim.axis])
+        said.append(
+            f"{where}best at {top} ({_mean(best.masked):.2f}); {at} minus the best other "
+            f"({plain(rival.cell.settings[claim.axis])}): {_said(paired(list(found[-1].values())))}"
+        )
+    if not found:
+        return OPEN, f"{claim.at} or its rivals were not run"
+    marks = {_by_interval(paired(list(values.values()))) for values in found}
+    return marks.pop() if len(marks) == 1 else OPEN, "; ".join(said)
+
+
+def _same_mask(one: Compared, other: Compared) -> bool:
+    """Whether two thresholds need as many votes, given that votes of so many clients are odd or even with them."""
+    return mask_step(one.cell.settings) == mask_step(other.cell.settings)
+
+
+def mask_step(settings: Mapping[str, Any]) -> int:
+    """Which of the distinct masks a threshold gives where no update is zero: |votes| is as odd or even as the cohort.
+
+    >>> [mask_step({"tau": tau, "cohort": 10}) for tau in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    [0, 2, 2, 4, 4, 6]
+    """
+    cohort = int(settings["cohort"])
+    needed = votes_needed(settings["tau"], cohort)
+    return needed + (needed - cohort) % 2 if needed else 0
+
+
+def _above(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    """One value of a setting against another, arm by arm."""
+    found = []
+    for row in lines(cells, claim.axis).values():
+        by_value = {one.cell.settings[claim.axis]: one for one in row}
+        if claim.first in by_value and claim.second in by_value:
+            one, other = by_value[claim.first], by_value[claim.second]
+            for a, b in ((one.plain, other.plain), (one.masked, other.masked)):
+                found.append({seed: a[seed] - b[seed] for seed in set(a) & set(b)})
+    values = over_seeds(found)
+    if not values:
+        return OPEN, f"{claim.first} and {claim.second} were not both run"
+    higher = sum(_mean(one) > 0 for one in found)
+    verdict = paired(values)
+    return _by_interval(verdict), f"higher in {higher} of {len(found)} pairs; over all {_said(verdict)}"
+
+
+def _between(claim: Claim, cells: Sequence[Compared]) -> list[tuple[dict[int, Entry], dict[int, Entry]]]:
+    """The runs of two arms in the same cell; the plain mean is every cell's own."""
+    groups: dict[str, dict[str, dict[int, Entry]]] = {}
+    for one in cells:
+        rest = repr([(k, v) for k, v in one.cell.label.items() if k != "aggregator"])
+        arms = groups.setdefault(rest, {})
+        arms["mean"], arms[one.cell.arm] = dict(one.entries[0]), dict(one.entries[1])
+    return [
+        (arms[claim.first], arms[claim.second]) for arms in groups.values() if {claim.first, claim.second} <= {*arms}
+    ]
+
+
+def _apart(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> list[PerSeed]:
+    """First arm minus second in every cell, by seed."""
+
+    def score(entry: Entry) -> float:
+        return float(getattr(entry.scores[claim.split], comparison.experiment.statistic))
+
+    return [{seed: score(a[seed]) - score(b[seed]) for seed in {*a} & {*b}} for a, b in _between(claim, cells)]
+
+
+def _versus(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    found = [row for row in _apart(claim, cells, comparison) if row]
+    values = over_seeds(found)
+    if not values:
+        return OPEN, f"{claim.first} and {claim.second} share no seed"
+    verdict, ahead = paired(values), sum(_mean(row) > 0 for row in found)
+    return _by_interval(verdict), f"{claim.first} ahead of {claim.second} in {ahead} of {len(found)}; {_said(verdict)}"
+
+
+def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    values = over_seeds([row for row in _apart(claim, cells, comparison) if row])
+    if not values:
+        return OPEN, f"{claim.first} and {claim.second} share no seed"
+    verdict = paired(values)
+    inside = verdict.low >= -NEAR and verdict.high <= NEAR
+    apart = verdict.low > NEAR or verdict.high < -NEAR
+    return HOLDS if inside else FAILS if apart else OPEN, f"{claim.first} minus {claim.second}: {_said(verdict)}"
+
+
+def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    """Rounds to a level that both arms reach: 95 % of the lower one's last ten rounds."""
+    saved = [
+        {s: needed for s in sorted({*a} & {*b}) if (needed := rounds_saved(a[s], b[s], claim.split)) is not None}
+        for a, b in _between(claim, cells)
+    ]
+    values = over_seeds([row for row in saved if row])
+    if not values:
+        return OPEN, "no seed in which both arms reach a common level"
+    verdict = paired(values)
+    what = f"rounds that {claim.first} needs less than {claim.second} to {TARGET:.0%} of the lower level"
+    return _by_interval(verdict), f"{what}: {_said(verdict, 'rounds')}"
+
+
+def rounds_saved(one: Entry, other: Entry, split: str = "test") -> float | None:
+    """Rounds that the first run needs less to a level that both reach; None where one has no curve."""
+    if split not in one.curves or split not in other.curves:
+        return None
+    target = TARGET * min(one.scores[split].last10, other.scores[split].last10) / 100
+    reached = [next((r for r, v in sorted(e.curves[split].items()) if v >= target), None) for e in (one, other)]
+    return None if None in reached else float((reached[1] or 0) - (reached[0] or 0))
+
+
+def _best_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    """Each arm at the pair of rates where its own mean is highest."""
+    best_plain = max(cells, key=lambda one: _mean(one.plain))
+    best_masked = max(cells, key=lambda one: _mean(one.masked))
+    seeds = sorted(set(best_plain.plain) & set(best_masked.masked))
+    verdict = paired([best_masked.masked[seed] - best_plain.plain[seed] for seed in seeds])
+    pairs = [" and ".join(plain(one.cell.settings[key]) for key in KEYS) for one in (best_plain, best_masked)]
+    return _by_interval(verdict), f"best of plain at {pairs[0]}, of masked at {pairs[1]}: {_said(verdict)}"
+
+
+def _same_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    groups: dict[str, list[Compared]] = {}
+    for one in cells:
+        groups.setdefault(f"{one.cell.settings['dataset']} {one.cell.settings['algorithm']}", []).append(one)
+    same = 0
+    for row in groups.values():
+        same += max(row, key=lambda one: _mean(one.plain)) is max(row, key=lambda one: _mean(one.masked))
+    verdict = HOLDS if same == len(groups) else FAILS
+    return verdict, f"the same pair is best for both arms in {same} of {len(groups)} data sets and algorithms"
+
+
+def _mean(values: Mapping[int, float]) -> float:
+    return sum(values.values()) / len(values) if values else float("-inf")
+
+
+Kind = Callable[[Claim, Sequence[Compared], Comparison], tuple[str, str]]
+KINDS: dict[str, Kind] = {
+    "ahead": _ahead,
+    "not_behind": _not_behind,
+    "not_ahead": _not_ahead,
+    "trend": _trend,
+    "peak": _peak,
+    "above": _above,
+    "near": _near,
+    "versus": _versus,
+    "sooner": _sooner,
+    "best_pair": _best_pair,
+    "same_pair": _same_pair,
+}

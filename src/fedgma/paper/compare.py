@@ -1,0 +1,225 @@
+"""Our runs beside the printed numbers, cell by cell: levels, the paired difference with its interval, a verdict.
+
+A verdict on a cell goes by our 95 % interval of the paired difference, masked minus plain:
+
+    agrees in sign and interval   it leaves zero out on the printed side, and the printed difference lies in it
+    agrees in sign                it leaves zero out on the printed side
+    no difference to be seen      it holds zero (one seed alone has no interval, and shows nothing)
+    contradicts                   it leaves zero out on the other side
+    the paper prints none         it leaves zero out where the printed numbers are equal
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedgma.paper.catalogue import Experiment
+from fedgma.paper.cells import LOOSE, Cell, Flat, cells_of
+from fedgma.paper.entries import Entry
+from fedgma.paper.plans import WHOLE, Cut
+from fedgma.paper.printed import Number
+from fedgma.paper.rates import KEYS, Chosen
+from fedgma.summaries import Spread, frozen, spread
+from fedgma.verdicts import Verdict, paired
+
+AGREES, SIGN, NONE, CONTRADICTS = (
+    "agrees in sign and interval",
+    "agrees in sign",
+    "no difference to be seen",
+    "contradicts",
+)
+UNPRINTED, MISSING = "the paper prints none", "not run"
+
+BySeed = Mapping[int, Entry]
+
+
+class Compared(NamedTuple):
+    """A cell on one split: our two arms over shared seeds, the printed numbers, and what they say."""
+
+    cell: Cell
+    split: str
+    plain: Mapping[int, float]  # seed -> statistic in percent
+    masked: Mapping[int, float]
+    printed: tuple[Number | None, Number | None]  # plain, masked
+    entries: tuple[BySeed, BySeed] = ({}, {})
+
+    @property
+    def differences(self) -> dict[int, float]:
+        """Masked minus plain by seed, in points."""
+        return {seed: self.masked[seed] - self.plain[seed] for seed in sorted(set(self.masked) & set(self.plain))}
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """On the paired differences; None where there is no pair."""
+        found = list(self.differences.values())
+        return paired(found) if found else None
+
+    @property
+    def levels(self) -> tuple[Spread | None, Spread | None]:
+        """Our mean and deviation of each arm."""
+        plain, masked = ([*side.values()] for side in (self.plain, self.masked))
+        return spread(plain) if plain else None, spread(masked) if masked else None
+
+    @property
+    def printed_difference(self) -> float | None:
+        """Masked minus plain, as printed."""
+        plain, masked = self.printed
+        return None if plain is None or masked is None else round(masked.value - plain.value, 6)
+
+    @property
+    def says(self) -> str:
+        """The verdict in a few words."""
+        return judge(self.verdict, self.printed_difference)
+
+
+def judge(ours: Verdict | None, printed: float | None) -> str:
+    """What our interval says of a printed difference, or on its own where nothing is printed.
+
+    >>> ours = paired([1.0, 1.2, 1.6, 1.0])          # interval 0.75 to 1.65
+    >>> judge(ours, 0.9), judge(ours, 2.0), judge(ours, -0.5), judge(paired([0.4, -0.3]), 2.0), judge(None, 2.0)
+    ('agrees in sign and interval', 'agrees in sign', 'contradicts', 'no difference to be seen', 'not run')
+    """
+    if ours is None:
+        return MISSING
+    if ours.low <= 0 <= ours.high:
+        return NONE
+    if printed is None:
+        return "masked ahead" if ours.mean > 0 else "plain ahead"
+    if printed == 0:
+        return UNPRINTED
+    if (printed > 0) != (ours.mean > 0):
+        return CONTRADICTS
+    return AGREES if ours.low <= printed <= ours.high else SIGN
+
+
+class Comparison(NamedTuple):
+    """Every cell of an experiment on every split that was measured, and what was passed over."""
+
+    experiment: Experiment
+    compared: tuple[Compared, ...]
+    entries: tuple[Entry, ...]  # those that the cells use
+    notes: tuple[str, ...]
+
+    def on(self, split: str = "test") -> list[Compared]:
+        """The cells on one split."""
+        return [one for one in self.compared if one.split == split]
+
+
+def compare(
+    experiment: Experiment, entries: Sequence[Entry], chosen: Chosen, cut: Cut = WHOLE, *, unfinished: int = 0
+) -> Comparison:
+    """Find the runs of every cell and put them beside the printed numbers."""
+    index = _Index(entries)
+    compared: list[Compared] = []
+    used: dict[int, Entry] = {}
+    fitting: set[int] = set()
+    for cell in cells_of(experiment, chosen, cut):
+        plain, masked, fits = _choose(cell, index)
+        fitting |= fits
+        used |= {id(entry): entry for entry in (*plain.values(), *masked.values())}
+        compared += [_compared(cell, split, experiment.statistic, plain, masked) for split in experiment.splits]
+    measured = {one.split for one in compared if one.plain or one.masked} | {experiment.splits[0]}
+    kept = tuple(one for one in compared if one.split in measured)
+    notes = _notes(experiment, kept, len(fitting - set(used)), unfinished)
+    return Comparison(experiment, kept, tuple(used.values()), (*notes, *_time(list(used.values()))))
+
+
+def _compared(cell: Cell, split: str, statistic: str, plain: BySeed, masked: BySeed) -> Compared:
+    sides = [
+        {seed: float(getattr(entry.scores[split], statistic)) for seed, entry in side.items() if split in entry.scores}
+        for side in (plain, masked)
+    ]
+    printed = (cell.printed.get((split, "plain")), cell.printed.get((split, "masked")))
+    return Compared(cell, split, sides[0], sides[1], printed, (plain, masked))
+
+
+class _Index:
+    """Entries by the settings that name a cell, as far as records and plan both know them."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+        self._known: dict[tuple[frozenset[str], tuple[str, ...]], dict[str, list[Entry]]] = {}
+        self._names = {frozenset(entry.settings) for entry in entries}
+
+    def find(self, wanted: Flat, without: tuple[str, ...]) -> list[Entry]:
+        found = []
+        for names in self._names:
+            common = names & set(wanted)
+            table = self._table(frozenset(common), without)
+            found += table.get(frozen({name: wanted[name] for name in common}, without), [])
+        return list({id(entry): entry for entry in found}.values())
+
+    def _table(self, common: frozenset[str], without: tuple[str, ...]) -> dict[str, list[Entry]]:
+        if (common, without) not in self._known:
+            table: dict[str, list[Entry]] = {}
+            for entry in self.entries:
+                if common <= set(entry.settings):
+                    key = frozen({name: entry.settings[name] for name in common}, without)
+                    table.setdefault(key, []).append(entry)
+            self._known[common, without] = table
+        return self._known[common, without]
+
+
+def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
+    """The runs of both arms by seed: of several kinds (rounds, rates, precision) the planned one, or the longest.
+
+    Beside them the identities of all runs that would fit.
+    """
+    given = any(key in cell.part.settings for key in KEYS) or cell.part.rates == "own"
+    without = LOOSE if given else (*LOOSE, *KEYS)
+    sides = [[] if own is None else index.find(own, without) for own in (cell.plain, cell.masked)]
+    rates = () if cell.part.rates == "own" else KEYS
+    kinds: dict[str, tuple[dict[int, Entry], dict[int, Entry]]] = {}
+    for place, side in enumerate(sides):
+        for entry in side:
+            kinds.setdefault(_kind(entry, rates), ({}, {}))[place].setdefault(entry.seed, entry)
+    if not kinds:
+        return {}, {}, set()
+    plain, masked = max(kinds.values(), key=lambda pair: _rank(pair, cell))
+    return plain, masked, {id(entry) for side in sides for entry in side}
+
+
+def _kind(entry: Entry, rates: Sequence[str]) -> str:
+    precision = entry.facts.get("precision", "fp32")
+    return repr([entry.settings.get("rounds"), precision, *(entry.settings.get(key) for key in rates)])
+
+
+def _rank(pair: tuple[Mapping[int, Entry], Mapping[int, Entry]], cell: Cell) -> tuple[Any, ...]:
+    """Planned rates first, then more rounds, then more pairs, then full precision."""
+    entry = next(iter([*pair[1].values(), *pair[0].values()]))
+    wanted = cell.settings
+    planned = all(entry.settings.get(key) == wanted.get(key) for key in KEYS)
+    exact = entry.facts.get("precision", "fp32") == "fp32"
+    return planned, entry.settings.get("rounds", 0), len(set(pair[0]) & set(pair[1])), exact
+
+
+def _time(entries: Sequence[Entry]) -> list[str]:
+    """How long the runs took, each round of a fleet shared out over its runs."""
+    total = sum(float(entry.facts.get("seconds", 0.0)) for entry in entries)
+    devices = sorted({str(entry.facts.get("device", "an unknown device")) for entry in entries})
+    return [f"{len(entries)} runs took {total / 60:.1f} minutes on {' and '.join(devices)}"] if entries else []
+
+
+def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, unfinished: int) -> list[str]:
+    """What a reader must know of the runs before the numbers."""
+    notes = list(experiment.notes)
+    first = [one for one in compared if one.split == experiment.splits[0]]
+    run = [one for one in first if one.plain or one.masked]
+    rounds: dict[int, None] = {}
+    for one in run:
+        for side in one.entries:
+            rounds |= {int(entry.settings["rounds"]): None for entry in side.values()}
+    seeds = sorted({len(one.differences) or len(one.plain) or len(one.masked) for one in run})
+    if run:
+        notes.append(
+            f"{len(run)} of {len(first)} cells were run, with {' or '.join(map(str, seeds))} seeds and "
+            f"{', '.join(map(str, sorted(rounds)))} rounds; accuracy is {experiment.statistic} in percent"
+        )
+    left = Counter(str(one.cell.settings["dataset"]) for one in first if not one.plain and not one.masked)
+    if left:
+        notes.append("cells that were not run: " + ", ".join(f"{count} of {name}" for name, count in left.items()))
+    if passed:
+        notes.append(f"{passed} runs of the same cells with other rounds, rates or precision were passed over")
+    if unfinished:
+        notes.append(f"{unfinished} unfinished runs are in no number")
+    return notes

@@ -1,0 +1,149 @@
+"""One run in the few numbers that a comparison needs: from its folder, or from the thinned export of many.
+
+<results>/<ID>/runs.json     settings and facts that all runs share
+               runs.jsonl    one JSON object a run: what differs, summaries, thinned curves
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedgma.errors import DataError
+from fedgma.runs import Run, curve, flat, number, numbers, read_runs
+from fedgma.summaries import Summary, summarise
+
+POINTS = 40  # of a thinned curve
+SCALE = 10_000  # accuracies are kept as whole ten-thousandths
+ANALYSES_FOLDER = "analyses"  # beside run folders: what analyses wrote
+FACTS = ("fingerprint", "versions", "device", "precision", "data", "parameters", "started")
+
+
+class Entry(NamedTuple):
+    """A finished run: settings by dotted name, summaries and curves by split, mean mask figures."""
+
+    settings: Mapping[str, Any]
+    scores: Mapping[str, Summary]
+    curves: Mapping[str, Mapping[int, float]]  # split -> round -> share, thinned
+    mask: Mapping[str, Any]  # agreement and histogram, means over the measured rounds; empty where not measured
+    facts: Mapping[str, Any]  # of run.json, and seconds
+    done: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """Runs with the same one are paired."""
+        return int(self.settings["seed"])
+
+    @property
+    def run(self) -> Run:
+        """As reports know runs, without its rounds."""
+        name = str(self.facts.get("fingerprint", ""))
+        return Run(Path(name), self.facts, dict(self.settings), (), self.done)
+
+
+def read_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
+    """The finished runs in folders of runs or of results, and how many are unfinished."""
+    entries: list[Entry] = []
+    unfinished = 0
+    for path in paths:
+        exported = sorted(path.rglob("runs.jsonl")) if path.is_dir() else []
+        for file in exported:
+            entries += read_export(file.parent)
+        others = exported or (path / ANALYSES_FOLDER).is_dir()
+        if others and not any(path.rglob("run.json")):
+            continue
+        runs = read_runs([path])
+        unfinished += sum(not run.finished for run in runs)
+        entries += [entry_of(run) for run in runs if run.finished]
+    return entries, unfinished
+
+
+def entry_of(run: Run) -> Entry:
+    """A run folder in a few numbers."""
+    splits = dict.fromkeys(
+        name for record in run.rounds for name, held in record.items() if isinstance(held, dict) and "accuracy" in held
+    )
+    whole = {split: found for split in splits if (found := curve(run, split, "accuracy"))}
+    seconds = sum(number(record, "seconds") or 0.0 for record in run.rounds)
+    facts = {name: run.head[name] for name in FACTS if name in run.head} | {"seconds": round(seconds, 3)}
+    scores = {split: summarise(found) for split, found in whole.items()}
+    curves = {
+        split: thinned(found) for split, found in whole.items()
+    }  # as an export has them, so that both say the same
+    return Entry(run.settings, scores, curves, _mask(run), facts, run.done or {})
+
+
+def _mask(run: Run) -> dict[str, Any]:
+    agreements = curve(run, "mask", "agreement")
+    histograms = [found for record in run.rounds if (found := numbers(record, "mask", "histogram")) is not None]
+    if not agreements or not histograms:
+        return {}
+    same = [one for one in histograms if len(one) == len(histograms[0])]
+    histogram = [round(sum(column) / len(same), 6) for column in zip(*same, strict=True)]
+    return {"agreement": round(sum(agreements.values()) / len(agreements), 6), "histogram": histogram}
+
+
+def thinned(points: Mapping[int, float], most: int = POINTS) -> dict[int, float]:
+    """A curve with at most so many points, evenly spaced, the last one among them.
+
+    >>> list(thinned({r: r / 100 for r in range(1, 11)}, most=4))
+    [1, 4, 7, 10]
+    """
+    rounds = sorted(points)
+    if len(rounds) <= most:
+        return {round: points[round] for round in rounds}
+    places = [round(place * (len(rounds) - 1) / (most - 1)) for place in range(most)]
+    return {rounds[place]: points[rounds[place]] for place in dict.fromkeys(places)}
+
+
+def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] = ("test",)) -> None:
+    """Many runs in two small files: what they share, and a line for each with its curves on these splits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {
+        "names": list(entries[0].settings) if entries else [],  # of all settings; one that a line leaves out is none
+        "settings": _shared([entry.settings for entry in entries]),
+        "facts": _shared([entry.facts for entry in entries]),
+    }
+    lines = [json.dumps(_line(entry, shared, splits), separators=(",", ":")) for entry in entries]
+    (folder / "runs.json").write_text(json.dumps(shared, indent=1) + "\n", encoding="utf-8")
+    (folder / "runs.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _shared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first = rows[0] if rows else {}
+    return {k: v for k, v in first.items() if all(k in row and row[k] == v for row in rows)}
+
+
+def _line(entry: Entry, shared: Mapping[str, Any], splits: Sequence[str]) -> dict[str, Any]:
+    own = {
+        part: {k: v for k, v in getattr(entry, part).items() if k not in shared[part] and v is not None}
+        for part in ("settings", "facts")
+    }
+    scores = {split: [round(value, 4) for value in summary] for split, summary in entry.scores.items()}
+    curves = {split: _packed(points) for split, points in entry.curves.items() if split in splits}
+    return {**own, "scores": scores, "curves": curves, "mask": dict(entry.mask), "done": dict(entry.done)}
+
+
+def _packed(points: Mapping[int, float]) -> list[list[int]]:
+    return [list(points), [round(SCALE * value) for value in points.values()]]
+
+
+def read_export(folder: Path) -> list[Entry]:
+    """The runs of an export."""
+    try:
+        shared = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+        lines = (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+        return [_read_line(json.loads(line), shared) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder} cannot be read as exported runs ({error}); export them again") from None
+
+
+def _read_line(line: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:
+    settings = {**dict.fromkeys(shared["names"]), **shared["settings"], **line["settings"]}
+    curves = {
+        split: {round: value / SCALE for round, value in zip(rounds, values, strict=True)}
+        for split, (rounds, values) in line["curves"].items()
+    }
+    scores = {split: Summary(*values) for split, values in line["scores"].items()}
+    facts = {**shared["facts"], **line["facts"]}
+    return Entry(dict(flat(settings)), scores, curves, line["mask"], facts, line["done"])

@@ -1,0 +1,168 @@
+"""The paper's figures drawn again from our runs, with the printed numbers in them where there are some."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fedgma.paper.claims import lines, mask_step
+from fedgma.paper.compare import Compared, Comparison
+from fedgma.paper.printed import DID_NOT_LEARN, Number
+from fedgma.paper.rates import KEYS
+from fedgma.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
+from fedgma.plots.curves import draw_accuracy
+from fedgma.plots.grids import draw_rates
+from fedgma.plots.style import plain_text
+from fedgma.reports.pictures import Picture
+from fedgma.reports.tables import slug
+from fedgma.summaries import BASELINE, NAMES, Spread, plain, short
+
+MOST = 16  # pictures of a kind
+
+
+def draw(comparison: Comparison) -> list[Picture]:
+    """Every figure that the experiment names and the runs have numbers for."""
+    with plain_text():
+        return [picture for name in comparison.experiment.figures for picture in FIGURES[name](comparison)]
+
+
+def _picture(kind: str, title: str, heading: str, caption: str, figure: object) -> Picture:
+    return Picture(slug(f"{kind} {title}"), heading, title, caption, figure)  # type: ignore[arg-type]
+
+
+def _run(comparison: Comparison, split: str | None = None) -> list[Compared]:
+    """The cells that were run, on the first split unless another is named."""
+    cells = comparison.on(split or comparison.experiment.splits[0])
+    return [one for one in cells if one.plain or one.masked]
+
+
+def _named(one: Compared, without: Sequence[str] = ()) -> str:
+    """A cell in a few words: words alone, numbers with their names."""
+    label = {name: value for name, value in one.cell.label.items() if name not in without}
+    return ", ".join(
+        value if isinstance(value, str) else f"{short(name)} {plain(value)}" for name, value in label.items()
+    )
+
+
+def _arms(one: Compared) -> tuple[str, str]:
+    return BASELINE, NAMES.get(one.cell.arm, one.cell.arm)
+
+
+def _differences(comparison: Comparison) -> Iterator[Picture]:
+    groups: dict[str, list[Compared]] = {}
+    for one in _run(comparison):
+        groups.setdefault(str(one.cell.settings["dataset"]), []).append(one)
+    caption = (
+        "Masked minus plain averaging, mean over seeds and 95 % t interval; filled where the interval leaves out zero. "
+        "Open diamonds: the printed difference."
+    )
+    for dataset, cells in groups.items():
+        rows = [_difference(one) for one in cells if one.verdict is not None]
+        if rows:
+            yield _picture("differences", dataset, "Differences", caption, draw_differences(rows, dataset))
+
+
+def _difference(one: Compared) -> Difference:
+    verdict = one.verdict
+    assert verdict is not None
+    low, high = (verdict.low, verdict.high) if verdict.of > 1 else (None, None)
+    label = _named(one, ("dataset",)) or one.cell.part.name
+    return Difference(label, verdict.mean, low, high, one.printed_difference)
+
+
+def _curves(comparison: Comparison, split: str = "test") -> Iterator[Picture]:
+    scenes: dict[str, dict[str, dict[int, Mapping[int, float]]]] = {}
+    seeds = 0
+    for one in _run(comparison):
+        arms = scenes.setdefault(_named(one, ("aggregator",)) or one.cell.part.name, {})
+        for side, name in zip(one.entries, _arms(one), strict=True):
+            found = {seed: entry.curves[split] for seed, entry in side.items() if split in entry.curves}
+            seeds = max(seeds, len(found))
+            if found:
+                arms[name] = found
+    shown = [(title, arms) for title, arms in scenes.items() if arms]
+    more = f" {MOST} of {len(shown)} settings are drawn." if len(shown) > MOST else ""
+    caption = (
+        f"Accuracy on {split.replace('_', ' ')} after each evaluated round, mean of {seeds} seeds; band: one sample "
+        f"deviation. Below: the paired difference with its 95 % interval.{more}"
+    )
+    for title, arms in shown[:MOST]:
+        figure = draw_accuracy(arms, title, split)
+        yield _picture(f"curves {split}", title, f"Accuracy by round: {split.replace('_', ' ')}", caption, figure)
+
+
+def _gap(comparison: Comparison) -> Iterator[Picture]:
+    """The same curves on every further split."""
+    for split in comparison.experiment.splits[1:]:
+        yield from _curves(comparison, split)
+
+
+def _axis(comparison: Comparison) -> Iterator[Picture]:
+    axis = comparison.experiment.axis
+    caption = "Mean and sample deviation over seeds. Open diamonds: printed."
+    for title, row in lines(_run(comparison), axis).items():
+        arms: dict[str, dict[float, Point]] = {}
+        for one in row:
+            for name, level, number in zip(_arms(one), one.levels, one.printed, strict=True):
+                if level is not None:
+                    arms.setdefault(name, {})[float(one.cell.settings[axis])] = _point(level, number)
+        figure = draw_axis(arms, short(axis), title)
+        yield _picture("axis", title or short(axis), f"Accuracy by {short(axis)}", caption, figure)
+
+
+def _point(level: Spread, number: Number | None) -> Point:
+    return Point(level.mean, level.deviation, None if number is None else number.value)
+
+
+def _taus(comparison: Comparison) -> Iterator[Picture]:
+    caption = (
+        "Accuracy of masked averaging by threshold, mean and sample deviation over seeds, and of the plain mean. "
+        "Thresholds on one step give the same mask wherever every client moves an entry."
+    )
+    for title, row in lines([one for one in _run(comparison) if one.masked], "tau").items():
+        groups: dict[int, list[Compared]] = {}
+        for one in row:
+            groups.setdefault(mask_step(one.cell.settings), []).append(one)
+        steps = [
+            (
+                [float(one.cell.settings["tau"]) for one in group],
+                [_point(one.levels[1], None) for one in group if one.levels[1]],
+            )
+            for group in groups.values()
+        ]
+        plain_level = row[0].levels[0]
+        figure = draw_steps(steps, None if plain_level is None else plain_level.mean, title)
+        yield _picture("taus", title, "Accuracy by threshold", caption, figure)
+
+
+def _rates(comparison: Comparison) -> Iterator[Picture]:
+    """Heat maps of both arms, ours and printed, for every data set and algorithm."""
+    caption = "Accuracy in percent, mean over seeds, one colour scale; each map's best pair is framed."
+    groups: dict[str, list[Compared]] = {}
+    for one in _run(comparison):
+        groups.setdefault(_named(one, (*KEYS, "aggregator")), []).append(one)
+    for title, cells in list(groups.items())[:MOST]:
+        client, server = (sorted({one.cell.settings[key] for one in cells}) for key in KEYS)
+        maps: dict[str, dict[tuple[float, float], float]] = {}
+        for one in cells:
+            at = (one.cell.settings[KEYS[0]], one.cell.settings[KEYS[1]])
+            for name, level, number in zip(_arms(one), one.levels, one.printed, strict=True):
+                if level is not None:
+                    maps.setdefault(name, {})[at] = level.mean
+                if number is not None:
+                    learned = number.value != DID_NOT_LEARN
+                    maps.setdefault(f"{name}, printed", {})[at] = number.value if learned else np.nan
+        grids = {
+            name: np.array([[found.get((c, s), np.nan) for s in server] for c in client])
+            for name, found in sorted(maps.items(), key=lambda item: "printed" in item[0])
+        }
+        yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client, title))
+
+
+FIGURES: dict[str, Callable[[Comparison], Iterator[Picture]]] = {
+    "differences": _differences,
+    "curves": _curves,
+    "gap": _gap,
+    "axis": _axis,
+    "taus": _taus,
+    "rates": _rates,
+}

@@ -1,0 +1,145 @@
+"""From an experiment to its runs: parts are expanded, rates filled in, and the whole is cut to what was asked for."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedgma.datasets.sources import availability
+from fedgma.errors import ConfigError
+from fedgma.experiments.config import Settings, fingerprint, record
+from fedgma.experiments.grids import Grid, every_name, expand
+from fedgma.paper.catalogue import Experiment, Part, merged
+from fedgma.paper.rates import Chosen, rated
+from fedgma.runs import flat
+
+# training samples, and those of a writer where every writer is a client
+SIZES = {
+    "mnist": 60_000,
+    "mnist-writers": 60_000,
+    "fmnist": 60_000,
+    "fmnist-mini": 10_000,
+    "fedcmnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "tinyimagenet": 100_000,
+    "femnist": 38_541,
+}
+A_WRITER = 105
+
+
+class Cut(NamedTuple):
+    """What is left out of an experiment: rounds beyond, seeds beyond, cells that do not fit."""
+
+    rounds: int | None = None
+    seeds: int | None = None
+    cells: str = ""  # "dataset=mnist|fmnist,partition.clients=100"
+    quick: bool = False  # embedded images in place of the data sets: to see that it works
+
+
+WHOLE = Cut()
+
+
+class Plan(NamedTuple):
+    """The runs of an experiment, with the part that each belongs to."""
+
+    runs: tuple[tuple[Part, Settings], ...]
+    unrated: tuple[str, ...]  # data set and algorithm without chosen rates
+
+    @property
+    def grid(self) -> Grid:
+        """The runs as a sweep, each once, seeds apart from what tells them apart."""
+        once: dict[str, Settings] = {}
+        for _, settings in self.runs:
+            once.setdefault(fingerprint(record(settings)), settings)
+        return Grid(tuple(once.values()), ("dataset", "algorithm", "aggregator", "seed"))
+
+
+def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
+    """Every run of an experiment under the chosen rates, cut."""
+    wanted = parse_cells(cut.cells)
+    runs: list[tuple[Part, Settings]] = []
+    unrated: dict[str, None] = {}
+    for part in experiment.parts:
+        for settings in _expanded(part, experiment, chosen, cut):
+            if not _fits(dict(flat(record(settings))), wanted):
+                continue
+            run, found = rated(settings, part, chosen)
+            runs.append((part, run))
+            if not found:
+                unrated[f"{run.dataset} {run.algorithm}"] = None
+    return Plan(tuple(runs), tuple(unrated))
+
+
+def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> Iterator[Settings]:
+    """The part's runs; where its data sets are coloured, each as was chosen for it."""
+    given = {**part.settings, "seed": list(range(cut.seeds or experiment.seeds))}
+    if cut.rounds is not None:
+        given["rounds"] = cut.rounds
+    if cut.quick:
+        given = _embedded(given)
+    datasets = given.get("dataset", "fmnist-mini")
+    for dataset in datasets if isinstance(datasets, list) else [datasets]:
+        shift = chosen.shift.get(dataset)
+        own = given if shift is None else merged({"shift": dict(shift)}, given)
+        yield from expand({**own, "dataset": dataset}).runs
+
+
+def _embedded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same on embedded images, which have no owners: those of writers are dealt at random."""
+    part = given.get("partition", {})
+    names = part.get("name", "label_skew")
+    kinds = ["iid" if name == "natural" else name for name in (names if isinstance(names, list) else [names])]
+    dealt = {**part, "name": list(dict.fromkeys(kinds)), "clients": part.get("clients", 400)}
+    shift = {"shift": {"name": "colour"}} if given.get("dataset") == "fedcmnist" else {}
+    return {**given, "dataset": "fmnist-mini", "partition": dealt, **shift}
+
+
+def parse_cells(text: str) -> dict[str, tuple[str, ...]]:
+    """`dataset=mnist|fmnist,clients=100` as full names and the values that fit.
+
+    >>> parse_cells("dataset=mnist|fmnist,clients=100")
+    {'dataset': ('mnist', 'fmnist'), 'partition.clients': ('100',)}
+    """
+    wanted = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        name, sign, values = (side.strip() for side in word.partition("="))
+        full = [known for known in every_name() if known == name or known.endswith(f".{name}")]
+        full = [name] if name in full else full
+        if not sign or not values or len(full) != 1:
+            near = f"; did you mean {' or '.join(full)}?" if full else ""
+            raise ConfigError(f"--cells takes setting=value pairs such as dataset=mnist|fmnist, got {word!r}{near}")
+        wanted[full[0]] = tuple(value.strip() for value in values.split("|"))
+    return wanted
+
+
+def _fits(settings: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -> bool:
+    return all(any(same(settings.get(name), text) for text in texts) for name, texts in wanted.items())
+
+
+def same(value: Any, text: str) -> bool:
+    """Whether a setting is what a text says; numbers are compared as numbers.
+
+    >>> same(1.0, "1"), same("iid", "iid"), same(None, "1")
+    (True, True, False)
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value) == float(text)
+        except ValueError:
+            return False
+    return str(value) == text
+
+
+def samples(settings: Settings) -> int:
+    """About how many samples a run trains on, over all its rounds and clients."""
+    size, clients = SIZES.get(settings.dataset, SIZES["mnist"]), settings.partition.clients
+    own = A_WRITER if clients is None else size / clients
+    steps = own * (settings.local_epochs or 1)
+    if settings.local_steps is not None:
+        steps = min(steps, settings.local_steps * settings.batch_size)
+    return round(settings.rounds * (settings.cohort or 10) * steps)
+
+
+def absent_data(datasets: Iterable[str]) -> list[str]:
+    """Those of the data sets that are not on this machine."""
+    here = {name: where for name, _, where in availability()}
+    return [name for name in dict.fromkeys(datasets) if here.get(name, "no").startswith(("fedgma data get", "no"))]

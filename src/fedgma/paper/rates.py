@@ -1,0 +1,91 @@
+"""What was chosen before the experiments: learning rates for each data set and algorithm, and how digits are coloured.
+
+`chosen.toml` beside this file is what the package uses; `fedgma paper search` writes such a file.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedgma.errors import ConfigError
+from fedgma.experiments.config import Settings
+from fedgma.experiments.grids import check
+from fedgma.paper.catalogue import CHOSEN, Part
+
+Pair = tuple[float, float]  # client rate, server rate
+KEYS = ("client_learning_rate", "server_learning_rate")
+
+
+class Chosen(NamedTuple):
+    """Pairs of rates by data set, algorithm and rule (`shared`, or an arm), and shift settings by data set."""
+
+    rates: Mapping[tuple[str, str, str], Pair] = {}
+    shift: Mapping[str, Mapping[str, Any]] = {}
+
+    def pair(self, dataset: str, algorithm: str, rule: str) -> Pair | None:
+        """The pair for a run; an arm that has none of its own takes the shared one."""
+        own = self.rates.get((dataset, algorithm, rule))
+        return self.rates.get((dataset, algorithm, "shared")) if own is None else own
+
+
+def read_chosen(file: Path | None = None) -> Chosen:
+    """The package's choice, or that of a file which `fedgma paper search` wrote."""
+    name = CHOSEN if file is None else str(file)
+    try:
+        if file is None:
+            text = (resources.files("fedgma.paper") / CHOSEN).read_text(encoding="utf-8")
+        else:
+            text = file.read_text(encoding="utf-8")
+        held = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the chosen rates {name!r}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{name!r} is not TOML: {error}") from None
+    return Chosen(_rates(held.get("rates", {}), name), held.get("shift", {}))
+
+
+def _rates(held: Any, name: str) -> dict[tuple[str, str, str], Pair]:
+    try:
+        rows = [
+            (d, a, rule, pair) for d, own in held.items() for a, kinds in own.items() for rule, pair in kinds.items()
+        ]
+        found = {(d, a, rule): (float(pair[0]), float(pair[1])) for d, a, rule, pair in rows}
+    except (AttributeError, TypeError, ValueError, IndexError):
+        raise ConfigError(
+            f"{name!r}: rates should be [rates.DATASET.ALGORITHM] with pairs such as shared = [0.05, 1.0]"
+        ) from None
+    for (dataset, algorithm, _), pair in found.items():
+        check({"dataset": dataset, "algorithm": algorithm, **dict(zip(KEYS, pair, strict=True))})
+    return found
+
+
+def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, bool]:
+    """A run with its chosen rates, and whether there were any; a part that gives rates of its own keeps them."""
+    if any(key in part.settings for key in KEYS):
+        return settings, True
+    rule = settings.aggregator if part.rates == "own" else "shared"
+    pair = chosen.pair(settings.dataset, settings.algorithm, rule)
+    if pair is None:
+        return settings, False
+    return settings.model_copy(update=dict(zip(KEYS, pair, strict=True))), True
+
+
+def written(rates: Mapping[tuple[str, str, str], Pair], shift: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+    """Chosen rates and shifts as TOML.
+
+    >>> print(written({("mnist", "fedavg", "shared"): (0.05, 1.0)}, {"fedcmnist": {"jitter": 0.2}}), end="")
+    [rates.mnist.fedavg]
+    shared = [0.05, 1.0]
+    <BLANKLINE>
+    [shift.fedcmnist]
+    jitter = 0.2
+    """
+    tables: dict[str, list[str]] = {}
+    for (dataset, algorithm, rule), pair in rates.items():
+        tables.setdefault(f"rates.{dataset}.{algorithm}", []).append(f"{rule} = [{pair[0]}, {pair[1]}]")
+    for dataset, settings in (shift or {}).items():
+        tables[f"shift.{dataset}"] = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    return "\n".join(f"[{name}]\n" + "\n".join(lines) + "\n" for name, lines in tables.items())

@@ -1,0 +1,128 @@
+"""What is written down of an experiment: tables, figures and a page; the thinned runs; an analysis as it came."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedgma.analyses import ANALYSES, AnalysisRequest
+from fedgma.paper.catalogue import Experiment, catalogue
+from fedgma.paper.claims import Finding, look_at
+from fedgma.paper.compare import Comparison, compare
+from fedgma.paper.entries import ANALYSES_FOLDER, Entry, read_export, write_export
+from fedgma.paper.figures import draw
+from fedgma.paper.plans import WHOLE, Cut
+from fedgma.paper.printed import read_printed
+from fedgma.paper.rates import Chosen
+from fedgma.paper.tables import cells_table, claims_table, taus_note
+from fedgma.plots.style import save
+from fedgma.reports.pages import page
+from fedgma.reports.report import Report, write_tables
+from fedgma.reports.tables import Table
+
+
+def make_report(comparison: Comparison, analysed: Sequence[str] = ()) -> Report:
+    """Claims, cells of every split and notes as reports know them; `analysed` is what the analysis says."""
+    experiment, findings = comparison.experiment, look_at(comparison, analysed)
+    splits = dict.fromkeys(one.split for one in comparison.compared)
+    tables = [claims_table(findings), *(cells_table(comparison, split) for split in splits)]
+    said = tuple(f"{found.claim.text}: {found.verdict}" for found in findings)
+    note = taus_note(comparison)
+    return Report(
+        title=f"{experiment.id}: {experiment.title} ({experiment.source})",
+        verdicts=said,
+        runs=tuple(entry.run for entry in comparison.entries),
+        rows=(),
+        comparisons=(),
+        tables=tuple(tables),
+        notes=(*comparison.notes, *([note] if note else [])),
+    )
+
+
+def write_comparison(comparison: Comparison, out: Path, *, html: bool = True, analysed: Sequence[str] = ()) -> Report:
+    """Write the tables (Markdown, LaTeX, CSV), the figures and, if wanted, the page of a comparison."""
+    report = make_report(comparison, analysed)
+    pictures = draw(comparison)
+    write_tables(report, out)
+    (out / "pictures").mkdir(exist_ok=True)
+    for picture in pictures:
+        save(picture.figure, out / "pictures" / f"{picture.name}.png")
+    if html:
+        (out / "report.html").write_text(page(report, pictures), encoding="utf-8")
+    return report
+
+
+def export(experiment: Experiment, entries: Sequence[Entry], chosen: Chosen, out: Path, cut: Cut = WHOLE) -> int:
+    """`out/<ID>/`: the thinned runs of an experiment, its tables and figures; returns how many runs there were."""
+    comparison = compare(experiment, entries, chosen, cut)
+    if comparison.entries:
+        write_comparison(comparison, out / experiment.id, html=False)
+        write_export(comparison.entries, out / experiment.id, experiment.splits)
+    return len(comparison.entries)
+
+
+def findings_in(results: Path, chosen: Chosen) -> dict[str, list[Finding]]:
+    """What the exported runs below a folder say of every claim; experiments that are not there are not run."""
+    found = {}
+    for name, experiment in catalogue().items():
+        there = (results / name / "runs.jsonl").is_file()
+        comparison = compare(experiment, read_export(results / name) if there else [], chosen)
+        found[name] = look_at(comparison, notes_of(find_analysis(experiment, [results])))
+    return found
+
+
+def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:
+    """The folder in which the analysis of an experiment was written down, below some folders."""
+    if not experiment.analysis:
+        return None
+    below = [path / inner for path in paths for inner in (ANALYSES_FOLDER, ".")]
+    places = [*(folder / experiment.id for folder in below), *(path for path in paths if path.name == experiment.id)]
+    return next((place for place in places if (place / "README.md").is_file()), None)
+
+
+def notes_of(folder: Path | None) -> list[str]:
+    """What an analysis said, from the page it wrote."""
+    if folder is None:
+        return []
+    lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+
+
+def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) -> bool:
+    """Copy what an analysis wrote, run folders left out; whether there was any."""
+    found = find_analysis(experiment, paths)
+    if found is None:
+        return False
+    (out / experiment.id).mkdir(parents=True, exist_ok=True)
+    for file in found.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, out / experiment.id / file.name)
+    return True
+
+
+def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str) -> list[str]:
+    """Do the analysis of an experiment and write it down; returns what it says."""
+    from fedgma.analyses.saving import save as save_analysis
+
+    folder = out / ANALYSES_FOLDER / experiment.id
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = cut.seeds or experiment.seeds
+    request = AnalysisRequest(device=device, out=folder, seeds=seeds, rounds=cut.rounds, quick=cut.quick)
+    result = ANALYSES[experiment.id](request)
+    save_analysis(result, folder, f"{experiment.id}: {experiment.title}")
+    for name, table in printed_tables(experiment).items():
+        (folder / f"printed-{name}.csv").write_text(table, encoding="utf-8")
+    return [*result.notes, f"tables and pictures of the analysis: {folder}"]
+
+
+def printed_tables(experiment: Experiment) -> dict[str, str]:
+    """The printed tables of an experiment as CSV, for those that have no cells."""
+    from fedgma.reports.tables import comma_separated
+
+    found = {}
+    for table in experiment.printed:
+        rows = [row for row in read_printed(table.file) if all(row[k] == v for k, v in table.where.items())]
+        header = tuple(rows[0])
+        body = tuple(tuple(row[name] for name in header) for row in rows)
+        name = table.file.removesuffix(".csv")
+        found[name] = comma_separated(Table(name, name, header, body))
+    return found

@@ -1,0 +1,138 @@
+"""What a compiler must take as it is: 3x3 convolutions of many lanes, each with weights of its own, and steps in place.
+
+One client's batch of large images fills a GPU by itself, and no library convolves with one set of weights a group fast;
+so a lane is one call of cuDNN. Lanes go round a few streams, so that those too small to fill the device share it, and
+write into one tensor. Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in].
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+STREAMS = 4
+
+_library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("convolve(Tensor x, Tensor weight, int stride) -> Tensor")
+_library.define("convolve_inputs(Tensor grads, Tensor weight, int rows, int columns, int stride) -> Tensor")
+_library.define("convolve_weights(Tensor grads, Tensor x, int stride) -> Tensor")
+_library.define("subtract_product(Tensor(a!) weight, Tensor left, Tensor right) -> ()")
+
+
+def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
+    """A convolution with a border of zeros."""
+    return torch.ops.fedgma.convolve(x, weight, stride)  # type: ignore[no-any-return]
+
+
+def convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int = 1) -> Tensor:
+    """The gradient of the input [lane, sample, rows, columns, in]."""
+    if stride == 1:  # the convolution with the weights turned round, which libraries do best
+        return convolve(grads, weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous())
+    return torch.ops.fedgma.convolve_inputs(grads, weight, rows, columns, stride)  # type: ignore[no-any-return]
+
+
+def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
+    """The gradient of the weights."""
+    return torch.ops.fedgma.convolve_weights(grads, x, stride)  # type: ignore[no-any-return]
+
+
+def subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
+    """weight - left^T @ right of every lane, in place: the product itself is never written to memory."""
+    torch.ops.fedgma.subtract_product(weight, left, right)
+
+
+def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
+    torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
+
+
+def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    out = _output(x, weight, stride)
+
+    def lane(i: int) -> None:
+        image, own, target = _first(x[i]), _first(weight[i]), _first(out[i])
+        if x.is_cuda:
+            flags = (False, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32)
+            torch.ops.aten.cudnn_convolution.out(image, own, [1, 1], [stride] * 2, [1, 1], 1, *flags, out=target)
+        else:
+            target.copy_(F.conv2d(image, own, stride=stride, padding=1))
+
+    _each(len(x), x.device, lane)
+    return out
+
+
+def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int) -> Tensor:
+    out = grads.new_empty((*grads.shape[:2], rows, columns, weight.shape[4]))
+
+    def lane(i: int) -> None:
+        like = _first(out[i])
+        like.copy_(_backward(_first(grads[i]), like, _first(weight[i]), stride, [True, False, False])[0])
+
+    _each(len(grads), grads.device, lane)
+    return out
+
+
+def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
+    out = grads.new_empty((len(grads), grads.shape[4], 3, 3, x.shape[4]))
+
+    def lane(i: int) -> None:
+        like = _first(out[i])
+        like.copy_(_backward(_first(grads[i]), _first(x[i]), like, stride, [False, True, False])[1])
+
+    _each(len(grads), grads.device, lane)
+    return out
+
+
+def _backward(grads: Tensor, x: Tensor, weight: Tensor, stride: int, wanted: list[bool]) -> tuple[Tensor, ...]:
+    both = ([stride] * 2, [1, 1], [1, 1])
+    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+        grads, x, weight, None, *both, False, [0, 0], 1, wanted
+    )
+
+
+def _first(x: Tensor) -> Tensor:
+    """Channels before rows and columns, as torch names the axes; memory stays as it is."""
+    return x.permute(0, 3, 1, 2)
+
+
+def _each(lanes: int, device: torch.device, work: Callable[[int], None]) -> None:
+    """Do every lane's work; on a GPU round a few streams, so that small pieces of it run side by side."""
+    if device.type != "cuda":
+        for lane in range(lanes):
+            work(lane)
+        return
+    main, streams = torch.cuda.current_stream(device), _streams(device)
+    for begin, stream in enumerate(streams[:lanes]):
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            for lane in range(begin, lanes, len(streams)):
+                work(lane)
+    for stream in streams[:lanes]:
+        main.wait_stream(stream)
+
+
+@functools.cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+
+
+def _output(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    lanes, samples, rows, columns, _ = x.shape
+    return x.new_empty((lanes, samples, -(-rows // stride), -(-columns // stride), weight.shape[1]))
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("convolve", lambda x, w, s: _convolve(x.contiguous(), w.contiguous(), s), _device)
+    _library.impl(
+        "convolve_inputs", lambda g, w, r, c, s: _convolve_inputs(g.contiguous(), w.contiguous(), r, c, s), _device
+    )
+    _library.impl("convolve_weights", lambda g, x, s: _convolve_weights(g.contiguous(), x.contiguous(), s), _device)
+    _library.impl("subtract_product", _subtract_product, _device)
+
+# what a compiler needs to know: shapes, and that results are contiguous
+_library.impl("convolve", _output, "Meta")
+_library.impl("convolve_inputs", lambda g, w, r, c, s: g.new_empty((*g.shape[:2], r, c, w.shape[4])), "Meta")
+_library.impl("convolve_weights", lambda g, x, s: g.new_empty((len(g), g.shape[4], 3, 3, x.shape[4])), "Meta")
+_library.impl("subtract_product", lambda weight, left, right: None, "Meta")

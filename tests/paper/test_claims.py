@@ -1,0 +1,78 @@
+"""Kinds of claims beside the plain one, each on a few runs made by hand."""
+
+import pytest
+from made_runs import write_experiment
+
+from fedgma.paper.catalogue import experiment
+from fedgma.paper.claims import look_at, mask_step
+from fedgma.paper.compare import compare
+from fedgma.paper.entries import read_entries
+from fedgma.paper.figures import draw
+from fedgma.paper.plans import Cut
+from fedgma.paper.rates import Chosen
+
+
+def findings(out, name, level, *, cells="", rounds=11, seeds=2):
+    cut = Cut(seeds=seeds, cells=cells)
+    write_experiment(out, experiment(name), level, cut=cut, rounds=rounds)
+    return compare(experiment(name), read_entries([out])[0], Chosen(), cut)
+
+
+def verdicts(made):
+    return [found.verdict for found in look_at(made)]
+
+
+@pytest.mark.parametrize(("lift", "verdict"), [(3.0, "holds"), (-3.0, "contradicted"), (0.0, "cannot be told")])
+def test_group_above_batch_normalisation(tmp_path, lift, verdict):
+    made = findings(tmp_path, "E9", lambda run: 80 + lift * (run.model == "resnet18-gn"), cells="algorithm=fedavg")
+    assert verdicts(made)[1] == verdict
+
+
+def test_the_binary_mask_near_the_soft_one_and_later(tmp_path):
+    def level(run):
+        return {"mean": 90.0, "gma": 93.0, "and_mask": 92.8}[run.aggregator] + 0.1 * run.seed
+
+    made = findings(tmp_path, "E12", level, rounds=60)
+    above, near, sooner = look_at(made)
+    assert (above.verdict, near.verdict) == ("holds", "holds")
+    assert near.text.startswith("and_mask minus gma: -0.20 points")
+    assert "rounds that gma needs less than and_mask" in sooner.text
+    assert len(draw(made)) == 1
+
+
+def test_each_arm_at_its_own_best_pair(tmp_path):
+    def level(run):
+        fast = 0.1 if run.aggregator == "gma" else 0.05
+        return 80 + 2 * (run.aggregator == "gma") - 10 * abs(run.client_learning_rate - fast)
+
+    cells = "client_learning_rate=0.05|0.1,server_learning_rate=1"
+    _, pair = look_at(findings(tmp_path, "E14", level, cells=cells))
+    assert pair.verdict == "holds"
+    assert pair.text.startswith("best of plain at 0.05 and 1, of masked at 0.1 and 1: +2.00 points")
+
+
+def test_controls_are_put_beside_the_mask(tmp_path):
+    def level(run):
+        lifts = {"mean": 0.0, "gma": 1.0, "damped_mean": 1.5, "shuffled_mask": 0.5}
+        return 80 + lifts[run.aggregator]
+
+    made = findings(tmp_path, "C14", level, cells="client_learning_rate=0.05,server_learning_rate=1")
+    assert verdicts(made) == ["holds", "holds", "contradicted", "holds"]
+
+
+def test_a_claim_without_runs_says_so(tmp_path):
+    made = findings(tmp_path, "E8", lambda run: 90.0, cells="dataset=mnist,momentum=0.9")
+    assert verdicts(made) == ["cannot be told", "not run"]
+
+
+def test_what_an_analysis_shows_is_not_told_from_runs():
+    made = compare(experiment("E7"), [], Chosen())
+    assert {found.verdict for found in look_at(made)} == {"not run"}
+    few, fewer = look_at(made, ["paired, 5 of 10 clients: 2 points.", "separate, 2 of 10 clients: 9."])
+    assert few[1:] == ("see what was found", "paired, 5 of 10 clients: 2 points.")
+    assert fewer.verdict == "not run"
+
+
+@pytest.mark.parametrize(("cohort", "steps"), [(10, [0, 2, 4, 10]), (5, [0, 1, 3, 5]), (30, [0, 6, 12, 30])])
+def test_thresholds_fall_into_as_many_masks_as_votes_allow(cohort, steps):
+    assert [mask_step({"tau": tau, "cohort": cohort}) for tau in (0.0, 0.2, 0.4, 1.0)] == steps

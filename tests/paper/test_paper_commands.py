@@ -1,0 +1,205 @@
+"""`fedgma paper`: what the commands print, write and refuse; a cut experiment from end to end on embedded images."""
+
+import csv
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_runs import write_experiment
+
+from commands import call
+from fedgma import analyses
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.play import grid_of, plan, play_fleet
+from fedgma.paper import fleets
+from fedgma.paper.catalogue import experiment
+from fedgma.paper.fleets import kind, pack_alike
+from fedgma.paper.plans import Cut
+from fedgma.paper.rates import read_chosen
+
+CUT = ("--quick", "--cells", "clients=10", "--seeds", "1", "--rounds", "2", "--device", "cpu", "--no-estimate")
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """E10 cut to two runs of two rounds on the embedded images."""
+    out = tmp_path_factory.mktemp("paper") / "runs"
+    return out, call("paper", "run", "E10", *CUT, "--out", out)
+
+
+def test_the_list_names_every_experiment_with_its_runs_and_its_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path))
+    monkeypatch.delenv("FEDGMA_DATA", raising=False)
+    code, printed, _ = call("paper", "list")
+    rows = {words[0]: " ".join(words[1:]) for line in printed.splitlines() if (words := line.split())}
+    assert code == 0
+    assert re.match(r"In-distribution accuracy Table 2 960 [\d,]+ M absent: mnist", rows["E1"])
+    assert rows["E18"].endswith("an analysis")
+    assert [name for name in rows if name[0] == "E"] == [f"E{number}" for number in range(1, 19)]
+
+
+def test_a_cut_experiment_is_played_and_said_beforehand(played):
+    out, (code, printed, said) = played
+    assert (code, said) == (0, "")
+    lines = printed.splitlines()
+    assert lines[0] == "E10: Number of clients (Table 8, Figure 3c)"
+    assert lines[1] == "no chosen rates for fmnist-mini fedavg: the defaults are used"
+    assert lines[2] == "2 runs in one fleet on cpu, fp32, 0.0 million samples"
+    assert len(list(out.iterdir())) == 2
+    assert {json.loads((folder / "run.json").read_text())["precision"] for folder in out.iterdir()} == {"fp32"}
+
+
+def test_what_is_done_is_not_repeated(played):
+    code, printed, _ = call("paper", "run", "E10", *CUT, "--out", played[0])
+    assert code == 0
+    assert "all 2 runs were done before" in printed
+
+
+def test_the_runs_are_compared(played, tmp_path):
+    words = ("paper", "compare", "e10", played[0], "--quick", "--cells", "clients=10", "--out", tmp_path / "page")
+    code, printed, _ = call(*words)
+    assert code == 0
+    assert "1 of 1 cells were run, with 1 seeds and 2 rounds" in printed
+    assert (tmp_path / "page" / "report.html").exists()
+    assert (tmp_path / "page" / "tables" / "cells.tex").exists()
+
+
+def test_results_can_be_compared_in_place_of_run_folders(tmp_path):
+    write_experiment(tmp_path / "runs", experiment("E12"), lambda run: 90.0 + run.seed, cut=Cut(seeds=2), rounds=11)
+    code, printed, _ = call("paper", "results", tmp_path / "runs", "--out", tmp_path / "results")
+    assert code == 0
+    assert f"E12: 6 runs in {tmp_path / 'results' / 'E12'}" in printed
+    results = tmp_path / "results" / "E12"
+    assert {path.name for path in results.iterdir()} == {"runs.json", "runs.jsonl", "report.md", "tables", "pictures"}
+    code, printed, _ = call("paper", "compare", "E12", results, "--out", tmp_path / "page")
+    assert code == 0
+    assert "2 of 2 cells were run, with 2 seeds and 11 rounds" in printed
+
+
+def test_rates_are_searched_on_held_out_samples(tmp_path):
+    cells = "batch_size=32,shift.name=none,partition.name=label_skew,algorithm=fedavg,server_learning_rate=1"
+    words = ("--quick", "--seeds", "1", "--rounds", "2", "--device", "cpu", "--no-estimate", "--cells", cells)
+    code, printed, said = call("paper", "search", *words, "--out", tmp_path / "runs", "--to", tmp_path / "rates")
+    assert code == 0, said
+    rows = (tmp_path / "rates" / "rates.csv").read_text().splitlines()
+    assert rows[0] == "dataset,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,validation_last10"
+    found = {(arm, float(client)): float(score) for _, _, arm, client, _, _, score in csv.reader(rows[1:])}
+    assert len(found) == 8
+    pairs = [client for arm, client in found if arm == "mean"]
+    best = max(pairs, key=lambda client: found["mean", client] + found["gma", client])
+    assert f"fmnist-mini fedavg shared: client {best:g}, server 1" in printed
+    chosen = read_chosen(tmp_path / "rates" / "chosen.toml")
+    assert chosen.pair("fmnist-mini", "fedavg", "shared") == (best, 1.0)
+    assert chosen.pair("fmnist-mini", "fedavg", "gma") == (max(pairs, key=lambda client: found["gma", client]), 1.0)
+
+
+def test_an_analysis_is_done_written_and_shown(tmp_path, monkeypatch):
+    def analyse(request):
+        rows = [{"seeds": request.seeds, "quick": request.quick}]
+        return analyses.AnalysisResult({"asked": rows}, ["density matters"])
+
+    monkeypatch.setitem(analyses.ANALYSES, "E7", analyse)
+    code, printed, said = call("paper", "run", "E7", "--out", tmp_path, "--quick", "--seeds", "3")
+    assert (code, said) == (0, "")
+    assert "density matters" in printed
+    folder = tmp_path / "analyses" / "E7"
+    assert (folder / "asked.csv").read_text() == "seeds,quick\n3,True\n"
+    assert (folder / "printed-table_nonparticipating_2of10.csv").exists()
+    assert "density matters" in call("paper", "compare", "E7", tmp_path)[1]
+    code, printed, _ = call("paper", "results", tmp_path, "--out", tmp_path / "results", "--only", "E7")
+    assert (code, printed) == (0, f"E7: 0 runs and the analysis in {tmp_path / 'results' / 'E7'}\n")
+    assert (tmp_path / "results" / "E7" / "asked.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["run", "E99"], 2, "no experiment 'E99'"),
+        (["run", "E13", "--cells", "local_epochs=2"], 2, "no cell of E13 fits"),
+        (["run", "E13", "--rates", "none.toml"], 2, "cannot read the chosen rates"),
+        (["run", "E13", "--precision", "fp8"], 2, "unknown precision 'fp8'"),
+        (["compare", "E18", "."], 3, "no analysis of E18"),
+        (["compare", "E13", ".", "--statistic", "median"], 2, "unknown statistic 'median'"),
+        (["compare", "E13", "no-such-folder"], 3, "holds no run"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(words, code, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, _, said = call("paper", *words)
+    assert found == code
+    assert reason in said
+    assert "Traceback" not in said
+
+
+def test_runs_are_played_without_pictures_and_statistics(tmp_path):
+    """A machine that only plays has torch and numpy, and little else."""
+    words = ["fedgma", "paper", "run", "E10", *CUT, "--out", str(tmp_path)]
+    code = f"import sys; sys.modules.update(matplotlib=None, scipy=None); sys.argv = {words!r}"
+    command = [sys.executable, "-c", f"{code}; from fedgma.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "fleet 1 of 1: 2 runs of fmnist-mini, 2 rounds" in done.stdout
+
+
+def test_fleets_may_be_small_and_hold_pairs():
+    materials = Materials("cpu")
+    runs = plan(grid_of({"rounds": 2, "seed": [0, 1, 2], "algorithm": ["fedavg", "fedadam"]}), materials, None)
+    fleets_ = pack_alike(runs, materials, 2)
+    assert len(fleets_) == 6
+    for one, other in fleets_:
+        assert (one.settings.seed, one.settings.algorithm) == (other.settings.seed, other.settings.algorithm)
+        assert {one.settings.aggregator, other.settings.aggregator} == {"mean", "gma"}
+
+
+def test_a_fleet_that_would_not_end_in_time_is_left(tmp_path):
+    words = ["--quick", "--cells", "clients=10|50", "--seeds", "1", "--rounds", "2", "--device", "cpu", "--no-estimate"]
+    code, printed, _ = call("paper", "run", "E10", *words, "--out", tmp_path, "--minutes", "0")
+    assert code == 0
+    assert "2 fleets are left for another time: 0 minutes are up" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_fleets_hold_runs_with_as_many_steps():
+    materials = Materials("cpu")
+    settings = {"partition": {"clients": [10, 100]}, "rounds": [2, 3], "cohort": 10, "seed": 0}
+    fleets = pack_alike(plan(grid_of(settings), materials, None), materials)
+    assert [len(fleet) for fleet in fleets] == [2] * 4
+    assert all(len({kind(run.settings) for run in fleet}) == 1 for fleet in fleets)
+
+
+def test_a_precision_below_fp32_names_another_run_and_needs_a_gpu():
+    grid = grid_of({"rounds": 1, "seed": 0})
+    names = {
+        precision: plan(grid, Materials("cpu", precision=precision), None)[0].fingerprint
+        for precision in ("fp32", "tf32", "bf16")
+    }
+    assert len(set(names.values())) == 3
+    assert names["fp32"] == plan(grid, Materials("cpu"), None)[0].fingerprint
+    materials = Materials("cpu", precision="bf16")
+    with pytest.raises(ValueError, match="precision 'bf16' is for a GPU"):
+        next(play_fleet(plan(grid, materials, None), materials))
+
+
+def test_the_time_is_measured_in_a_few_rounds_and_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleets, "WORTH", 0)
+    materials = Materials("cpu")
+    settings = {"model": "logistic", "partition": {"clients": 20}, "cohort": 4, "rounds": 50, "seed": 0}
+    packed = pack_alike(plan(grid_of(settings), materials, tmp_path / "runs"), materials)
+    assert fleets.estimate(packed, materials) > 0
+    assert not (tmp_path / "runs").exists()
+    alone = [[run._replace(settings=run.settings.model_copy(update={"rounds": 1})) for run in packed[0]]]
+    assert fleets.estimate(alone, materials) is None
+
+
+def test_the_replication_page_says_what_the_exported_runs_say():
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("write_replication", root / "tools" / "write_replication.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = tool.PAGE.read_text()
+    assert tool.page_with(tool.claims(), page) == page, "run: python tools/write_replication.py"
