@@ -53,9 +53,9 @@ def main() -> Outcome:
             print(f"round {played.line['round']:2d}: {100 * played.line['test']['accuracy']:.1f} % of the test samples")
     outcome = run({**settings, "seed": [0, 1, 2, 3]}, data=data, model=Net)
     for arm in outcome.arms:
-        print(f"{arm.label:5s} {arm.spread('last10')[0]:.2f} % over the last ten rounds")
+        print(f"{arm.name:5s} {arm.scores['last10'].mean:.2f} % over the last ten rounds")
     for comparison in outcome.comparisons:
-        print(comparison.verdicts["last10"].text)
+        print(comparison.text)
     return outcome
 
 

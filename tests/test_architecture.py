@@ -30,7 +30,7 @@ ROOMS = [
     ],
     ["datasets", "shifts", "partitions", "splits", "skew"],
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
-    ["specs", "fleet", "verdicts"],
+    ["specs", "fleet", "verdicts", "runs", "summaries", "comparisons"],
     ["experiments", "doctor"],
     ["plots", "reports", "analyses", "paper", "flower", "cli", "__main__"],
 ]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedgma.errors import ConfigError
 from fedgma.evaluation import Scorer, client_means, sample_scores
 from fedgma.models import build
+from fedgma.optimizers import MOMENTS
 from fedgma.seeds import generator, seed
 from fedgma.specs import AGGREGATORS, Round, RunSpec, mask_tables
 from fedgma.trainers import controls, memory, servers, statistics, tallies
@@ -70,6 +71,7 @@ class State:
     moments: servers.Moments
     control: Tensor | None  # [run, entry], SCAFFOLD's c
     variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
+    looks: tuple[tuple[int, Tensor] | None, ...]  # per run, when its votes were last looked at and which entries passed
 
 
 def assemble(
@@ -130,6 +132,7 @@ def start(fleet: Fleet) -> State:
         moments=servers.init_moments(fleet.servers, params),
         control=torch.zeros_like(params) if scaffold else None,
         variates=tuple(None if v is None else v.to(fleet.device) for v in variates),
+        looks=(None,) * len(fleet.specs),
     )
 
 
@@ -153,7 +156,8 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     cohorts = {run: draw_cohort(fleet.specs[run], int(state.rounds[run]) + 1) for run in busy}
     sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
     drift = torch.zeros_like(sums.total) if state.control is not None else None
-    counted = [_train_chunk(fleet, state, lanes, sums, drift) for lanes in _chunks(cohorts, fleet.chunk)]
+    zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
+    counted = [_train_chunk(fleet, state, lanes, sums, drift, zeros) for lanes in _chunks(cohorts, fleet.chunk)]
     merged = controls.apply(fleet.controls, tallies.merge(sums, fleet.masks, state.buffers))
     params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
     control = state.control
@@ -161,7 +165,8 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         control = control + (drift / fleet.clients).float()
     rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
     state = replace(state, rounds=rounds, params=params, buffers=merged.buffers, moments=moments, control=control)
-    return state, replace(_record(fleet, state, cohorts, sums, merged), counted=tuple(counted))
+    played = replace(_record(fleet, state, cohorts, sums, merged, zeros), counted=tuple(counted))
+    return replace(state, looks=_look(fleet, state, sums)), played
 
 
 def draw_cohort(spec: RunSpec, round: int) -> np.ndarray:
@@ -171,7 +176,7 @@ def draw_cohort(spec: RunSpec, round: int) -> np.ndarray:
 
 
 def _train_chunk(
-    fleet: Fleet, state: State, lanes: list[tuple[int, int]], sums: tallies.Sums, drift: Tensor | None
+    fleet: Fleet, state: State, lanes: list[tuple[int, int]], sums: tallies.Sums, drift: Tensor | None, zeros: Tensor
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Train some lanes and count them; gives back whose they are and which were counted."""
     cohort, weights = lay_cohort(fleet, state, lanes)
@@ -182,6 +187,9 @@ def _train_chunk(
     updates = trained.flat
     metrics = torch.stack([trained.loss, trained.accuracy], 1)
     counted = tallies.add(sums, cohort.run, weights, updates, trained.buffers, metrics)
+    for lane, run in enumerate(cohort.run.tolist()):
+        if fleet.specs[run].is_measured(int(state.rounds[run]) + 1):
+            statistics.count_zeros(zeros[run], fleet.layers, updates[lane], counted[lane])
     if drift is not None and state.control is not None:
         _update_variates(fleet, state, cohort, updates, counted, drift)
     return cohort.run, cohort.client, counted
@@ -244,7 +252,12 @@ def _update_variates(
 
 
 def _record(
-    fleet: Fleet, state: State, cohorts: dict[int, np.ndarray], sums: tallies.Sums, merged: tallies.Merged
+    fleet: Fleet,
+    state: State,
+    cohorts: dict[int, np.ndarray],
+    sums: tallies.Sums,
+    merged: tallies.Merged,
+    zeros: Tensor,
 ) -> Round:
     """The round's numbers, still on the device."""
     weight = sums.weight.clamp(min=1)[:, None]
@@ -258,22 +271,42 @@ def _record(
         cohorts=cohorts,
         table=torch.cat(columns, 1),
         scores=scores,
-        votes={run: _count_votes(fleet, run, sums, merged) for run in cohorts if _is_measured(fleet, state, run)},
+        votes={
+            run: _count_votes(fleet, state, run, sums, merged, zeros[run])
+            for run in cohorts
+            if fleet.specs[run].is_measured(int(state.rounds[run]))
+        },
         client_scores=clients,
     )
 
 
-def _is_measured(fleet: Fleet, state: State, run: int) -> bool:
-    return fleet.specs[run].is_measured(int(state.rounds[run]))
+def _count_votes(
+    fleet: Fleet, state: State, run: int, sums: tallies.Sums, merged: tallies.Merged, zeros: Tensor
+) -> statistics.VoteCounts:
+    rule = _rule(fleet, run)
+    mask = None if rule is None or merged.mask is None else merged.mask[run]
+    votes, clients, mean = sums.votes[run], sums.clients[run], merged.mean[run]
+    before = state.looks[run]
+    return statistics.count(votes, clients, fleet.layers, mean, mask, zeros=zeros, rule=rule, before=before)
 
 
-def _count_votes(fleet: Fleet, run: int, sums: tallies.Sums, merged: tallies.Merged) -> statistics.VoteCounts:
-    mask = None if merged.mask is None else merged.mask[run]
-    rule = None if fleet.masks is None else (fleet.masks[0][run], fleet.masks[1][run])
+def _rule(fleet: Fleet, run: int) -> tuple[Tensor, Tensor] | None:
+    """A run's row of the mask tables; None where it does not mask."""
     masked = AGGREGATORS[fleet.specs[run].aggregator] is not None
-    return statistics.count(
-        sums.votes[run], sums.clients[run], fleet.layers, merged.mean[run], mask, rule=rule if masked else None
-    )
+    return (fleet.masks[0][run], fleet.masks[1][run]) if masked and fleet.masks is not None else None
+
+
+def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[int, Tensor] | None, ...]:
+    """Which entries passed, of the runs whose votes were looked at in their turn.
+
+    An extra look at the last round is not kept: the run may go on, and a longer one would not have taken it.
+    """
+    looks = list(state.looks)
+    for run, spec in enumerate(fleet.specs):
+        round, rule = int(state.rounds[run]), _rule(fleet, run)
+        if rule is not None and spec.is_measured(round, extra=False) and int(sums.clients[run]):
+            looks[run] = round, statistics.passing(sums.votes[run], sums.clients[run], rule[0])
+    return tuple(looks)
 
 
 def _evaluate(
@@ -327,14 +360,16 @@ def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
 def export(fleet: Fleet, state: State, run: int) -> dict[str, np.ndarray]:
     """One run's state as plain arrays: enough to go on bit-identically, alone or in another fleet."""
     plain = {"round": np.array(state.rounds[run])}
-    rows = {"params": state.params, "z": state.moments.z, "v": state.moments.v}
-    for part, flat in rows.items():
+    moments = {part: getattr(state.moments, part) for part in MOMENTS[fleet.specs[run].server]}
+    for part, flat in {"params": state.params, **moments}.items():
         named = unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
     own = state.variates[run]
     if own is not None and state.control is not None:
         plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": own.cpu().numpy().copy()}
+    if (look := state.looks[run]) is not None:
+        plain |= {"look/round": np.array(look[0]), "look/passed": np.packbits(look[1].cpu().numpy())}
     return plain
 
 
@@ -344,9 +379,14 @@ def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
     if len(states) != len(fleet.specs):
         raise ConfigError(f"expected one state for each of {len(fleet.specs)} runs, got {len(states)}")
 
-    def rows(part: str) -> Tensor:
-        named = [{name: torch.from_numpy(s[f"{part}/{name}"]) for name, _ in fleet.shapes} for s in states]
-        return flatten(stack(named)).to(fleet.device)
+    def rows(part: str, given: Tensor) -> Tensor:
+        """As exported; what a run has not is as it starts."""
+        table = given.clone()
+        for run, plain in enumerate(states):
+            if part == "params" or part in MOMENTS[fleet.specs[run].server]:
+                named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in fleet.shapes}
+                table[run] = flatten(named)[0].to(fleet.device)
+        return table
 
     buffers = {
         n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers
@@ -358,12 +398,20 @@ def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
             control[run] = torch.from_numpy(plain["control"]).to(fleet.device)
     return State(
         rounds=np.array([int(s["round"]) for s in states], np.int64),
-        params=rows("params"),
+        params=rows("params", fresh.params),
         buffers=buffers,
-        moments=servers.Moments(rows("z"), rows("v")),
+        moments=servers.Moments(rows("z", fresh.moments.z), rows("v", fresh.moments.v)),
         control=control,
         variates=tuple(variates),
+        looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
     )
+
+
+def _restored_look(fleet: Fleet, plain: dict[str, np.ndarray], entries: int) -> tuple[int, Tensor] | None:
+    if "look/passed" not in plain:
+        return None
+    passed = np.unpackbits(plain["look/passed"], count=entries).astype(bool)
+    return int(plain["look/round"]), torch.from_numpy(passed).to(fleet.device)
 
 
 def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:

@@ -95,9 +95,11 @@ class RunSpec:
             return False
         return round % self.evaluate_every == 0 or round > self.rounds - max(1, self.evaluate_last)
 
-    def is_measured(self, round: int) -> bool:
-        """Whether the votes of this round are looked at closely."""
-        return self.measure_every > 0 and (round % self.measure_every == 0 or round in (1, self.rounds))
+    def is_measured(self, round: int, *, extra: bool = True) -> bool:
+        """Whether the votes of this round are looked at closely; the last round is an extra."""
+        if self.measure_every <= 0:
+            return False
+        return round == 1 or round % self.measure_every == 0 or (extra and round == self.rounds)
 
     def test_pools(self) -> dict[str, Pool]:
         """The pools to evaluate on: "test", or the federation's further ones by their names."""

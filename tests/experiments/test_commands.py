@@ -79,8 +79,21 @@ def test_the_example_gives_a_verdict(capsys):
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     outcome = example.main()
-    assert outcome.comparisons[0].verdicts["last10"].of == 4
+    assert outcome.comparisons[0].cells[0].verdict.of == 4
     assert "seeds" in capsys.readouterr().out
+
+
+def test_an_arm_is_called_by_what_tells_it_apart_whatever_its_seed():
+    from fedgma.cli.play import names_of
+    from fedgma.experiments.grids import expand
+    from fedgma.experiments.materials import Materials
+    from fedgma.experiments.play import plan
+
+    chosen = {"partition": ["iid", {"name": "dirichlet", "alpha": 0.1}], "tau": [0.2, 0.4], "seed": [0, 1]}
+    names = names_of(plan(expand(chosen), Materials("cpu"), None))
+    both = ["mean", "GMA, tau 0.2", "GMA, tau 0.4"]
+    assert list(dict.fromkeys(names.values())) == [f"{part}, {arm}" for part in ("dirichlet", "iid") for arm in both]
+    assert len(names) == 12
 
 
 def test_sparks_follow_the_curve():
@@ -99,6 +112,7 @@ def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch
     from rich.console import Console
 
     from fedgma.cli.live import Watch
+    from fedgma.cli.play import names_of
     from fedgma.experiments import play as experiments
     from fedgma.experiments.grids import expand
     from fedgma.experiments.materials import Materials
@@ -107,14 +121,14 @@ def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch
     chosen = {"model": "logistic", "rounds": 3, "seed": 0, "partition": {"clients": 10}}
     members = experiments.plan(expand(chosen), materials, None)
     screen = io.StringIO()
-    watch = Watch(Console(file=screen, force_terminal=True, width=160), quiet=False)
+    watch = Watch(Console(file=screen, force_terminal=True, width=160), quiet=False, names=names_of(members))
     with watch.bars:
         watch.begin(members, "training")
         for played in experiments.play_fleet(members, materials):
             watch.see(played)
     (task,) = watch.bars.tasks
     assert (task.completed, task.total) == (6, 6)
-    assert "gma" in task.fields["arms"]
+    assert "GMA" in task.fields["arms"]
     assert "training" in screen.getvalue()
 
 
@@ -124,4 +138,4 @@ def test_a_pipe_gets_no_progress(quiet):
 
     from fedgma.cli.live import Watch
 
-    assert Watch(Console(file=io.StringIO()), quiet=quiet).bars.disable
+    assert Watch(Console(file=io.StringIO()), quiet=quiet, names={}).bars.disable

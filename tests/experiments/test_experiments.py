@@ -14,7 +14,7 @@ from torch import nn
 
 import fedgma
 from commands import call
-from fedgma.errors import ConfigError, Diverged
+from fedgma.errors import ConfigError, Diverged, NotEnoughClients
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grids import expand
 from fedgma.experiments.lines import line_of
@@ -50,11 +50,13 @@ def test_rounds_come_one_by_one_and_nothing_is_written(small, tmp_path, monkeypa
 def test_a_run_says_what_came_out_and_its_folders_say_it_again(small, tmp_path):
     outcome = experiments.run(small, out=tmp_path)
     (comparison,) = outcome.comparisons
-    means = {arm.settings["aggregator"]: arm.spread("last10")[0] for arm in outcome.arms}
-    assert comparison.verdicts["last10"].mean == pytest.approx(means["gma"] - means["mean"])
+    means = {arm.name: arm.scores["last10"].mean for arm in outcome.arms}
+    assert comparison.cells[0].verdict.mean == pytest.approx(means["GMA"] - means["mean"])
     again = experiments.run(small, out=tmp_path)
     assert again == outcome
-    assert experiments.run(small).arms == outcome.arms  # without folders too
+    without = experiments.run(small)
+    assert [(arm.name, arm.scores) for arm in without.arms] == [(arm.name, arm.scores) for arm in outcome.arms]
+    assert without.comparisons == outcome.comparisons
 
 
 def test_a_run_folder_is_complete(small, tmp_path):
@@ -66,6 +68,9 @@ def test_a_run_folder_is_complete(small, tmp_path):
     assert head["data"]["name"] == "fmnist-mini"
     assert (head["data"]["train"], len(head["data"]["sha256"])) == (10000, 64)
     assert {"fedgma", "python", "numpy", "torch"} <= set(head["versions"])
+    counts = np.array(head["data"]["counts"])
+    assert counts.shape == (20, len(head["data"]["classes"]))
+    assert (counts.sum(), (counts > 0).sum(axis=1).tolist()) == (10000, [2] * 20)
     assert head["settings"]["partition"] | {"seed": 3, "clients": 20} == head["settings"]["partition"]
     assert [line["round"] for line in lines] == list(range(1, 7))
     assert ["mask" in line for line in lines] == [True, True, False, True, False, True]
@@ -83,14 +88,29 @@ def test_the_masks_figures_are_those_of_the_round(small):
         assert len(figures["histogram"]) == spec.cohort + 1
         assert figures["below"] == pytest.approx(sum(figures["histogram"][:2]))  # tau 0.4 of 4 clients needs 2 votes
         assert figures["layers"]["linear"]["below"] == pytest.approx(figures["below"])
-        assert 0 < figures["ratio"] < 1
+        assert (figures["undecided"], figures["unanimous"]) == (figures["histogram"][0], figures["histogram"][-1])
+        assert 0 < figures["ratio"] < figures["cosine"] < 1
+        assert 0 <= figures["zeros"] < 0.5
+
+
+def test_a_mask_is_set_beside_the_one_that_was_looked_at_before(small):
+    _, records = records_of({**small, "seed": 0, "aggregator": "gma", "rounds": 5})
+    masks = {record.round: line_of(record, 0.0).get("mask") for record in records}
+    assert {round: mask.get("since") for round, mask in masks.items() if mask} == {1: None, 2: 1, 4: 2, 5: 4}
+    for mask in (masks[2], masks[4], masks[5]):
+        before = masks[mask["since"]]["below"]
+        both = (
+            mask["below"] + before - mask["flipped"]
+        ) / 2  # of one share and another, what lies in one only is known
+        assert 0 < mask["flipped"] < 1
+        assert mask["overlap"] == pytest.approx(both / (both + mask["flipped"]))
 
 
 def test_the_mean_votes_too_but_holds_nothing_back(small):
     _, records = records_of({**small, "seed": 0, "aggregator": "mean"})
-    figures = line_of(records[0], 0.0)["mask"]
-    assert figures["mean"] == figures["ratio"] == 1
-    assert "below" not in figures
+    figures = line_of(records[-1], 0.0)["mask"]
+    assert figures["mean"] == figures["ratio"] == figures["cosine"] == 1
+    assert not {"below", "since", "flipped", "overlap"} & set(figures)
     assert 0 < figures["agreement"] < 1
 
 
@@ -147,9 +167,20 @@ def test_federations_are_made_once_for_runs_that_share_them(small):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_when_no_run_stays_finite_that_is_an_error_of_its_own(small):
-    with pytest.raises(Diverged, match="client_learning_rate"):
+def test_when_no_client_gives_anything_finite_to_the_end_there_are_too_few_clients(small):
+    with pytest.raises(NotEnoughClients, match=r"\(8 were not finite\); lower client_learning_rate"):
         experiments.run({**small, "client_learning_rate": 3e38, "momentum": 0.0, "rounds": 3, "seed": 0})
+
+
+@pytest.mark.parametrize(("counted", "loss", "error"), [(0, 1.0, NotEnoughClients), (4, None, Diverged)])
+def test_no_verdict_is_given_where_every_run_came_to_nothing(small, counted, loss, error):
+    chosen = experiments.plan(expand({**small, "rounds": 1}), Materials("cpu"), None)
+    line = {"round": 1, "train": {"loss": loss}, "counted": counted, "refused": [[0, "nonfinite"]], "test": {}}
+    lines = {run.fingerprint: [line] for run in chosen}
+    with pytest.raises(error, match="lower client_learning_rate"):
+        experiments.conclude(chosen, lines)
+    lines[chosen[0].fingerprint] = [{**line, "counted": 4, "train": {"loss": 1.0}}]
+    assert experiments.conclude(chosen, lines).arms == ()  # one that lived is enough to go on
 
 
 class Net(nn.Module):
@@ -224,11 +255,14 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
         (["run", "rounds=1", "--device", "quantum"], 2, "unknown device 'quantum'"),
         (["run", "--nonsense"], 2, "No such option"),
         (["run", "rounds=1", "dataset=bad.npz"], 3, "bad"),
+        (["run", "rounds=1", "dataset=few.npz", "partition=natural"], 4, "10 clients, but there are 3; set cohort=3"),
     ],
 )
 def test_what_goes_wrong_is_one_sentence_and_the_documented_code(tmp_path, monkeypatch, words, code, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.npz").write_bytes(b"not an archive")
+    x, y = own_arrays(60)
+    np.savez(tmp_path / "few.npz", x=x, y=y, client=np.arange(60) % 3)
     found, _, told = call(*words)
     assert found == code
     assert said in told

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def words(settings):
     return [f"{key}={json.dumps(value)}" for key, value in {**plain, **nested}.items()]
 
 
-def play(settings, out, rounds=None, every=0.0):
+def play(settings, out, rounds=None, every=0.0, **options):
     """Play in this process, stopping after so many rounds of the fleet."""
     grid = expand(settings)
     materials = Materials("cpu")
@@ -41,7 +42,7 @@ def play(settings, out, rounds=None, every=0.0):
     for members in experiments.pack(experiments.missing(planned), materials):
         last = None if rounds is None else rounds * len(members)
         stop = functools.partial(lambda last: len(seen) == last, last)
-        for played in experiments.play_fleet(members, materials, checkpoint_seconds=every, stop=stop):
+        for played in experiments.play_fleet(members, materials, checkpoint_seconds=every, stop=stop, **options):
             seen.append(played)
     return seen
 
@@ -53,7 +54,7 @@ def outcome(out):
         lines = [{**line, "seconds": None} for line in read_lines(folder)]
         assert [line["round"] for line in lines] == list(range(1, len(lines) + 1))
         assert (folder / "done").exists(), folder
-        assert not (folder / "checkpoints").exists()
+        assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"{len(lines):08d}"]  # the last one
         found[folder.name] = (json.loads((folder / "done").read_text()), lines)
     return found
 
@@ -86,6 +87,54 @@ def test_a_longer_list_runs_only_what_is_missing(tmp_path, whole):
     later = play(STATEFUL, tmp_path)
     assert {played.run.settings.algorithm for played in later} == {"fedyogi"}
     assert outcome(tmp_path) == whole
+
+
+@pytest.mark.parametrize("rounds", [12, 25])
+def test_more_rounds_go_on_from_fewer_and_leave_what_a_longer_run_would_have(tmp_path, rounds):
+    chosen = {**STATEFUL, "evaluate_every": 4, "mask_every": 4, "rounds": rounds}  # 11 and 6 are no turns of theirs
+    play(chosen, tmp_path / "whole")
+    for shorter in (6, 11):
+        play({**chosen, "rounds": shorter}, tmp_path / "grown")
+    played = play(chosen, tmp_path / "grown")
+    assert len(played) == 2 * (rounds - 11)
+    wanted, grown = outcome(tmp_path / "whole"), outcome(tmp_path / "grown")
+    assert {name: grown[name] for name in wanted} == wanted
+    heads = [json.loads((tmp_path / "grown" / name / "run.json").read_text()) for name in wanted]
+    assert {json.loads((tmp_path / "grown" / head["extends"] / "done").read_text())["rounds"] for head in heads} == {11}
+
+
+def test_death_while_a_run_is_being_extended_costs_nothing(tmp_path, whole):
+    play({**STATEFUL, "rounds": 4}, tmp_path / "short")
+    with pytest.MonkeyPatch.context() as patch:
+        shutil.copytree(tmp_path / "short", tmp_path / "count")
+        steps = dying(patch, at=0)
+        play(STATEFUL, tmp_path / "count")
+    for at in random.Random(3).sample(range(1, steps[0] + 1), 6):
+        out = tmp_path / str(at)
+        shutil.copytree(tmp_path / "short", out)
+        with pytest.MonkeyPatch.context() as patch:
+            dying(patch, at)
+            with pytest.raises(Death):
+                play(STATEFUL, out)
+        play(STATEFUL, out)
+        found = outcome(out)
+        assert {name: found[name] for name in whole} == whole, at
+
+
+def test_only_a_finished_run_whose_state_was_kept_whole_is_extended(tmp_path, whole, caplog):
+    play({**STATEFUL, "rounds": 5}, tmp_path, keep_state=False)
+    assert list(tmp_path.rglob("checkpoints")) == []
+    assert len(play(STATEFUL, tmp_path)) == 2 * 6
+    longer = {**STATEFUL, "rounds": 8}
+    for state in tmp_path.rglob("state.safetensors"):
+        damage(state, "flip")
+    assert len(play(longer, tmp_path)) == 2 * 8
+    assert "is not extended" in caplog.text
+
+
+def test_another_seed_or_other_data_are_no_beginning_of_a_run(tmp_path):
+    play({**STATEFUL, "rounds": 3}, tmp_path)
+    assert len(play({**STATEFUL, "seed": 1}, tmp_path)) == 2 * 6
 
 
 class Death(BaseException):

@@ -14,7 +14,7 @@ from fedgma.paper.figures import FIGURES
 from fedgma.paper.plans import Cut, absent_data, parse_cells, plan_runs, samples
 from fedgma.paper.printed import matches, printed_rows
 from fedgma.paper.rates import Chosen, read_chosen, written
-from fedgma.reports.runs import flat
+from fedgma.runs import flat
 
 ALL = list(catalogue.catalogue())
 RUNS = {

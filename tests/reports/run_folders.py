@@ -77,7 +77,8 @@ def mask(round, cohort, tau):
         for place, name in enumerate(LAYERS)
     }
     numbers = {"mean": 1 - below + below * agreement, "agreement": agreement, "below": below, "ratio": 0.8 + 0.2 * lean}
-    return {**numbers, "histogram": histogram.tolist(), "layers": layers}
+    steady = {"since": round - 1, "flipped": 0.2 + 0.1 * lean, "overlap": 0.5 - lean} if round > 1 and tau else {}
+    return {**numbers, **steady, "cosine": 0.9 + 0.1 * lean, "histogram": histogram.tolist(), "layers": layers}
 
 
 def record(chosen, round, accuracy, extra):

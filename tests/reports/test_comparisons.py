@@ -1,10 +1,10 @@
 import pytest
 from run_folders import write_duel, write_run
 
+from fedgma.comparisons import compare, select
 from fedgma.errors import ConfigError
-from fedgma.reports.comparisons import compare, select
-from fedgma.reports.runs import read_runs
-from fedgma.reports.summaries import score
+from fedgma.runs import read_runs
+from fedgma.summaries import score
 
 
 def arms(runs, first, second, **options):

@@ -10,11 +10,12 @@ import pytest
 from PIL import Image
 from run_folders import write_duel, write_run
 
+from fedgma.experiments.play import run
 from fedgma.reports.pages import page, write_report
 from fedgma.reports.pictures import make_pictures
 from fedgma.reports.report import in_markdown, make_report
-from fedgma.reports.runs import read_runs
-from fedgma.reports.summaries import rows
+from fedgma.runs import read_runs
+from fedgma.summaries import rows
 
 GOLDEN = Path(__file__).with_name("golden.md")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -59,7 +60,7 @@ def test_a_report_is_a_page_tables_in_three_forms_and_pictures(written):
         for ending in ("md", "tex", "csv")
     }
     kinds = {path.name.split("-")[0].split(".")[0] for path in (written / "pictures").iterdir()}
-    assert kinds == {"accuracy", "agreement", "layers", "taus", "clients", "partition"}
+    assert kinds == {"accuracy", "agreement", "layers", "stability", "taus", "clients", "partition"}
 
 
 def test_the_page_says_the_verdict_first_and_shows_the_unfinished_run(written, runs):
@@ -134,6 +135,29 @@ def test_a_partition_that_was_recorded_is_drawn_from_the_record(tmp_path):
     assert "partition-mine.npz-label-skew-clients-100-classes-per-client-2" in names
 
 
+def test_the_partition_of_the_users_own_file_is_drawn_from_what_the_run_recorded(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32), np.arange(120) % 3
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    chosen = {"dataset": str(tmp_path / "mine.npz"), "model": "logistic", "rounds": 1, "seed": 0, "cohort": 2}
+    run({**chosen, "partition": {"name": "iid", "clients": 4}, "client_test_size": 0}, out=tmp_path / "runs")
+    (tmp_path / "mine.npz").unlink()
+    pictures = {picture.name: picture for picture in make_pictures(rows(read_runs([tmp_path / "runs"])))}
+    (axes,) = pictures["partition-mine.npz-iid-clients-4"].figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
+
+
+def test_how_steady_a_mask_is_stands_beside_what_chance_would_give(tmp_path):
+    write_run(tmp_path, rounds=4, dataset="mine.npz")
+    (picture,) = [one for one in make_pictures(rows(read_runs([tmp_path]))) if one.kind == "How steady the mask is"]
+    flips, again = picture.figure.axes
+    lines = read_runs([tmp_path])[0].rounds
+    np.testing.assert_allclose(flips.lines[0].get_ydata(), [100 * line["mask"]["flipped"] for line in lines[1:]])
+    before, now = (line["mask"]["below"] for line in lines[2:])
+    assert flips.lines[1].get_ydata()[-1] == pytest.approx(100 * (before * (1 - now) + now * (1 - before)))
+    assert again.lines[1].get_ydata()[-1] == pytest.approx(100 * before * now / (before + now - before * now))
+    assert "1 round earlier" in picture.caption
+
+
 def browse(folder, *arguments):
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
@@ -153,7 +177,7 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(written, tmp_path, 
     shown = browse(tmp_path, f"--window-size={width + 100},900", "--dump-dom", frame.as_uri())
     seen = json.loads(unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1]))
     assert seen["wide"] <= width
-    assert seen["pictures"] == 11
+    assert seen["pictures"] == 13
     assert "GMA ahead in" in seen["text"]
 
 

@@ -8,8 +8,8 @@ from run_folders import write_duel, write_run
 
 from fedgma.errors import DataError, FedgmaError
 from fedgma.reports.report import make_report
-from fedgma.reports.runs import read_run, read_runs
-from fedgma.reports.summaries import rows, score, telling
+from fedgma.runs import read_run, read_runs
+from fedgma.summaries import rows, score, telling
 
 
 def test_a_folder_is_read_with_all_runs_below_it_each_once(tmp_path):

@@ -4,8 +4,8 @@ import pytest
 from run_folders import write_run
 
 from fedgma.errors import ConfigError
-from fedgma.reports.runs import read_runs
 from fedgma.reports.trackers import to_mlflow, to_tensorboard
+from fedgma.runs import read_runs
 
 WRITERS = {"tensorboard": to_tensorboard, "mlflow": lambda runs, out: to_mlflow(runs, uri=out.as_uri())}
 

@@ -37,8 +37,8 @@ def compare(
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.results import find_analysis, notes_of, write_comparison
-    from fedgma.reports.summaries import Summary
     from fedgma.reports.tables import text
+    from fedgma.summaries import Summary
 
     one, paths = experiment(name), runs or [RUNS]
     if statistic is not None:

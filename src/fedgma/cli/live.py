@@ -2,14 +2,12 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from fedgma.experiments.outcomes import Arm, look_up
 
 if TYPE_CHECKING:
     from fedgma.experiments.play import Planned, Played
@@ -48,7 +46,7 @@ def obeying_signals() -> Iterator[Stopping]:
 class Watch:
     """Progress bars of fleets; silent where the console is no terminal."""
 
-    def __init__(self, console: Console, *, quiet: bool, axes: Sequence[str] = ("aggregator",)) -> None:
+    def __init__(self, console: Console, *, quiet: bool, names: Mapping[str, str]) -> None:
         columns: Sequence[Any] = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -58,7 +56,7 @@ class Watch:
         )
         off = quiet or not console.is_terminal
         self.bars = Progress(*columns, console=console, disable=off, transient=True)
-        self._axes = [axis for axis in axes if axis != "seed"]
+        self._names = names  # fingerprint -> arm
         self._name = ""
         self._latest: dict[str, dict[int, float]] = {}
         self._curves: dict[str, list[float]] = {}
@@ -83,7 +81,7 @@ class Watch:
         chosen = played.run.settings
         accuracy = (played.line.get("test") or {}).get("accuracy")
         if accuracy is not None:
-            arm = Arm({axis: look_up(played.run.recorded, axis) for axis in self._axes}, {}).label
+            arm = self._names[played.run.fingerprint]
             self._latest.setdefault(arm, {})[chosen.seed] = 100 * accuracy
             seen = self._latest[arm]
             self._curves.setdefault(arm, []).append(sum(seen.values()) / len(seen))

@@ -7,7 +7,7 @@ import typer
 
 from fedgma.cli import beside
 from fedgma.cli.beside import RUNS, Cells, Quick, Rates
-from fedgma.cli.run import Device
+from fedgma.cli.play import Device
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,7 +190,7 @@ def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
 def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
     """What is missing of a plan, visibly; data sets that are not here are left out and named."""
     from fedgma.cli.live import obeying_signals
-    from fedgma.cli.run import leave_if_stopped
+    from fedgma.cli.play import leave_if_stopped
     from fedgma.experiments import play
     from fedgma.paper import fleets
 
@@ -216,7 +216,7 @@ def _play_fleets(
 ) -> None:
     """Fleet after fleet, with a line for each, as long as the next one can be expected to end in time."""
     from fedgma.cli.live import Watch
-    from fedgma.cli.run import play_fleets
+    from fedgma.cli.play import names_of, play_fleets
     from fedgma.paper import fleets
 
     clock = fleets.Clock()
@@ -226,8 +226,9 @@ def _play_fleets(
         if how.minutes is not None and clock.expected(members) > 60 * how.minutes:
             console.print(f"{len(packed) - place + 1} fleets are left for another time: {how.minutes:g} minutes are up")
             return
-        watch = Watch(console, quiet=False, axes=("dataset", "algorithm", "aggregator"))
-        play_fleets([members], materials, watch, stopping, checkpoint_seconds=how.checkpoint_seconds)
+        watch = Watch(console, quiet=False, names=names_of(members))
+        options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": False}  # hundreds of large models
+        play_fleets([members], materials, watch, stopping, **options)
         console.print(f"fleet {place} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
 

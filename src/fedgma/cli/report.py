@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedgma.reports.comparisons import Comparison
-    from fedgma.reports.runs import Run
+    from fedgma.comparisons import Comparison
+    from fedgma.runs import Run
 
 Metric = Annotated[str, typer.Option(help="What verdicts go by: best, last10 or final.")]
 Split = Annotated[
@@ -51,8 +51,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pair two arms over seeds and settings: t interval, signs, Holm's correction over the settings."""
+    from fedgma import comparisons
     from fedgma.errors import DataError
-    from fedgma.reports import comparisons
     from fedgma.reports.tables import differences_table, text
 
     sides = [_side(name, runs or [Path("runs")]) for name in (first, second)]
@@ -74,15 +74,15 @@ def compare(
 
 def _side(name: str, runs: list[Path]) -> "tuple[list[Run], list[str]]":
     """An arm's runs: a folder's, or those among `runs` that fit."""
-    from fedgma.reports.comparisons import select
-    from fedgma.reports.runs import read_runs
+    from fedgma.comparisons import select
+    from fedgma.runs import read_runs
 
     return (read_runs([Path(name)]), []) if Path(name).is_dir() else select(read_runs(runs), name)
 
 
 def _name(own: str, other: str) -> str:
     """What to call an arm; of a folder its last part, where that tells the two apart."""
-    from fedgma.reports.summaries import spoken
+    from fedgma.summaries import spoken
 
     last = Path(own).name if Path(own).is_dir() and Path(own).name != Path(other).name else own
     return spoken(last)

@@ -1,4 +1,4 @@
-"""`fedgma sweep`: the same runs as `fedgma run`, with a list of what is done, running and missing."""
+"""`fedgma sweep`: the same runs as `fedgma run`, with a list of what is done, running and missing; here or on Ray."""
 
 import json
 from collections import Counter
@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgma.cli.run import (
+from fedgma.cli.play import (
     Checkpoints,
     Device,
     Json,
+    Manner,
     Out,
     Quiet,
+    State,
     Words,
-    as_object,
     grid_of_words,
+    names_of,
     play_grid,
-    print_outcome,
 )
 
 if TYPE_CHECKING:
@@ -27,38 +28,43 @@ if TYPE_CHECKING:
 
     from fedgma.experiments.play import Planned
 
+On = Annotated[
+    str,
+    typer.Option(help="`here`, `ray` (the cluster of RAY_ADDRESS, or one started here) or ray:HOST:PORT."),
+]
+
 
 def sweep(
     words: Words = None,
     status: Annotated[bool, typer.Option("--status", help="Only show what is done, running and missing.")] = False,
+    on: On = "here",
     out: Out = Path("runs"),
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
     checkpoint_seconds: Checkpoints = 10.0,
+    state: State = True,
 ) -> None:
-    """Play every combination of the lists in a settings file; show first what is there already."""
-    from rich.console import Console
-
+    """Play every combination of the lists in a settings file, here or on a Ray cluster; show first what is there."""
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.play import plan
 
     grid = grid_of_words(words)
-    silent = quiet or as_json
-    console = Console(quiet=silent, highlight=False, markup=False)
+    manner = Manner(out, device, quiet, as_json, checkpoint_seconds, state)
     planned = plan(grid, Materials("cpu", folder=grid.folder), out)
     states = {run.fingerprint: state_of(run) for run in planned}
     if status and as_json:
         typer.echo(json.dumps({"out": str(out), "runs": states}))
         return
-    print_states(console, planned, states, grid.axes)
+    print_states(manner.console, planned, states)
     if status:
         return
-    outcome = play_grid(grid, out, device, console, silent=silent, checkpoint_seconds=checkpoint_seconds)
-    if as_json:
-        typer.echo(json.dumps(as_object(outcome, out)))
+    if on == "here":
+        play_grid(grid, manner)
     else:
-        print_outcome(console, outcome, out)
+        from fedgma.cli.spread import spread_grid
+
+        spread_grid(grid, planned, manner, on)
 
 
 def state_of(run: "Planned") -> str:
@@ -72,21 +78,15 @@ def state_of(run: "Planned") -> str:
     return "running" if is_running(run.folder) else "stopped"
 
 
-def print_states(
-    console: "Console", planned: "Sequence[Planned]", states: dict[str, str], axes: "Sequence[str]"
-) -> None:
+def print_states(console: "Console", planned: "Sequence[Planned]", states: dict[str, str]) -> None:
     """One line an arm with the number of its seeds in each state."""
     from rich.table import Table
     from rich.text import Text
 
-    from fedgma.experiments.outcomes import Summary, gather
-
-    nothing = Summary(0.0, 0.0, 0.0)
+    names = names_of(planned)
     table = Table("arm", "seeds", "state", box=None, header_style="bold")
-    for arm in gather([(run.recorded, nothing) for run in planned], axes):
-        own = [run for run in planned if arm.label == gather([(run.recorded, nothing)], axes)[0].label]
-        counts = Counter(states[run.fingerprint] for run in own)
-        table.add_row(
-            Text(arm.label), str(len(own)), ", ".join(f"{number} {state}" for state, number in counts.items())
-        )
+    for name in dict.fromkeys(names.values()):
+        own = [states[fingerprint] for fingerprint in names if names[fingerprint] == name]
+        counts = ", ".join(f"{number} {state}" for state, number in Counter(own).items())
+        table.add_row(Text(name), str(len(own)), counts)
     console.print(table)

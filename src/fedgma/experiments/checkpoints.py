@@ -19,7 +19,7 @@ import numpy as np
 from fedgma.errors import DataError, IntegrityError
 
 FORMAT = 1
-KEPT = 2  # newest ones; never fewer
+KEPT = 2  # newest ones; never fewer while a run goes on
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 LOG = logging.getLogger(__name__)
 
@@ -49,8 +49,15 @@ def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray]) 
     _discard(target)  # only a damaged one can stand there
     staged.rename(target)
     sync_folder(folder)
-    for old in _rounds(folder)[:-KEPT]:
+    drop_checkpoints(folder, KEPT)
+
+
+def drop_checkpoints(folder: Path, keep: int) -> None:
+    """Drop all but the newest ones, and what a writer that died left of one."""
+    for old in checkpoint_rounds(folder)[:-keep]:
         _discard(folder / f"{old:08d}")
+    for left in folder.glob(".*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def read_checkpoint(folder: Path, accept: Callable[[int], bool] = lambda round: True) -> Checkpoint | None:
@@ -58,7 +65,7 @@ def read_checkpoint(folder: Path, accept: Callable[[int], bool] = lambda round: 
 
     Damaged ones are passed over with a warning; where all are damaged that is an error, not a fresh start.
     """
-    rounds = [round for round in reversed(_rounds(folder)) if accept(round)]
+    rounds = [round for round in reversed(checkpoint_rounds(folder)) if accept(round)]
     damaged = []
     for round in rounds:
         try:
@@ -122,7 +129,7 @@ def written_to(folder: Path) -> Iterator[None]:
         raise DataError(f"cannot write to {str(folder)!r}: {reason}; nothing finished is lost, run it again") from None
 
 
-def _rounds(folder: Path) -> list[int]:
+def checkpoint_rounds(folder: Path) -> list[int]:
     """Rounds of which there is a checkpoint, valid or not, in rising order."""
     try:
         names = os.listdir(folder)

@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,40 @@ import torch
 
 import fedgma
 from fedgma.datasets import Dataset
-from fedgma.specs import RoundRecord
+from fedgma.partitions import Index, Partition
+from fedgma.skew import class_counts
+from fedgma.specs import RoundRecord, RunSpec
 from fedgma.trainers.statistics import Share, VoteStatistics
 
+ALWAYS = ("round", "train", "counted", "refused", "seconds")  # of a line, whatever was evaluated and measured
+MOST = 20_000  # numbers of a table in run.json
 PACKAGES = ("numpy", "torch", "numba", "safetensors")
 
 
-def describe_run(fingerprint: str, settings: Mapping[str, Any], data: Dataset, device: torch.device) -> dict[str, Any]:
-    """What `run.json` says beside the number of parameters."""
+def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) -> dict[str, Any]:
+    """What `run.json` says of the surroundings of a run: software, device, data and who holds them."""
     sizes = {"train": len(data.train.y), "test": len(data.test.y)}
     source = f"{data.source.kind}: {data.source.name}"
     return {
-        "fingerprint": fingerprint,
-        "settings": dict(settings),
         "versions": dict(versions()),
         "device": describe_device(device),
-        "data": {"name": data.name, "source": source, "sha256": data.source.sha256, **sizes},
+        "data": {
+            "name": data.name,
+            "source": source,
+            "sha256": data.source.sha256,
+            **sizes,
+            **_holdings(data, clients),
+        },
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
+    """Samples of each class at each client, where the table is not too long to be written down."""
+    if len(clients) * len(data.classes) > MOST:
+        return {}
+    counts = class_counts(Partition(tuple(clients)), data.train.y, len(data.classes))
+    return {"classes": list(data.classes), "counts": counts.tolist()}
 
 
 def line_of(record: RoundRecord, seconds: float) -> dict[str, Any]:
@@ -49,6 +65,12 @@ def line_of(record: RoundRecord, seconds: float) -> dict[str, Any]:
     line["counted"] = record.clients
     line["refused"] = [[client, "nonfinite"] for client in record.refused]
     return {**line, "seconds": round(seconds, 6)}
+
+
+def as_planned(line: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
+    """A line of a shorter run as `spec` would have written it: without what only the other's end was measured for."""
+    due, measured = spec.is_due(line["round"]), spec.is_measured(line["round"])
+    return {name: value for name, value in line.items() if name in ALWAYS or (measured if name == "mask" else due)}
 
 
 def client_figures(accuracies: np.ndarray, cohort: tuple[int, ...]) -> dict[str, float]:
@@ -75,14 +97,15 @@ def mask_figures(votes: VoteStatistics) -> dict[str, Any]:
     return {
         **_share(votes.whole),
         "ratio": votes.ratio,
+        "cosine": votes.cosine,
+        **({} if votes.stability is None else votes.stability._asdict()),
         "histogram": list(votes.histogram),
         "layers": {name: _share(share) for name, share in votes.layers.items()},
     }
 
 
 def _share(share: Share) -> dict[str, float]:
-    figures = {"mean": share.mean, "agreement": share.agreement}
-    return figures if share.below is None else {**figures, "below": share.below}
+    return {name: value for name, value in share._asdict().items() if value is not None}
 
 
 def describe_device(device: torch.device) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedgma.datasets import Dataset, from_arrays, load
-from fedgma.errors import ConfigError
+from fedgma.errors import ConfigError, NotEnoughClients
 from fedgma.experiments.checkpoints import digest
 from fedgma.experiments.config import ALGORITHMS, OWN, Settings, is_path
 from fedgma.federation import Federation, Placed, federate, place
@@ -75,6 +75,15 @@ class Materials:
             named["model"] = self.model
         return settings.model_copy(update=named)
 
+    def located(self, settings: Settings) -> Settings:
+        """Settings that name the user's own files by their whole paths, for a process that runs elsewhere."""
+        update = {}
+        if is_path(settings.dataset) and (path := self._find(settings.dataset)) is not None:
+            update["dataset"] = str(path.resolve())
+        if (file := self._model_file(str(settings.model))) is not None:
+            update["model"] = f"{file.resolve()}:{str(settings.model).rpartition(':')[2]}"
+        return settings.model_copy(update=update)
+
     def contents(self, settings: Settings) -> dict[str, str]:
         """What names a run beside its settings: checksums of what is the user's own, and a precision below float32."""
         found = {} if self.precision == "fp32" else {"precision": self.precision}
@@ -122,12 +131,15 @@ class Materials:
     def spec(self, settings: Settings) -> RunSpec:
         """Everything the fleet wants to know of a run."""
         federation = self.federation(settings)
+        cohort, clients = settings.cohort or 10, len(federation.clients)
+        if cohort > clients:  # of `natural`, only the data know how many there are
+            raise NotEnoughClients(f"a round samples {cohort} clients, but there are {clients}; set cohort={clients}")
         return RunSpec(
             cast(Any, federation),  # frozen, where the protocol of a pool would let one assign
             model=self.network(settings),
             seed=settings.seed,
             rounds=settings.rounds,
-            cohort=settings.cohort or 10,
+            cohort=cohort,
             local_epochs=settings.local_epochs or 1,
             local_steps=settings.local_steps,
             batch_size=settings.batch_size,

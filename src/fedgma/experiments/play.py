@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import logging
 import math
 import os
 import time
@@ -16,18 +17,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma import fleet as fleets
-from fedgma.errors import ConfigError, Diverged
-from fedgma.experiments import outcomes
-from fedgma.experiments.checkpoints import Checkpoint
+from fedgma.comparisons import Comparison, against_baseline
+from fedgma.errors import ConfigError, Diverged, IntegrityError, NotEnoughClients
+from fedgma.experiments.checkpoints import Checkpoint, checkpoint_rounds, read_checkpoint
 from fedgma.experiments.config import Settings, complete, fingerprint, record
 from fedgma.experiments.grids import Grid, expand, read_grid
-from fedgma.experiments.lines import describe_run, line_of
+from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials
-from fedgma.experiments.records import Line, RunFolder, is_done, read_lines
+from fedgma.experiments.records import Line, RunFolder, finished, is_done, read_lines
 from fedgma.models import Model, build, parameter_count
+from fedgma.runs import Run, curve, flat
+from fedgma.specs import RunSpec
+from fedgma.summaries import Row, rows
 
 CHECKPOINT_SECONDS = 10.0
 SMALL = 1_000_000  # parameters of a model whose steps are too short for threads to meet at
+LOG = logging.getLogger(__name__)
 BYTES_AN_ENTRY = 64  # of a run's state and sums, while its fleet plays
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | Settings | Grid | None
@@ -40,6 +45,7 @@ class Planned(NamedTuple):
     recorded: dict[str, Any]
     fingerprint: str
     folder: Path | None
+    lineage: str = ""  # its fingerprint but for the number of rounds
 
 
 class Played(NamedTuple):
@@ -50,11 +56,11 @@ class Played(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Everything that came out: runs with their lines, arms over seeds, paired verdicts."""
+    """Everything that came out: runs with their rounds, arms over seeds, the others against the plain mean."""
 
-    runs: tuple[tuple[Planned, list[Line]], ...]
-    arms: tuple[outcomes.Arm, ...]
-    comparisons: tuple[outcomes.Comparison, ...]
+    runs: tuple[Run, ...]
+    arms: tuple[Row, ...]
+    comparisons: tuple[Comparison, ...]  # of `last10`, cell by cell
 
 
 def grid_of(config: Config) -> Grid:
@@ -74,8 +80,9 @@ def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
     for settings in grid.runs:
         adopted = materials.adopt(settings)
         recorded = record(adopted)
-        name = fingerprint(recorded, materials.contents(adopted))
-        planned.append(Planned(adopted, recorded, name, None if out is None else out / name))
+        contents = materials.contents(adopted)
+        name, lineage = (fingerprint(one, contents) for one in (recorded, {**recorded, "rounds": None}))
+        planned.append(Planned(adopted, recorded, name, None if out is None else out / name, lineage))
     return planned
 
 
@@ -84,15 +91,20 @@ def missing(runs: Sequence[Planned]) -> list[Planned]:
     return [run for run in runs if run.folder is None or not is_done(run.folder)]
 
 
-def pack(runs: Sequence[Planned], materials: Materials) -> list[list[Planned]]:
-    """Runs in fleets: those that share data set, shift, model and batch size, as many as fit into memory."""
+def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
+    """Runs in groups that can play in one fleet: those that share data set, shift, model and batch size."""
     together: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         chosen = run.settings
         key = (chosen.dataset, chosen.shift.name, chosen.model, chosen.batch_size)
         together.setdefault(key, []).append(run)
+    return list(together.values())
+
+
+def pack(runs: Sequence[Planned], materials: Materials) -> list[list[Planned]]:
+    """Runs in fleets, as many in one as fit into memory."""
     packed = []
-    for members in together.values():
+    for members in alike(runs):
         most = _runs_that_fit(members, materials)
         packed += [members[first : first + most] for first in range(0, len(members), most)]
     return packed
@@ -103,9 +115,15 @@ def play_fleet(
     materials: Materials,
     *,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    keep_state: bool = True,
+    wait: float = 0.5,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Played]:
-    """Play the runs of one fleet to their ends, or until `stop`; what has a folder is recorded and resumed."""
+    """Play the runs of one fleet to their ends, or until `stop`; what has a folder is recorded and resumed.
+
+    `wait` is how many seconds another writer of a folder is given to let go; without `keep_state`, finished runs take
+    less room and cannot be extended.
+    """
     with contextlib.ExitStack() as opened:
         specs = [materials.spec(run.settings) for run in members]
         if materials.precision != "fp32" and materials.device.type == "cpu":
@@ -113,13 +131,14 @@ def play_fleet(
         fleet = fleets.assemble(specs, precision=materials.precision)
         parameters = parameter_count(fleet.model)
         opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
-        folders = [_open(run, materials, parameters, opened) for run in members]
+        folders = [_open(run, materials, parameters, wait, opened) for run in members]
+        extend([(run, spec, held) for run, spec, held in zip(members, specs, folders, strict=True) if held is not None])
         found = [None if folder is None else folder.resume() for folder in folders]
         state = _resume(fleet, found)
         saved = time.monotonic()
         for run, folder in enumerate(folders):
             if state.rounds[run] >= specs[run].rounds:  # killed between its last checkpoint and its mark
-                _finish(folder, fleet, state, run)
+                _finish(folder, fleet, state, run, keep_state)
         while any(state.rounds[run] < spec.rounds for run, spec in enumerate(specs)):
             if stop():
                 _save(folders, fleet, state)
@@ -133,11 +152,35 @@ def play_fleet(
                 if (folder := folders[entry.run]) is not None:
                     folder.append(line)
                 if entry.round == specs[entry.run].rounds:
-                    _finish(folders[entry.run], fleet, state, entry.run)
+                    _finish(folders[entry.run], fleet, state, entry.run, keep_state)
                 yield Played(members[entry.run], line)
             if time.monotonic() - saved >= checkpoint_seconds:
                 _save(folders, fleet, state)
                 saved = time.monotonic()
+
+
+def extend(fresh: Sequence[tuple[Planned, RunSpec, RunFolder]]) -> None:
+    """Let runs that have not begun go on from finished ones beside them that differ in fewer rounds alone."""
+    fresh = [one for one in fresh if not checkpoint_rounds(one[2].path / "checkpoints")]
+    ends: dict[str, dict[int, Path]] = {}
+    for out in {folder.path.parent for _, _, folder in fresh}:
+        for lineage, rounds, path in finished(out):
+            ends.setdefault(lineage, {})[rounds] = path
+    for run, spec, folder in fresh:
+        shorter = max((r for r in ends.get(run.lineage, {}) if r < spec.rounds), default=None)
+        if shorter is not None:
+            _begin_from(folder, ends[run.lineage][shorter], shorter, spec)
+
+
+def _begin_from(folder: RunFolder, shorter: Path, rounds: int, spec: RunSpec) -> None:
+    try:
+        point = read_checkpoint(shorter / "checkpoints", lambda round: round == rounds)
+    except IntegrityError as error:
+        LOG.warning("%s is not extended: %s", shorter, error)
+        return
+    lines = read_lines(shorter)
+    if point is not None and len(lines) == rounds:  # its last state may not have been kept
+        folder.begin_from(shorter, point, [as_planned(line, spec) for line in lines])
 
 
 def rounds(
@@ -172,34 +215,54 @@ def run(
     for members in pack(missing(planned), materials):
         for played in play_fleet(members, materials):
             lines.setdefault(played.run.fingerprint, []).append(played.line)
-    return conclude(planned, grid.axes, lines)
+    return conclude(planned, lines)
 
 
-def conclude(planned: Sequence[Planned], axes: Sequence[str], lines: Mapping[str, list[Line]] | None = None) -> Outcome:
-    """Summaries and verdicts of runs: from their folders, or from `lines` where a run has none."""
-    held = [
-        (run, read_lines(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
+def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Line]] | None = None) -> Outcome:
+    """Scores and verdicts of runs: from their folders, or from `lines` where a run has none."""
+    runs = [
+        as_run(run, read_lines(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
         for run in planned
     ]
-    summaries = [(run.recorded, outcomes.summarise(found)) for run, found in held if found]
-    arms = outcomes.gather([(settings, one) for settings, one in summaries if one is not None], axes)
-    if held and all(found and _is_lost(found[-1]) for _, found in held):
-        raise Diverged("no run kept a finite update to its end; lower client_learning_rate or set gradient_clip")
-    return Outcome(tuple(held), tuple(arms), tuple(outcomes.compare(arms)))
+    _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
+    scored = [run for run in runs if curve(run, "test", "accuracy")]
+    return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)))
 
 
-def _is_lost(line: Line) -> bool:
-    """Whether a run had come to nothing finite in this round."""
-    loss = line["train"]["loss"]
-    return line["counted"] == 0 or loss is None or not math.isfinite(loss)
+def as_run(run: Planned, lines: Sequence[Line] = ()) -> Run:
+    """A run as reports see it."""
+    head = {"fingerprint": run.fingerprint, "settings": run.recorded}
+    done = {"rounds": len(lines)} if len(lines) == run.settings.rounds else None
+    return Run(run.folder or Path(run.fingerprint), head, dict(flat(run.recorded)), tuple(lines), done)
 
 
-def _open(run: Planned, materials: Materials, parameters: int, opened: contextlib.ExitStack) -> RunFolder | None:
+def _check_ends(last: Sequence[Line]) -> None:
+    """Refuse to give a verdict where every run had come to nothing by its last round."""
+    advice = "lower client_learning_rate or set gradient_clip"
+    if last and all(line["counted"] == 0 for line in last):
+        refused = sum(len(line["refused"]) for line in last)
+        none = f"no client's update could be averaged in the last round of any run ({refused} were not finite)"
+        raise NotEnoughClients(f"{none}; {advice}")
+    losses = [line["train"]["loss"] for line in last]
+    if losses and all(loss is None or not math.isfinite(loss) for loss in losses):
+        raise Diverged(f"no run kept a finite loss to its end; {advice}")
+
+
+def _open(
+    run: Planned, materials: Materials, parameters: int, wait: float, opened: contextlib.ExitStack
+) -> RunFolder | None:
     if run.folder is None:
         return None
-    head = describe_run(run.fingerprint, run.recorded, materials.dataset(run.settings), materials.device)
-    more = {"precision": materials.precision, "parameters": parameters}
-    return opened.enter_context(RunFolder(run.folder, {**head, **more}))
+    clients = materials.federation(run.settings).clients
+    head = {
+        "fingerprint": run.fingerprint,
+        "lineage": run.lineage,
+        "settings": run.recorded,
+        **describe_run(materials.dataset(run.settings), clients, materials.device),
+        "precision": materials.precision,
+        "parameters": parameters,
+    }
+    return opened.enter_context(RunFolder(run.folder, head, wait=wait))
 
 
 @contextlib.contextmanager
@@ -239,11 +302,9 @@ def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: fleet
             folder.checkpoint(int(state.rounds[run]), fleets.export(fleet, state, run))
 
 
-def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: fleets.State, run: int) -> None:
+def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: fleets.State, run: int, keep: bool) -> None:
     if folder is not None:
-        arrays = fleets.export(fleet, state, run)
-        kept = {name: value for name, value in arrays.items() if name.startswith(("params/", "buffers/"))}
-        folder.finish(int(state.rounds[run]), kept)
+        folder.finish(int(state.rounds[run]), fleets.export(fleet, state, run), keep=keep)
 
 
 def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:

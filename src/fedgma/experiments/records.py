@@ -2,7 +2,7 @@
 
     <out>/<fingerprint>/run.json       what was run, with what
                         rounds.jsonl   one JSON object a round, appended
-                        checkpoints/   where to go on from; gone once the run is done
+                        checkpoints/   where to go on from; of a finished run, where a longer one goes on from
                         done           written last
                         lock           held while somebody writes
 
@@ -14,8 +14,9 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.checkpoints import (
     Checkpoint,
     digest,
+    drop_checkpoints,
     read_checkpoint,
     sync_folder,
     write_atomic,
@@ -40,9 +42,11 @@ Line = dict[str, Any]
 class RunFolder:
     """One run's folder, open for writing; a context manager that holds the lock."""
 
-    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, head: Mapping[str, Any], *, wait: float = 0.5) -> None:
         self.path = path
         self.head = {"format": FORMAT, **head}
+        self.wait = wait  # seconds for somebody else to let go of it; looking whether a run is running takes a moment
+        self._from = 0  # round of the checkpoint that it went on from
         self._lock: Any = None
         self._lines: Any = None
 
@@ -51,7 +55,7 @@ class RunFolder:
 
         with written_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.path / "lock", timeout=0)
+            self._lock = FileLock(self.path / "lock", timeout=self.wait)
             try:
                 self._lock.acquire()
             except Timeout:
@@ -76,7 +80,8 @@ class RunFolder:
         found = read_checkpoint(self.path / "checkpoints", lambda round: round <= len(complete))
         kept = complete[: found.round] if found is not None else []
         if found is not None:
-            self._warn_of_changes()
+            self._from = found.round
+            self._warn_of_changes(read_head(self.path))
         with written_to(self.path):
             write_atomic(lines, b"".join(kept))
             self._lines = lines.open("ab")
@@ -94,12 +99,28 @@ class RunFolder:
             os.fsync(self._lines.fileno())
             write_checkpoint(self.path / "checkpoints", round, state)
 
-    def finish(self, rounds: int, parameters: Mapping[str, np.ndarray]) -> None:
-        """Mark the run as done; its checkpoints are needed no longer."""
+    def begin_from(self, shorter: Path, point: Checkpoint, lines: Sequence[Line]) -> None:
+        """Put a finished shorter run's last state and rounds where `resume` finds them."""
+        self._warn_of_changes(read_head(shorter))
+        with written_to(self.path):
+            write_head(self.path, {**self.head, "extends": shorter.name})
+            write_atomic(self.path / "rounds.jsonl", b"".join(dump(line) + b"\n" for line in lines))
+            write_checkpoint(
+                self.path / "checkpoints", point.round, point.state
+            )  # last: a death before it costs nothing
+
+    def finish(self, round: int, state: Mapping[str, np.ndarray], *, keep: bool = True) -> None:
+        """Mark the run as done; `keep` its last state for a longer run to go on from."""
+        parameters = {name: value for name, value in state.items() if name.startswith(("params/", "buffers/"))}
         with written_to(self.path):
             os.fsync(self._lines.fileno())
-            write_atomic(self.path / "done", dump({"rounds": rounds, "sha256": digest(parameters)}) + b"\n")
-            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+            if keep and self._from != round:
+                write_checkpoint(self.path / "checkpoints", round, state)
+            if keep:
+                drop_checkpoints(self.path / "checkpoints", 1)
+            write_atomic(self.path / "done", dump({"rounds": round, "sha256": digest(parameters)}) + b"\n")
+            if not keep:
+                shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
             sync_folder(self.path)
 
     def _check_head(self) -> None:
@@ -107,22 +128,28 @@ class RunFolder:
         file = self.path / "run.json"
         if not file.exists():
             with written_to(self.path):
-                write_atomic(file, json.dumps(_plain(self.head), indent=1).encode() + b"\n")
+                write_head(self.path, self.head)
             return
         held = read_head(self.path)
         for name in ("settings", "parameters"):
             if held.get(name) != _plain(self.head[name]):
                 raise ConfigError(f"{file} has other {name} than this run ({_differing(held, self.head, name)})")
 
-    def _warn_of_changes(self) -> None:
+    def _warn_of_changes(self, held: Mapping[str, Any]) -> None:
         """Say so where a run goes on with other software or on another device than it began with."""
-        held = read_head(self.path)
         for name in ("device", "versions"):
             before, now = held.get(name), _plain(self.head.get(name))
             if before != now:
                 LOG.warning(
                     "%s goes on with other %s, so its bits may differ: %s, now %s", self.path, name, before, now
                 )
+
+
+def write_head(folder: Path, head: Mapping[str, Any]) -> None:
+    """run.json of a folder: one entry a line, lists of numbers in one line each."""
+    text = json.dumps(_plain(head), indent=1)
+    text = re.sub(r"\[([\d\s,]+)\]", lambda found: "[" + ", ".join(found[1].replace(",", " ").split()) + "]", text)
+    write_atomic(folder / "run.json", text.encode() + b"\n")
 
 
 def read_head(folder: Path) -> dict[str, Any]:
@@ -141,6 +168,16 @@ def read_head(folder: Path) -> dict[str, Any]:
 def read_lines(folder: Path) -> list[Line]:
     """The rounds of a folder; half a line at the end is left out."""
     return [json.loads(line) for line in complete_lines(folder / "rounds.jsonl")]
+
+
+def finished(out: Path) -> Iterator[tuple[str, int, Path]]:
+    """The finished runs in a folder of run folders: lineage, rounds, folder; what cannot be read is passed over."""
+    for done in sorted(out.glob("*/done")):
+        try:
+            head = read_head(done.parent)
+            yield str(head["lineage"]), int(head["settings"]["rounds"]), done.parent
+        except (DataError, KeyError, TypeError, ValueError):
+            continue
 
 
 def is_done(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from fedgma.paper.catalogue import Claim
 from fedgma.paper.compare import AGREES, CONTRADICTS, MISSING, NONE, SIGN, UNPRINTED, Compared, Comparison
 from fedgma.paper.entries import Entry
 from fedgma.paper.rates import KEYS
-from fedgma.reports.summaries import plain, short, sortable
+from fedgma.summaries import plain, short, sortable
 from fedgma.verdicts import Verdict, paired
 
 HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"

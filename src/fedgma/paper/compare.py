@@ -19,7 +19,7 @@ from fedgma.paper.entries import Entry
 from fedgma.paper.plans import WHOLE, Cut
 from fedgma.paper.printed import Number
 from fedgma.paper.rates import KEYS, Chosen
-from fedgma.reports.summaries import Spread, frozen, spread
+from fedgma.summaries import Spread, frozen, spread
 from fedgma.verdicts import Verdict, paired
 
 AGREES, SIGN, NONE, CONTRADICTS = (

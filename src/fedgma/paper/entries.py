@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma.errors import DataError
-from fedgma.reports.runs import Run, curve, flat, number, numbers, read_runs
-from fedgma.reports.summaries import Summary, summarise
+from fedgma.runs import Run, curve, flat, number, numbers, read_runs
+from fedgma.summaries import Summary, summarise
 
 POINTS = 40  # of a thinned curve
 SCALE = 10_000  # accuracies are kept as whole ten-thousandths

@@ -13,8 +13,8 @@ from fedgma.plots.curves import draw_accuracy
 from fedgma.plots.grids import draw_rates
 from fedgma.plots.style import plain_text
 from fedgma.reports.pictures import Picture
-from fedgma.reports.summaries import BASELINE, NAMES, Spread, plain, short
 from fedgma.reports.tables import slug
+from fedgma.summaries import BASELINE, NAMES, Spread, plain, short
 
 MOST = 16  # pictures of a kind
 

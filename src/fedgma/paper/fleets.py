@@ -10,8 +10,8 @@ from fedgma.experiments.config import Settings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import Planned, pack, play_fleet
 from fedgma.paper.plans import samples
-from fedgma.reports.runs import flat
-from fedgma.reports.summaries import AGGREGATOR_SETTINGS, frozen
+from fedgma.runs import flat
+from fedgma.summaries import AGGREGATOR_SETTINGS, frozen
 
 PROBE_ROUNDS = 4
 PROBE_SECONDS = 5.0

@@ -9,7 +9,7 @@ from fedgma.experiments.config import Settings, fingerprint, record
 from fedgma.experiments.grids import Grid, every_name, expand
 from fedgma.paper.catalogue import Experiment, Part, merged
 from fedgma.paper.rates import Chosen, rated
-from fedgma.reports.runs import flat
+from fedgma.runs import flat
 
 # training samples, and those of a writer where every writer is a client
 SIZES = {

@@ -3,7 +3,7 @@
 from fedgma.plots.curves import draw_accuracy
 from fedgma.plots.federations import draw_classes, draw_images, draw_sizes, examples
 from fedgma.plots.grids import draw_fairness, draw_rates
-from fedgma.plots.masks import draw_agreement, draw_layers, draw_taus
+from fedgma.plots.masks import draw_agreement, draw_layers, draw_stability, draw_taus
 from fedgma.plots.style import save, svg
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "draw_layers",
     "draw_rates",
     "draw_sizes",
+    "draw_stability",
     "draw_taus",
     "examples",
     "save",

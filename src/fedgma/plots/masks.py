@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedgma.masks import votes_needed
 from fedgma.plots.style import COLOURS, INK, SEQUENCE, SIZE, colour_of, key, name_axes, new_figure
-from fedgma.reports.summaries import Spread
+from fedgma.summaries import Spread
 
 Shares = npt.NDArray[np.float64]
 GRID_OF_TAUS = tuple(round(0.1 * step, 1) for step in range(1, 11))  # the paper's search grid, and 1
@@ -87,6 +87,21 @@ def draw_layers(below: Shares, rounds: Sequence[int], layers: Sequence[str], tit
 
 def _ceiling(percent: Shares) -> float:
     return max(10.0, 10.0 * math.ceil(float(percent.max()) / 10))
+
+
+def draw_stability(curves: Mapping[str, tuple[Shares, Shares]], rounds: Sequence[int], title: str = "") -> Figure:
+    """Figures of a mask beside an earlier one, by round: name -> measured and by chance, shares of [round]."""
+    figure, panels = new_figure(1.3 + 1.25 * len(curves), title, (1,) * len(curves))
+    for axes, (name, (measured, chance)) in zip(panels, curves.items(), strict=True):
+        dot = "o" if len(rounds) <= 30 else ""
+        axes.plot(rounds, 100 * measured, color=COLOURS[0], lw=1.6, label="measured", marker=dot, markersize=3)
+        axes.plot(rounds, 100 * chance, color=INK, lw=1, ls=":", label="by chance")
+        room = 1.3 if axes is panels[0] else 1.05  # the key stands above the lines
+        axes.set_ylim(0, room * _ceiling(100 * np.concatenate([measured, chance])))
+        name_axes(axes, "round" if axes is panels[-1] else "", f"{name}, %")
+    key(panels[0], 2, "upper right")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
 
 
 def draw_taus(shares: Shares, accuracy: Mapping[float, Spread] | None = None, title: str = "") -> Figure:

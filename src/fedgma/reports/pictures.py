@@ -10,11 +10,11 @@ from fedgma.errors import FedgmaError
 from fedgma.plots.curves import BANDS, draw_accuracy
 from fedgma.plots.federations import draw_classes
 from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
-from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_taus, same_mask
+from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_stability, draw_taus, same_mask
 from fedgma.plots.style import plain_text
-from fedgma.reports.runs import Record, Run, curve, number, numbers
-from fedgma.reports.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, short
 from fedgma.reports.tables import slug
+from fedgma.runs import Record, Run, curve, number, numbers
+from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, spelt
 
 MOST = 12  # settings whose accuracy is drawn
 CLOSELY = 4  # settings whose masks and clients are drawn
@@ -47,7 +47,7 @@ def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
     picked = (
         " Of the learning rates, the pair with the highest last10 over the arms." if len(chosen) < len(rows) else ""
     )
-    closely: list[Drawer] = [_agreement, _layers, _taus, _fairness]
+    closely: list[Drawer] = [_agreement, _layers, _stability, _taus, _fairness]
     for draw, most in [(_accuracy, MOST), *((draw, CLOSELY) for draw in closely)]:
         left = f" {most} of {len(found)} settings are drawn." if len(found) > most else ""
         for title, scene in found[:most]:
@@ -73,7 +73,7 @@ def scenes(rows: Sequence[Row]) -> dict[str, Scene]:
     found: dict[str, Scene] = {}
     for row in rows:
         others = {name: value for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)}
-        title = ", ".join(said(name, value) for name, value in others.items())
+        title = ", ".join(spelt(name, value) for name, value in others.items())
         found.setdefault(title, {})[arm(row.runs[0], list(row.label))] = row
     return found
 
@@ -91,15 +91,6 @@ def best_rates(rows: Sequence[Row]) -> list[Row]:
 
 def _level(rows: Sequence[Row]) -> float:
     return sum(row.scores["last10"].mean for row in rows) / len(rows)
-
-
-def said(name: str, value: Any) -> str:
-    """A setting in a title: words alone, numbers with their names.
-
-    >>> said("algorithm", "fedadam"), said("partition.alpha", 0.3)
-    ('fedadam', 'alpha 0.3')
-    """
-    return value if isinstance(value, str) else f"{short(name)} {plain(value)}"
 
 
 def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) -> Picture:
@@ -154,6 +145,37 @@ def _layers(title: str, scene: Scene) -> Picture | None:
     return _picture("layers", title, "Where clients disagree", caption, drawn)
 
 
+def _stability(title: str, scene: Scene) -> Picture | None:
+    """How much of the mask is another one than when it was last looked at, and what chance alone would give."""
+    name, row = _masked(scene)
+    tables = [_steadiness(run) for run in row.runs]
+    rounds = sorted(set.intersection(*map(set, tables)))
+    if len(rounds) < 2:
+        return None
+    gap, *figures = np.array([[table[r] for r in rounds] for table in tables]).mean(axis=0).T
+    flipped, overlap, by_chance, again_by_chance = figures
+    usual = f"{np.median(gap):g} round{'s' if np.median(gap) > 1 else ''}"
+    caption = (
+        f"The mask beside that of {usual} earlier ({name}, mean over seeds): entries that crossed tau, and of those "
+        "masked in either round the share masked in both. Dotted: masks of these sizes that know nothing of each other."
+    )
+    drawn = draw_stability({"crossed tau": (flipped, by_chance), "masked again": (overlap, again_by_chance)}, rounds)
+    return _picture("stability", title, "How steady the mask is", caption, drawn)
+
+
+def _steadiness(run: Run) -> dict[int, tuple[float, ...]]:
+    """Round -> rounds since the mask before, share of entries flipped, overlap, and these two as chance has them."""
+    below = curve(run, "mask", "below")
+    since, flipped, overlap = (curve(run, "mask", name) for name in ("since", "flipped", "overlap"))
+    found = {}
+    for round in set(since) & set(flipped) & set(overlap) & set(below):
+        now, before = below[round], below.get(int(since[round]), np.nan)
+        both, either = now * before, now + before - now * before
+        chance = (now + before - 2 * both, both / either if either else 1.0)
+        found[round] = (round - since[round], flipped[round], overlap[round], *chance)
+    return {round: figures for round, figures in found.items() if not np.isnan(figures).any()}
+
+
 def _taus(title: str, scene: Scene) -> Picture | None:
     name, row = _masked(scene)
     late = [records[-1] for run in row.runs if (records := _measured(run, "histogram"))]
@@ -191,7 +213,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
         return
     groups: dict[str, dict[str, dict[tuple[float, float], float]]] = {}
     for row in rows:
-        others = [said(n, v) for n, v in row.label.items() if n not in (*RATES, "aggregator", *AGGREGATOR_SETTINGS)]
+        others = [spelt(n, v) for n, v in row.label.items() if n not in (*RATES, "aggregator", *AGGREGATOR_SETTINGS)]
         server_rate, client_rate = (number(row.runs[0].settings, name) for name in RATES)
         if server_rate is not None and client_rate is not None:
             arms = groups.setdefault(", ".join(others), {}).setdefault(arm(row.runs[0], list(row.label)), {})
@@ -222,17 +244,23 @@ def _partitions(rows: Sequence[Row]) -> Iterator[Picture]:
 
 def _partition_words(parts: Mapping[str, Any]) -> list[str]:
     named = [n for n in ("clients", "classes_per_client", "alpha", "beta") if parts.get(f"partition.{n}") is not None]
-    return [plain(parts.get("partition.name")), *(said(n, parts[f"partition.{n}"]) for n in named)]
+    return [plain(parts.get("partition.name")), *(spelt(n, parts[f"partition.{n}"]) for n in named)]
 
 
 def _dealt(run: Run) -> tuple[Any, tuple[str, ...]] | None:
     """Counts [client, class] and class names: as recorded, or dealt again from the same data; None where neither."""
     recorded = run.head.get("data")
-    counts = recorded.get("counts") if isinstance(recorded, dict) else None
+    recorded = recorded if isinstance(recorded, dict) else {}
+    counts = recorded.get("counts")
     if isinstance(counts, list) and counts and all(numbers({"": row}, "") for row in counts):
         table = np.array(counts, np.int64) if len({len(row) for row in counts}) == 1 else None
-        return None if table is None else (table, tuple(map(str, range(table.shape[1]))))
+        return None if table is None else (table, _class_names(recorded.get("classes"), table.shape[1]))
     return _dealt_again(run)
+
+
+def _class_names(recorded: Any, classes: int) -> tuple[str, ...]:
+    named = isinstance(recorded, list) and len(recorded) == classes
+    return tuple(map(str, recorded if named else range(classes)))
 
 
 def _dealt_again(run: Run) -> tuple[Any, tuple[str, ...]] | None:

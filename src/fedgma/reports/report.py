@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.comparisons import Comparison, against_baseline
 from fedgma.errors import DataError
-from fedgma.reports.comparisons import Comparison, compare
-from fedgma.reports.runs import Run, read_runs
-from fedgma.reports.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, spoken, telling
 from fedgma.reports.tables import (
     WRITERS,
     Table,
@@ -17,6 +15,8 @@ from fedgma.reports.tables import (
     splits_table,
     unfinished_table,
 )
+from fedgma.runs import Run, read_runs
+from fedgma.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, telling
 
 
 class Report(NamedTuple):
@@ -58,18 +58,6 @@ def make_report(paths: Sequence[Path], *, metric: str = "last10", split: str = "
         tables=tuple(tables),
         notes=tuple(_notes(runs, made, comparisons, metric, split)),
     )
-
-
-def against_baseline(runs: Sequence[Run], *, metric: str, split: str) -> list[Comparison]:
-    """Every other aggregator against the plain mean, GMA first, where they share seeds and settings."""
-    base = [run for run in runs if run.settings["aggregator"] == BASELINE]
-    others = sorted(
-        {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
-    )
-    arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
-    return [
-        compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split) for name, arm in arms.items()
-    ]
 
 
 def title(runs: Sequence[Run]) -> str:

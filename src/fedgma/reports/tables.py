@@ -5,9 +5,9 @@ import io
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedgma.reports.comparisons import Comparison
-from fedgma.reports.runs import Run, curve
-from fedgma.reports.summaries import Row, Spread, Summary, called, plain, short, spread, summarise, telling
+from fedgma.comparisons import Comparison
+from fedgma.runs import Run, curve
+from fedgma.summaries import Row, Spread, Summary, plain, short, spread, summarise, telling
 
 Value = str | float | int | Spread | None
 
@@ -70,7 +70,7 @@ def splits_table(rows: Sequence[Row]) -> Table | None:
         return None
     body = []
     for row in rows:
-        values: list[Value] = [called(row)]
+        values: list[Value] = [row.name]
         for path in paths:
             curves = [curve(run, *path) for run in row.runs]
             scores = [summarise(measured).last10 for measured in curves if measured]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgma.errors import ConfigError
-from fedgma.reports.runs import Record, Run
-from fedgma.reports.summaries import plain
+from fedgma.runs import Record, Run
+from fedgma.summaries import plain
 
 
 def scalars(record: Record, before: str = "") -> Iterator[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 Votes are whole numbers from 0 to the number of clients, so mean agreement, mean mask and the share of entries below the
 threshold all follow from how often each number occurs; the count is made on the device and is a few numbers a layer.
+How steady a mask is, is said by the entries that passed now and when the votes were last looked at.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,17 @@ class Share(NamedTuple):
     mean: float  # of the mask
     agreement: float  # mean of |votes| / clients
     below: float | None  # share of entries that the mask holds back; None without a mask
+    unanimous: float  # share of entries with agreement 1
+    undecided: float  # and with agreement 0
+    zeros: float  # share of the clients' single updates that are zero and so no vote
+
+
+class Stability(NamedTuple):
+    """A mask beside the one of an earlier round."""
+
+    since: int  # the earlier round
+    flipped: float  # share of entries that passed the threshold in one of the two rounds only
+    overlap: float  # of the entries below it in either round, those below in both (Jaccard); 1 where there are none
 
 
 class VoteStatistics(NamedTuple):
@@ -32,19 +44,23 @@ class VoteStatistics(NamedTuple):
 
     whole: Share
     ratio: float  # norm of the masked over that of the plain mean
+    cosine: float  # between the two
     histogram: tuple[float, ...]  # share of entries at |votes| = 0 .. clients
     layers: dict[str, Share]
+    stability: Stability | None  # None without a mask, and in the first round that was measured
 
 
 class VoteCounts(NamedTuple):
     """One run's round, still on the device."""
 
     counts: Tensor  # int64 [layer, votes]
+    zeros: Tensor  # int64 [layer], updates that are zero
     clients: Tensor  # int64, counted
-    ratio: Tensor
+    lengths: Tensor  # [2]: ratio and cosine
     needed: Tensor | None  # int32 [clients + 1], least |votes| that pass; None without a mask
     below: Tensor | None  # what the mask is under them; NaN for the agreement
     names: tuple[str, ...]
+    changes: tuple[int, Tensor] | None  # earlier round; int64 [3]: entries flipped, below in both, below in either
 
     def statistics(self) -> VoteStatistics:
         """Waits for the device."""
@@ -56,10 +72,19 @@ class VoteCounts(NamedTuple):
             under = agreement if bool(self.below.isnan()) else np.full(clients + 1, float(self.below))
             passed = np.arange(clients + 1) >= int(self.needed[clients])
             mask = np.where(passed, 1.0, under)
-        shares = [_share(row, agreement, passed, mask) for row in (counts.sum(0), *counts)]
+        zeros = self.zeros.cpu().numpy() / clients
+        by_part = zip((counts.sum(0), *counts), (zeros.sum(), *zeros), strict=True)
+        shares = [_share(row, none, agreement, passed, mask) for row, none in by_part]
         histogram = counts.sum(0) / max(counts.sum(), 1)
         layers = dict(zip(self.names, shares[1:], strict=True))
-        return VoteStatistics(shares[0], float(self.ratio), tuple(histogram.tolist()), layers)
+        ratio, cosine = self.lengths.tolist()
+        return VoteStatistics(shares[0], ratio, cosine, tuple(histogram.tolist()), layers, self._stability())
+
+    def _stability(self) -> Stability | None:
+        if self.changes is None or int(self.clients) == 0:
+            return None
+        since, (flipped, both, either) = self.changes[0], self.changes[1].tolist()
+        return Stability(since, flipped / max(int(self.counts.sum()), 1), both / either if either else 1.0)
 
 
 def lay_out(shapes: Sequence[tuple[str, torch.Size]], device: torch.device) -> Layers:
@@ -81,24 +106,63 @@ def count(
     mean: Tensor,
     mask: Tensor | None,
     *,
+    zeros: Tensor,
     rule: tuple[Tensor, Tensor] | None,
+    before: tuple[int, Tensor] | None = None,
 ) -> VoteCounts:
-    """Count one run's |votes| [entry] by layer; `rule` is its row of the mask tables, None where it does not mask."""
+    """Count one run's |votes| [entry] by layer; `rule` is its row of the mask tables, None where it does not mask.
+
+    `zeros` [layer] are its clients' zero updates; `before` is an earlier round and the entries that passed then.
+    """
     most = max(int(clients), 1)
     size = votes.abs().to(torch.int64)
     found = torch.bincount(layers.owner * (most + 1) + size, minlength=len(layers.names) * (most + 1))
-    plain = mean.norm()
-    moved = plain if mask is None else (mask * mean).norm()
-    ratio = torch.where(plain > 0, moved / plain, 1.0)
     needed, below = rule if rule is not None else (None, None)
-    return VoteCounts(found.view(len(layers.names), most + 1), clients, ratio, needed, below, layers.names)
+    changes = None
+    if needed is not None and before is not None:
+        changes = before[0], _changes(before[1], passing(votes, clients, needed))
+    found = found.view(len(layers.names), most + 1)
+    return VoteCounts(found, zeros, clients, _lengths(mean, mask), needed, below, layers.names, changes)
 
 
-def _share(counts: np.ndarray, agreement: np.ndarray, passed: np.ndarray | None, mask: np.ndarray | None) -> Share:
+def passing(votes: Tensor, clients: Tensor, needed: Tensor) -> Tensor:
+    """Which entries [entry] the votes carry over the threshold.
+
+    >>> passing(torch.tensor([3, -2, 1]), torch.tensor(3), torch.tensor([0, 1, 1, 2])).tolist()
+    [True, True, False]
+    """
+    return votes.abs() >= needed[clients]
+
+
+def count_zeros(zeros: Tensor, layers: Layers, update: Tensor, counted: Tensor) -> None:
+    """Add a client's entries that are zero to `zeros` [layer], if the client counts."""
+    zeros.scatter_add_(0, layers.owner, ((update == 0) & counted).to(torch.int64))
+
+
+def _changes(before: Tensor, now: Tensor) -> Tensor:
+    return torch.stack([(before != now).sum(), (~before & ~now).sum(), (~before | ~now).sum()])
+
+
+def _lengths(mean: Tensor, mask: Tensor | None) -> Tensor:
+    """Norm of the masked over that of the plain mean, and the cosine between them; 1 where there is nothing to mask."""
+    if mask is None:
+        return torch.ones(2, device=mean.device)
+    masked = mask * mean
+    plain, moved = mean.norm(), masked.norm()
+    along = (masked * mean).sum()  # a library's dot product would depend on where the row begins in memory
+    figures = torch.stack([moved / plain, (along / (moved * plain)).clamp(max=1)])
+    return torch.where((plain > 0) & (moved > 0), figures, torch.stack([(plain == 0).float(), torch.ones_like(plain)]))
+
+
+def _share(
+    counts: np.ndarray, zeros: float, agreement: np.ndarray, passed: np.ndarray | None, mask: np.ndarray | None
+) -> Share:
     total = max(int(counts.sum()), 1)
-    held = None if passed is None else float(counts[~passed].sum() / total)
     return Share(
         mean=1.0 if mask is None else float(counts @ mask / total),
         agreement=float(counts @ agreement / total),
-        below=held,
+        below=None if passed is None else float(counts[~passed].sum() / total),
+        unanimous=float(counts[-1] / total),
+        undecided=float(counts[0] / total),
+        zeros=float(zeros / total),
     )

@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.errors import ConfigError
-from fedgma.reports.runs import Run
-from fedgma.reports.summaries import (
+from fedgma.runs import Run
+from fedgma.summaries import (
     AGGREGATOR_SETTINGS,
+    BASELINE,
     Summary,
     applicable,
     frozen,
     plain,
     score,
     sortable,
+    spelt,
+    spoken,
     telling_names,
 )
 from fedgma.verdicts import Verdict, holm, p_value, paired, sign_test
@@ -31,6 +34,11 @@ class Cell(NamedTuple):
     verdict: Verdict
     p: float
     corrected: float  # by Holm, over the cells
+
+    @property
+    def where(self) -> str:
+        """The setting in a few words; empty where there is but one."""
+        return ", ".join(spelt(name, value) for name, value in self.label.items() if value != "")
 
     def says(self, names: tuple[str, str]) -> str:
         """Who is ahead, in a few words, after the correction."""
@@ -97,6 +105,18 @@ def compare(
     cells = _cells([by_seed(group) for group in groups.values()], names, metric, split)
     differ = tuple(name for name in sorted(free - {"seed"}) if any(_differs(a, b, name) for a, b in pairs))
     return Comparison(names, metric, split, differ, tuple(cells), alone)
+
+
+def against_baseline(runs: Sequence[Run], *, metric: str = "last10", split: str = "test") -> list[Comparison]:
+    """Every other aggregator against the plain mean, GMA first, where they share seeds and settings."""
+    base = [run for run in runs if run.settings["aggregator"] == BASELINE]
+    others = sorted(
+        {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
+    )
+    arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
+    return [
+        compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split) for name, arm in arms.items()
+    ]
 
 
 def _cells(groups: Sequence[Sequence[tuple[Run, Run]]], names: tuple[str, str], metric: str, split: str) -> list[Cell]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.errors import DataError
-from fedgma.reports.runs import Run, curve
+from fedgma.runs import Run, curve
 
 WINDOW = 10  # rounds
 BASELINE = "mean"
@@ -22,6 +22,7 @@ AGGREGATOR_SETTINGS = {
     "trim": ("trimmed_mean",),
 }
 NAMES = {"gma": "GMA", "and_mask": "AND-mask", "rlr": "RLR"}
+ALONE = ("dataset", "partition.name", "shift.name", "model", "algorithm", "aggregator")  # words that need no name
 FIRST = (
     "dataset",
     "partition.name",
@@ -54,7 +55,13 @@ class Row(NamedTuple):
 
     label: dict[str, Any]  # the settings that tell it from other rows
     runs: tuple[Run, ...]
-    scores: dict[str, Spread]  # best, last10, final
+    scores: dict[str, Spread]  # best, last10, final; empty before anything was evaluated
+
+    @property
+    def name(self) -> str:
+        """The row in a few words: the settings that tell it apart, then its aggregation."""
+        others = [spelt(*one) for one in self.label.items() if one[0] not in ("aggregator", *AGGREGATOR_SETTINGS)]
+        return ", ".join([*others, arm(self.runs[0], list(self.label))])
 
 
 def summarise(accuracies: Mapping[int, float]) -> Summary:
@@ -133,12 +140,18 @@ def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """Finished runs grouped over their seeds, plain means before masked ones."""
+    """Finished runs grouped over their seeds, plain means before masked ones, with their scores."""
+    made = [row._replace(runs=first_of_each_seed(row.runs)) for row in grouped(runs)]
+    return [row._replace(scores=_scores(row.runs)) for row in made]
+
+
+def grouped(runs: Sequence[Run]) -> list[Row]:
+    """Runs grouped over their seeds, finished or not, without scores."""
     names = telling(runs) or ["aggregator"]
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(frozen(applicable(run.settings)), []).append(run)
-    made = [_row(first_of_each_seed(group), names) for group in groups.values()]
+    made = [_row(tuple(group), names) for group in groups.values()]
     return sorted(made, key=lambda row: _order(row, names))
 
 
@@ -171,10 +184,13 @@ def spoken(aggregator: str) -> str:
     return "the mean" if aggregator == BASELINE else NAMES.get(aggregator, aggregator)
 
 
-def called(row: Row) -> str:
-    """A row in one line: the settings that tell it apart, then its arm."""
-    others = [plain(value) for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)]
-    return ", ".join([*others, arm(row.runs[0], list(row.label))])
+def spelt(name: str, value: Any) -> str:
+    """A setting in a title: known words alone, everything else with its name.
+
+    >>> spelt("algorithm", "fedadam"), spelt("partition.alpha", 0.3)
+    ('fedadam', 'alpha 0.3')
+    """
+    return plain(value) if name in ALONE else f"{short(name)} {plain(value)}"
 
 
 def plain(value: Any) -> str:
@@ -208,9 +224,12 @@ def _rank(name: str) -> int:
 
 def _row(runs: tuple[Run, ...], names: Sequence[str]) -> Row:
     settings = applicable(runs[0].settings)
+    return Row({name: settings.get(name, "") for name in names}, runs, {})
+
+
+def _scores(runs: Sequence[Run]) -> dict[str, Spread]:
     summaries = [summarise(curve(run, "test", "accuracy")) for run in runs]
-    scores = {name: spread([getattr(summary, name) for summary in summaries]) for name in Summary._fields}
-    return Row({name: settings.get(name, "") for name in names}, runs, scores)
+    return {name: spread([getattr(summary, name) for summary in summaries]) for name in Summary._fields}
 
 
 def _order(row: Row, names: Sequence[str]) -> list[tuple[int, int, float, str]]:

@@ -1,0 +1,206 @@
+"""What `fedgma run` and `fedgma sweep` share: options, playing what is missing visibly, saying what came out."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedgma.cli.live import Stopping, Watch
+    from fedgma.experiments.grids import Grid
+    from fedgma.experiments.materials import Materials
+    from fedgma.experiments.play import Outcome, Planned
+    from fedgma.runs import Run
+    from fedgma.verdicts import Verdict
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[FILE] [KEY=VALUE]...", help="A settings file, and settings on top.")
+]
+Out = Annotated[Path, typer.Option(help="Folder for the run folders.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Checkpoints = Annotated[
+    float, typer.Option("--checkpoint-seconds", min=0.0, help="Least time between checkpoints of a run.")
+]
+State = Annotated[
+    bool, typer.Option("--state/--no-state", help="Keep the last state of a finished run, so that it can be extended.")
+]
+
+
+class Manner(NamedTuple):
+    """How runs are played, whatever they are: the options that both commands take."""
+
+    out: Path
+    device: str
+    quiet: bool
+    as_json: bool
+    checkpoint_seconds: float
+    keep_state: bool
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is said on the way."""
+        return self.quiet or self.as_json
+
+    @property
+    def console(self) -> "Console":
+        """Where it is said."""
+        from rich.console import Console
+
+        return Console(file=sys.stdout, quiet=self.silent, highlight=False, markup=False)
+
+
+def grid_of_words(words: list[str] | None) -> "Grid":
+    """The runs of the words on a command line: at most one file, then key=value."""
+    from fedgma.errors import ConfigError
+    from fedgma.experiments.grids import read_grid
+
+    files = [word for word in words or [] if "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"expected one settings file and key=value settings, got {' and '.join(map(repr, files))}")
+    return read_grid(Path(files[0]) if files else None, [word for word in words or [] if "=" in word])
+
+
+def play_grid(grid: "Grid", manner: Manner) -> None:
+    """Play what is missing of a grid here, visibly, and say what came out; a signal leaves resumable folders."""
+    from fedgma.cli.live import Watch, obeying_signals
+
+    console = manner.console
+    with obeying_signals() as stopping:
+        from fedgma.experiments.materials import Materials
+        from fedgma.experiments.play import missing, pack, plan
+
+        materials = Materials(manner.device, folder=grid.folder)
+        planned = plan(grid, materials, manner.out)
+        left = missing(planned)
+        packed = pack(left, materials)
+        say_plan(console, planned, left, len(packed), str(materials.device))
+        watch = Watch(console, quiet=manner.silent, names=names_of(planned))
+        options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state}
+        play_fleets(packed, materials, watch, stopping, **options)
+    end(planned, manner, stopping)
+
+
+def play_fleets(
+    packed: "Sequence[Sequence[Planned]]",
+    materials: "Materials",
+    watch: "Watch",
+    stopping: "Stopping",
+    **options: Any,
+) -> None:
+    """Play fleets one after the other, with a bar for each, until all are done or somebody stops it.
+
+    Options are those of `play_fleet`.
+    """
+    from fedgma.experiments.play import play_fleet
+
+    with watch.bars:
+        for place, members in enumerate(packed):
+            watch.begin(members, "training" if len(packed) == 1 else f"fleet {place + 1} of {len(packed)}")
+            for played in play_fleet(members, materials, stop=stopping, **options):
+                watch.see(played)
+            if stopping():
+                break
+
+
+def leave_if_stopped(stopping: "Stopping", out: Path) -> None:
+    """End the process with the signal's code, and say that the same command goes on."""
+    if stopping.code is not None:
+        typer.echo(f"fedgma: stopped; what was played is in {out}, the same command goes on from there", err=True)
+        raise typer.Exit(stopping.code)
+
+
+def end(planned: "Sequence[Planned]", manner: Manner, stopping: "Stopping") -> None:
+    """Say what came out, or that it was stopped."""
+    from fedgma.experiments.play import conclude
+
+    leave_if_stopped(stopping, manner.out)
+    outcome = conclude(planned)
+    if manner.as_json:
+        typer.echo(json.dumps(as_object(outcome, manner.out)))
+    else:
+        print_outcome(manner.console, outcome, manner.out)
+
+
+def names_of(planned: "Sequence[Planned]") -> dict[str, str]:
+    """What to call the arm of each run, by fingerprint."""
+    from fedgma.experiments.play import as_run
+    from fedgma.summaries import grouped
+
+    return {run.folder.name: row.name for row in grouped([as_run(run) for run in planned]) for run in row.runs}
+
+
+def say_plan(
+    console: "Console", planned: "Sequence[Planned]", left: "Sequence[Planned]", fleets: int, where: str
+) -> None:
+    """One line on what will happen."""
+    done = len(planned) - len(left)
+    if not left:
+        console.print(f"all {len(planned)} runs were done before")
+        return
+    before = f", {done} done before" if done else ""
+    packed = "one fleet" if fleets == 1 else f"{fleets} fleets"
+    console.print(f"{len(left)} runs in {packed} on {where}{before}")
+
+
+def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
+    """The table of arms, the verdicts, and where to look further."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("test accuracy, %", "best", "last 10 rounds", "final", "seeds", box=None, header_style="bold")
+    for arm in outcome.arms:
+        cells = [f"{score.mean:.2f} ± {score.deviation or 0:.2f}" for score in arm.scores.values()]
+        table.add_row(Text(arm.name), *cells, str(len(arm.runs)))
+    console.print(table)
+    for comparison in outcome.comparisons:
+        several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
+        for cell in comparison.cells:
+            where = f"{cell.where}: " if cell.where else ""
+            console.print(Text.assemble(where, (cell.verdict.text, "bold"), " (last 10 rounds)"), soft_wrap=True)
+        if len(comparison.cells) > 1:
+            against = f"{comparison.names[0]} against {comparison.names[1]}: " if several else ""
+            console.print(f"{against}{comparison.text}", soft_wrap=True)
+        if more := [name for name in comparison.differ if name != "aggregator"]:
+            console.print(f"{' and '.join(comparison.names)} differ in {', '.join(more)} too", soft_wrap=True)
+    folders = f"{len(outcome.runs)} run folders in {out}"
+    console.print(f"{folders}; look further with: fedgma report {out}", soft_wrap=True)
+
+
+def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
+    """The outcome for programs."""
+    from fedgma.comparisons import against_baseline
+    from fedgma.summaries import Summary
+
+    by_metric = {name: against_baseline(_scored(outcome), metric=name) for name in Summary._fields}
+    verdicts = [
+        {"where": cell.where, "first": comparison.names[0], "second": comparison.names[1]}
+        | {name: _plain(by_metric[name][which].cells[place].verdict) for name in by_metric}
+        for which, comparison in enumerate(outcome.comparisons)
+        for place, cell in enumerate(comparison.cells)
+    ]
+    runs = [{**run.head, "summary": _summary(run)} for run in outcome.runs]
+    return {"out": str(out), "runs": runs, "verdicts": verdicts}
+
+
+def _scored(outcome: "Outcome") -> "list[Run]":
+    return [run for run in outcome.runs if _summary(run) is not None]
+
+
+def _summary(run: "Run") -> dict[str, float] | None:
+    from fedgma.runs import curve
+    from fedgma.summaries import summarise
+
+    accuracies = curve(run, "test", "accuracy")
+    return summarise(accuracies)._asdict() if accuracies else None
+
+
+def _plain(verdict: "Verdict") -> dict[str, Any]:
+    infinite = (float("inf"), float("-inf"))
+    return {name: None if value in infinite else value for name, value in verdict._asdict().items()}
