@@ -27,12 +27,13 @@ ROOMS = [
         "optimizers",
         "packing",
         "server",
+        "secure",
     ],
     ["datasets", "shifts", "partitions", "splits", "skew"],
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
     ["specs", "fleet", "verdicts"],
     ["experiments", "doctor"],
-    ["plots", "reports", "flower", "cli"],
+    ["plots", "reports", "flower", "secagg", "nvflare", "pfl", "cli"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 
