@@ -7,7 +7,8 @@ Clients are added one at a time to the tally of their edge; a full edge's tally 
 bytes, is read back and merged; regions travel to the root in the same way. Every client has an update of its own: a
 slice of one long row of random numbers, at its own offset. Before the round a small one is played both as a tree and as
 one long line and their bits are compared; after it a sample of entries is compared with exact sums over all clients
-(integer votes, `math.fsum`). Regions are played by `--processes` processes. Figures of a run are in docs/scale.md.
+(integer votes, `math.fsum`). Regions are played by `--processes` processes; rates are of processor time, so that other
+jobs on the machine do not count. Figures of a run are in docs/scale.md.
 """
 
 import argparse
@@ -37,6 +38,7 @@ LENET = {
 }
 MODELS = {"lenet": LENET, "resnet18": resnet18_shapes(), "small": {"w": (1000,)}}
 TAU = 0.4
+WORK = ("adding", "to bytes", "from bytes", "merging")
 
 
 class Clients:
@@ -71,13 +73,13 @@ def edge(clients, numbers):
 
 
 def region(clients, leaves):
-    """Play a region: its edges one after the other; its tally, and seconds spent adding, travelling and merging."""
-    tally, spent = fedgma.Tally(), dict.fromkeys(("adding", "to bytes", "from bytes", "merging"), 0.0)
+    """Play a region: its edges one after the other; its tally, and processor seconds by what they went into."""
+    tally, spent = fedgma.Tally(), dict.fromkeys(WORK, 0.0)
 
     def clocked(what, work, *arguments):
-        begun = time.perf_counter()
+        begun = time.process_time()
         result = work(*arguments)
-        spent[what] += time.perf_counter() - begun
+        spent[what] += time.process_time() - begun
         return result
 
     for numbers in leaves:
@@ -88,7 +90,7 @@ def region(clients, leaves):
     return tally, spent, len(sent)
 
 
-STATE = {}
+STATE = {}  # of a worker process
 
 
 def start(model):
@@ -140,8 +142,7 @@ def main(model, count, leaves, regions, processes):
     start(model)
     clients = STATE["clients"]
     check_small(model, min(count, 2000))
-    begun = time.perf_counter()
-    root, spent, peaks = fedgma.Tally(), dict.fromkeys(("adding", "to bytes", "from bytes", "merging"), 0.0), []
+    root, spent, peaks, wire = fedgma.Tally(), dict.fromkeys(WORK, 0.0), [], 0
     with multiprocessing.get_context("spawn").Pool(processes, start, (model,)) as pool:
         pool.map(len, [[]] * processes)  # start-up is not part of the round
         begun = time.perf_counter()
@@ -149,7 +150,6 @@ def main(model, count, leaves, regions, processes):
             root.merge(fedgma.from_bytes(data))
             spent = {what: spent[what] + seconds[what] for what in spent}
             peaks.append(peak)
-            leaf_bytes = wire
             print(f"{root.clients:,} clients after {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         merged = fedgma.finish(root, TAU)
         wall = time.perf_counter() - begun
@@ -160,10 +160,10 @@ def main(model, count, leaves, regions, processes):
     print("| --- | --- |")
     print(f"| the round, wall, {processes} processes | {wall:.1f} s |")
     each, rate = spent["adding"] / count * 1e6, count / spent["adding"]
-    print(f"| adding a client to a leaf, one core | {each:.0f} us, {rate:,.0f}/s |")
-    for what in ("to bytes", "from bytes", "merging"):
-        print(f"| a leaf: {what}, one core | {spent[what] / leaves * 1e3:.2f} ms |")
-    print(f"| a leaf's tally on the wire | {leaf_bytes:,} bytes, {leaf_bytes / clients.size / 4:.2f} models |")
+    print(f"| adding a client to a leaf, processor time | {each:.0f} us, {rate:,.0f}/s |")
+    for what in WORK[1:]:
+        print(f"| a leaf: {what}, processor time | {spent[what] / leaves * 1e3:.2f} ms |")
+    print(f"| a leaf's tally on the wire | {wire:,} bytes, {wire / clients.size / 4:.2f} models |")
     print(f"| the root's tally on the wire | {len(fedgma.to_bytes(root)):,} bytes |")
     print(f"| peak memory: a region's process, the root's | {max(peaks):.0f} MB, {own:.0f} MB |")
     print(f"| of it the stand-in for the clients' updates, in each | {clients.row.nbytes / 1e6:.0f} MB |")

@@ -97,14 +97,13 @@ def test_what_cannot_be_is_refused_with_the_known_names():
         MaskedAggregator(aggregator="median")
 
 
-def recipe(aggregator, rounds, spoiled="nobody", kind=DataKind.WEIGHT_DIFF):
+def recipe(aggregator, rounds, kind=DataKind.WEIGHT_DIFF):
     return NumpyFedAvgRecipe(
         name="masked",
         model=[1.0, 1.0, 1.0],
-        min_clients=3,
+        min_clients=4,
         num_rounds=rounds,
         train_script=str(Path(__file__).with_name("nvflare_client.py")),
-        train_args=f"--spoiled {spoiled}",
         aggregator=aggregator,
         aggregator_data_kind=kind,
         params_transfer_type=TransferType.DIFF,
@@ -117,17 +116,13 @@ def test_a_recipe_that_would_send_whole_models_is_refused_before_it_runs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spoiled", ["nobody", "site-2"])
-def test_a_simulated_federation_gives_the_librarys_model(spoiled, tmp_path):
-    rounds = 2
-    run = recipe(MaskedAggregator(tau=0.7), rounds, spoiled).execute(
-        SimEnv(num_clients=3, num_threads=1, workspace_root=str(tmp_path))
-    )
+def test_a_simulated_federation_with_a_bad_client_gives_the_librarys_model(tmp_path):
+    rounds = 2  # one federation a process: NVFlare's simulator leaves things behind
+    environment = SimEnv(num_clients=4, num_threads=4, workspace_root=str(tmp_path))
+    run = recipe(MaskedAggregator(tau=0.7), rounds).execute(environment)
     found = np.load(next(Path(run.get_result()).rglob("server.npy")))
-    sites = [site for site in STEPS if site != spoiled]
     model = {"w": np.ones(3)}
     for _ in range(rounds):
-        models = [{"w": model["w"] + np.array(STEPS[site])} for site in sites]
-        counts = [COUNTS[site] for site in sites]
-        model = fedgma.server_round(model, models, counts, aggregator=fedgma.masked_mean(0.7)).params
+        models = [{"w": model["w"] + np.array(step)} for step in STEPS.values()]
+        model = fedgma.server_round(model, models, list(COUNTS.values()), aggregator=fedgma.masked_mean(0.7)).params
     np.testing.assert_array_equal(found, model["w"])
