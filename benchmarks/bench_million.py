@@ -142,14 +142,15 @@ def main(model, count, leaves, regions, processes):
     start(model)
     clients = STATE["clients"]
     check_small(model, min(count, 2000))
-    root, spent, peaks, wire = fedgma.Tally(), dict.fromkeys(WORK, 0.0), [], 0
+    root, spent, peaks, sizes = fedgma.Tally(), dict.fromkeys(WORK, 0.0), [], []
     with multiprocessing.get_context("spawn").Pool(processes, start, (model,)) as pool:
         pool.map(len, [[]] * processes)  # start-up is not part of the round
         begun = time.perf_counter()
-        for data, seconds, wire, peak in pool.imap_unordered(work, split(count, leaves, regions)):
+        for data, seconds, size, peak in pool.imap_unordered(work, split(count, leaves, regions)):
             root.merge(fedgma.from_bytes(data))
             spent = {what: spent[what] + seconds[what] for what in spent}
             peaks.append(peak)
+            sizes.append(size)
             print(f"{root.clients:,} clients after {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         merged = fedgma.finish(root, TAU)
         wall = time.perf_counter() - begun
@@ -163,7 +164,7 @@ def main(model, count, leaves, regions, processes):
     print(f"| adding a client to a leaf, processor time | {each:.0f} us, {rate:,.0f}/s |")
     for what in WORK[1:]:
         print(f"| a leaf: {what}, processor time | {spent[what] / leaves * 1e3:.2f} ms |")
-    print(f"| a leaf's tally on the wire | {wire:,} bytes, {wire / clients.size / 4:.2f} models |")
+    print(f"| a leaf's tally on the wire | {max(sizes):,} bytes, {max(sizes) / clients.size / 4:.2f} models |")
     print(f"| the root's tally on the wire | {len(fedgma.to_bytes(root)):,} bytes |")
     print(f"| peak memory: a region's process, the root's | {max(peaks):.0f} MB, {own:.0f} MB |")
     print(f"| of it the stand-in for the clients' updates, in each | {clients.row.nbytes / 1e6:.0f} MB |")
