@@ -4,8 +4,9 @@
 
 Each side aggregates the same replies (messages as Flower delivers them, 44.7 MB each) in a process of its own. Their
 models are compared first: fedgma's plain mean with Flower's, and fedgma's masked mean with the masked mean of a slice
-computed here. Seconds are medians; "held" is what the process holds with all replies in memory, before the round, and
-"beyond" is what the round takes on top at its peak. Figures of a run are in docs/scale.md.
+computed here. Seconds are medians, of wall and of processor time (all threads); "held" is what the process holds with
+all replies in memory, before the round, and "beyond" is what the round takes on top at its peak. Figures of a run are
+in docs/scale.md.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def child(side, count, repeats, out):
     start = record(model)
     del model, updates
     nodes = type("Nodes", (), {"get_node_ids": lambda self: list(range(1, count + 1))})()
-    seconds, beyond, arrays = [], 0.0, None
+    seconds, busy, beyond, arrays = [], [], 0.0, None
     aggregators = {"fedgma mean": fedgma.mean(), "fedgma masked mean": fedgma.masked_mean(0.4)}
     for _ in range(repeats + 1):
         strategy = FedAvg() if side == SIDES[0] else Masked(aggregator=aggregators[side])
@@ -87,12 +88,14 @@ def child(side, count, repeats, out):
             strategy.configure_train(1, start, ConfigRecord(), nodes)
         held = memory("VmRSS")
         peak_reset()
-        begun = time.perf_counter()
+        begun, worked = time.perf_counter(), time.process_time()
         arrays, _ = strategy.aggregate_train(1, replies)
         seconds.append(time.perf_counter() - begun)
+        busy.append(time.process_time() - worked)
         beyond = max(beyond, memory("VmHWM") - held)
     np.savez(out, **{name: array.numpy().reshape(-1)[:LOOKED_AT] for name, array in arrays.items()})
-    print(json.dumps({"seconds": statistics.median(seconds[1:]), "held": held, "beyond": beyond}))
+    middle = {"seconds": statistics.median(seconds[1:]), "busy": statistics.median(busy[1:])}
+    print(json.dumps({**middle, "held": held, "beyond": beyond}))
 
 
 def expected(count):
@@ -131,12 +134,14 @@ def measured(count, repeats):
 
 
 def main(counts, repeats):
-    print("| replies | way | seconds a round | held, MB | beyond, MB | beyond, models |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| replies | way | seconds a round | processor seconds | held, MB | beyond, MB | beyond, models |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for count in counts:
         for side, row in measured(count, repeats).items():
             models = row["beyond"] / (4 * 11.173962)
-            figures = f"{row['seconds']:.2f} | {row['held']:.0f} | {row['beyond']:.0f} | {models:.1f}"
+            figures = (
+                f"{row['seconds']:.2f} | {row['busy']:.2f} | {row['held']:.0f} | {row['beyond']:.0f} | {models:.1f}"
+            )
             print(f"| {count} | {side} | {figures} |", flush=True)
 
 
