@@ -14,7 +14,7 @@ jobs on the machine do not count. Figures of a run are in docs/scale.md.
 import argparse
 import math
 import multiprocessing
-import resource
+import pathlib
 import sys
 import time
 
@@ -83,11 +83,12 @@ def region(clients, leaves):
         return result
 
     for numbers in leaves:
-        leaf = clocked("adding", edge, clients, numbers)
-        sent = clocked("to bytes", fedgma.to_bytes, leaf)
-        arrived = clocked("from bytes", fedgma.from_bytes, sent)
+        sent = clocked("to bytes", fedgma.to_bytes, clocked("adding", edge, clients, numbers))
+        size, arrived = len(sent), clocked("from bytes", fedgma.from_bytes, sent)
+        del sent
         clocked("merging", tally.merge, arrived)
-    return tally, spent, len(sent)
+        del arrived
+    return tally, spent, size
 
 
 STATE = {}  # of a worker process
@@ -100,7 +101,13 @@ def start(model):
 
 def work(leaves):
     tally, spent, leaf_bytes = region(STATE["clients"], leaves)
-    return fedgma.to_bytes(tally), spent, leaf_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return fedgma.to_bytes(tally), spent, leaf_bytes, peak_memory()
+
+
+def peak_memory():
+    """MB; not `ru_maxrss`, which a process inherits from the one that started it."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))
 
 
 def split(count, leaves, regions):
@@ -141,7 +148,8 @@ def check_sample(merged, clients, count, entries=24):
 def main(model, count, leaves, regions, processes):
     start(model)
     clients = STATE["clients"]
-    check_small(model, min(count, 2000))
+    with multiprocessing.get_context("spawn").Pool(1, start, (model,)) as pool:
+        pool.apply(check_small, (model, min(count, 2000)))
     root, spent, peaks, sizes = fedgma.Tally(), dict.fromkeys(WORK, 0.0), [], []
     with multiprocessing.get_context("spawn").Pool(processes, start, (model,)) as pool:
         pool.map(len, [[]] * processes)  # start-up is not part of the round
@@ -153,10 +161,9 @@ def main(model, count, leaves, regions, processes):
             sizes.append(size)
             print(f"{root.clients:,} clients after {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         merged = fedgma.finish(root, TAU)
-        wall = time.perf_counter() - begun
+        wall, own = time.perf_counter() - begun, peak_memory()
     assert root.clients == count
     check_sample(merged, clients, count)
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(f"| {model}, {clients.size:,} parameters | {count:,} clients, {leaves:,} edges, {regions} regions |")
     print("| --- | --- |")
     print(f"| the round, wall, {processes} processes | {wall:.1f} s |")

@@ -34,6 +34,10 @@ WIRE = frozenset({"float64", "float32"}) | INTEGERS  # number types that a packe
 
 def pack(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
     """The tally as numpy arrays: a JSON header (bytes) and the sums, numbered in the header's order."""
+    return {key: np.array(array) for key, array in _views(tally).items()}
+
+
+def _views(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
     schema = tally.schema or {}
     kinds = tally._kinds(schema)
     header = {
@@ -83,9 +87,12 @@ def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], *, gate: Gate | None = No
 
 def to_bytes(tally: Tally) -> bytes:
     """The tally as bytes with a checksum, the same on every machine."""
-    arrays = {key: array.astype(array.dtype.newbyteorder("<"), copy=False) for key, array in pack(tally).items()}
+    arrays = {key: array.astype(array.dtype.newbyteorder("<"), copy=False) for key, array in _views(tally).items()}
     table = json.dumps([[key, array.dtype.name, array.size] for key, array in arrays.items()]).encode()
-    parts = [MAGIC, len(table).to_bytes(8, "little"), table, *(array.tobytes() for array in arrays.values())]
+    contents: list[Any] = [
+        array.reshape(-1).view(np.uint8).data for array in arrays.values()
+    ]  # copied once, at the end
+    parts = [MAGIC, len(table).to_bytes(8, "little"), table, *contents]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -137,7 +144,7 @@ def _arrays(table: list[tuple[str, str, int]], content: memoryview) -> dict[str,
 
 
 def _host(array: Array) -> np.ndarray[Any, Any]:
-    return np.array(array.cpu().numpy() if is_torch(array) else array)
+    return np.asarray(array.cpu().numpy() if is_torch(array) else array)
 
 
 def _read_header(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
