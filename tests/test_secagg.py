@@ -1,6 +1,10 @@
 """Masked averaging through Flower's own SecAgg+: its shares, masks and quantisation, driven in one process."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,3 +170,21 @@ def test_an_aggregator_that_looks_at_single_updates_is_refused():
     for aggregator in (fedgma.median(), fedgma.clipped(fedgma.mean(), 1.0)):
         with pytest.raises(fedgma.ConfigError, match="single updates"):
             SecureMasked(ENCODING, aggregator=aggregator)
+
+
+@pytest.mark.slow
+def test_the_example_runs_in_flowers_simulation_and_agrees_with_the_clear(tmp_path):
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'flwr[simulation]'")
+    example = Path(__file__).parents[1] / "examples" / "secure_flower.py"
+    source = str(Path(fedgma.__file__).parents[1])
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        env={**os.environ, **quiet, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "secure and clear models differ by at most" in done.stdout
