@@ -34,7 +34,7 @@ class MaskedAggregator(ModelAggregator):
     Clients must send differences (`ParamsType.DIFF`), which the recipe's `TransferType.DIFF` does for them; weights are
     their `NUM_STEPS_CURRENT_ROUND`, or 1. `settings` go to the aggregator and `server` to the optimiser by name:
     `MaskedAggregator(optimizer="yogi", server={"learning_rate": 0.01})`. A round without a valid update, or whose step
-    would not be finite, leaves the model as it is. What an update must look like is set by the first valid one of a job.
+    would not be finite, leaves the model as it is. The first valid update of a job says what updates look like.
     """
 
     expected_data_kind = DataKind.WEIGHT_DIFF  # the recipe compares this with its own setting
