@@ -1,5 +1,6 @@
 """Masked averaging on NVFlare: the aggregator by hand, and in a simulated federation of NVFlare's own."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,23 @@ def recipe(aggregator, rounds, kind=DataKind.WEIGHT_DIFF):
 def test_a_recipe_that_would_send_whole_models_is_refused_before_it_runs():
     with pytest.raises(ValueError, match="WEIGHT_DIFF"):
         recipe(MaskedAggregator(), 1, kind=DataKind.WEIGHTS)
+
+
+def test_settings_survive_the_jobs_configuration(tmp_path):
+    made = MaskedAggregator(tau=0.7, optimizer="yogi", server={"learning_rate": 0.01}, buffers=["b"])
+    recipe(made, 1).export(str(tmp_path))
+    files = [json.loads(path.read_text()) for path in tmp_path.rglob("config_fed_server.json")]
+    arguments = {"tau": 0.7, "optimizer": "yogi", "server": {"learning_rate": 0.01}, "buffers": ["b"]}
+    assert {"path": "fedgma.nvflare.MaskedAggregator", "args": arguments} in list(dicts(files))
+
+
+def dicts(value):
+    """Every dict in a nest of dicts and lists."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for one in value if isinstance(value, list) else []:
+        yield from dicts(one)
 
 
 @pytest.mark.slow

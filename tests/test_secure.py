@@ -126,6 +126,8 @@ def test_a_total_that_no_clients_could_give_is_refused(spoil):
     total = sum(encode({"w": np.ones(2)}, 10, Encoding()) for _ in range(2))
     with pytest.raises(fedgma.DataError):
         decode(spoil(total), {"w": np.ones(2)}, Encoding())
+    with pytest.raises(fedgma.DataError, match="like: an update is a mapping"):
+        decode(total, [], Encoding())
 
 
 @pytest.mark.parametrize("wrong", [{"bits": 1}, {"bits": 31}, {"clip": 0.0}, {"max_weight": 0}, {"max_weight": 2**22}])

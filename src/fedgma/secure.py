@@ -126,7 +126,10 @@ def decode(total: Array, like: Params, encoding: Encoding, *, buffers: Collectio
     >>> tally.clients, tally.weight, tally.votes["w"].tolist(), error
     (3, 12.0, [3, 1], 0.0625)
     """
-    carried = _carried(read_schema(like))
+    try:
+        carried = _carried(read_schema(like))
+    except Refused as refused:
+        raise DataError(f"like: {refused.detail}") from None
     total = _whole(total)
     voters = _voters(carried, buffers)
     sizes = {name: math.prod(entry.shape) for name, entry in carried.items()}
