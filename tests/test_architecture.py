@@ -27,12 +27,13 @@ ROOMS = [
         "optimizers",
         "packing",
         "server",
+        "secure",
     ],
     ["datasets", "shifts", "partitions", "splits", "skew"],
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
     ["specs", "fleet", "verdicts", "runs", "summaries", "comparisons"],
     ["experiments", "doctor"],
-    ["plots", "reports", "analyses", "paper", "flower", "cli", "__main__"],
+    ["plots", "reports", "analyses", "paper", "flower", "secagg", "nvflare", "pfl", "cli", "__main__"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 

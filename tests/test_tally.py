@@ -1,5 +1,6 @@
 """The tally: its wire form, its memory, its merges, and the compiled loops behind it."""
 
+import hashlib
 import tracemalloc
 
 import numpy as np
@@ -93,6 +94,68 @@ def test_a_missing_array_is_refused(key):
     del packed[key]
     with pytest.raises(fedgma.DataError):
         fedgma.unpack(packed)
+
+
+@given(stacks())
+def test_bytes_of_a_tally_are_the_tally(stack):
+    updates, weights = stack
+    tally = counted(rows(updates), weights)
+    sent = fedgma.to_bytes(tally)
+    again = fedgma.from_bytes(bytearray(sent))
+    assert same_bits(fedgma.pack(tally), fedgma.pack(again))
+    assert fedgma.to_bytes(again) == sent
+
+
+def test_tallies_merge_across_a_wire_as_they_do_at_home():
+    one, other = counted([BATCHNORM], [10]), counted([BATCHNORM, BATCHNORM], [30, 5])
+    other.add({"w": "rubbish"}, 1, client="eve")
+    far = fedgma.from_bytes(fedgma.to_bytes(one))
+    far.merge(fedgma.from_bytes(memoryview(fedgma.to_bytes(other))))
+    one.merge(other)
+    assert same_bits(fedgma.pack(one), fedgma.pack(far))
+    assert fedgma.from_bytes(fedgma.to_bytes(fedgma.Tally())).clients == 0
+
+
+@given(st.data())
+def test_damaged_bytes_are_refused(data):
+    sent = fedgma.to_bytes(counted([BATCHNORM, BATCHNORM], [10, 30]))
+    place = data.draw(st.integers(0, len(sent) - 1))
+    flipped = bytearray(sent)
+    flipped[place] ^= data.draw(st.integers(1, 255))
+    for damaged in (bytes(flipped), sent[:place], sent + sent[: place + 1], sent[place + 1 :]):
+        with pytest.raises(fedgma.DataError):
+            fedgma.from_bytes(damaged)
+
+
+def resealed(sent, old, new):
+    """The same bytes with something else inside and a checksum that fits, as somebody who means harm would send."""
+    body = sent[:-32].replace(old, new)
+    start = len("fedgma tally 1\n")
+    length = int.from_bytes(sent[start : start + 8], "little") + (len(new) - len(old) if old in sent[:300] else 0)
+    body = body[:start] + length.to_bytes(8, "little") + body[start + 8 :]
+    return body + hashlib.sha256(body).digest()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"float64"', b'"object "'),
+        (b'["total.0", "float64", 2]', b'["total.0", "float64", 9]'),
+        (b'["total.0", "float64", 2]', b'["total.0", "float64", -2]'),
+        (b'["total.0", "float64", 2]', b"[[[[]]]]                 "),
+        (b'["total.0", "float64", 2]', b"[" * 25),
+        (b'["total.0", "float64", 2]', b'["total.0", "float64", 1]'),
+        (b'"clients": 2', b'"clients": 9' + b"9" * 40),
+        (b'"weight": [40.0, 0.0]', b'"weight": [1' + b"0" * 400 + b", 0.0]"),
+        (b'"clients": 2', b'"clients": -1'),
+    ],
+)
+def test_bytes_with_a_right_checksum_that_no_tally_could_give_are_refused(old, new):
+    sent = fedgma.to_bytes(counted([BATCHNORM, BATCHNORM], [10, 30]))
+    assert old in sent
+    assert fedgma.from_bytes(resealed(sent, old, old)).clients == 2
+    with pytest.raises(fedgma.DataError):
+        fedgma.from_bytes(resealed(sent, old, new))
 
 
 def test_merging_leaves_the_other_tally_alone():

@@ -29,7 +29,7 @@ from fedgma.aggregators import (
 from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError, IntegrityError, NotEnoughClients
 from fedgma.gate import Gate, Refusal
 from fedgma.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, momentum, sgd, yogi
-from fedgma.packing import pack, unpack
+from fedgma.packing import from_bytes, pack, to_bytes, unpack
 from fedgma.server import ServerRound, server_round
 from fedgma.tally import Tally
 
@@ -58,6 +58,7 @@ __all__ = [
     "clipped",
     "damped_mean",
     "finish",
+    "from_bytes",
     "masked_mean",
     "mean",
     "median",
@@ -69,6 +70,7 @@ __all__ = [
     "server_round",
     "sgd",
     "shuffled_mask",
+    "to_bytes",
     "trimmed_mean",
     "unpack",
     "yogi",

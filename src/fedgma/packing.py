@@ -1,9 +1,16 @@
-"""A tally as plain arrays and back, to cross a process or a wire: for `numpy.savez`, safetensors or any transport.
+"""A tally as plain arrays, or as bytes with a checksum, and back: to cross a process, a file or a wire.
+
+`pack` and `unpack` are for transports that carry arrays (`numpy.savez`, safetensors, ...), `to_bytes` and `from_bytes`
+for those that carry bytes:
+
+    "fedgma tally 1\\n" | length of the table, 8 bytes | table, JSON: [key, number type, length] of each array |
+    the arrays' bytes in the table's order | SHA-256 of all that; numbers are little-endian
 
 What comes from a wire is checked before it counts: nothing is executed, and a tally that could not have come from
-adding clients is refused with a sentence.
+adding clients is refused with a sentence. The checksum finds damage; it does not say who sent the bytes.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -12,18 +19,25 @@ from typing import Any
 import numpy as np
 
 from fedgma.arrays import FLOATS, INTEGERS, Array, Home, Spec, is_torch
-from fedgma.errors import DataError
+from fedgma.errors import DataError, IntegrityError
 from fedgma.gate import Gate, Refusal
 from fedgma.kernels.plain import Sums
-from fedgma.masks import vote_type
+from fedgma.masks import VOTE_LIMITS, vote_type
 from fedgma.tally import Tally
 
 VERSION = 1
 PARTS = ("total", "rest", "votes")
+MAGIC = b"fedgma tally 1\n"
+CHECKSUM = hashlib.sha256().digest_size
+WIRE = frozenset({"float64", "float32"}) | INTEGERS  # number types that a packed tally can hold
 
 
 def pack(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
     """The tally as numpy arrays: a JSON header (bytes) and the sums, numbered in the header's order."""
+    return {key: np.array(array) for key, array in _views(tally).items()}
+
+
+def _views(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
     schema = tally.schema or {}
     kinds = tally._kinds(schema)
     header = {
@@ -71,8 +85,66 @@ def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], *, gate: Gate | None = No
     return tally
 
 
+def to_bytes(tally: Tally) -> bytes:
+    """The tally as bytes with a checksum, the same on every machine."""
+    arrays = {key: array.astype(array.dtype.newbyteorder("<"), copy=False) for key, array in _views(tally).items()}
+    table = json.dumps([[key, array.dtype.name, array.size] for key, array in arrays.items()]).encode()
+    contents: list[Any] = [
+        array.reshape(-1).view(np.uint8).data for array in arrays.values()
+    ]  # copied once, at the end
+    parts = [MAGIC, len(table).to_bytes(8, "little"), table, *contents]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join([*parts, digest.digest()])
+
+
+def from_bytes(data: bytes | bytearray | memoryview, *, gate: Gate | None = None) -> Tally:
+    """The tally whose bytes these are; `IntegrityError` where they are damaged, `DataError` where they are no tally.
+
+    >>> tally = Tally()
+    >>> tally.add({"w": np.array([1.0, -1.0])}, weight=10)
+    >>> from_bytes(to_bytes(tally)).votes["w"].tolist()
+    [1, -1]
+    """
+    view = memoryview(data).cast("B")
+    if bytes(view[: len(MAGIC)]) != MAGIC:
+        raise DataError(f"these bytes are not a tally: they must begin with {MAGIC!r}, got {bytes(view[:15])!r}")
+    body, checksum = view[:-CHECKSUM], view[-CHECKSUM:]
+    if len(view) < len(MAGIC) + 8 + CHECKSUM or hashlib.sha256(body).digest() != checksum:
+        raise IntegrityError("the tally's checksum does not match its bytes: they were damaged or cut; send them again")
+    start = len(MAGIC) + 8
+    stop = start + int.from_bytes(body[len(MAGIC) : start], "little")
+    return unpack(_arrays(_read_table(bytes(body[start:stop])), body[stop:]), gate=gate)
+
+
+def _read_table(text: bytes) -> list[tuple[str, str, int]]:
+    try:
+        table = [(key, dtype, size) for key, dtype, size in json.loads(text)]
+        for key, dtype, size in table:
+            if not isinstance(key, str) or dtype not in WIRE or type(size) is not int or size < 0:
+                raise ValueError("entry")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"these bytes are not a tally: the table cannot be read ({type(error).__name__})") from None
+    return table
+
+
+def _arrays(table: list[tuple[str, str, int]], content: memoryview) -> dict[str, np.ndarray[Any, Any]]:
+    arrays, start = {}, 0
+    for key, name, size in table:
+        dtype = np.dtype(name).newbyteorder("<")
+        stop = start + size * dtype.itemsize
+        if stop > len(content):
+            raise DataError(f"these bytes are not a tally: {key!r} ends after them")
+        arrays[key] = np.frombuffer(content[start:stop], dtype)
+        start = stop
+    if start != len(content):
+        raise DataError(f"these bytes are not a tally: {len(content) - start} of them belong to no array")
+    return arrays
+
+
 def _host(array: Array) -> np.ndarray[Any, Any]:
-    return np.array(array.cpu().numpy() if is_torch(array) else array)
+    return np.asarray(array.cpu().numpy() if is_torch(array) else array)
 
 
 def _read_header(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
@@ -81,7 +153,7 @@ def _read_header(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         version = header["version"]
         if version == VERSION:
             _check_header(header)
-    except (KeyError, TypeError, ValueError, UnicodeDecodeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
         raise DataError(f"not a packed tally: its header cannot be read ({type(error).__name__}: {error})") from None
     if version != VERSION:
         raise DataError(
@@ -92,7 +164,11 @@ def _read_header(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
 
 def _check_header(header: dict[str, Any]) -> None:
     clients, weight = header["clients"], header["weight"]
-    if type(clients) is not int or clients < 0 or header["library"] not in ("numpy", "torch"):
+    if (
+        type(clients) is not int
+        or not 0 <= clients < VOTE_LIMITS["int64"]
+        or header["library"] not in ("numpy", "torch")
+    ):
         raise ValueError("clients or library")
     if len(weight) != 2 or not all(isinstance(part, int | float) and math.isfinite(part) for part in weight):
         raise ValueError("weight")

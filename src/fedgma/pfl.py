@@ -1,0 +1,90 @@
+"""Masked averaging on pfl-research: a postprocessor, after the weighting.
+
+    from fedgma.pfl import Masked
+    SimulatedBackend(data, val, postprocessors=[WeightByDatapoints(), Masked(tau=0.4)])
+
+Each user's statistics travel with their signs and a count of one; pfl's own sum, over users and over processes, adds
+them up; on the server the mask is made of the votes and multiplies the update. pfl sums in float32, which counts votes
+exactly up to 16 million users; the mean has float32's rounding, the mask is fedgma's bit for bit.
+
+It must come after the weighting, or votes are weighted too. pfl's central optimiser gets the masked mean: with SGD that
+is the paper's algorithm; an adaptive one then sees masked gradients (`mask_position="before"` elsewhere in fedgma).
+Votes are not covered by pfl's privacy mechanisms: in front of this one they leave the votes without noise, behind it
+they clip votes and update together, to almost nothing. Do not combine them and speak of differential privacy.
+"""
+
+from typing import Any
+
+import numpy as np
+from pfl.context import CentralContext, UserContext
+from pfl.metrics import Metrics, StringMetricName
+from pfl.postprocessor.base import Postprocessor
+from pfl.stats import ElementWeightedMappedVectorStatistics, MappedVectorStatistics
+
+from fedgma.arrays import Array, all_finite, cast, is_torch, spec, zeros
+from fedgma.errors import ConfigError, DataError, NotEnoughClients
+from fedgma.masks import MASKS, signs
+
+VOTES, COUNTS = "fedgma votes/", "fedgma counts"  # entries of statistics on their way to the server
+
+
+class Masked(Postprocessor):
+    """Gradient masked averaging at `tau` as a pfl postprocessor; `mask` is "soft" (the paper's) or "hard" (AND-mask).
+
+    A user whose statistics hold a NaN or an infinity is left out of the mean and of the count; the round's metrics say
+    how many were, and how much of the update the mask let through.
+    """
+
+    def __init__(self, tau: float = 0.4, *, mask: str = "soft") -> None:
+        if mask not in MASKS:
+            raise ConfigError(f"unknown mask {mask!r}; known: {', '.join(sorted(MASKS))}")
+        self.rule = MASKS[mask](tau)
+
+    def postprocess_one_user(
+        self, *, stats: MappedVectorStatistics, user_context: UserContext
+    ) -> tuple[MappedVectorStatistics, Metrics]:
+        """Add a user's signs, and a count of one."""
+        _check(stats)
+        entries = dict(stats.items())
+        good = all(all_finite(array.reshape(-1)) for array in entries.values())
+        if not good:
+            stats.weight = 0
+        for name, array in entries.items():
+            kept = array if good else zeros(tuple(array.shape), spec(array).dtype, array)
+            stats[name], stats[VOTES + name] = kept, cast(signs(kept), "float32")
+        first = next(iter(entries.values()))
+        stats[COUNTS] = zeros(2, "float32", first)
+        stats[COUNTS][0 if good else 1] = 1
+        return stats, Metrics()
+
+    def postprocess_server(
+        self, *, stats: MappedVectorStatistics, central_context: CentralContext, aggregate_metrics: Metrics
+    ) -> tuple[MappedVectorStatistics, Metrics]:
+        """Multiply the summed update by the mask that the votes give; votes and counts go."""
+        if COUNTS not in stats:
+            raise DataError(
+                "no votes came with the statistics: Masked must be among the postprocessors of every worker"
+            )
+        counts, _ = stats.pop(COUNTS)
+        clients, refused = (round(float(count)) for count in counts)
+        if not clients:
+            raise NotEnoughClients(f"no valid update to average ({refused} refused); nothing was changed")
+        kept, entries = 0.0, 0
+        for name in [name for name in stats if not name.startswith(VOTES)]:
+            votes, _ = stats.pop(VOTES + name)
+            mask = self.rule(_integers(votes), clients, spec(stats[name]).dtype)
+            stats[name] = stats[name] * mask
+            kept, entries = kept + float(mask.sum()), entries + int(np.prod(mask.shape))
+        figures = {"clients": clients, "refused": refused, "mask mean": kept / max(entries, 1)}
+        return stats, Metrics([(StringMetricName(f"gma {name}"), value) for name, value in figures.items()])
+
+
+def _check(stats: Any) -> None:
+    named = isinstance(stats, MappedVectorStatistics) and len(stats) > 0
+    if not named or isinstance(stats, ElementWeightedMappedVectorStatistics):
+        kind = type(stats).__name__
+        raise DataError(f"masking needs statistics of named tensors with one weight a user, got {kind}")
+
+
+def _integers(votes: Array) -> Array:
+    return cast(votes.round() if is_torch(votes) else np.rint(votes), "int32")
