@@ -6,8 +6,8 @@ makes what is missing of the virtual environments in FOLDER (one for each engine
 build for CUDA), runs every engine, and prints one table for each workload. Run it with an interpreter that has fedgma's
 `sim` and `fast` extras. Accuracies are after the workload's few rounds and only show that all of them learn alike.
 
-15 November 2026, 2 cores of an AMD EPYC, W2: ours 0.0165 s a round; torch loop 7.2 times that, FedLab 7.3, pfl 7.6,
-fluke 8.0, FedJAX 12.8, Flower 19.0. All of it in docs/cpu_kernels.md.
+15 November 2026, 2 cores of an AMD EPYC, W2: ours 0.0166 s a round; torch loop 8.0 times that, pfl 6.0, FedLab 6.3,
+fluke 7.1, FedJAX 11.0, Flower 18.7. All of it in docs/cpu_kernels.md.
 """
 
 import argparse
