@@ -111,17 +111,13 @@ def compare(found: Schema, expected: Schema, cast: bool) -> None:
             raise Refused("dtype", f"{name!r} must be {want.dtype}, got {have.dtype}")
 
 
-def read_update(
-    update: Mapping[str, Any], expected: Schema, voters: Collection[str], max_norm: float
-) -> dict[str, Array]:
-    """The entries as flat native arrays in the expected order; raises `Refused` for values out of bounds."""
+def read_update(update: Mapping[str, Any], expected: Schema) -> dict[str, Array]:
+    """The entries as flat native arrays in the expected order; raises `Refused` where one is not finite."""
     arrays = {name: flat(native(update[name])) for name in expected}
     floats = [name for name, entry in expected.items() if entry.dtype in FLOATS]
     stranger = kernels.first_stranger([arrays[name] for name in floats])
     if stranger is not None:
         raise Refused("nonfinite", f"{floats[stranger]!r} holds a NaN or an infinity")
-    if max_norm < math.inf and (length := norm(arrays[name] for name in voters)) > max_norm:
-        raise Refused("norm", f"the norm must not be above {max_norm:g}, got {length:g}")
     return arrays
 
 

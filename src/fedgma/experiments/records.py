@@ -94,12 +94,13 @@ class RunFolder:
             os.fsync(self._lines.fileno())
             write_checkpoint(self.path / "checkpoints", round, state)
 
-    def finish(self, rounds: int, parameters: Mapping[str, np.ndarray]) -> None:
-        """Mark the run as done; its checkpoints are needed no longer."""
+    def finish(self, rounds: int, parameters: Mapping[str, np.ndarray], *, keep: bool = False) -> None:
+        """Mark the run as done; its checkpoints are needed no longer, unless they are to `keep`."""
         with written_to(self.path):
             os.fsync(self._lines.fileno())
             write_atomic(self.path / "done", dump({"rounds": rounds, "sha256": digest(parameters)}) + b"\n")
-            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+            if not keep:
+                shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
             sync_folder(self.path)
 
     def _check_head(self) -> None:
