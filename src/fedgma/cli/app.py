@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from fedgma.cli import data, report
+from fedgma.cli import data, flower, report
 from fedgma.cli.doctor import doctor
 from fedgma.cli.run import run
 from fedgma.cli.sweep import sweep
@@ -12,6 +12,7 @@ from fedgma.errors import FedgmaError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(data.app, name="data")
+app.add_typer(flower.app, name="flower")
 app.command()(run)
 app.command()(sweep)
 app.command()(report.report)
