@@ -204,6 +204,18 @@ def test_nodes_are_sampled_by_who_they_are_and_not_by_their_numbers():
     assert drawn == sorted(expected.tolist())  # the simulator's cohort
 
 
+def test_a_node_that_does_not_say_who_it_is_is_not_asked_to_train():
+    def answer(node, message):
+        if node == 2:
+            return Message(error=failure(node, "no query function").error, reply_to=message)
+        return identify(message, Context(1, node, {"partition-id": node}, RecordDict(), {}))
+
+    messages = Masked(identity="partition-id").configure_train(
+        1, record(START), MetricRecord(), Nodes((1, 2, 3), answer)
+    )
+    assert [message.metadata.dst_node_id for message in messages] == [1, 3]
+
+
 def test_without_an_identity_the_order_is_that_of_the_public_keys():
     def sampled(keys):
         grid = Nodes(keys, keys=keys)

@@ -16,6 +16,7 @@ from fedgma.seeds import generator
 from fedgma.server import difference
 
 PAUSE = 0.5  # seconds between looks for replies
+INTRODUCTION = 120.0  # seconds for nodes to say who they are; it starts a process on each of them
 IDENTITY = "identity"  # the record in which a node says who it is
 
 
@@ -58,17 +59,18 @@ class Roster:
         self._known: dict[int, tuple[bool, float, str]] = {}
 
     def ordered(self, grid: Grid) -> list[int]:
-        """All nodes that are connected, in order."""
+        """All nodes that are connected, in order; with `identity`, those that have said who they are."""
         keys = {int(node.node_id): bytes(node.public_key) for node in grid.get_nodes()}
         if self.identity is not None:
             self._ask_strangers(grid, [node for node in sorted(keys) if node not in self._known])
-            return sorted(keys, key=lambda node: (self._known.get(node, (True, 0.0, "")), keys[node], node))
+            known = [node for node in keys if node in self._known]  # the others may have more to say next time
+            return sorted(known, key=lambda node: (self._known[node], keys[node], node))
         return sorted(keys, key=lambda node: (keys[node], node))
 
     def _ask_strangers(self, grid: Grid, nodes: list[int]) -> None:
         content = RecordDict({IDENTITY: ConfigRecord({"key": str(self.identity)})})
         messages = [Message(content=content, message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
-        for reply in ask(grid, messages, 60.0) if messages else ():
+        for reply in ask(grid, messages, INTRODUCTION) if messages else ():
             node = int(reply.metadata.src_node_id)
             if reply.has_error():
                 log(WARNING, "node %s does not say its %r: %s", node, self.identity, reply.error.reason)

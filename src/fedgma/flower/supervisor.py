@@ -19,7 +19,7 @@ from fedgma.experiments.records import complete_lines, is_running
 from fedgma.flower.deployment import Deployment
 
 LOOK = 0.5  # seconds between looks at processes and files
-ASK = 10.0  # seconds between questions to the SuperLink, each of which starts a process
+ASK = 20.0  # seconds between questions to the SuperLink, each of which starts a process
 START = 60.0  # seconds for a SuperLink to answer
 TALK = 120.0  # seconds for one of Flower's commands
 GRACE = 10.0  # seconds for a process to end when it is asked to
@@ -43,6 +43,7 @@ class Supervisor:
         self.starts = 0  # of the run, the first one included
         self._run = ""
         self._asked = 0.0
+        self._registered = False
 
     def run(self) -> int:
         """Play the run to its end; the exit code, 0 where it came to its end."""
@@ -91,9 +92,10 @@ class Supervisor:
             if time.monotonic() > deadline or self.stopping():
                 return f"the SuperLink did not answer within {START:g} s"
             time.sleep(LOOK)
-        for key in self.deployment.public_keys():
+        for key in self.deployment.public_keys() if not self._registered else ():
             if not self._talk(self.deployment.register(key)).get("success"):
                 self.say(f"{key.name} was registered before")
+        self._registered = True  # the data base outlives the SuperLink
         return None
 
     def _start_node(self, number: int) -> None:
