@@ -180,3 +180,18 @@ def test_all_settings_of_the_app_travel_in_one_word(stage):
     word = command[command.index("--run-config") + 1]
     assert word == f'state="{stage.folder}" run.rounds=3 run.tau=0.2'
     assert command.count("--run-config") == 1
+
+
+def test_the_command_refuses_with_a_sentence_and_passes_exit_codes_on(stage, monkeypatch):
+    typer_testing = pytest.importorskip("typer.testing")
+    from fedgma.cli.app import app
+
+    def call(*words):
+        return typer_testing.CliRunner().invoke(app, ["flower", "up", str(stage.app), *words])
+
+    place = ["--state", str(stage.state), "--port", str(stage.port)]
+    assert isinstance(call(*place).exception, ConfigError)
+    (stage.state / "plan").write_text(json.dumps(["give up"]))
+    given_up = call(*place, "--insecure", "-c", "run.rounds=3")
+    assert given_up.exit_code == 4
+    assert "the run gave up: too few clients" in given_up.output
