@@ -8,4 +8,4 @@ if find_spec("triton") is None:
 if find_spec("numba") is None:
     collect_ignore.append("src/fedgma/kernels/cpu.py")
 if find_spec("flwr") is None:
-    collect_ignore.append("src/fedgma/flower.py")
+    collect_ignore.append("src/fedgma/flower")
