@@ -40,7 +40,7 @@ from fmnist_gma import server_app, task  # noqa: E402
 import fedgma  # noqa: E402
 from fedgma.experiments.checkpoints import digest  # noqa: E402
 from fedgma.fleet import export, play  # noqa: E402
-from fedgma.flower.deployment import Deployment  # noqa: E402
+from fedgma.flower.deployment import NAME, Deployment  # noqa: E402
 from fedgma.flower.supervisor import Supervisor  # noqa: E402
 
 TIMEOUT = 120.0  # seconds a round waits for replies
@@ -206,11 +206,8 @@ def faults(scene: Scene) -> bool:
         kinds = [kind for kind, where in FAULTS.items() if where.endswith(f"@{line['round']}")]
         counts = {name.removeprefix("gma-"): line["train"][name] for name in line["train"] if name.startswith("gma-")}
         shown = {name: counts[name] for name in ("clients", "refused", "failed", "late")}
-        print(f"  round {line['round']:2d} {kinds[0] if kinds else '-':7s} {shown}")
-    log = (deployment.state / "logs" / "superlink.log").read_text(errors="replace")
-    for line in log.splitlines():
-        if "left out" in line or "failed:" in line or "did not come" in line:
-            print("   ", line.split(":", 1)[-1].strip()[:150])
+        reasons = "; ".join(f"{one['reason']}: {one['detail']}" for one in line["refused"])
+        print(f"  round {line['round']:2d} {kinds[0] if kinds else '-':7s} {shown} {reasons}")
     print(
         f"  federation {found[:16]}, simulator without them {wanted[:16]}: {'same' if found == wanted else 'DIFFERENT'}"
     )
@@ -274,8 +271,6 @@ def observed(scene: Scene, supervisor: Supervisor, kind: str, strategy: str) -> 
     plan = replace(supervisor.deployment, run_config=(*words, f'signs="{scene.signs}"'))
     supervisor.deployment = plan
     shutil.rmtree(plan.folder, ignore_errors=True)
-    log = plan.state / "logs" / "superlink.log"
-    before = log.stat().st_size if log.exists() else 0
     trouble = supervisor._begin()
     assert trouble is None, trouble
     ended, killed = None, False
@@ -291,7 +286,8 @@ def observed(scene: Scene, supervisor: Supervisor, kind: str, strategy: str) -> 
             supervisor._start_superlink()
         time.sleep(3)
         ended = supervisor._ended()
-    said = log.read_bytes()[before:].decode(errors="replace").splitlines()
+    log = [plan.status("")[0], "log", supervisor._run, NAME, "--show"]
+    said = subprocess.run(log, env=plan.environment(), capture_output=True, text=True).stdout.splitlines()
     counted = [line.split("aggregate_train: ")[1] for line in said if "aggregate_train: Received" in line]
     errors = [line.strip() for line in said if "Error" in line or "Exception" in line][-1:]
     notes = plan.folder / "notes.jsonl"

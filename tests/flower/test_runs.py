@@ -159,9 +159,11 @@ def too_long(node, message, by=100.0):
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_an_update_that_is_much_longer_than_usual_costs_its_node(rounds):
+def test_an_update_that_is_much_longer_than_usual_costs_its_node(rounds, tmp_path):
     expected = play(rounds, answer=lambda node, message: None if node == 3 else trained(node, message))
-    result = play(rounds, answer=too_long)
+    result = play(rounds, tmp_path, answer=too_long)
+    (refused,) = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[-1])["refused"]
+    assert (refused["client"], refused["reason"]) == (3, "norm")
     assert_same(result, expected)
     assert result.train_metrics_clientapp[rounds]["gma-refused"] == 1
 

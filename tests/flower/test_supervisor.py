@@ -40,7 +40,7 @@ lines = run / "rounds.jsonl"
 count = len(lines.read_text().splitlines()) if lines.exists() else 0
 if step == "round":
     with lines.open("a") as stream:
-        stream.write(json.dumps({"round": count + 1}) + "\\n")
+        stream.write(json.dumps({"round": count + 1, "train": {"gma-late": 1}}) + "\\n")
 if step == "done":
     (run / "done").write_text(json.dumps({"rounds": count}))
 if step == "give up":

@@ -6,7 +6,7 @@ from, one process writes it at a time, and settings other than those it began wi
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ from fedgma.errors import FedgmaError
 from fedgma.experiments.checkpoints import write_atomic
 from fedgma.experiments.records import RunFolder, dump, is_running, read_lines
 from fedgma.flower.server import MaskedServer, unpack_state
+from fedgma.gate import Refusal
 
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
 FAILED = "failed"  # the file that says why a server app gave up
@@ -78,12 +79,19 @@ class SavedRun:
                     history[line["round"]] = MetricRecord({key: _number(value) for key, value in line[name].items()})
         return found.round, params, result
 
-    def save(self, round: int, state: Mapping[str, np.ndarray], metrics: Mapping[str, MetricRecord | None]) -> None:
+    def save(
+        self,
+        round: int,
+        state: Mapping[str, np.ndarray],
+        metrics: Mapping[str, MetricRecord | None],
+        refused: Iterable[Refusal] = (),
+    ) -> None:
         """Publish a round: nothing up to here can be lost any more."""
         if self._folder is not None:
             (self._folder.path / "done").unlink(missing_ok=True)  # a finished run that is given more rounds
             plain = {name: None if record is None else dict(record) for name, record in metrics.items()}
-            self._folder.append({"round": round, **plain})
+            left_out = [refusal._asdict() for refusal in refused]
+            self._folder.append({"round": round, **plain, "refused": left_out})
             self._folder.checkpoint(round, state)
 
     def finish(self, rounds: int, params: Mapping[str, np.ndarray]) -> None:

@@ -30,7 +30,7 @@ from fedgma.errors import FedgmaError
 from fedgma.flower.folders import SavedRun
 from fedgma.flower.messages import Roster, ask, is_weighted, read_reply, sample, without_arrays
 from fedgma.flower.server import MaskedServer, Reply, pack_state
-from fedgma.gate import Gate
+from fedgma.gate import Gate, Refusal
 from fedgma.optimizers import ServerOptimizer, sgd
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -69,6 +69,7 @@ class Masked(FedAvg):
         self._sent: dict[str, Array] = {}  # the global model of the round that is on its way
         self._asked: tuple[int, ...] = ()
         self._error: FedgmaError | None = None  # why the latest round left the model as it was
+        self._refused: tuple[Refusal, ...] = ()  # in the latest round
 
     def summary(self) -> None:
         """Log what is aggregated how."""
@@ -103,14 +104,14 @@ class Masked(FedAvg):
         step = self.server.step(self._sent, self._updates(replies, contents, failed), self._asked)
         for refusal in step.refused:
             log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)
-        self._error = step.error
+        self._error, self._refused = step.error, step.refused
         if step.params is None:
             log(WARNING, "aggregate_train: round %s leaves the model as it is: %s", server_round, step.error)
             return None, None
         bad = {refusal.client for refusal in step.refused if refusal.reason != "duplicate"}
         good = [content for node, content in contents.items() if node not in bad]
         metrics = self._combined(self.train_metrics_aggr_fn, good)
-        late = len(set(self._asked) - set(contents) - set(failed))
+        late = max(0, len(self._asked) - len(contents) - len(failed))  # an error reply does not tell whose it is
         metrics.update({**step.statistics, "gma-failed": len(failed), "gma-late": late})
         return record_of(step.params), metrics
 
@@ -163,7 +164,7 @@ class Masked(FedAvg):
                 _keep(result.evaluate_metrics_clientapp, server_round, evaluated)
                 _keep(result.evaluate_metrics_serverapp, server_round, scored)
                 metrics = {"train": trained, "evaluate": evaluated, "server": scored}
-                saved.save(server_round, pack_state(self.server, _plain(arrays)), metrics)
+                saved.save(server_round, pack_state(self.server, _plain(arrays)), metrics, self._refused)
                 log(INFO, "round %d took %.1f s: %s", server_round, time.monotonic() - began, dict(trained or {}))
             saved.finish(num_rounds, _plain(arrays))
         result.arrays = arrays

@@ -111,7 +111,7 @@ class Supervisor:
                 return None
             if self._rounds() != rounds:
                 rounds = self._rounds()
-                self.say(f"round {rounds} is saved")
+                self.say(f"round {rounds} is saved{self._losses()}")
             if not self._is_alive("superlink"):
                 return f"the SuperLink died (exit code {self.processes['superlink'].returncode})"
             for number in range(self.deployment.nodes):
@@ -145,6 +145,15 @@ class Supervisor:
 
     def _rounds(self) -> int:
         return len(complete_lines(self.deployment.folder / "rounds.jsonl"))
+
+    def _losses(self) -> str:
+        """What the latest round was played without."""
+        line = json.loads(complete_lines(self.deployment.folder / "rounds.jsonl")[-1])
+        lost = [f"node {one['client']} refused ({one['reason']})" for one in line.get("refused", [])]
+        for name in ("failed", "late"):
+            if (count := (line.get("train") or {}).get(f"gma-{name}")) is not None and count > 0:
+                lost.append(f"{count} {name}")
+        return f" without: {', '.join(lost)}" if lost else ""
 
     def _marks(self) -> Marks:
         """The ends marked in the run's folder; each is written as a new file, so that it is told from an old one."""
