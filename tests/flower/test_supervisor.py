@@ -40,7 +40,7 @@ lines = run / "rounds.jsonl"
 count = len(lines.read_text().splitlines()) if lines.exists() else 0
 if step == "round":
     with lines.open("a") as stream:
-        stream.write(json.dumps({"round": count + 1, "train": {"gma-late": 1}}) + "\\n")
+        stream.write(json.dumps({"round": count + 1}) + "\\n")
 if step == "done":
     (run / "done").write_text(json.dumps({"rounds": count}))
 if step == "give up":
@@ -93,6 +93,13 @@ def test_a_server_app_that_ended_is_submitted_again(stage):
     assert code == 0
     assert one.starts == 3
     assert "the server app ended (finished:failed); starting again after round 2" in said
+
+
+def test_a_round_is_reported_with_what_it_was_played_without(stage):
+    stage.folder.mkdir()
+    line = {"round": 1, "train": {"gma-failed": 0, "gma-late": 2}, "refused": [{"client": 9, "reason": "nonfinite"}]}
+    (stage.folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+    assert Supervisor(stage)._losses() == " without: node 9 refused (nonfinite), 2 late"
 
 
 def test_an_older_mark_is_not_taken_for_the_end(stage):
