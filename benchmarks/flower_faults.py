@@ -123,14 +123,10 @@ def simulated(scene: Scene, left_out: dict[int, int]) -> str:
         counted = [client for client in range(scene.nodes) if left_out.get(round) != client]
         begun = {name: task.torch.from_numpy(value.copy()) for name, value in params.items()}
         local = [task.train(words, begun, round=round, client=client) for client in counted]
-        models = [{name: value.numpy() for name, value in one.model.items()} for one in map(copied, local)]
+        models = [{name: value.numpy() for name, value in one.model.items()} for one in local]
         pieces = {"aggregator": strategy.aggregator, "optimizer": strategy.optimizer, "state": state}
         params, state, _ = fedgma.server_round(params, models, [one.samples for one in local], **pieces)
     return digest(params)
-
-
-def copied(local: task.Local) -> task.Local:
-    return local._replace(model={name: value.clone() for name, value in local.model.items()})
 
 
 def supervised(deployment: Deployment, watch: Any = None) -> tuple[int, Supervisor, str, float]:

@@ -17,6 +17,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.fleet import Fleet, assemble, lay_cohort, start
 from fedgma.specs import RunSpec
 from fedgma.trainers import loop
+from fedgma.trainers.cohorts import unflatten
 
 PREFIX = "run."
 
@@ -51,7 +52,10 @@ def fleet_of(words: tuple[str, ...]) -> Fleet:
 
 def initial_model(words: tuple[str, ...]) -> dict[str, Tensor]:
     """The global model before the first round."""
-    return fleet_of(words).model.state_dict()
+    fleet = fleet_of(words)
+    first = start(fleet)
+    named = {**unflatten(first.params, fleet.shapes), **first.buffers}  # one run's row of each
+    return {name: value[0].clone() for name, value in named.items()}
 
 
 def train(words: tuple[str, ...], model: dict[str, Tensor], *, round: int, client: int) -> Local:
@@ -62,4 +66,5 @@ def train(words: tuple[str, ...], model: dict[str, Tensor], *, round: int, clien
     fleet.model.load_state_dict(model)
     begun = {name: value.detach().clone() for name, value in fleet.model.named_parameters()}
     *_, loss, _ = loop.train_client(fleet.model, cohort, 0, fleet.pools[0], begun)
-    return Local(fleet.model.state_dict(), int(samples[0]), float(loss))
+    trained = {name: value.detach().clone() for name, value in fleet.model.state_dict().items()}
+    return Local(trained, int(samples[0]), float(loss))
