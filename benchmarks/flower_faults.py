@@ -17,6 +17,7 @@ Needs fedgma[flower,sim], openssl and ssh-keygen. Everything runs on 127.0.0.1 i
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -158,10 +159,9 @@ def knocked(command: list[str], folder: Path, environment: dict[str, str]) -> st
         except subprocess.TimeoutExpired:
             node.kill()
             code = "none after 120 s"
-    said = (folder / "log").read_text(errors="replace").splitlines()
-    return (
-        f"exit code {code}; {' '.join(line.strip() for line in said if 'ERROR' in line or 'Exit Code' in line)[:200]}"
-    )
+    said = re.sub(r"\x1b\[[0-9;]*m", "", (folder / "log").read_text(errors="replace")).splitlines()
+    first = next((place for place, line in enumerate(said) if "Exit Code" in line), len(said))
+    return f"exit code {code}; {' '.join(line.strip() for line in said[first : first + 4])[:300]}"
 
 
 def clean(scene: Scene) -> bool:
@@ -269,8 +269,10 @@ def observed(scene: Scene, supervisor: Supervisor, kind: str, strategy: str) -> 
     shutil.rmtree(plan.folder, ignore_errors=True)
     trouble = supervisor._begin()
     assert trouble is None, trouble
-    ended, killed = None, False
+    ended, killed, began = None, False, time.monotonic()
     while not (plan.folder / "ended").exists() and ended is None:
+        if time.monotonic() - began > 600:
+            return "the run has no end after 600 s"
         for sign in scene.signs.iterdir():
             supervisor.processes[sign.name].send_signal(signal.SIGKILL)
             sign.unlink()
