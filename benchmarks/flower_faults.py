@@ -11,6 +11,7 @@ Needs fedgma[flower,sim], openssl and ssh-keygen. Everything runs on 127.0.0.1 i
     faults    the same with a NaN, a wrong shape, a weight of 1e18, a node killed and a straggler, each in its round.
               The final model must be the one that the simulator gives with these replies left out.
     restart   the same with the SuperLink killed (-9) in round 4. The final model must have the hash of `clean`.
+    server    the same with the server app killed (-9) in round 4.
     flower    every fault again, under Flower's own FedAvg and FedAdam: what becomes of the global model.
 """
 
@@ -211,7 +212,7 @@ def faults(scene: Scene) -> bool:
     return found == wanted
 
 
-def restart(scene: Scene) -> bool:
+def restart(scene: Scene, who: str = "superlink") -> bool:
     at = min(4, scene.rounds - 1)
     killed: list[float] = []
 
@@ -219,22 +220,39 @@ def restart(scene: Scene) -> bool:
         while not ended.wait(0.2):
             if supervisor._rounds() == at - 1:
                 time.sleep(8)  # in the middle of the round
-                supervisor.processes["superlink"].send_signal(signal.SIGKILL)
+                own = supervisor.processes["superlink"].pid
+                os.kill(own if who == "superlink" else serverapp(supervisor.deployment.port), signal.SIGKILL)
                 killed.append(time.monotonic())
                 while supervisor._rounds() < at and not ended.wait(0.2):
                     pass
                 killed.append(time.monotonic())
                 return
 
-    deployment = scene.deployment("restart")
+    deployment = scene.deployment(f"restart-{who}")
     code, supervisor, found, seconds = supervised(deployment, kill)
     wanted = simulated(scene, {})
     print(f"  federation {found[:16]}, simulator {wanted[:16]}: {'same' if found == wanted else 'DIFFERENT'}")
     print(
-        f"  exit code {code}, {seconds:.0f} s, {supervisor.starts} starts; SuperLink killed in round {at}, "
+        f"  exit code {code}, {seconds:.0f} s, {supervisor.starts} starts; {who} killed in round {at}, "
         f"which was saved {killed[1] - killed[0]:.0f} s later"
     )
     return found == wanted and supervisor.starts == 2
+
+
+def server(scene: Scene) -> bool:
+    return restart(scene, "server app")
+
+
+def serverapp(port: int) -> int:
+    """The process of the server app that talks to the SuperLink on this port."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"flwr-serverapp" in words and f":{port}".encode() in words:
+            return int(folder.name)
+    raise SystemExit("there is no server app")
 
 
 def flower(scene: Scene) -> bool:
@@ -298,7 +316,7 @@ def observed(scene: Scene, supervisor: Supervisor, kind: str, strategy: str) -> 
     return "; ".join([*counted, *shown, ended or "", *(errors if ended else [])])
 
 
-SCENARIOS = {"clean": clean, "faults": faults, "restart": restart, "flower": flower}
+SCENARIOS = {"clean": clean, "faults": faults, "restart": restart, "server": server, "flower": flower}
 
 
 def main() -> None:
