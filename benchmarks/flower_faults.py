@@ -54,7 +54,7 @@ class Scene:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="flower-faults-"))
-        self.nodes, self.rounds = options.nodes, options.rounds
+        self.nodes, self.rounds, self.kinds = options.nodes, options.rounds, options.kinds
         self.words = [f'run.dataset="{options.dataset}"', f"run.rounds={self.rounds}", "run.local_steps=5"]
         self.words += [f"run.partition.clients={self.nodes}", f"run.cohort={self.nodes}", f"timeout={TIMEOUT}"]
         self.words += ['run.partition.name="iid"'] if self.nodes % 5 else []
@@ -264,7 +264,7 @@ def flower(scene: Scene) -> bool:
     (plan.state / "logs").mkdir(parents=True)
     plan.write_connection()
     try:
-        for kind in ("none", *FAULTS, "superlink"):
+        for kind in scene.kinds or ("none", *FAULTS, "superlink"):
             for strategy in ("fedavg", "fedadam"):
                 print(f"  {kind:9s} {strategy:8s} {observed(scene, supervisor, kind, strategy)}", flush=True)
     finally:
@@ -311,6 +311,7 @@ def observed(scene: Scene, supervisor: Supervisor, kind: str, strategy: str) -> 
     shown = [
         f"round {line['round']}: {'finite' if line['finite'] else 'NOT FINITE'}, largest {line['largest']:.3g}, "
         f"last bias {min(line['last']):.2g} to {max(line['last']):.2g}, {line['type']}"
+        + "".join(f", it is the model of client {client} alone" for client in line["owners"])
         for line in lines[1:]
     ]
     return "; ".join([*counted, *shown, ended or "", *(errors if ended else [])])
@@ -325,6 +326,7 @@ def main() -> None:
     asked.add_argument("--nodes", type=int, default=5)
     asked.add_argument("--rounds", type=int, default=10)
     asked.add_argument("--dataset", default="fmnist")
+    asked.add_argument("--kinds", nargs="*", help="faults of the scenario `flower`: none, superlink, and as in FAULTS")
     asked.add_argument("--keep", action="store_true", help="leave the temporary folder")
     options = asked.parse_args()
     os.environ["PYTHONPATH"] = str(HERE.parent / "src")

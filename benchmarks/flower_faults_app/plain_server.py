@@ -23,12 +23,17 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(str(config["state"]))
     folder.mkdir(parents=True, exist_ok=True)
 
+    def owners(values: dict[str, np.ndarray]) -> list[int]:
+        """The clients whose own model is the global one after the first round."""
+        local = [task.train(words, task.initial_model(words), round=1, client=client).model for client in range(nodes)]
+        return [c for c, model in enumerate(local) if all(np.allclose(model[n], values[n], atol=1e-6) for n in values)]
+
     def note(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         values = {name: array.numpy() for name, array in arrays.items()}
         whole = np.concatenate([value.ravel().astype(np.float64) for value in values.values()])
         last = list(values.values())[-1].ravel()
         line = {"round": round, "finite": bool(np.isfinite(whole).all()), "largest": float(np.abs(whole).max())}
-        line |= {"last": last.tolist(), "type": str(last.dtype)}
+        line |= {"last": last.tolist(), "type": str(last.dtype), "owners": owners(values) if round == 1 else []}
         with (folder / "notes.jsonl").open("a") as stream:
             stream.write(json.dumps(line) + "\n")
         return None
