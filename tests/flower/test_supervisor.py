@@ -162,10 +162,13 @@ def test_being_asked_to_stop_stops_everything(stage):
         ({"keys": "keys"}, "node keys need certificates"),
         ({"insecure": False, "certificates": "certificates"}, "no ca.crt"),
         ({"app": "nowhere"}, "no Flower app"),
+        ({"state": "app/state"}, "lies in the app's folder"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(stage, tmp_path, changes, message):
-    paths = {name: tmp_path / value for name, value in changes.items() if name in ("keys", "certificates", "app")}
+    paths = {
+        name: tmp_path / value for name, value in changes.items() if name in ("keys", "certificates", "app", "state")
+    }
     wrong = Deployment(**{**vars(stage), **changes, **paths})
     with pytest.raises(ConfigError, match=message):
         Supervisor(wrong).run()

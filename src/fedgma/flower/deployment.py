@@ -50,6 +50,10 @@ class Deployment:
         """Refuse what cannot be, and what would be open to anyone, before anything is started."""
         if not (self.app / "pyproject.toml").is_file():
             raise ConfigError(f"there is no Flower app in {str(self.app)!r}: it has no pyproject.toml")
+        if self.state.is_relative_to(self.app):
+            raise ConfigError(
+                f"{str(self.state)!r} lies in the app's folder and would travel with it; use another --state"
+            )
         if self.insecure == (self.certificates is not None):
             raise ConfigError("give either --certificates FOLDER or, on this machine alone, --insecure")
         if self.insecure and self.host not in LOOPBACK:
