@@ -8,7 +8,7 @@ if find_spec("triton") is None:
 if find_spec("numba") is None:
     collect_ignore.append("src/fedgma/kernels/cpu.py")
 if find_spec("flwr") is None:
-    collect_ignore += ["src/fedgma/flower.py", "src/fedgma/secagg.py"]
+    collect_ignore += ["src/fedgma/flower", "src/fedgma/secagg.py"]
 if find_spec("nvflare") is None:
     collect_ignore += ["src/fedgma/nvflare.py", "tests/nvflare_client.py"]
 if find_spec("pfl") is None:

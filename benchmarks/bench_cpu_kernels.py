@@ -6,8 +6,8 @@ First both train three rounds from the same weights on the same batches, and the
 in a process of its own, in turns. Start-up is everything before the first round: imports, data, kernels from numba's
 cache. The time numba takes to compile them is measured apart, with an empty cache.
 
-15 November 2026, 2 cores of an AMD EPYC, torch 2.13.0, numba 0.68.1: W1 0.073 s a round against 0.51 to 0.65 s (7 to 9 times),
-340 MB against 540; weights 5e-8 apart after three rounds; compiling 15 s once, then 0.6 s.
+15 November 2026, 2 cores of an AMD EPYC, torch 2.13.0, numba 0.68.1: W1 0.073 s a round against 0.51 to 0.65 s (7 to 9
+times), 340 MB against 540; weights 5e-8 apart after three rounds; compiling 15 s once, then 0.6 s.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python benchmarks/bench_flower_server.py                      # 10, 50 and 100 replies of 11,173,962 parameters
 
-Each side aggregates the same replies (messages as Flower delivers them, 44.7 MB each) in a process of its own. Their
-models are compared first: fedgma's plain mean with Flower's, and fedgma's masked mean with the masked mean of a slice
-computed here. Seconds are medians, of wall and of processor time (all threads); "held" is what the process holds with
-all replies in memory, before the round, and "beyond" is what the round takes on top at its peak. Figures of a run are
-in docs/scale.md.
+Each side plays a whole round by its own `start`, in a process of its own, with the same replies (messages as Flower
+delivers them, 44.7 MB each, made when they are fetched; the time that takes is left out). Models are compared first:
+fedgma's plain mean with Flower's, and fedgma's masked mean with the masked mean of a slice computed here. Seconds are
+medians, of wall and of processor time (all threads); "held" is what the process holds before the round, and "beyond"
+what the round takes on top at its peak, replies included. Figures of a run are in docs/scale.md.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def memory(what):
 
 
 def model_and_updates(count):
-    """A start model and, for each client, the arrays it would send: slices of one long row of random numbers."""
+    """A start model, a function of what each client would send (slices of one long row of random numbers), weights."""
     shapes, rng = resnet18_shapes(), np.random.default_rng(0)
     size = sum(int(np.prod(shape)) for shape in shapes.values())
     row = rng.standard_normal(size + 1_000_003, dtype=np.float32)
@@ -53,11 +53,47 @@ def model_and_updates(count):
 
     model = cut(np.full(size, 0.5, np.float32))
     counts = rng.integers(100, 1000, count)
-    return model, (({n: model[n] + a for n, a in cut(row[s : s + size]).items()}) for s in starts), counts
+
+    def arrays_of(client):
+        begin = starts[client]
+        return {name: model[name] + part for name, part in cut(row[begin : begin + size]).items()}
+
+    return model, arrays_of, counts
+
+
+class Federation:
+    """A grid whose nodes answer at once, each with its arrays; counts the time that making replies takes."""
+
+    def __init__(self, count, reply):
+        self.count, self.reply, self.asked, self.wall, self.busy = count, reply, {}, 0.0, 0.0
+
+    def get_node_ids(self):
+        return list(range(1, self.count + 1))
+
+    def get_nodes(self):
+        from flwr.proto.node_pb2 import NodeInfo
+
+        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
+
+    def push_messages(self, messages):
+        self.asked = {f"m{message.metadata.dst_node_id}": message for message in messages}
+        for name, message in self.asked.items():
+            message.metadata.__dict__["_message_id"] = name
+        return list(self.asked)
+
+    def pull_messages(self, names):
+        begun, worked = time.perf_counter(), time.process_time()
+        replies = [self.reply(self.asked[name]) for name in names]
+        self.wall += time.perf_counter() - begun
+        self.busy += time.process_time() - worked
+        return replies
+
+    def send_and_receive(self, messages, timeout=None):
+        return self.pull_messages(self.push_messages(list(messages)))
 
 
 def child(side, count, repeats, out):
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp.strategy import FedAvg
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -67,44 +103,38 @@ def child(side, count, repeats, out):
     logging.disable(logging.CRITICAL)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     record = lambda arrays: ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})  # noqa: E731
+    model, arrays_of, counts = model_and_updates(count)
 
-    def reply(node, arrays, examples):
-        asked = Message(content=RecordDict(), message_type=MessageType.TRAIN, dst_node_id=node)
-        asked.metadata.__dict__["_message_id"] = f"m{node}"
-        metrics = MetricRecord({"num-examples": int(examples)})
-        return Message(content=RecordDict({"arrays": record(arrays), "metrics": metrics}), reply_to=asked)
+    def reply(message):
+        place = message.metadata.dst_node_id - 1
+        metrics = MetricRecord({"num-examples": int(counts[place])})
+        return Message(content=RecordDict({"arrays": record(arrays_of(place)), "metrics": metrics}), reply_to=message)
 
-    model, updates, counts = model_and_updates(count)
-    replies = [reply(k + 1, arrays, counts[k]) for k, arrays in enumerate(updates)]
-    start = record(model)
-    del model, updates
-    nodes = type("Nodes", (), {"get_node_ids": lambda self: list(range(1, count + 1))})()
-    seconds, busy, beyond, arrays = [], [], 0.0, None
     aggregators = {"fedgma mean": fedgma.mean(), "fedgma masked mean": fedgma.masked_mean(0.4)}
+    start, seconds, busy, beyond, result = record(model), [], [], 0.0, None
     for _ in range(repeats + 1):
-        strategy = FedAvg() if side == SIDES[0] else Masked(aggregator=aggregators[side])
-        arrays = None
-        if side != SIDES[0]:
-            strategy.configure_train(1, start, ConfigRecord(), nodes)
+        options = {"fraction_evaluate": 0.0}
+        strategy = FedAvg(**options) if side == SIDES[0] else Masked(aggregator=aggregators[side], **options)
+        grid, result = Federation(count, reply), None
         held = memory("VmRSS")
         peak_reset()
         begun, worked = time.perf_counter(), time.process_time()
-        arrays, _ = strategy.aggregate_train(1, replies)
-        seconds.append(time.perf_counter() - begun)
-        busy.append(time.process_time() - worked)
+        result = strategy.start(grid, start, num_rounds=1)
+        seconds.append(time.perf_counter() - begun - grid.wall)
+        busy.append(time.process_time() - worked - grid.busy)
         beyond = max(beyond, memory("VmHWM") - held)
-    np.savez(out, **{name: array.numpy().reshape(-1)[:LOOKED_AT] for name, array in arrays.items()})
+    np.savez(out, **{name: array.numpy().reshape(-1)[:LOOKED_AT] for name, array in result.arrays.items()})
     middle = {"seconds": statistics.median(seconds[1:]), "busy": statistics.median(busy[1:])}
     print(json.dumps({**middle, "held": held, "beyond": beyond}))
 
 
 def expected(count):
     """The masked mean of the entries looked at, in float64, with plain numpy."""
-    model, updates, counts = model_and_updates(count)
+    model, arrays_of, counts = model_and_updates(count)
     total = {name: np.zeros(min(array.size, LOOKED_AT)) for name, array in model.items()}
     votes = {name: np.zeros(len(array), int) for name, array in total.items()}
-    for arrays, weight in zip(updates, counts, strict=True):
-        for name, array in arrays.items():
+    for client, weight in enumerate(counts):
+        for name, array in arrays_of(client).items():
             update = (array - model[name]).reshape(-1)[:LOOKED_AT]
             total[name] += weight * update.astype(float)
             votes[name] += np.sign(update).astype(int)

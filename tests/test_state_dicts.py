@@ -129,3 +129,10 @@ def test_gradients_are_not_followed():
     parameter = torch.nn.Parameter(torch.ones(2))
     merged = fedgma.masked_mean()([{"w": parameter}, {"w": parameter * 2}])
     assert not merged.update["w"].requires_grad
+
+
+def test_a_model_in_another_floating_type_counts_by_its_difference():
+    params = {"w": np.full(2, 5.0, np.float32)}
+    clients = [{"w": np.full(2, 6.0)}, {"w": np.full(2, 6.0, np.float32)}]
+    after = fedgma.server_round(params, clients, [10, 10], gate=fedgma.Gate(cast=True)).params["w"]
+    assert after.tolist() == [6.0, 6.0]

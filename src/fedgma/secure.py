@@ -105,7 +105,7 @@ def encode(
         found = read_schema(update)
         compare(found, found if like is None else read_schema(like), cast=False)
         carried = _carried(found)
-        arrays = read_update(update, carried, list(carried), math.inf)
+        arrays = read_update(update, carried)
     except Refused as refused:
         raise DataError(f"the update cannot go into a secure sum ({refused.reason}): {refused.detail}") from None
     if value != int(value):

@@ -46,16 +46,20 @@ def server_round(
         raise DataError(f"params: expected a mapping of names to arrays, got {type(params).__name__}")
     aggregator, optimizer = aggregator or masked_mean(), optimizer or sgd()
     counts, labels = lined_up(len(client_params), weights, clients, "models")
-    replies = zip((difference(local, params) for local in client_params), counts, labels, strict=True)
-    merged = aggregator.over(replies, Tally(params, buffers=buffers, gate=gate), buffers)
+    tally = Tally(params, buffers=buffers, gate=gate)
+    updates = (difference(local, params, cast=tally.gate.cast) for local in client_params)
+    merged = aggregator.over(zip(updates, counts, labels, strict=True), tally, buffers)
     moved, after = optimizer.step(merged, optimizer.init(params) if state is None else state, params)
     return ServerRound(moved, after, merged.notes)
 
 
-def difference(local: Params, params: Params) -> Params:
-    """A client's update, `local - global`; what does not fit the model is passed on as it is for the gate to refuse."""
+def difference(local: Params, params: Params, *, cast: bool = False) -> Params:
+    """A client's update, `local - global`; what does not fit the model is passed on as it is for the gate to refuse.
+
+    With `cast`, as in `Gate(cast=True)`, another floating type fits.
+    """
     try:
-        compare(read_schema(local), read_schema(params), cast=False)
+        compare(read_schema(local), read_schema(params), cast)
     except Refused:
         return local
     return {name: local[name] - array for name, array in params.items()}

@@ -58,6 +58,7 @@ class Tally:
 
     clients: int  # counted so far
     refused: list[Refusal]
+    norms: list[float]  # of all updates that could be read, where the gate has a limit for them
     schema: dict[str, Spec] | None  # None until the first valid update
     _weight: tuple[float, float]
     _home: Home
@@ -109,7 +110,8 @@ class Tally:
             found = read_schema(update)
             expected = self.schema or found
             compare(found, expected, self.gate.cast)
-            arrays = read_update(update, expected, self._named("masked", expected), self.gate.max_norm)
+            arrays = read_update(update, expected)
+            self._check_norm((arrays[name] for name in self._named("masked", expected)), finite=True)
         except Refused as refused:
             return self._refuse(label, refused.reason, refused.detail)
         if self.schema is None:
@@ -155,6 +157,7 @@ class Tally:
             self._merge_sums(other._sums, other._maxima)
         self._seen |= other._seen
         self.refused.extend(other.refused)
+        self.norms.extend(other.norms)
 
     # -- for aggregators that read a stack themselves ----------------------------------------------------------------
 
@@ -186,7 +189,8 @@ class Tally:
                 if stack.named and client in named:
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; the first one counts")
                 value = read_weight(stack.weights[row], self.gate.max_weight)
-                self._check_norm(stack, row)
+                voters = self._named("masked", stack.schema)
+                self._check_norm((stack.entries[name][row] for name in voters), finite=False)
             except Refused as refused:
                 self._refuse(client, refused.reason, refused.detail)
                 continue
@@ -216,7 +220,7 @@ class Tally:
     # -- inside: everything below trusts its arguments ---------------------------------------------------------------
 
     def _clear(self) -> None:
-        self.clients, self.refused, self.schema = 0, [], None
+        self.clients, self.refused, self.norms, self.schema = 0, [], [], None
         self._weight = (0.0, 0.0)
         self._home, self._where = Home("numpy"), np.empty(0)
         self._sums, self._maxima, self._seen, self._width = {}, {}, set(), ""
@@ -259,11 +263,14 @@ class Tally:
         right = bool(((values > 0) & (values <= self.gate.max_weight)).all())
         return dict(enumerate(values.tolist())) if right else None
 
-    def _check_norm(self, stack: Stack, row: int) -> None:
+    def _check_norm(self, arrays: Iterable[Array], *, finite: bool) -> None:
+        """Refuse what is too long; in a stack (`finite=False`) NaN and infinities get their own reason later."""
         if self.gate.max_norm == math.inf:
             return
-        length = norm(stack.entries[name][row] for name in self._named("masked", stack.schema))
-        if self.gate.max_norm < length < math.inf:  # NaN and infinities get their own reason
+        length = norm(arrays)
+        if math.isfinite(length):
+            self.norms.append(length)
+        if length > self.gate.max_norm and (finite or length < math.inf):
             raise Refused("norm", f"the norm must not be above {self.gate.max_norm:g}, got {length:g}")
 
     def _refuse(self, client: Hashable, reason: str, detail: str) -> Refusal:

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from fedgma.cli import data, paper, report
+from fedgma.cli import data, flower, paper, report
 from fedgma.cli.doctor import doctor
 from fedgma.cli.run import run
 from fedgma.cli.sweep import sweep
@@ -13,6 +13,7 @@ from fedgma.errors import FedgmaError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(data.app, name="data")
 app.add_typer(paper.app, name="paper")
+app.add_typer(flower.app, name="flower")
 app.command()(run)
 app.command()(sweep)
 app.command()(report.report)

@@ -304,7 +304,11 @@ def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: fleet
 
 def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: fleets.State, run: int, keep: bool) -> None:
     if folder is not None:
-        folder.finish(int(state.rounds[run]), fleets.export(fleet, state, run), keep=keep)
+        round, arrays = int(state.rounds[run]), fleets.export(fleet, state, run)
+        if keep and folder.saved != round:
+            folder.checkpoint(round, arrays)
+        model = {name: value for name, value in arrays.items() if name.startswith(("params/", "buffers/"))}
+        folder.finish(round, model, keep=keep)
 
 
 def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:

@@ -46,7 +46,7 @@ class RunFolder:
         self.path = path
         self.head = {"format": FORMAT, **head}
         self.wait = wait  # seconds for somebody else to let go of it; looking whether a run is running takes a moment
-        self._from = 0  # round of the checkpoint that it went on from
+        self.saved = 0  # round of the newest checkpoint
         self._lock: Any = None
         self._lines: Any = None
 
@@ -80,7 +80,7 @@ class RunFolder:
         found = read_checkpoint(self.path / "checkpoints", lambda round: round <= len(complete))
         kept = complete[: found.round] if found is not None else []
         if found is not None:
-            self._from = found.round
+            self.saved = found.round
             self._warn_of_changes(read_head(self.path))
         with written_to(self.path):
             write_atomic(lines, b"".join(kept))
@@ -98,6 +98,7 @@ class RunFolder:
         with written_to(self.path):
             os.fsync(self._lines.fileno())
             write_checkpoint(self.path / "checkpoints", round, state)
+        self.saved = round
 
     def begin_from(self, shorter: Path, point: Checkpoint, lines: Sequence[Line]) -> None:
         """Put a finished shorter run's last state and rounds where `resume` finds them."""
@@ -109,13 +110,10 @@ class RunFolder:
                 self.path / "checkpoints", point.round, point.state
             )  # last: a death before it costs nothing
 
-    def finish(self, round: int, state: Mapping[str, np.ndarray], *, keep: bool = True) -> None:
-        """Mark the run as done; `keep` its last state for a longer run to go on from."""
-        parameters = {name: value for name, value in state.items() if name.startswith(("params/", "buffers/"))}
+    def finish(self, round: int, parameters: Mapping[str, np.ndarray], *, keep: bool = False) -> None:
+        """Mark the run as done, with the checksum of its model; `keep` the last checkpoint to go on from."""
         with written_to(self.path):
             os.fsync(self._lines.fileno())
-            if keep and self._from != round:
-                write_checkpoint(self.path / "checkpoints", round, state)
             if keep:
                 drop_checkpoints(self.path / "checkpoints", 1)
             write_atomic(self.path / "done", dump({"rounds": round, "sha256": digest(parameters)}) + b"\n")

@@ -31,16 +31,19 @@ def train(
         weights = {name: value[run] for name, value in start.items()}
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
         model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
-        trained.append(_train_client(model, cohort, lane, pools[cohort.pool[lane]], weights, extra))
+        trained.append(train_client(model, cohort, lane, pools[cohort.pool[lane]], weights, extra))
     updates, after, losses, accuracies = zip(*trained, strict=True)
     flat = flatten(stack(updates))
     return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(accuracies))
 
 
-def _train_client(
-    model: nn.Module, cohort: Cohort, lane: int, pool: Pool, start: Stacked, correction: Stacked | None
+def train_client(
+    model: nn.Module, cohort: Cohort, lane: int, pool: Pool, start: Stacked, correction: Stacked | None = None
 ) -> tuple[Stacked, Stacked, Tensor, Tensor]:
-    """One client's local training: update, buffers, mean loss and accuracy on the batches as they came."""
+    """One client's local training: update, buffers, mean loss and accuracy on the batches as they came.
+
+    The model holds the global weights, of which `start` is a copy, and is left with the client's.
+    """
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     optimizer = torch.optim.SGD(trainable.values(), lr=float(cohort.lr[lane]), momentum=float(cohort.momentum[lane]))
     device, who = pool.y.device, int(cohort.client[lane])

@@ -2,40 +2,13 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedgma[flower]'")
-
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from fake_grids import Nodes, failure, record, reply
+from flwr.app import ConfigRecord, MetricRecord
 
 import fedgma
 from fedgma.flower import Masked
 
-task_identity = pytest.importorskip("flwr.supercore.task_identity")
-for name in ("run_id", "node_id", "task_id"):  # messages are made in the name of a running task
-    setattr(task_identity.TaskIdentity, name, 1)
-
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(4)}
-
-
-class Nodes:
-    """A grid with these nodes."""
-
-    def __init__(self, *ids):
-        self.ids = ids
-
-    def get_node_ids(self):
-        return list(self.ids)
-
-
-def record(arrays):
-    return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
-
-
-def reply(node, arrays, weight=10, **metrics):
-    asked = Message(content=RecordDict(), message_type=MessageType.TRAIN, dst_node_id=node)
-    asked.metadata.__dict__["_message_id"] = f"m{node}"
-    content = RecordDict({"arrays": record(arrays), "metrics": MetricRecord({"num-examples": weight, **metrics})})
-    return Message(content=content, reply_to=asked)
 
 
 def local(node, value, steps=5):
@@ -43,7 +16,7 @@ def local(node, value, steps=5):
 
 
 def played(strategy, replies, start=START, round_=1):
-    strategy.configure_train(round_, record(start), ConfigRecord(), Nodes(1, 2, 3))
+    strategy.configure_train(round_, record(start), ConfigRecord(), Nodes([1, 2, 3, 7, 9]))
     arrays, metrics = strategy.aggregate_train(round_, replies)
     return None if arrays is None else {name: array.numpy() for name, array in arrays.items()}, metrics
 
@@ -92,10 +65,9 @@ def test_metrics_are_those_of_the_replies_that_count():
 
 
 def test_a_failed_node_is_counted():
-    asked = Message(content=RecordDict(), message_type=MessageType.TRAIN, dst_node_id=9)
-    asked.metadata.__dict__["_message_id"] = "m9"
-    _, metrics = played(Masked(), [*GOOD, Message(error=Error(code=0, reason="out of memory"), reply_to=asked)])
+    _, metrics = played(Masked(), [*GOOD, failure(9)])
     assert metrics["gma-failed"] == 1
+    assert metrics["gma-late"] == 1  # node 7 said nothing
 
 
 def test_nothing_valid_leaves_the_model_as_it_is():
@@ -119,7 +91,7 @@ def test_the_mask_comes_after_the_preconditioner():
 
 
 def test_sampling_is_seeded_and_the_callers_config_is_left_alone():
-    nodes, config = Nodes(*range(20)), ConfigRecord({"lr": 0.1})
+    nodes, config = Nodes(range(20)), ConfigRecord({"lr": 0.1})
 
     def asked(seed, round_):
         strategy = Masked(seed=seed, fraction_train=0.3, min_available_nodes=2)
@@ -134,7 +106,7 @@ def test_sampling_is_seeded_and_the_callers_config_is_left_alone():
 
 def test_waiting_for_nodes_has_a_limit():
     with pytest.raises(fedgma.NotEnoughClients, match="1 nodes after 0 s, round 1 needs 2"):
-        Masked(wait=0).configure_train(1, record(START), ConfigRecord(), Nodes(1))
+        Masked(wait=0).configure_train(1, record(START), ConfigRecord(), Nodes([1]))
 
 
 def test_flowers_own_options_are_passed_on():

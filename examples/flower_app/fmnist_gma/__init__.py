@@ -1,0 +1,1 @@
+"""Gradient masked averaging with FedYogi on Fashion-MNIST, on Flower."""

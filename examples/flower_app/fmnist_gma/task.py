@@ -1,0 +1,70 @@
+"""What client and server share: the settings of the run, the initial model, and one client's local training.
+
+Both sides take their settings from the app's config, under the names of `fedgma run`, and draw everything from the
+seed, so that the federation trains the very model that the simulator trains.
+"""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.experiments.grids import read_grid
+from fedgma.experiments.materials import Materials
+from fedgma.fleet import Fleet, assemble, lay_cohort, start
+from fedgma.specs import RunSpec
+from fedgma.trainers import loop
+from fedgma.trainers.cohorts import unflatten
+
+PREFIX = "run."
+
+
+class Local(NamedTuple):
+    """What a client sends back."""
+
+    model: dict[str, Tensor]
+    samples: int
+    loss: float
+
+
+def words_of(config: dict[str, Any]) -> tuple[str, ...]:
+    """The `run.*` part of an app's config as words of `fedgma run`; what is empty is left to its default."""
+    given = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX) and value != ""}
+    return tuple(f"{key}={value}" for key, value in given.items())
+
+
+@cache
+def spec_of(words: tuple[str, ...]) -> RunSpec:
+    """The run that these words stand for: data, partition, model, local training, aggregation, server."""
+    (settings,) = read_grid(None, words).runs
+    return Materials("cpu").spec(settings)
+
+
+@cache
+def fleet_of(words: tuple[str, ...]) -> Fleet:
+    """The simulator's own view of the run, on the reference trainer."""
+    torch.set_num_threads(1)  # the number of threads can change the last bit of a sum
+    return assemble([spec_of(words)], trainer="loop")
+
+
+def initial_model(words: tuple[str, ...]) -> dict[str, Tensor]:
+    """The global model before the first round."""
+    fleet = fleet_of(words)
+    first = start(fleet)
+    named = {**unflatten(first.params, fleet.shapes), **first.buffers}  # one run's row of each
+    return {name: value[0].clone() for name, value in named.items()}
+
+
+def train(words: tuple[str, ...], model: dict[str, Tensor], *, round: int, client: int) -> Local:
+    """One client's local training in one round, on the batches that the simulator would draw for it."""
+    fleet = fleet_of(words)
+    now = replace(start(fleet), rounds=np.array([round - 1]))
+    cohort, samples = lay_cohort(fleet, now, [(0, client)])
+    fleet.model.load_state_dict(model)
+    begun = {name: value.detach().clone() for name, value in fleet.model.named_parameters()}
+    *_, loss, _ = loop.train_client(fleet.model, cohort, 0, fleet.pools[0], begun)
+    trained = {name: value.detach().clone() for name, value in fleet.model.state_dict().items()}
+    return Local(trained, int(samples[0]), float(loss))

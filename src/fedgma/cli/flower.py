@@ -1,0 +1,65 @@
+"""`fedgma flower`: a Flower run that goes on by itself when something dies."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Run on Flower's engine.")
+
+
+@app.callback()
+def root() -> None:
+    """Run on Flower's engine."""
+
+
+@app.command()
+def up(
+    folder: Annotated[Path, typer.Argument(metavar="APP", help="Folder of the Flower app.")],
+    state: Annotated[Path, typer.Option(help="Folder for checkpoints, logs and Flower's own files.")] = Path(
+        "flower-run"
+    ),
+    certificates: Annotated[Path | None, typer.Option(help="Folder with ca.crt, server.pem and server.key.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Folder with a public key for every node that may join.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption; on this machine alone.")] = False,
+    host: Annotated[str, typer.Option(help="Address on which the SuperLink listens.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Its port; nodes started here take those after it.")
+    ] = 8000,
+    nodes: Annotated[int, typer.Option(min=0, help="Nodes to start on this machine too.")] = 0,
+    run_config: Annotated[list[str] | None, typer.Option("--run-config", "-c", help="Settings of the app.")] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="New starts without a further round before it gives up.")] = 5,
+) -> None:
+    """Start a SuperLink, run an app on it, and start again whatever dies until the run is done.
+
+    The app must have `state` in its config and pass it on as `Masked(...).start(..., folder=...)`: it then goes on
+    where it was. The same command after a stop does so, too.
+    """
+    from fedgma.cli.live import obeying_signals
+    from fedgma.errors import ConfigError
+
+    try:
+        from fedgma.flower.deployment import Deployment
+        from fedgma.flower.supervisor import Supervisor
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'fedgma[flower]'") from None
+    plan = Deployment(
+        folder.resolve(),
+        state.resolve(),
+        host,
+        port,
+        certificates=certificates and certificates.resolve(),
+        keys=keys and keys.resolve(),
+        insecure=insecure,
+        nodes=nodes,
+        run_config=tuple(run_config or ()),
+    )
+    with obeying_signals() as stopping:
+        code = Supervisor(plan, restarts=restarts, say=_say, stopping=stopping).run()
+    raise typer.Exit(code if stopping.code is None else stopping.code)
+
+
+def _say(text: str) -> None:
+    import time
+
+    typer.echo(f"{time.strftime('%H:%M:%S')} {text}")

@@ -1,0 +1,136 @@
+"""Flower's messages: who is asked, how replies come one at a time, and what is read out of them."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from logging import INFO, WARNING
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedgma.arrays import Array
+from fedgma.errors import NotEnoughClients
+from fedgma.flower.server import Reply
+from fedgma.gate import Refused, read_weight
+from fedgma.seeds import generator
+from fedgma.server import difference
+
+PAUSE = 0.5  # seconds between looks for replies
+INTRODUCTION = 120.0  # seconds for nodes to say who they are; it starts a process on each of them
+IDENTITY = "identity"  # the record in which a node says who it is
+
+
+def ask(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+    """Send messages and give each reply as it comes, until all are there or the time is over.
+
+    Replies are fetched one at a time, so that no more than one model is in memory.
+    """
+    deadline = time.monotonic() + timeout
+    waiting = [message_id for message_id in grid.push_messages(list(messages)) if message_id]
+    while waiting and time.monotonic() < deadline:
+        for message_id in tuple(waiting):
+            for reply in grid.pull_messages([message_id]):
+                if message_id in waiting:
+                    waiting.remove(message_id)
+                yield reply
+        if waiting:
+            time.sleep(PAUSE)
+    if waiting:
+        log(WARNING, "%d replies did not come within %g s; they are not waited for any longer", len(waiting), timeout)
+
+
+def identify(message: Message, context: Context) -> Message:
+    """A node's answer to who it is: register it with `app.query()(identify)` in a ClientApp."""
+    key = str(message.content[IDENTITY]["key"])
+    answer = ConfigRecord({"value": context.node_config.get(key, "")})
+    return Message(content=RecordDict({IDENTITY: answer}), reply_to=message)
+
+
+class Roster:
+    """Nodes in an order that does not depend on their numbers, which Flower draws anew for every connection.
+
+    By default the order is that of the nodes' public keys: with node authentication it is the same in every run. With
+    `identity`, a key of the node config such as "partition-id", nodes are asked for it once and ordered by the answer;
+    then a seed samples the same partitions in every federation, simulated or not.
+    """
+
+    def __init__(self, identity: str | None = None) -> None:
+        self.identity = identity
+        self._known: dict[int, tuple[bool, float, str]] = {}
+
+    def ordered(self, grid: Grid) -> list[int]:
+        """All nodes that are connected, in order; with `identity`, those that have said who they are."""
+        keys = {int(node.node_id): bytes(node.public_key) for node in grid.get_nodes()}
+        if self.identity is not None:
+            self._ask_strangers(grid, [node for node in sorted(keys) if node not in self._known])
+            known = [node for node in keys if node in self._known]  # the others may have more to say next time
+            return sorted(known, key=lambda node: (self._known[node], keys[node], node))
+        return sorted(keys, key=lambda node: (keys[node], node))
+
+    def _ask_strangers(self, grid: Grid, nodes: list[int]) -> None:
+        content = RecordDict({IDENTITY: ConfigRecord({"key": str(self.identity)})})
+        messages = [Message(content=content, message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
+        for reply in ask(grid, messages, INTRODUCTION) if messages else ():
+            node = int(reply.metadata.src_node_id)
+            if reply.has_error():
+                log(WARNING, "node %s does not say its %r: %s", node, self.identity, reply.error.reason)
+            else:
+                self._known[node] = _sortable(reply.content[IDENTITY]["value"])
+
+
+def _sortable(value: object) -> tuple[bool, float, str]:
+    """Numbers by size, then words."""
+    if isinstance(value, int | float):
+        return (False, float(value), "")
+    return (True, 0.0, str(value))
+
+
+def sample(
+    roster: Roster,
+    grid: Grid,
+    *,
+    draw: tuple[int, str, int],
+    wanted: Callable[[int], int],
+    available: int,
+    wait: float,
+) -> list[int]:
+    """Nodes drawn by (seed, purpose, round), once enough are connected; `wanted` gives their number out of all."""
+    deadline = time.monotonic() + wait
+    while True:
+        nodes = roster.ordered(grid)
+        needed = max(available, wanted(len(nodes)))
+        if len(nodes) >= needed:
+            break
+        if time.monotonic() > deadline:
+            raise NotEnoughClients(f"{len(nodes)} nodes after {wait:g} s, round {draw[2]} needs {needed}")
+        log(INFO, "waiting for nodes: %d of %d", len(nodes), needed)
+        time.sleep(1)
+    drawn = generator(*draw).choice(len(nodes), wanted(len(nodes)), replace=False)
+    return [nodes[place] for place in sorted(drawn)]
+
+
+def read_reply(message: Message, sent: dict[str, Array], weighted_by: str, *, cast: bool) -> Reply:
+    """A reply's update, weight and node; what cannot be read is passed on for the gate to refuse."""
+    node = int(message.metadata.src_node_id)
+    try:
+        (arrays,) = message.content.array_records.values()
+        (metrics,) = message.content.metric_records.values()
+        local = {name: array.numpy() for name, array in arrays.items()}
+    except (ValueError, TypeError, KeyError, EOFError) as error:
+        return type(error).__name__, None, node  # type: ignore[return-value]
+    return difference(local, sent, cast=cast), metrics.get(weighted_by), node
+
+
+def without_arrays(content: RecordDict) -> RecordDict:
+    """A reply's small records, to keep when its arrays have been counted."""
+    return RecordDict({name: record for name, record in content.items() if not isinstance(record, ArrayRecord)})
+
+
+def is_weighted(content: RecordDict, weighted_by: str) -> bool:
+    """Whether a reply has exactly one metric record, with a weight that can be."""
+    try:
+        (metrics,) = content.metric_records.values()
+        read_weight(metrics.get(weighted_by), float("inf"))
+    except (ValueError, Refused):
+        return False
+    return True

@@ -1,0 +1,245 @@
+"""Masked averaging on Flower: any aggregator with any server optimiser, as one strategy of the message API.
+
+    from fedgma.flower import Masked
+    strategy = Masked(tau=0.4)                                              # was: FedAvg()
+    strategy = Masked(aggregator=fedgma.masked_mean(0.4), optimizer=fedgma.yogi(0.01))   # was: FedYogi(eta=0.01)
+
+The mask sits after the server's preconditioner, as in the paper's Algorithm 2, and replies go one by one through the
+same tally as everywhere else. A bad reply costs its node and not the run: it is left out, logged, and counted in the
+round's metrics. Nodes are sampled from a seed, waiting has a limit, and with `start(..., folder=...)` a run that was
+stopped goes on where it was. Flower's own options (fractions, minimum nodes, keys, metric functions) are those of its
+FedAvg.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
+
+from fedgma.aggregators import Aggregator, masked_mean
+from fedgma.arrays import Array, Params
+from fedgma.errors import FedgmaError
+from fedgma.flower.folders import SavedRun
+from fedgma.flower.messages import Roster, ask, is_weighted, read_reply, sample, without_arrays
+from fedgma.flower.server import MaskedServer, Reply, pack_state
+from fedgma.gate import Gate, Refusal
+from fedgma.optimizers import ServerOptimizer, sgd
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class Masked(FedAvg):
+    """A Flower strategy whose aggregation is an fedgma aggregator and whose server step is an fedgma optimiser.
+
+    Without `aggregator` it is gradient masked averaging at `tau`; without `optimizer` FedAvg's server. `wait` is how
+    many seconds a round waits for its nodes to connect before it gives up, `quorum` how many valid replies it needs,
+    `retries` how often a round that failed is played again before the run ends. `norm_factor` is that of
+    `MaskedServer`, `identity` that of `Roster`.
+    """
+
+    def __init__(
+        self,
+        *,
+        tau: float = 0.4,
+        aggregator: Aggregator | None = None,
+        optimizer: ServerOptimizer | None = None,
+        gate: Gate | None = None,
+        buffers: Collection[str] | None = None,
+        norm_factor: float | None = 10.0,
+        quorum: int = 1,
+        retries: int = 3,
+        seed: int = 0,
+        identity: str | None = None,
+        wait: float = 600.0,
+        **flower_options: Any,
+    ) -> None:
+        super().__init__(**flower_options)
+        masked = aggregator or masked_mean(tau)
+        self.server = MaskedServer(masked, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
+        self.seed, self.wait, self.retries = seed, wait, retries
+        self.roster = Roster(identity)
+        self._sent: dict[str, Array] = {}  # the global model of the round that is on its way
+        self._asked: tuple[int, ...] = ()
+        self._error: FedgmaError | None = None  # why the latest round left the model as it was
+        self._refused: tuple[Refusal, ...] = ()  # in the latest round
+
+    def summary(self) -> None:
+        """Log what is aggregated how."""
+        server = self.server
+        log(INFO, "\t├──> fedgma: %s %s", server.aggregator.name, dict(server.aggregator.settings))
+        log(INFO, "\t├──> server: %s %s", server.optimizer.name, dict(server.optimizer.settings))
+        super().summary()
+
+    # -- the four hooks of a Flower strategy ---------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample this round's nodes and send them the global model."""
+        self._sent = {name: array.numpy() for name, array in arrays.items()}
+        self._asked = self._sample(grid, ("cohort", server_round), self.fraction_train, self.min_train_nodes)
+        return self._messages(MessageType.TRAIN, server_round, arrays, config, self._asked)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample the nodes that evaluate the new model."""
+        nodes = self._sample(grid, ("evaluate", server_round), self.fraction_evaluate, self.min_evaluate_nodes)
+        return self._messages(MessageType.EVALUATE, server_round, arrays, config, nodes)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Tally the replies, mask, step; the model stays as it is where nothing valid came or a step would diverge."""
+        contents: dict[int, RecordDict] = {}
+        failed: list[int] = []
+        step = self.server.step(self._sent, self._updates(replies, contents, failed), self._asked)
+        for refusal in step.refused:
+            log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)
+        self._error, self._refused = step.error, step.refused
+        if step.params is None:
+            log(WARNING, "aggregate_train: round %s leaves the model as it is: %s", server_round, step.error)
+            return None, None
+        bad = {refusal.client for refusal in step.refused if refusal.reason != "duplicate"}
+        good = [content for node, content in contents.items() if node not in bad]
+        metrics = self._combined(self.train_metrics_aggr_fn, good)
+        late = max(0, len(self._asked) - len(contents) - len(failed))  # an error reply does not tell whose it is
+        metrics.update({**step.statistics, "gma-failed": len(failed), "gma-late": late})
+        return record_of(step.params), metrics
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Combine the metrics of the replies that can be read."""
+        contents: list[RecordDict] = []
+        for message in replies:
+            if message.has_error():
+                log(WARNING, "evaluate: node %s failed: %s", message.metadata.src_node_id, message.error.reason)
+            elif not is_weighted(message.content, self.weighted_by_key):
+                log(WARNING, "evaluate: node %s left out: no valid weight", message.metadata.src_node_id)
+            else:
+                contents.append(message.content)
+        return self._combined(self.evaluate_metrics_aggr_fn, contents) if contents else None
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        *,
+        folder: str | Path | None = None,
+    ) -> Result:
+        """Play the rounds; with `folder`, save each one there and go on from where an earlier start was stopped.
+
+        `timeout` is how many seconds a round waits for replies. A resumed run gives the bits of one that never stopped.
+        """
+        log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
+        self.summary()
+        first = {name: array.numpy() for name, array in initial_arrays.items()}
+        settings = {**self.server.settings, "seed": self.seed}
+        with SavedRun(folder, settings, first) as saved:
+            played, params, result = saved.resume(self.server)
+            arrays = initial_arrays if params is None else record_of(params)
+            if played == 0 and evaluate_fn is not None:
+                _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
+            for server_round in range(played + 1, num_rounds + 1):
+                log(INFO, "[ROUND %d/%d]", server_round, num_rounds)
+                began = time.monotonic()
+                arrays, trained = self._train(server_round, arrays, train_config, grid, timeout)
+                evaluated = self._evaluate(server_round, arrays, evaluate_config, grid, timeout)
+                scored = evaluate_fn(server_round, arrays) if evaluate_fn is not None else None
+                _keep(result.train_metrics_clientapp, server_round, trained)
+                _keep(result.evaluate_metrics_clientapp, server_round, evaluated)
+                _keep(result.evaluate_metrics_serverapp, server_round, scored)
+                metrics = {"train": trained, "evaluate": evaluated, "server": scored}
+                saved.save(server_round, pack_state(self.server, _plain(arrays)), metrics, self._refused)
+                log(INFO, "round %d took %.1f s: %s", server_round, time.monotonic() - began, dict(trained or {}))
+            saved.finish(num_rounds, _plain(arrays))
+        result.arrays = arrays
+        return result
+
+    def _train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord | None, grid: Grid, timeout: float
+    ) -> tuple[ArrayRecord, MetricRecord | None]:
+        for attempt in range(self.retries + 1):
+            messages = list(self.configure_train(server_round, arrays, config or ConfigRecord(), grid))
+            if not messages:
+                return arrays, None
+            moved, metrics = self.aggregate_train(server_round, ask(grid, messages, timeout))
+            if moved is not None:
+                return moved, metrics
+            log(WARNING, "round %d: attempt %d of %d came to nothing", server_round, attempt + 1, self.retries + 1)
+        assert self._error is not None
+        raise self._error
+
+    def _evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord | None, grid: Grid, timeout: float
+    ) -> MetricRecord | None:
+        messages = list(self.configure_evaluate(server_round, arrays, config or ConfigRecord(), grid))
+        return self.aggregate_evaluate(server_round, ask(grid, messages, timeout)) if messages else None
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _updates(
+        self, replies: Iterable[Message], contents: dict[int, RecordDict], failed: list[int]
+    ) -> Iterator[Reply]:
+        """The replies for the tally; their small records and the nodes that failed are noted on the way."""
+        for message in replies:
+            node = int(message.metadata.src_node_id)
+            if message.has_error():
+                log(WARNING, "aggregate_train: node %s failed: %s", node, message.error.reason)
+                failed.append(node)
+                continue
+            contents.setdefault(node, without_arrays(message.content))
+            yield read_reply(message, self._sent, self.weighted_by_key, cast=self.server.gate.cast)
+
+    def _combined(self, combine: Callable[..., MetricRecord], contents: list[RecordDict]) -> MetricRecord:
+        try:
+            return combine(contents, self.weighted_by_key) if contents else MetricRecord()
+        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+            log(WARNING, "the nodes' metrics do not fit together and are left out: %s", error)
+            return MetricRecord()
+
+    def _sample(self, grid: Grid, draw: tuple[str, int], fraction: float, least: int) -> tuple[int, ...]:
+        if fraction == 0.0:
+            return ()
+
+        def wanted(nodes: int) -> int:
+            return max(int(nodes * fraction), least)
+
+        available = self.min_available_nodes
+        nodes = sample(self.roster, grid, draw=(self.seed, *draw), wanted=wanted, available=available, wait=self.wait)
+        return tuple(nodes)
+
+    def _messages(
+        self, kind: str, server_round: int, arrays: ArrayRecord, config: ConfigRecord, nodes: Iterable[int]
+    ) -> list[Message]:
+        settings = ConfigRecord({**config, "server-round": server_round})
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: settings})
+        return [Message(content=record, message_type=kind, dst_node_id=node) for node in nodes]
+
+
+def record_of(params: Params) -> ArrayRecord:
+    """Named arrays as Flower's record."""
+    return ArrayRecord({name: FlowerArray(np.asarray(array)) for name, array in params.items()})
+
+
+def _plain(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def _keep(history: dict[int, MetricRecord], server_round: int, metrics: MetricRecord | None) -> None:
+    if metrics is not None:
+        history[server_round] = metrics

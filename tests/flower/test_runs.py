@@ -1,0 +1,253 @@
+"""Whole runs on a grid in this process: resumed, retried, late, sampled by who a node is."""
+
+import json
+
+import numpy as np
+import pytest
+from fake_grids import Nodes, failure, record, reply
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+
+import fedgma
+from fedgma.flower import Masked, identify
+from fedgma.flower import messages as messages_module
+
+START = {"w": np.linspace(-1, 1, 6, dtype=np.float32), "steps": np.array(0)}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(messages_module, "PAUSE", 0.0)
+
+
+def trained(node, message):
+    """A client whose update depends on the model, the round and who it is."""
+    arrays = message.content["arrays"]
+    round_ = message.content["config"]["server-round"]
+    change = np.sin(np.arange(6) * node + round_).astype(np.float32)
+    local = {"w": arrays["w"].numpy() * np.float32(0.9) + change, "steps": arrays["steps"].numpy() + 1}
+    content = reply(node, local, weight=10 * node, loss=float(abs(change).mean())).content
+    return Message(content=content, reply_to=message)
+
+
+def strategy(**options):
+    return Masked(optimizer=fedgma.yogi(0.1), fraction_evaluate=0.0, min_available_nodes=3, **options)
+
+
+def play(rounds, folder=None, answer=trained, ids=(1, 2, 3), **options):
+    grid = Nodes(ids, answer)
+    return strategy(**options).start(grid, record(START), rounds, timeout=0.05, folder=folder)
+
+
+def model(result):
+    return {name: array.numpy() for name, array in result.arrays.items()}
+
+
+def assert_same(one, two):
+    for name, value in model(one).items():
+        np.testing.assert_array_equal(value, model(two)[name])
+        assert value.dtype == model(two)[name].dtype
+
+
+def dying(after):
+    """Clients of a federation that stops for good after so many replies."""
+    count = iter(range(10**6))
+
+    def answer(node, message):
+        if next(count) == after:
+            raise KeyboardInterrupt
+        return trained(node, message)
+
+    return answer
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 6, 8, 14])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, after):
+    whole = play(5, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        play(5, tmp_path / "cut", dying(after))
+    resumed = play(5, tmp_path / "cut")
+    assert_same(resumed, whole)
+    assert resumed.train_metrics_clientapp == whole.train_metrics_clientapp
+    for file in ("done", "rounds.jsonl"):
+        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_without_a_folder_the_same_rounds_are_played(tmp_path):
+    assert_same(play(3), play(3, tmp_path))
+
+
+def test_a_finished_run_is_not_played_again(tmp_path):
+    whole = play(3, tmp_path)
+    again = play(3, tmp_path, answer=None)  # nobody is asked
+    assert_same(again, whole)
+
+
+def test_a_finished_run_can_be_given_more_rounds(tmp_path):
+    play(2, tmp_path)
+    assert_same(play(5, tmp_path), play(5))
+    assert json.loads((tmp_path / "done").read_text())["rounds"] == 5
+
+
+def test_other_settings_are_refused_and_the_reason_is_left_in_the_folder(tmp_path):
+    play(2, tmp_path)
+    with pytest.raises(fedgma.ConfigError, match="aggregator"):
+        play(3, tmp_path, tau=0.9)
+    assert json.loads((tmp_path / "failed").read_text())["exit_code"] == 2
+    assert_same(play(3, tmp_path), play(3))
+    assert not (tmp_path / "failed").exists()
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    whole = play(4)
+    with pytest.raises(KeyboardInterrupt):
+        play(4, tmp_path, dying(9))
+    newest = max((tmp_path / "checkpoints").iterdir()) / "state.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert_same(play(4, tmp_path), whole)
+
+
+def test_replies_are_fetched_one_at_a_time():
+    grid = Nodes((1, 2, 3), trained)
+    strategy().start(grid, record(START), 2)
+    assert grid.most_held == 1
+
+
+def test_a_straggler_is_not_waited_for_and_is_counted():
+    result = play(2, answer=lambda node, message: None if node == 3 else trained(node, message))
+    expected = play(2, answer=lambda node, message: failure(3) if node == 3 else trained(node, message))
+    assert_same(result, expected)
+    assert result.train_metrics_clientapp[1]["gma-late"] == 1
+    assert expected.train_metrics_clientapp[1]["gma-late"] == 0
+
+
+def test_a_round_that_came_to_nothing_is_played_again():
+    lost = iter([True, True, True])  # the first attempt of round 1
+
+    def answer(node, message):
+        return Message(error=failure(node).error, reply_to=message) if next(lost, False) else trained(node, message)
+
+    assert_same(play(3, answer=answer), play(3))
+
+
+def test_a_run_of_which_nothing_comes_ends_with_the_reason(tmp_path):
+    def broken(node, message):
+        return Message(error=failure(node).error, reply_to=message)
+
+    with pytest.raises(fedgma.NotEnoughClients, match="no valid update"):
+        play(2, tmp_path, broken, retries=1)
+    assert json.loads((tmp_path / "failed").read_text())["exit_code"] == 4
+
+
+def test_a_quorum_is_asked_of_every_round():
+    def one_of_three(node, message):
+        return trained(node, message) if node == 1 else Message(error=failure(node).error, reply_to=message)
+
+    assert play(1, answer=one_of_three, quorum=1).train_metrics_clientapp[1]["gma-clients"] == 1
+    with pytest.raises(fedgma.NotEnoughClients, match="1 valid replies, but the quorum is 2"):
+        play(1, answer=one_of_three, quorum=2, retries=0)
+
+
+def too_long(node, message, by=100.0):
+    """Node 3 sends an update that points the right way and is much too long."""
+    answer = trained(node, message)
+    if node != 3:
+        return answer
+    before = {name: array.numpy() for name, array in message.content["arrays"].items()}
+    after = {name: array.numpy() for name, array in answer.content["arrays"].items()}
+    longer = {"w": before["w"] + np.float32(by) * (after["w"] - before["w"]), "steps": after["steps"]}
+    return Message(content=reply(node, longer, weight=30).content, reply_to=message)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_an_update_that_is_much_longer_than_usual_costs_its_node(rounds, tmp_path):
+    expected = play(rounds, answer=lambda node, message: None if node == 3 else trained(node, message))
+    result = play(rounds, tmp_path, answer=too_long)
+    (refused,) = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[-1])["refused"]
+    assert (refused["client"], refused["reason"]) == (3, "norm")
+    assert_same(result, expected)
+    assert result.train_metrics_clientapp[rounds]["gma-refused"] == 1
+
+
+def test_the_limit_on_lengths_can_be_switched_off():
+    assert play(1, answer=too_long, norm_factor=None).train_metrics_clientapp[1]["gma-refused"] == 0
+
+
+def test_lengths_that_grow_for_all_are_believed_after_a_few_attempts():
+    def growing(node, message):
+        if message.content["config"]["server-round"] == 1:
+            return trained(node, message)
+        return too_long(3, message, by=1000.0)
+
+    def all_long(node, message):
+        content = growing(node, message).content
+        return Message(content=content, reply_to=message)
+
+    result = play(2, answer=all_long)
+    assert result.train_metrics_clientapp[2]["gma-clients"] == 3
+
+
+def test_nodes_are_sampled_by_who_they_are_and_not_by_their_numbers():
+    def partitions_of(numbers, seed):
+        held = dict(zip(numbers, range(6), strict=True))
+
+        def answer(node, message):
+            if message.metadata.message_type == "query":
+                return identify(message, Context(1, node, {"partition-id": held[node]}, RecordDict(), {}))
+            return None
+
+        grid = Nodes(numbers, answer)
+        strategy = Masked(identity="partition-id", fraction_train=0.5, seed=seed)
+        messages = strategy.configure_train(1, record(START), MetricRecord(), grid)
+        return [held[message.metadata.dst_node_id] for message in messages]
+
+    drawn = partitions_of([11, 22, 33, 44, 55, 66], 0)
+    assert partitions_of([903, 13, 88, 7, 500, 1], 0) == drawn
+    expected = fedgma.seeds.generator(0, "cohort", 1).choice(6, 3, replace=False)
+    assert drawn == sorted(expected.tolist())  # the simulator's cohort
+
+
+def test_a_node_that_does_not_say_who_it_is_is_not_asked_to_train():
+    def answer(node, message):
+        if node == 2:
+            return Message(error=failure(node, "no query function").error, reply_to=message)
+        return identify(message, Context(1, node, {"partition-id": node}, RecordDict(), {}))
+
+    messages = Masked(identity="partition-id").configure_train(
+        1, record(START), MetricRecord(), Nodes((1, 2, 3), answer)
+    )
+    assert [message.metadata.dst_node_id for message in messages] == [1, 3]
+
+
+def test_without_an_identity_the_order_is_that_of_the_public_keys():
+    def sampled(keys):
+        grid = Nodes(keys, keys=keys)
+        strategy = Masked(fraction_train=0.5)
+        messages = strategy.configure_train(1, record(START), MetricRecord(), grid)
+        return {keys[message.metadata.dst_node_id] for message in messages}
+
+    keys = [b"a", b"b", b"c", b"d", b"e", b"f"]
+    one = dict(zip([5, 4, 3, 2, 1, 6], keys, strict=True))
+    two = dict(zip([71, 72, 73, 74, 75, 76], keys, strict=True))
+    assert sampled(one) == sampled(two)
+
+
+def test_evaluation_metrics_of_bad_replies_are_left_out():
+    def answer(node, message):
+        if message.metadata.message_type == "train":
+            return trained(node, message)
+        metrics = {1: {"num-examples": 10, "accuracy": 0.5}, 2: {"accuracy": 0.9}, 3: {"num-examples": -1}}[node]
+        return Message(content=RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    grid = Nodes((1, 2, 3), answer)
+    result = Masked(min_available_nodes=3).start(grid, record(START), 1)
+    assert dict(result.evaluate_metrics_clientapp[1]) == {"accuracy": 0.5}
+
+
+def test_the_servers_own_evaluation_is_called_as_flower_calls_it(tmp_path):
+    def evaluate(round_, arrays):
+        assert isinstance(arrays, ArrayRecord)
+        return MetricRecord({"round": round_})
+
+    grid = Nodes((1, 2, 3), trained)
+    result = strategy().start(grid, record(START), 2, evaluate_fn=evaluate, folder=tmp_path)
+    assert {key: value["round"] for key, value in result.evaluate_metrics_serverapp.items()} == {0: 0, 1: 1, 2: 2}
