@@ -13,3 +13,5 @@ if find_spec("nvflare") is None:
     collect_ignore += ["src/fedgma/nvflare.py", "tests/nvflare_client.py"]
 if find_spec("pfl") is None:
     collect_ignore.append("src/fedgma/pfl.py")
+if find_spec("ray") is None:
+    collect_ignore.append("tests/experiments/ray_nodes.py")
