@@ -19,8 +19,9 @@ import torch
 from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
 
 from fedgma.errors import FedgmaError
-from fedgma.fleet import assemble, draw_cohort, export, lay_cohort, play, play_round, restore, start
+from fedgma.fleet import assemble, draw_cohort, lay_cohort, play, play_round, restore, start
 from fedgma.models import SmallCNN
+from fedgma.states import export
 from fedgma.trainers.cohorts import unflatten
 
 ALGORITHMS = {

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from fedgma.evaluation import evaluate
-from fedgma.fleet import Fleet, State, assemble, play_round, start
+from fedgma.fleet import Fleet, assemble, play_round, start
 from fedgma.pools import Pool
 from fedgma.specs import RunSpec
+from fedgma.states import State
 from fedgma.trainers.cohorts import unflatten
 
 

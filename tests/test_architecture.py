@@ -31,7 +31,7 @@ ROOMS = [
     ],
     ["datasets", "shifts", "partitions", "splits", "skew"],
     ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
-    ["specs", "fleet", "verdicts", "runs", "summaries", "comparisons"],
+    ["specs", "states", "fleet", "verdicts", "runs", "summaries", "comparisons"],
     ["experiments", "doctor"],
     ["plots", "reports", "analyses", "paper", "flower", "secagg", "nvflare", "pfl", "cli", "__main__"],
 ]

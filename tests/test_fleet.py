@@ -10,10 +10,11 @@ import fedgma
 from fedgma.datasets import load
 from fedgma.errors import ConfigError
 from fedgma.federation import federate
-from fedgma.fleet import assemble, draw_cohort, export, lay_cohort, play, play_round, restore, start
+from fedgma.fleet import assemble, draw_cohort, lay_cohort, play, play_round, restore, start
 from fedgma.partitions import dirichlet, iid
 from fedgma.shifts import Colour
 from fedgma.specs import RunSpec
+from fedgma.states import export
 from fedgma.trainers.cohorts import unflatten
 from plain_pools import PlainFederation, make_federation, make_pool
 

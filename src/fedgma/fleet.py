@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fedgma.errors import ConfigError
 from fedgma.evaluation import Scorer, client_means, sample_scores
 from fedgma.models import build
-from fedgma.optimizers import MOMENTS
 from fedgma.seeds import generator, seed
 from fedgma.specs import AGGREGATORS, Round, RunSpec, mask_tables
+from fedgma.states import State, restored
 from fedgma.trainers import controls, memory, servers, statistics, tallies
 from fedgma.trainers.choose import LocalTrainer, choose, choose_scorer
 from fedgma.trainers.cohorts import (
@@ -59,19 +59,6 @@ class Fleet:
     chunk: int  # lanes trained at a time
     eval_batch: int
     device: torch.device
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """Where all runs stand, run axis first; `export` and `restore` make plain data of it."""
-
-    rounds: np.ndarray  # int64 [run], rounds played
-    params: Tensor  # float32 [run, entry]
-    buffers: Stacked
-    moments: servers.Moments
-    control: Tensor | None  # [run, entry], SCAFFOLD's c
-    variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
-    looks: tuple[tuple[int, Tensor] | None, ...]  # per run, when its votes were last looked at and which entries passed
 
 
 def assemble(
@@ -357,61 +344,11 @@ def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
     return tuple({name: pools[next(where)] for name in own} for own in named)
 
 
-def export(fleet: Fleet, state: State, run: int) -> dict[str, np.ndarray]:
-    """One run's state as plain arrays: enough to go on bit-identically, alone or in another fleet."""
-    plain = {"round": np.array(state.rounds[run])}
-    moments = {part: getattr(state.moments, part) for part in MOMENTS[fleet.specs[run].server]}
-    for part, flat in {"params": state.params, **moments}.items():
-        named = unflatten(flat[run : run + 1], fleet.shapes)
-        plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
-    plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
-    own = state.variates[run]
-    if own is not None and state.control is not None:
-        plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": own.cpu().numpy().copy()}
-    if (look := state.looks[run]) is not None:
-        plain |= {"look/round": np.array(look[0]), "look/passed": np.packbits(look[1].cpu().numpy())}
-    return plain
-
-
 def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
     """The fleet's state out of one exported state for each run."""
-    fresh = start(fleet)
     if len(states) != len(fleet.specs):
         raise ConfigError(f"expected one state for each of {len(fleet.specs)} runs, got {len(states)}")
-
-    def rows(part: str, given: Tensor) -> Tensor:
-        """As exported; what a run has not is as it starts."""
-        table = given.clone()
-        for run, plain in enumerate(states):
-            if part == "params" or part in MOMENTS[fleet.specs[run].server]:
-                named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in fleet.shapes}
-                table[run] = flatten(named)[0].to(fleet.device)
-        return table
-
-    buffers = {
-        n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers
-    }
-    variates, control = list(fresh.variates), fresh.control
-    for run, plain in enumerate(states):
-        if variates[run] is not None and control is not None:
-            variates[run] = torch.from_numpy(plain["variates"]).to(fleet.device, copy=True)
-            control[run] = torch.from_numpy(plain["control"]).to(fleet.device)
-    return State(
-        rounds=np.array([int(s["round"]) for s in states], np.int64),
-        params=rows("params", fresh.params),
-        buffers=buffers,
-        moments=servers.Moments(rows("z", fresh.moments.z), rows("v", fresh.moments.v)),
-        control=control,
-        variates=tuple(variates),
-        looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
-    )
-
-
-def _restored_look(fleet: Fleet, plain: dict[str, np.ndarray], entries: int) -> tuple[int, Tensor] | None:
-    if "look/passed" not in plain:
-        return None
-    passed = np.unpackbits(plain["look/passed"], count=entries).astype(bool)
-    return int(plain["look/round"]), torch.from_numpy(passed).to(fleet.device)
+    return restored(fleet, start(fleet), states)
 
 
 def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:

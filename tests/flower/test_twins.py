@@ -13,7 +13,8 @@ from flwr.common.config import flatten_dict
 from fmnist_gma import client_app, server_app, task
 
 from fedgma.experiments.checkpoints import digest
-from fedgma.fleet import export, play
+from fedgma.fleet import play
+from fedgma.states import export
 
 APP = Path(task.__file__).parents[1]
 SMALL = {"run.rounds": 2, "run.local_steps": 2, "run.batch_size": 8}

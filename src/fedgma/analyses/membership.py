@@ -34,6 +34,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.plots.attacks import draw_attacks, draw_losses
 from fedgma.seeds import seed as keyed
 from fedgma.specs import RunSpec
+from fedgma.states import State
 from fedgma.trainers.cohorts import Pool, unflatten
 from fedgma.trainers.engine import float32_precision
 from fedgma.verdicts import paired
@@ -116,7 +117,7 @@ def train_models(
 
 @torch.no_grad()
 def logits_on(
-    fleet: fleets.Fleet, state: fleets.State, pool: Pool, runs: Iterable[int], batch: int = 1000
+    fleet: fleets.Fleet, state: State, pool: Pool, runs: Iterable[int], batch: int = 1000
 ) -> npt.NDArray[np.float32]:
     """Logits [run, sample, class] of some runs on a whole pool, run by run."""
     forward = run_forward(copy.deepcopy(fleet.model).eval())

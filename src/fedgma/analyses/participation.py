@@ -20,6 +20,7 @@ from fedgma.analyses.rounds import data_and_model, specs_of
 from fedgma.experiments.materials import Materials
 from fedgma.plots.analyses import draw_participation
 from fedgma.specs import RoundRecord, RunSpec
+from fedgma.states import export
 from fedgma.verdicts import Verdict, paired
 
 ARMS = {"AVG": "mean", "GMA": "gma"}
@@ -72,7 +73,7 @@ def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[di
         for _ in range(point - done):
             state, _ = fleets.play_round(trunk, state)
         done = point
-        plain = [fleets.export(trunk, state, run) for run in range(len(specs))]
+        plain = [export(trunk, state, run) for run in range(len(specs))]
         _, played = fleets.play_round(fork, fleets.restore(fork, plain * len(ARMS)))
         for record in played.records:
             yield from trial_rows(record, len(specs))

@@ -25,6 +25,7 @@ from fedgma.analyses.stability import (
 )
 from fedgma.experiments.materials import Materials
 from fedgma.masks import votes_needed
+from fedgma.states import State
 from fedgma.verdicts import paired
 
 
@@ -107,7 +108,7 @@ def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[s
     return rows
 
 
-def _states(fleet: fleets.Fleet, points: Iterable[int]) -> Iterator[tuple[int, fleets.State]]:
+def _states(fleet: fleets.Fleet, points: Iterable[int]) -> Iterator[tuple[int, State]]:
     """The fleet's state after so many rounds, for each of the rising numbers."""
     state, done = fleets.start(fleet), 0
     for point in points:

@@ -13,8 +13,9 @@ from fedgma.datasets import load
 from fedgma.errors import DataError
 from fedgma.experiments.config import Settings, complete
 from fedgma.experiments.materials import Materials
-from fedgma.fleet import Fleet, State, draw_cohort, lay_cohort
+from fedgma.fleet import Fleet, draw_cohort, lay_cohort
 from fedgma.specs import RunSpec
+from fedgma.states import State
 from fedgma.trainers import servers, tallies
 from fedgma.trainers.cohorts import Trained, unflatten
 

@@ -28,6 +28,7 @@ from fedgma.experiments.records import Line, RunFolder, finished, is_done, read_
 from fedgma.models import Model, build, parameter_count
 from fedgma.runs import Run, curve, flat
 from fedgma.specs import RunSpec
+from fedgma.states import State, export
 from fedgma.summaries import Row, rows
 
 CHECKPOINT_SECONDS = 10.0
@@ -283,28 +284,28 @@ def _few_threads(small: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _resume(fleet: fleets.Fleet, found: Sequence[Checkpoint | None]) -> fleets.State:
+def _resume(fleet: fleets.Fleet, found: Sequence[Checkpoint | None]) -> State:
     """The state to go on from: that of the checkpoints, and the first one for runs that have none."""
     fresh = fleets.start(fleet)
     if all(point is None for point in found):
         return fresh
-    states = [fleets.export(fleet, fresh, run) if point is None else point.state for run, point in enumerate(found)]
+    states = [export(fleet, fresh, run) if point is None else point.state for run, point in enumerate(found)]
     try:
         return fleets.restore(fleet, states)
     except (KeyError, RuntimeError, ValueError) as error:
         raise ConfigError(f"a checkpoint does not fit the model ({error}); was the model's code changed?") from None
 
 
-def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: fleets.State) -> None:
+def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: State) -> None:
     """A checkpoint of every run that is under way."""
     for run, folder in enumerate(folders):
         if folder is not None and 0 < state.rounds[run] < fleet.specs[run].rounds:
-            folder.checkpoint(int(state.rounds[run]), fleets.export(fleet, state, run))
+            folder.checkpoint(int(state.rounds[run]), export(fleet, state, run))
 
 
-def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: fleets.State, run: int, keep: bool) -> None:
+def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: State, run: int, keep: bool) -> None:
     if folder is not None:
-        round, arrays = int(state.rounds[run]), fleets.export(fleet, state, run)
+        round, arrays = int(state.rounds[run]), export(fleet, state, run)
         if keep and folder.saved != round:
             folder.checkpoint(round, arrays)
         model = {name: value for name, value in arrays.items() if name.startswith(("params/", "buffers/"))}
