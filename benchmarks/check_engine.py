@@ -22,7 +22,7 @@ from fedgma.errors import FedgmaError
 from fedgma.fleet import assemble, draw_cohort, lay_cohort, play, play_round, restore, start
 from fedgma.models import SmallCNN
 from fedgma.states import export
-from fedgma.trainers.cohorts import unflatten
+from fedgma.trainers.cohorts import Task, unflatten
 
 ALGORITHMS = {
     "fedavg": {},
@@ -72,7 +72,7 @@ def updates(fleet, state) -> torch.Tensor:
     lanes = [(run, int(client)) for run, spec in enumerate(fleet.specs) for client in draw_cohort(spec, 2)]
     cohort, _ = lay_cohort(fleet, state, lanes)
     named = unflatten(state.params, fleet.shapes)
-    return fleet.train(fleet.model, cohort, fleet.pools, named, state.buffers).flat
+    return fleet.train(Task(fleet.model, cohort, fleet.pools, named, state.buffers)).flat
 
 
 def repeats_and_resumes(device: str) -> float:

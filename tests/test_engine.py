@@ -7,6 +7,7 @@ import torch
 from fedgma.models import build
 from fedgma.trainers import loop
 from fedgma.trainers.choose import written_gradients
+from fedgma.trainers.cohorts import Task
 from fedgma.trainers.engine import Engine, float32_precision
 from fedgma.trainers.forms import Blocks, form_gradients, form_of
 from fedgma.trainers.gradients import lane_gradients, multiplied
@@ -103,8 +104,8 @@ def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
     (start, _), engine = start_of(model), engine_of(model)
     for clients in ([0, 1, 2, 3, 4], [2, 4, 0], [4, 3, 2, 1]):
         cohort = make_cohort(federation, clients, **settings)
-        wanted = loop.train(model, cohort, [federation.train], start, {})
-        found = engine(model, cohort, [federation.train], start, {})
+        wanted = loop.train(Task(model, cohort, [federation.train], start, {}))
+        found = engine(Task(model, cohort, [federation.train], start, {}))
         assert distance(wanted.updates, found.updates) < 1e-5
         np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-4)
     assert len(engine._stations) == 1
@@ -114,9 +115,10 @@ def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
     federation, model = make_federation([3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
     cohort, extra = make_cohort(federation, range(3)), correction_like(start, 3)
-    wanted = loop.train(model, cohort, [federation.train], start, {}, extra)
+    wanted = loop.train(Task(model, cohort, [federation.train], start, {}, extra))
     assert (
-        distance(wanted.updates, engine_of(model)(model, cohort, [federation.train], start, {}, extra).updates) < 1e-5
+        distance(wanted.updates, engine_of(model)(Task(model, cohort, [federation.train], start, {}, extra)).updates)
+        < 1e-5
     )
 
 
@@ -125,7 +127,7 @@ def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools():
     engine = Engine(lane_gradients(model), compile=False)
     cohort, pools = make_cohort(federation, range(2), lr=0.001), [federation.train, make_pool(10, (3, 16, 16), seed=4)]
     cohort.pool[:] = [1, 0]
-    wanted, found = (t(model, cohort, pools, *start_of(model)) for t in (loop.train, engine))
+    wanted, found = (t(Task(model, cohort, pools, *start_of(model))) for t in (loop.train, engine))
     assert distance(wanted.buffers, found.buffers) < 1e-5
 
 
@@ -139,8 +141,8 @@ def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
         raise RuntimeError("no compiler here\nand a long story")
 
     engine.learn = broken
-    found = engine(model, cohort, [federation.train], start, {})
-    assert distance(loop.train(model, cohort, [federation.train], start, {}).updates, found.updates) < 1e-5
+    found = engine(Task(model, cohort, [federation.train], start, {}))
+    assert distance(loop.train(Task(model, cohort, [federation.train], start, {})).updates, found.updates) < 1e-5
     assert caplog.messages == ["the step could not be compiled and runs as it is: no compiler here"]
 
 

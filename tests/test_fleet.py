@@ -15,7 +15,7 @@ from fedgma.partitions import dirichlet, iid
 from fedgma.shifts import Colour
 from fedgma.specs import RunSpec
 from fedgma.states import export
-from fedgma.trainers.cohorts import unflatten
+from fedgma.trainers.cohorts import Task, unflatten
 from plain_pools import PlainFederation, make_federation, make_pool
 
 SHAPE = (1, 28, 28)
@@ -142,10 +142,10 @@ def test_a_large_cohort_is_trained_a_few_lanes_at_a_time():
     fleet = assemble([run_of(make_federation([6] * 40, SHAPE), cohort=40)], trainer="loop", chunk=7)
     seen = []
 
-    def watched(model, cohort, *rest):
-        seen.append(cohort.index.nbytes)
-        assert cohort.lanes <= 7
-        return fleet.train(model, cohort, *rest)
+    def watched(task):
+        seen.append(task.cohort.index.nbytes)
+        assert task.cohort.lanes <= 7
+        return fleet.train(task)
 
     _, played = play_round(replace(fleet, train=watched), start(fleet))
     assert len(seen) == 6
@@ -305,7 +305,7 @@ def test_a_control_masks_as_the_aggregator_of_its_name(name):
     after, _ = play_round(fleet, before)
     cohort, weights = lay_cohort(fleet, before, [(0, int(client)) for client in draw_cohort(spec, 1)])
     own = {name: value[:1] for name, value in unflatten(before.params, fleet.shapes).items()}
-    updates = fleet.train(fleet.model, cohort, fleet.pools, own, {}).updates
+    updates = fleet.train(Task(fleet.model, cohort, fleet.pools, own, {})).updates
     controls = {"damped_mean": fedgma.damped_mean(0.4), "shuffled_mask": fedgma.shuffled_mask(0.4, seed=5)}
     wanted = controls[name](updates, weights.tolist()).update
     moved = {name: value[0] for name, value in unflatten(after.params - before.params, fleet.shapes).items()}

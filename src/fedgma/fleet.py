@@ -19,11 +19,13 @@ from fedgma.seeds import generator, seed
 from fedgma.specs import AGGREGATORS, Round, RunSpec, mask_tables
 from fedgma.states import State, restored
 from fedgma.trainers import controls, memory, servers, statistics, tallies
-from fedgma.trainers.choose import LocalTrainer, choose, choose_scorer
+from fedgma.trainers.choose import choose, choose_scorer
 from fedgma.trainers.cohorts import (
     Cohort,
+    LocalTrainer,
     Pool,
     Stacked,
+    Task,
     batch_order,
     effective_steps,
     flatten,
@@ -170,7 +172,7 @@ def _train_chunk(
     start = unflatten(state.params, fleet.shapes)
     correction = _correction(state, cohort) if state.control is not None else None
     named = unflatten(correction, fleet.shapes) if correction is not None else None
-    trained = fleet.train(fleet.model, cohort, fleet.pools, start, state.buffers, named)
+    trained = fleet.train(Task(fleet.model, cohort, fleet.pools, start, state.buffers, named))
     updates = trained.flat
     metrics = torch.stack([trained.loss, trained.accuracy], 1)
     counted = tallies.add(sums, cohort.run, weights, updates, trained.buffers, metrics)

@@ -119,10 +119,10 @@ def test_a_client_that_gives_no_finite_update_is_named(small, monkeypatch):
     fleet = assemble([spec])
     bad = {}
 
-    def spoilt(model, cohort, *rest):
-        trained = fleet.train(model, cohort, *rest)
+    def spoilt(task):
+        trained = fleet.train(task)
         next(iter(trained.updates.values()))[1] = float("nan")
-        bad["client"] = int(cohort.client[1])
+        bad["client"] = int(task.cohort.client[1])
         return trained
 
     from dataclasses import replace

@@ -17,7 +17,7 @@ from fedgma.fleet import Fleet, draw_cohort, lay_cohort
 from fedgma.specs import RunSpec
 from fedgma.states import State
 from fedgma.trainers import servers, tallies
-from fedgma.trainers.cohorts import Trained, unflatten
+from fedgma.trainers.cohorts import Task, Trained, unflatten
 
 MINI = "fmnist-mini"
 
@@ -45,7 +45,8 @@ def specs_of(materials: Materials, seeds: int, **settings: Any) -> list[RunSpec]
 def train_clients(fleet: Fleet, state: State, run: int, clients: Sequence[int]) -> tuple[Trained, np.ndarray]:
     """Local training of some clients of one run in its next round, and their weights; nothing is aggregated."""
     cohort, weights = lay_cohort(fleet, state, [(run, int(client)) for client in clients])
-    return fleet.train(fleet.model, cohort, fleet.pools, unflatten(state.params, fleet.shapes), state.buffers), weights
+    start = unflatten(state.params, fleet.shapes)
+    return fleet.train(Task(fleet.model, cohort, fleet.pools, start, state.buffers)), weights
 
 
 def retrain(fleet: Fleet, state: State, run: int, clients: Sequence[int], repeats: int) -> Iterator[Tensor]:

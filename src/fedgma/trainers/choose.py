@@ -5,7 +5,6 @@ import functools
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from fedgma.errors import ConfigError
 from fedgma.evaluation import Scorer, run_forward, scorer
 from fedgma.models import Logistic, ResNet18
 from fedgma.trainers import lanes, loop
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained
+from fedgma.trainers.cohorts import LocalTrainer, Pool, Stacked, Task, Trained
 from fedgma.trainers.compilation import compiled
 from fedgma.trainers.compiled import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.trainers.engine import Engine, float32_precision
@@ -23,21 +22,6 @@ from fedgma.trainers.residual import residual_form
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
-
-
-class LocalTrainer(Protocol):
-    """Local training of a cohort; see `loop.train`."""
-
-    def __call__(
-        self,
-        model: nn.Module,
-        cohort: Cohort,
-        pools: Sequence[Pool],
-        start: Stacked,
-        buffers: Stacked,
-        correction: Stacked | None = None,
-    ) -> Trained:
-        """Train all lanes of the cohort."""
 
 
 def choose(
@@ -85,9 +69,9 @@ def choose(
 def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
     """The trainer with float32 products as exact as the setting says, whatever torch's own defaults are."""
 
-    def call(*arguments: Any, **options: Any) -> Trained:
+    def call(task: Task) -> Trained:
         with float32_precision(precision):
-            return train(*arguments, **options)
+            return train(task)
 
     return call
 

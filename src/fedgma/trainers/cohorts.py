@@ -4,14 +4,14 @@ A lane is one client training in one round of one run. The order of its samples 
 (seed, "batches", round, client), so the loop, the lanes and a fleet all train on the same batches.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedgma.seeds import generator
 
@@ -81,6 +81,20 @@ class Cohort:
         last = int((counts > 0).sum(1).max(initial=0))
         parts = {name: getattr(self, name)[rows] for name in LANE_WISE}
         return replace(self, **parts, index=self.index[rows, :last], counts=counts[:, :last])
+
+
+class Task(NamedTuple):
+    """What a local trainer is given: each lane starts from its run's row of `start` and `buffers`."""
+
+    model: nn.Module
+    cohort: Cohort
+    pools: Sequence[Pool]
+    start: Stacked
+    buffers: Stacked
+    correction: Stacked | None = None  # [lane, ...], added to every gradient: SCAFFOLD's c - c_i
+
+
+LocalTrainer = Callable[[Task], Trained]
 
 
 def batch_order(

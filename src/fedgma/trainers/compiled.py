@@ -1,6 +1,6 @@
 """The CPU kernels as a local trainer: LeNet and logistic regression, every client of the cohort in one call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,10 +11,9 @@ from fedgma.evaluation import Scorer
 from fedgma.kernels import cohorts as cohort_kernels
 from fedgma.models import LeNet, Logistic
 from fedgma.pools import Pool as ImagePool
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, flatten, shapes_of
+from fedgma.trainers.cohorts import Cohort, LocalTrainer, Pool, Stacked, Task, Trained, flatten, shapes_of
 
 KERNELS = {LeNet: "lenet", Logistic: "logistic"}
-Train = Callable[..., Trained]
 
 
 def kernel_of(model: nn.Module, pool: Pool) -> str | None:
@@ -28,18 +27,12 @@ def kernel_of(model: nn.Module, pool: Pool) -> str | None:
     return None if cohort_kernels.why_not(name, (channels, height, width)) else str(name)
 
 
-def kernel_trainer(name: str, pools: Sequence[Pool]) -> Train:
+def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
     """A trainer that hands cohorts on these pools to the kernel; called like `loop.train`."""
     images = {id(pool): _images(pool) for pool in pools}
 
-    def train(
-        model: nn.Module,
-        cohort: Cohort,
-        pools: Sequence[Pool],
-        start: Stacked,
-        buffers: Stacked,
-        correction: Stacked | None = None,
-    ) -> Trained:
+    def train(task: Task) -> Trained:
+        _, cohort, pools, start, _, correction = task
         flat = flatten(start).numpy()
         fixes = flatten(correction).numpy() if correction else None
         updates = torch.empty(cohort.lanes, flat.shape[1])

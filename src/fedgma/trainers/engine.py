@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedgma.trainers import lanes
-from fedgma.trainers.cohorts import LANE_WISE, Cohort, Pool, Stacked, Trained, keyed_generators, ship
+from fedgma.trainers.cohorts import LANE_WISE, Cohort, Pool, Stacked, Task, Trained, keyed_generators, ship
 from fedgma.trainers.compilation import compiled
 from fedgma.trainers.gradients import GradientFunction, mixes_samples
 from fedgma.trainers.lanes import Bench, Features, Work
@@ -73,36 +73,23 @@ class Engine:
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
 
-    def __call__(
-        self,
-        model: nn.Module,
-        cohort: Cohort,
-        pools: Sequence[Pool],
-        start: Stacked,
-        buffers: Stacked,
-        correction: Stacked | None = None,
-    ) -> Trained:
+    def __call__(self, task: Task) -> Trained:
         """Train all lanes of the cohort; see `lanes.train`. A graph has one pool: those of others come after it."""
+        cohort, pools = task.cohort, task.pools
         groups = [np.flatnonzero(cohort.pool == one) for one in np.unique(cohort.pool)]
         if len(groups) == 1:
-            return self._train(model, cohort, pools[cohort.pool[0]], start, buffers, correction)
+            return self._train(task, pools[cohort.pool[0]])
         device = pools[0].y.device
         parts = []
         for rows in groups:
-            own = lanes.take_rows(correction, ship(rows, device)) if correction else None
-            pool = pools[cohort.pool[rows[0]]]
-            parts.append(self._train(model, cohort.take(rows), pool, start, buffers, own))
+            own = lanes.take_rows(task.correction, ship(rows, device)) if task.correction else None
+            part = task._replace(cohort=cohort.take(rows), correction=own)
+            parts.append(self._train(part, pools[cohort.pool[rows[0]]]))
         return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
 
-    def _train(
-        self,
-        model: nn.Module,
-        cohort: Cohort,
-        pool: Pool,
-        start: Stacked,
-        buffers: Stacked,
-        correction: Stacked | None,
-    ) -> Trained:
+    def _train(self, task: Task, pool: Pool) -> Trained:
+        """Lanes whose samples are all in one pool."""
+        model, cohort, _, start, buffers, correction = task
         order = np.argsort(-cohort.steps, kind="stable")
         cohort, device = cohort.take(order), pool.y.device
         if correction:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, keyed_generators, shapes_of, ship, unflatten
+from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Task, Trained, keyed_generators, shapes_of, ship, unflatten
 from fedgma.trainers.gradients import Found, GradientFunction, Product, lane_gradients, mixes_samples, multiplied
 from fedgma.trainers.operators import subtract_product
 
@@ -55,21 +55,9 @@ class Bench:
     hits: Tensor  # [lane]
 
 
-def train(
-    model: nn.Module,
-    cohort: Cohort,
-    pools: Sequence[Pool],
-    start: Stacked,
-    buffers: Stacked,
-    correction: Stacked | None = None,
-    *,
-    gradients: GradientFunction | None = None,
-) -> Trained:
-    """Train all lanes of the cohort together, each from its run's row of `start` and `buffers`.
-
-    `correction` [lane, ...] is added to every gradient: SCAFFOLD's c - c_i. The result is that of `loop.train` up to
-    the rounding of float32.
-    """
+def train(task: Task, *, gradients: GradientFunction | None = None) -> Trained:
+    """Train all lanes of the cohort together; the result is that of `loop.train` up to the rounding of float32."""
+    model, cohort, pools, start, buffers, correction = task
     order = np.argsort(-cohort.steps, kind="stable")
     cohort, device = cohort.take(order), pools[0].y.device
     features = features_of(cohort, correction)

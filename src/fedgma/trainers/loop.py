@@ -4,27 +4,17 @@ Everything else is compared with this. It also trains what cannot be vectorised 
 """
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Trained, flatten, keyed_generators, shapes_of, stack
+from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Task, Trained, flatten, keyed_generators, shapes_of, stack
 
 
-def train(
-    model: nn.Module,
-    cohort: Cohort,
-    pools: Sequence[Pool],
-    start: Stacked,
-    buffers: Stacked,
-    correction: Stacked | None = None,
-) -> Trained:
-    """Train each lane of the cohort from its run's row of `start` and `buffers`.
-
-    `correction` [lane, ...] is added to every gradient: SCAFFOLD's c - c_i.
-    """
+def train(task: Task) -> Trained:
+    """Train each lane of the cohort."""
+    model, cohort, pools, start, buffers, correction = task
     model = copy.deepcopy(model)
     trained = []
     for lane, run in enumerate(cohort.run.tolist()):
