@@ -81,7 +81,9 @@ def test_experiments_share_runs_with_each_other():
     main, more = (names(plan_runs(experiment(name), Chosen())) for name in ("E1", "E2"))
     assert names(plan_runs(experiment("E3"), Chosen())) <= main | more
     controls = experiment("C1")
-    searched = [part for part in controls.parts if part.rates == "shared" and "client_learning_rate" not in part.settings]
+    searched = [
+        part for part in controls.parts if part.rates == "shared" and "client_learning_rate" not in part.settings
+    ]
     shared = controls._replace(parts=tuple(searched))
     assert names(plan_runs(shared, Chosen(), Cut(cells="aggregator=mean|gma"))) <= main | more
 
