@@ -5,10 +5,8 @@ differs. `separate` trains the two arms apart and looks at the same rounds. Ever
 its own mix of classes. A change is relative, 100 (GMA / AVG - 1), as in the paper.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from fedgma import fleet as fleets
 from fedgma.analyses import AnalysisRequest, AnalysisResult
 from fedgma.analyses.rounds import data_and_model, specs_of
 from fedgma.experiments.materials import Materials
+from fedgma.paper.printed import read_printed
 from fedgma.plots.analyses import draw_participation
 from fedgma.specs import RoundRecord, RunSpec
 from fedgma.states import export
@@ -163,8 +162,7 @@ def printed() -> list[dict[str, Any]]:
     """The paper's own numbers: means and relative changes of Tables 4 and 5."""
     rows = []
     for cohort in COHORTS:
-        file = resources.files("fedgma") / "paper" / "printed" / f"table_nonparticipating_{cohort}of10.csv"
-        for row in csv.DictReader(file.read_text().splitlines()):
+        for row in read_printed(f"table_nonparticipating_{cohort}of10.csv"):
             named = {"cohort": cohort, "trial": row["trial"], "group": row["client_group"], "arm": row["aggregation"]}
             rows.append({**named, "value": float(row["value"])})
     return rows

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fedgma.cli.report import say_report
+
 RUNS = Path("runs/paper")
 Cells = Annotated[str, typer.Option(help="Only these cells, e.g. 'dataset=mnist|fmnist,partition.clients=100'.")]
 Quick = Annotated[
@@ -37,7 +39,6 @@ def compare(
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.results import find_analysis, notes_of, write_comparison
-    from fedgma.reports.tables import text
     from fedgma.summaries import Summary
 
     one, paths = experiment(name), runs or [RUNS]
@@ -58,10 +59,7 @@ def compare(
         raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
     folder = Path("report") / one.id if out is None else out
     report = write_comparison(made, folder, analysed=notes_of(analysis))
-    for line in [*report.verdicts, *report.notes]:
-        typer.echo(f"{line}.")
-    for table in report.tables:
-        typer.echo(f"\n{table.title}\n{text(table)}")
+    say_report(report)
     typer.echo(f"\npage: {folder / 'report.html'}\ntables and figures: {folder}")
 
 

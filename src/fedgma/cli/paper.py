@@ -7,7 +7,7 @@ import typer
 
 from fedgma.cli import beside
 from fedgma.cli.beside import RUNS, Cells, Quick, Rates
-from fedgma.cli.play import Device
+from fedgma.cli.play import Checkpoints, Device, say_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,9 +30,6 @@ Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
 Estimate = Annotated[bool, typer.Option(help="Measure for a few rounds how long it will take.")]
 Fleet = Annotated[int | None, typer.Option(min=1, help="Largest number of runs in a fleet; a GPU's memory sets it.")]
 Minutes = Annotated[float | None, typer.Option(min=0.0, help="Begin no fleet that would not end in so many minutes.")]
-Checkpoints = Annotated[
-    float, typer.Option("--checkpoint-seconds", min=0.0, help="Least time between checkpoints of a run.")
-]
 
 
 class How(NamedTuple):
@@ -193,17 +190,24 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
     from fedgma.cli.play import leave_if_stopped
     from fedgma.experiments import play
     from fedgma.paper import fleets
+    from fedgma.paper.plans import samples
 
     with obeying_signals() as stopping:
         from fedgma.experiments.materials import Materials
 
         materials = Materials(how.device, precision=how.precision)
         planned = _with_data(play.plan(plan.grid, materials, how.out), console)
-        left, reasons = fleets.playable(play.missing(planned), materials)
+        undone = play.missing(planned)
+        left, reasons = fleets.playable(undone, materials)
         for reason in reasons:
             console.print(reason, soft_wrap=True)
         packed = fleets.pack_alike(left, materials, how.fleet)
-        _say_plan(console, planned, left, packed, f"{materials.device}, {how.precision}")
+        if left or (planned and not undone):
+            total = sum(samples(run.settings) for run in left) / 1e6
+            where = f"{materials.device}, {how.precision}, {total:,.1f} million samples"
+            say_plan(console, planned, left, len(packed), where)
+        else:
+            console.print("nothing to play here")
         seconds = fleets.estimate(packed, materials) if how.estimate and packed and not stopping() else None
         if seconds is not None:
             console.print(f"about {fleets.spoken(seconds)} at the rate of the first rounds")
@@ -241,22 +245,3 @@ def _with_data(planned: "list[Planned]", console: "Console") -> "list[Planned]":
         count = sum(run.settings.dataset == name for run in planned)
         console.print(f"{name} is not here: {count} runs are left out (`fedgma data list` says what to do)")
     return [run for run in planned if run.settings.dataset not in absent]
-
-
-def _say_plan(
-    console: "Console",
-    planned: "list[Planned]",
-    left: "list[Planned]",
-    packed: "list[list[Planned]]",
-    where: str,
-) -> None:
-    from fedgma.paper.plans import samples
-
-    if not left:
-        done = sum(run.folder is not None and (run.folder / "done").exists() for run in planned)
-        console.print(f"all {done} runs were done before" if done == len(planned) > 0 else "nothing to play here")
-        return
-    before = f", {len(planned) - len(left)} done before" if len(left) < len(planned) else ""
-    total = sum(samples(run.settings) for run in left) / 1e6
-    fleets = "one fleet" if len(packed) == 1 else f"{len(packed)} fleets"
-    console.print(f"{len(left)} runs in {fleets} on {where}, {total:,.1f} million samples{before}", soft_wrap=True)

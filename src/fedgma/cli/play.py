@@ -146,7 +146,7 @@ def say_plan(
         return
     before = f", {done} done before" if done else ""
     packed = "one fleet" if fleets == 1 else f"{fleets} fleets"
-    console.print(f"{len(left)} runs in {packed} on {where}{before}")
+    console.print(f"{len(left)} runs in {packed} on {where}{before}", soft_wrap=True)
 
 
 def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:

@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedgma.comparisons import Comparison
+    from fedgma.reports.report import Report
     from fedgma.runs import Run
 
 Metric = Annotated[str, typer.Option(help="What verdicts go by: best, last10 or final.")]
@@ -26,18 +27,24 @@ def report(
     from fedgma.errors import ConfigError
     from fedgma.reports.pages import write_report
     from fedgma.reports.report import make_report
-    from fedgma.reports.tables import text
 
     made = make_report(runs, metric=metric, split=split)
     try:
         page = write_report(made, out)
     except OSError as error:
         raise ConfigError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
+    say_report(made)
+    typer.echo(f"\npage: {page}\ntables and pictures: {out}")
+
+
+def say_report(made: "Report") -> None:
+    """Verdicts, notes and tables of a report in plain text."""
+    from fedgma.reports.tables import text
+
     for line in [*made.verdicts, *made.notes]:
         typer.echo(f"{line}.")
     for table in made.tables:
         typer.echo(f"\n{table.title}\n{text(table)}")
-    typer.echo(f"\npage: {page}\ntables and pictures: {out}")
 
 
 def compare(

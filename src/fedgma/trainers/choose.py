@@ -4,7 +4,6 @@ import copy
 import functools
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -62,7 +61,7 @@ def choose(
     gradients = written_gradients(model, precision, blocks) if form else None
     gradients = gradients or lane_gradients(model, precision)
     if trainer == "lanes":
-        return _under(precision, partial(lanes.train, gradients=gradients))
+        return _under(precision, functools.partial(lanes.train, gradients=gradients))
     return Engine(gradients, precision=precision, compile=pool.y.device.type == "cuda")
 
 

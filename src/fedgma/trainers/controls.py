@@ -15,6 +15,8 @@ from fedgma.aggregators import shuffled_order
 from fedgma.trainers.cohorts import Shapes
 from fedgma.trainers.tallies import Merged
 
+CONTROLS = ("damped_mean", "shuffled_mask")
+
 
 class Controlled(Protocol):
     """What a run says about its aggregation."""
@@ -48,9 +50,6 @@ def lay_out(specs: Sequence[Controlled], shapes: Shapes, device: torch.device) -
     table = np.stack(order) if order else np.zeros((0, sum(sizes)), np.int64)
     damped, shuffled = (torch.tensor(rows[name], dtype=torch.int64, device=device) for name in CONTROLS)
     return Controls(damped, shuffled, torch.from_numpy(table).to(device), sizes)
-
-
-CONTROLS = ("damped_mean", "shuffled_mask")
 
 
 def _order(shapes: Shapes, seed: int) -> np.ndarray:
