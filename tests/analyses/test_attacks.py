@@ -1,5 +1,7 @@
 """Membership inference on cases whose answer is known."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 
+import fedgma
 from fedgma.analyses.attacks import (
     ATTACKS,
     area,
@@ -19,6 +22,7 @@ from fedgma.analyses.attacks import (
     rmia,
     trade_off,
 )
+from fedgma.analyses.membership import attack_runs
 from fedgma.errors import ConfigError
 
 
@@ -133,3 +137,15 @@ def test_the_papers_attacker_finds_a_shift_as_well_as_the_best_linear_rule():
     assert found.test_loss[0, 0] == pytest.approx(np.log(2))
     assert found.test_loss[0, -1] < found.test_loss[0, 0] - 0.05
     assert found.epochs[-1] == 400
+
+
+def test_finished_runs_that_kept_their_states_can_be_attacked(tmp_path):
+    given = {"model": "logistic", "partition": {"clients": 20}, "rounds": 2, "client_test_size": 0}
+    fedgma.run({**given, "aggregator": ["mean", "gma"], "seed": [0, 1]}, out=tmp_path)
+    assert attack_runs(tmp_path, {"dataset": "cifar10"}) is None
+    found = attack_runs(tmp_path, {"model": "logistic"}, "cpu", epochs=5)
+    assert [(row["arm"], row["targets"]) for row in found.tables["attacks"]] == [("AVG", 2), ("GMA", 2)]
+    tested = {row["arm"]: row["test_%"] for row in found.tables["gaps"]}
+    lines = [json.loads(line) for file in tmp_path.glob("*/rounds.jsonl") for line in file.read_text().splitlines()]
+    last = [100 * line["test"]["accuracy"] for line in lines if line["round"] == 2]
+    assert sum(tested.values()) / 2 == pytest.approx(sum(last) / 4, abs=0.01)

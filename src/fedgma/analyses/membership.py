@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,10 @@ from fedgma.analyses.attacks import (
 )
 from fedgma.analyses.rounds import MINI, data_and_model, specs_of
 from fedgma.evaluation import run_forward, seen_by
+from fedgma.experiments.checkpoints import read_checkpoint
+from fedgma.experiments.config import Settings
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.records import finished, read_head
 from fedgma.plots.attacks import draw_attacks, draw_losses
 from fedgma.seeds import seed as keyed
 from fedgma.specs import RunSpec
@@ -81,7 +85,58 @@ def run(
     samples = len(base.federation.train.y)
     inside = np.concatenate([halves(shadows, samples, seed=seed), np.ones((whole, samples), bool)])
     models = train_models(base, inside, arms, precision=precision, seed=seed)
-    return attack(models, shadows, named={"dataset": dataset, "rounds": rounds}, epochs=epochs)
+    named = {"dataset": dataset, "model": base.model if isinstance(base.model, str) else "own", "rounds": rounds}
+    return attack(models, shadows, named=named, epochs=epochs)
+
+
+def attack_runs(
+    out: str | Path, wanted: Mapping[str, Any], device: str = "auto", *, epochs: int = 5000
+) -> AnalysisResult | None:
+    """The paper's attack on finished runs in a folder of run folders that kept their last states.
+
+    `wanted` are settings that the runs must have (`dataset`, `algorithm`, ...), `aggregator` left out: two of the same
+    seed, with the mask and without, are a pair. None where there is no pair.
+    """
+    runs: dict[str, dict[int, tuple[Settings, Path]]] = {name: {} for name in ARMS.values()}
+    for _, _, folder in finished(Path(out)):
+        settings = Settings.model_validate(_given(read_head(folder)["settings"]))
+        fits = all(getattr(settings, name) == value for name, value in wanted.items())
+        if fits and settings.aggregator in runs and any((folder / "checkpoints").glob("*/*.json")):
+            runs[settings.aggregator][settings.seed] = (settings, folder)
+    seeds = sorted(set.intersection(*(set(own) for own in runs.values())))
+    if not seeds:
+        return None
+    pairs = [runs[name][seed] for name in ARMS.values() for seed in seeds]
+    models = saved_models(pairs, device)
+    first = pairs[0][0]
+    return attack(
+        models, 0, named={"dataset": first.dataset, "model": first.model, "rounds": first.rounds}, epochs=epochs
+    )
+
+
+def saved_models(runs: Sequence[tuple[Settings, Path]], device: str) -> dict[str, Models]:
+    """What the last models of run folders answer, by arm; the arms come one after the other, with the same seeds."""
+    materials = Materials(device)
+    fleet = fleets.assemble([materials.spec(settings) for settings, _ in runs])
+    points = [read_checkpoint(folder / "checkpoints") for _, folder in runs]
+    state = fleets.restore(fleet, [point.state for point in points if point is not None])
+    train, test, seeds = fleet.specs[0].federation.train, fleet.specs[0].federation.test, len(runs) // len(ARMS)
+    held = np.zeros(len(train.y), bool)
+    held[np.concatenate([np.asarray(own) for own in fleet.specs[0].federation.clients])] = True
+    inside = np.tile(held, (seeds, 1))
+    return {
+        arm: answers(fleet, state, range(place * seeds, (place + 1) * seeds), train, test, inside)
+        for place, arm in enumerate(ARMS)
+    }
+
+
+def _given(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded settings as they can be given again: what a run does not use is recorded as None."""
+    return {
+        name: _given(value) if isinstance(value, Mapping) else value
+        for name, value in recorded.items()
+        if value is not None
+    }
 
 
 def train_models(
@@ -108,11 +163,17 @@ def train_models(
     found = {}
     for place, arm in enumerate(arms):
         rows = range(place * len(inside), (place + 1) * len(inside))
-        train, test = base.federation.train, base.federation.test
-        # a model that diverged may answer with infinities; it has nothing to tell, and must not stop the others
-        answers = [np.nan_to_num(logits_on(fleet, state, pool, rows)) for pool in (train, test)]
-        found[arm] = Models(answers[0], answers[1], train.y.cpu().numpy(), test.y.cpu().numpy(), inside)
+        found[arm] = answers(fleet, state, rows, base.federation.train, base.federation.test, inside)
     return found
+
+
+def answers(
+    fleet: fleets.Fleet, state: State, runs: Sequence[int], train: Pool, test: Pool, inside: npt.NDArray[np.bool_]
+) -> Models:
+    """What some runs of a fleet answer on both splits."""
+    # a model that diverged may answer with infinities; it has nothing to tell, and must not stop the others
+    logits = [np.nan_to_num(logits_on(fleet, state, pool, runs)) for pool in (train, test)]
+    return Models(logits[0], logits[1], train.y.cpu().numpy(), test.y.cpu().numpy(), inside)
 
 
 @torch.no_grad()
@@ -151,7 +212,9 @@ def attack(
     summary, differences = summarise(rows), compare(rows)
     tables = {"attacks": summary, "differences": differences, "gaps": summarise(gaps)}
     tables |= {"targets": rows, "attacker_losses": losses}
-    drawn = {"trade_off": draw_attacks(curves), "attacker_loss": draw_losses(losses)}
+    drawn = {"attacker_loss": draw_losses(losses)}
+    if shadows:
+        drawn["trade_off"] = draw_attacks(curves)
     return AnalysisResult(tables, say(differences, tables["gaps"]), drawn)
 
 
@@ -182,7 +245,7 @@ def shadow_rows(models: Models, shadows: int) -> tuple[list[dict[str, Any]], dic
     inside, rows = models.inside[:shadows], []
     curves: dict[str, tuple[Numbers, Numbers]] = {}
     grid = np.geomspace(1e-4, 1, 200)
-    for name, scored in ATTACKS.items():
+    for name, scored in ATTACKS.items() if shadows else ():
         found = np.zeros_like(grid)
         for target in range(shadows):
             scores = scored(confidence, inside, target)
@@ -227,7 +290,7 @@ NUMBERS = ("auc_%", "accuracy_%", "tpr_at_0.1%", "tpr_at_1%", "train_%", "test_%
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean over targets with its interval, for every arm and attack."""
-    names = [name for name in ("dataset", "rounds", "attack", "models", "arm") if name in rows[0]]
+    names = [name for name in ("dataset", "model", "rounds", "attack", "models", "arm") if name in rows[0]]
     found = []
     for label in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
         own = [row for row in rows if tuple(row[name] for name in names) == label]
@@ -251,8 +314,9 @@ def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             verdict = paired([one[number] - other[number] for one, other in zip(masked, plain, strict=True)])
             alone = verdict.of < 2
             interval = {"low": None if alone else verdict.low, "high": None if alone else verdict.high}
-            head = {"attack": attacked, "models": kind, "arm": arm, "number": number, "minus_AVG": verdict.mean}
-            found.append({**head, **interval, "targets": verdict.of})
+            head: dict[str, Any] = {name: own[0][name] for name in ("dataset", "model") if name in own[0]}
+            head |= {"attack": attacked, "models": kind, "arm": arm, "number": number}
+            found.append({**head, "minus_AVG": verdict.mean, **interval, "targets": verdict.of})
     return found
 
 
@@ -262,10 +326,9 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
         "The attacker sees the last global model's logits and nothing of the rounds. Targets share shadows, so the "
         "intervals over targets are a little too narrow."
     ]
-    said += [
-        f"{row['arm']}, {row['models']}: train {row['train_%']:.1f} %, test {row['test_%']:.1f} %, gap {row['gap']:.1f}"
-        for row in gaps
-    ]
+    for row in gaps:
+        numbers = f"train {row['train_%']:.1f} %, test {row['test_%']:.1f} %, gap {row['gap']:.1f}"
+        said.append(f"{_place(row)}{row['arm']}, {row['models']}: {numbers}")
     wanted = {"logistic, as printed": ("accuracy_%",), "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%")}
     for row in differences:
         if row["number"] in wanted.get(row["attack"], ()):
@@ -275,16 +338,33 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
                 between = f" ({row['low']:.2f} to {row['high']:.2f}, {row['targets']} targets){seen}"
             number = row["number"].replace("_", " ")
             change = f"{row['arm']} {row['minus_AVG']:+.2f} points against AVG{between}"
-            said.append(f"{row['attack']}, {row['models']}, {number}: {change}.")
+            said.append(f"{_place(row)}{row['attack']}, {row['models']}, {number}: {change}.")
     return said
 
 
+def _place(row: Mapping[str, Any]) -> str:
+    return f"{row['dataset']}, {row['model']}: " if "model" in row else ""
+
+
 def analyse(request: AnalysisRequest) -> AnalysisResult:
-    """E16: on a GPU CIFAR-10 with ResNet18-GN, as in the paper; on a CPU Fashion-MNIST with LeNet."""
+    """E16: on a GPU CIFAR-10, the attack as printed on ResNet18-GN if E1's runs kept their last states, and shadows.
+
+    The shadow attacks train 34 federations of LeNet there; on a CPU everything is Fashion-MNIST with LeNet.
+    """
     if request.quick:
         small: dict[str, Any] = {"partition": {"name": "label_skew", "clients": 20}, "epochs": 200}
         small |= data_and_model(request, MINI)
         return run(request.device, rounds=request.rounds or 3, shadows=4, **small)
-    if Materials(request.device).device.type == "cuda":
-        return run(request.device, dataset="cifar10", batch_size=64, precision="bf16", rounds=request.rounds or 45)
-    return run(request.device, rounds=request.rounds or 100, whole=request.seeds)
+    if Materials(request.device).device.type != "cuda":
+        return run(request.device, rounds=request.rounds or 100, whole=request.seeds)
+    shadowed = run(request.device, dataset="cifar10", model="lenet", precision="tf32", rounds=request.rounds or 1000)
+    trained = {"dataset": "cifar10", "model": "resnet18-gn", "algorithm": "fedavg"}
+    printed = attack_runs(request.out.parents[1], trained, request.device)
+    return shadowed if printed is None else both(printed, shadowed)
+
+
+def both(first: AnalysisResult, second: AnalysisResult) -> AnalysisResult:
+    """Two results as one: tables one below the other, pictures of the first where both have one."""
+    names = dict.fromkeys((*first.tables, *second.tables))
+    tables = {name: [*first.tables.get(name, []), *second.tables.get(name, [])] for name in names}
+    return AnalysisResult(tables, [*first.notes, *second.notes[1:]], {**second.figures, **first.figures})

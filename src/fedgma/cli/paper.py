@@ -29,6 +29,7 @@ Out = Annotated[Path, typer.Option(help="Folder for the run folders; experiments
 Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
 Estimate = Annotated[bool, typer.Option(help="Measure for a few rounds how long it will take.")]
 Fleet = Annotated[int | None, typer.Option(min=1, help="Largest number of runs in a fleet; a GPU's memory sets it.")]
+Keep = Annotated[bool, typer.Option(help="Keep the last state of every run: to extend it, or to attack it (E16).")]
 Minutes = Annotated[float | None, typer.Option(min=0.0, help="Begin no fleet that would not end in so many minutes.")]
 
 
@@ -43,6 +44,7 @@ class How(NamedTuple):
     fleet: int | None
     minutes: float | None
     checkpoint_seconds: float
+    keep: bool = False
 
 
 @app.command("list")
@@ -82,13 +84,14 @@ def run(
     fleet: Fleet = None,
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
+    keep: Keep = False,
 ) -> None:
     """Play an experiment's runs, all or cut; what is done is not repeated, a stopped run goes on where it was."""
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.plans import Cut
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep)
     for one in [experiment(name) for name in ids]:
         _play(one, cut, how)
 
@@ -107,6 +110,7 @@ def run_all(
     fleet: Fleet = None,
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
+    keep: Keep = False,
 ) -> None:
     """Play every experiment in order, all or cut; those of which no cell is left are passed over."""
     from fedgma.paper.catalogue import catalogue
@@ -114,7 +118,7 @@ def run_all(
     from fedgma.paper.rates import Chosen
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep)
     for one in catalogue().values():
         if not cells or plan_runs(one, Chosen(), cut).runs:
             _play(one, cut, how)
@@ -231,7 +235,7 @@ def _play_fleets(
             console.print(f"{len(packed) - place + 1} fleets are left for another time: {how.minutes:g} minutes are up")
             return
         watch = Watch(console, quiet=False, names=names_of(members))
-        options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": False}  # hundreds of large models
+        options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
         play_fleets([members], materials, watch, stopping, **options)
         console.print(f"fleet {place} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
