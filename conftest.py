@@ -4,7 +4,9 @@ from importlib.util import find_spec
 
 collect_ignore = []
 if find_spec("triton") is None:
-    collect_ignore.append("src/fedgma/kernels/gpu.py")
+    collect_ignore += [
+        f"src/fedgma/kernels/{name}gpu.py" for name in ("", "convolutions_matrix_", "convolutions_thread_")
+    ]
 if find_spec("numba") is None:
     collect_ignore.append("src/fedgma/kernels/cpu.py")
 if find_spec("flwr") is None:

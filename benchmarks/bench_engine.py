@@ -1,11 +1,11 @@
-"""How fast a round is: W1, W2 and W3, pfl-research's CIFAR10 benchmark, ResNet18-GN; every way of training it.
+"""How fast a round is: W1, W2 and W3, pfl-research's CIFAR10 benchmark, ResNet18; every way of training it.
 
     python benchmarks/bench_engine.py --workloads W1 pfl --ways loop engine engine-tf32 engine-bf16
 
-A way is trainer[-precision][-generic][-b<first>x<second>]: "engine-bf16-b28x10" is the compiled and captured engine in
-bfloat16 with blocks of 28 and 10 outputs; "-generic" leaves the hand-written gradients aside. Before anything is timed,
-each way plays two rounds and its weights are compared with those of the loop (column "off"). One round of warm-up is in
-the start-up, two more before the clock. Images are random; times do not depend on them.
+A way is trainer[-precision][-generic]: "engine-bf16" is the compiled and captured engine in bfloat16; "-generic" leaves
+the hand-written gradients aside. Before anything is timed, each way plays a short round or two and its weights are
+compared with those of the loop (column "off"). One round of warm-up is in the start-up, two more before the clock.
+Images are random; times do not depend on them. What is going on is told on stderr, with the seconds since the start.
 """
 
 import sys
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import torch
-from workloads import WORKLOADS, header, make_images, measure, parser, spec_of
+from workloads import WORKLOADS, header, make_images, measure, parser, progress, spec_of
 
 from fedgma.fleet import play
 
@@ -29,14 +29,12 @@ def options_of(way: str) -> dict[str, object]:
     for word in rest:
         if word == "generic":
             options["form"] = False
-        elif word in ("fp32", "tf32", "bf16"):
-            options["precision"] = word
         else:
-            options["blocks"] = tuple(int(part) for part in word.removeprefix("b").split("x"))
+            options["precision"] = word
     return options
 
 
-def two_rounds(spec, options) -> torch.Tensor:
+def weights_after(spec, options) -> torch.Tensor:
     *_, played = play([spec], **options)
     return played.state.params[0]
 
@@ -46,21 +44,27 @@ def main() -> None:
     made.add_argument("--workloads", nargs="+", default=["W1", "W2", "W3", "pfl", "resnet"])
     made.add_argument("--ways", nargs="+", default=DEFAULT)
     made.add_argument("--no-check", action="store_true")
-    arguments = made.parse_args()
+    arguments, log = made.parse_args(), progress()
     print(f"{header(arguments.device)}\n")
     print("| workload | way | start-up s | ms a round | host ms | samples/s | MiB | accuracy | off |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in arguments.workloads:
         work = WORKLOADS[name]
+        log.info("%s: making images", name)
         images = make_images(work, arguments.device)
-        short = spec_of(work, images, rounds=2, local_steps=3)
-        wanted = None if arguments.no_check else two_rounds(short, {"trainer": "loop"})
+        rounds, steps = work.check
+        short, wanted = spec_of(work, images, rounds=rounds, local_steps=steps), None
+        if not arguments.no_check:
+            log.info("%s: %d rounds of %d steps by the loop", name, rounds, steps)
+            wanted = weights_after(short, {"trainer": "loop"})
         for way in arguments.ways:
             try:
                 off = float("nan")
                 if wanted is not None:
-                    found = two_rounds(short, options_of(way))
+                    log.info("%s %s: checking", name, way)
+                    found = weights_after(short, options_of(way))
                     off = ((found - wanted).norm() / wanted.norm()).item()
+                log.info("%s %s: timing", name, way)
                 timing = measure([spec_of(work, images)], rounds=arguments.rounds, **options_of(way))
             except Exception as error:
                 traceback.print_exc(limit=-4)

@@ -2,18 +2,30 @@
 
     python benchmarks/bench_fleet.py --runs 1 8 64            # W1, whole rounds with tally, mask and server step
     python benchmarks/bench_fleet.py --scale 100 1000 10000   # clients sampled of 100,000: linear time, flat memory
+    python benchmarks/bench_fleet.py --host 160 --device cpu  # what the host does in a round; nothing is trained
 
 Runs of a fleet differ in seed, threshold, learning rate and server. Every second one is evaluated apart, not here.
 """
 
 import sys
+import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+import numpy as np
+import torch
 from bench_engine import options_of
 from workloads import WORKLOADS, header, make_images, measure, parser, spec_of
+
+from fedgma.experiments.lines import line_of
+from fedgma.experiments.records import RunFolder
+from fedgma.fleet import assemble, play_round, start
+from fedgma.trainers import lanes, tallies
+from fedgma.trainers.cohorts import Task, Trained, shapes_of, ship
 
 SERVERS = [("sgd", 1.0), ("adam", 0.01), ("momentum", 0.5), ("yogi", 0.01)]
 
@@ -24,7 +36,12 @@ def main() -> None:
     made.add_argument("--runs", type=int, nargs="*", default=[])
     made.add_argument("--scale", type=int, nargs="*", default=[])
     made.add_argument("--ways", nargs="+", default=["engine", "engine-tf32", "engine-bf16"])
+    made.add_argument("--host", type=int, nargs="*", default=[])
+    made.add_argument("--seeds", type=int, help="that the runs share; else each has its own, with --host 4")
     arguments = made.parse_args()
+    if arguments.host:
+        report_host(arguments.host, arguments.seeds or 4, arguments.rounds, arguments.device)
+        return
     work = WORKLOADS[arguments.workload]
     print(f"{header(arguments.device)}\n")
     print("| runs | clients a round | way | start-up s | ms a round | host ms | samples/s | MiB |")
@@ -36,7 +53,8 @@ def main() -> None:
             for run in range(runs):
                 server, rate = SERVERS[run % 4]
                 tau = 0.1 * (run % 10)
-                specs.append(spec_of(work, images, seed=run, tau=tau, server=server, server_lr=rate))
+                own = run % (arguments.seeds or runs)
+                specs.append(spec_of(work, images, seed=own, tau=tau, server=server, server_lr=rate))
             report(specs, work.cohort, way, arguments.rounds)
         for cohort in arguments.scale:
             large = make_images(work, arguments.device, clients=100_000)
@@ -50,6 +68,55 @@ def report(specs, cohort: int, way: str, rounds: int) -> None:
         f"| {timing.samples:,.0f} | {timing.memory:,.0f} |",
         flush=True,
     )
+
+
+def report_host(counts: list[int], seeds: int, rounds: int, device: str) -> None:
+    """Milliseconds a round of everything but training: images of one pixel, and a trainer that only lays lanes out."""
+    tallies._add_lanes = lambda *_: None  # on a GPU that is one kernel
+    print("| clients | runs | draw, tally, server ms | records ms | lines ms | together |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for work in (replace(WORKLOADS[name], model="logistic", shape=(1, 1, 1)) for name in ("W1", "W2")):
+        images = make_images(work, device)
+        for runs in counts:
+            arms = [(run % seeds, 0.1 * (run % 10), SERVERS[run // seeds % 4]) for run in range(runs)]
+            specs = [spec_of(work, images, seed=s, tau=t, server=n, server_lr=r) for s, t, (n, r) in arms]
+            spent = [1e3 * part for part in host_seconds(specs, rounds)]
+            columns = " | ".join(f"{part:.1f}" for part in (*spent, sum(spent)))
+            print(f"| {work.clients} | {runs} | {columns} |", flush=True)
+
+
+def host_seconds(specs, rounds: int) -> list[float]:
+    """Seconds a round: playing it, reading its records, writing a line a run."""
+    fleet = replace(assemble(specs, trainer="lanes", chunk=10**6), train=idle)
+    state, _ = play_round(fleet, start(fleet))
+    spent = np.zeros(3)
+    with tempfile.TemporaryDirectory() as out:
+        folders = [RunFolder(Path(out) / str(run), {"settings": {}, "parameters": 1}) for run in range(len(specs))]
+        for folder in folders:
+            folder.__enter__()
+            folder.resume()
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            state, played = play_round(fleet, state)
+            launched = time.perf_counter()
+            records = played.records
+            read = time.perf_counter()
+            for record in records:
+                folders[record.run].append(line_of(record, 0.1))
+            spent += np.diff([begun, launched, read, time.perf_counter()])
+        for folder in folders:
+            folder.__exit__()
+    return list(spent / rounds)
+
+
+def idle(task: Task) -> Trained:
+    """Everything that the host does for an engine, and no step."""
+    order = np.argsort(-task.cohort.steps, kind="stable")
+    cohort, device = task.cohort.take(order), task.pools[0].y.device
+    rows = ship(cohort.run, device)
+    bench = lanes.lay_out(cohort, lanes.features_of(cohort, None), task.start, task.buffers, rows)
+    nothing = torch.zeros(cohort.lanes, sum(shape.numel() for _, shape in shapes_of(task.start)), device=device)
+    return Trained(nothing, shapes_of(task.start), bench.buffers, bench.loss, bench.hits)
 
 
 if __name__ == "__main__":

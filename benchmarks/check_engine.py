@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
 
+from fedgma.draws import draw_cohort
 from fedgma.errors import FedgmaError
-from fedgma.fleet import assemble, draw_cohort, lay_cohort, play, play_round, restore, start
+from fedgma.fleet import assemble, lay_cohort, play, play_round, restore, start
 from fedgma.models import SmallCNN
 from fedgma.states import export
 from fedgma.trainers.cohorts import Task, unflatten
@@ -112,7 +113,10 @@ def main() -> None:
     cases += [(m, "fedavg", True, {"form": False}) for m in models if m != "resnet"]
     cases += [(m, "fedavg", False, {"precision": p}) for m in models for p in ("tf32", "bf16")]
     if "resnet" in models:
-        cases.append(("resnet", "fedavg", True, {"model": "resnet18-bn"}))
+        batch = {"model": "resnet18-bn"}
+        cases += [
+            ("resnet", "fedavg", True, {**batch, **more}) for more in ({}, {"precision": "bf16"}, {"form": False})
+        ]
     failed = sum(not case(arguments.device, *one) for one in cases)
     for check in (repeats_and_resumes, dropout_differs):
         off = check(arguments.device)

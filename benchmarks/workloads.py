@@ -1,16 +1,19 @@
 """The workloads that the benchmarks share: shapes, federations of random images, and how a row of the table is made."""
 
 import argparse
+import copy
+import logging
 import platform
 import resource
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from fedgma.evaluation import evaluate
+from fedgma.evaluation import evaluate, run_forward, scorer
 from fedgma.fleet import Fleet, assemble, play_round, start
 from fedgma.pools import Pool
 from fedgma.specs import RunSpec
@@ -30,6 +33,7 @@ class Workload:
     batch: int
     lr: float = 0.05
     momentum: float = 0.9
+    check: tuple[int, int] = (2, 3)  # rounds and local steps in which a way is compared with the loop
 
 
 WORKLOADS = {
@@ -37,7 +41,8 @@ WORKLOADS = {
     "W2": Workload("lenet", (1, 28, 28), 500, 120, 10, 32),
     "W3": Workload("lenet", (1, 28, 28), 1000, 60, 100, 32),
     "pfl": Workload("cnn", (3, 32, 32), 1000, 50, 50, 10, lr=0.1, momentum=0.0),
-    "resnet": Workload("resnet18-gn", (3, 32, 32), 100, 500, 10, 64, lr=0.01),
+    "resnet": Workload("resnet18-gn", (3, 32, 32), 100, 500, 10, 64, lr=0.01, check=(1, 2)),
+    "resnet-bn": Workload("resnet18-bn", (3, 32, 32), 100, 500, 10, 64, lr=0.01, check=(1, 2)),
     "logistic": Workload("logistic", (1, 28, 28), 100, 600, 10, 32),
 }
 
@@ -50,21 +55,23 @@ class Images:
 
 
 def make_images(work: Workload, device: str, clients: int | None = None, seed: int = 0) -> Images:
-    """Noisy images around ten centres, dealt to clients; the same for the same seed on every device."""
+    """Noisy images around ten centres, dealt to clients; made on the device, the same each time on that kind of it."""
     clients = clients or work.clients
-    rng = np.random.default_rng(7)
-    centres = rng.integers(0, 256, (10, *work.shape)).astype(np.int16)
+    draw = torch.Generator(device).manual_seed(7)
+
+    def integers(low: int, high: int, *shape: int, kind: torch.dtype = torch.int16) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=draw, device=device, dtype=kind)
+
+    centres = integers(0, 256, 10, *work.shape)
 
     def pool(size: int) -> Pool:
-        y = rng.integers(10, size=size)
-        x = np.empty((size, *work.shape), np.uint8)
-        for begin in range(0, size, 10000):
-            part = slice(begin, begin + 10000)
-            noise = rng.integers(-128, 128, (len(y[part]), *work.shape), dtype=np.int16)
-            x[part] = np.clip(centres[y[part]] // 4 + 96 + noise // 2, 0, 255)
-        centre = torch.full((work.shape[0], 1, 1), 0.5)
-        home = torch.zeros(size, dtype=torch.int64)
-        return Pool(torch.from_numpy(x), torch.from_numpy(y), 10, home, centre, centre / 2).to(device)
+        y = integers(0, 10, size, kind=torch.int64)
+        x = torch.empty((size, *work.shape), dtype=torch.uint8, device=device)
+        for part, labels in zip(x.split(10000), y.split(10000), strict=True):
+            noise = integers(-128, 128, *part.shape)
+            part.copy_((centres[labels] // 4 + 96 + noise // 2).clamp(0, 255))
+        centre = torch.full((work.shape[0], 1, 1), 0.5, device=device)
+        return Pool(x, y, 10, torch.zeros_like(y), centre, centre / 2)
 
     size = min(clients * work.samples, 60000)
     order = np.random.default_rng(seed).permutation(size)
@@ -116,9 +123,10 @@ def measure(specs: list[RunSpec], *, rounds: int, warm: int = 2, **options: obje
 
 
 def test_accuracy(fleet: Fleet, state: State) -> float:
-    params = unflatten(state.params, fleet.shapes)
-    pool = fleet.specs[0].federation.test
-    return evaluate(fleet.score, params, state.buffers, pool, batch=fleet.eval_batch).accuracy.mean().item()
+    """By the module as it is: a compiled forward pass would take longer to make than to use."""
+    params, pool = unflatten(state.params, fleet.shapes), fleet.specs[0].federation.test
+    score = scorer(run_forward(copy.deepcopy(fleet.model).eval()))
+    return evaluate(score, params, state.buffers, pool, batch=min(fleet.eval_batch, 1000)).accuracy.mean().item()
 
 
 def _wait(cuda: bool) -> None:
@@ -133,6 +141,18 @@ def header(device: str) -> str:
     return (
         f"{name}{threads}, torch {torch.__version__}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
     )
+
+
+def progress() -> logging.Logger:
+    """What is going on, with the seconds since the start, on stderr; the engine tells there what it compiles."""
+    lines = logging.StreamHandler(sys.stderr)
+    begun = time.time()
+    lines.setFormatter(logging.Formatter("%(seconds)6.1f s  %(message)s"))
+    lines.addFilter(lambda record: setattr(record, "seconds", record.created - begun) or True)
+    log = logging.getLogger("fedgma")
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    return log
 
 
 def parser(text: str) -> argparse.ArgumentParser:

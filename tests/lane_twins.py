@@ -18,7 +18,8 @@ def make_cohort(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, mom
         for name, value in zip(("lr", "momentum", "mu", "clip"), (lr, momentum, mu, clip), strict=True)
     }
     run = np.zeros(lanes, np.int64)
-    return Cohort(run, np.array(clients), run.copy(), index, counts, seeds=np.arange(lanes), **rates)
+    order = np.arange(lanes)
+    return Cohort(run, np.array(clients), run.copy(), order, index, counts, seeds=np.arange(lanes), **rates)
 
 
 def start_of(model):

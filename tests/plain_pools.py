@@ -22,6 +22,14 @@ class PlainPool:
         return x + shift.reshape(*index.shape, *(1,) * (x.dim() - index.dim())), self.y[index]
 
 
+class DoublePool(PlainPool):
+    """In double precision, where equality can be told from rounding."""
+
+    def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = super().batch(index, client)
+        return x.double(), y
+
+
 @dataclass(frozen=True)
 class PlainFederation:
     train: PlainPool

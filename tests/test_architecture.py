@@ -30,8 +30,8 @@ ROOMS = [
         "secure",
     ],
     ["datasets", "shifts", "partitions", "splits", "skew"],
-    ["pools", "views", "federation", "models", "trainers", "evaluation", "probes"],
-    ["specs", "states", "fleet", "verdicts", "runs", "summaries", "comparisons"],
+    ["pools", "views", "augmentations", "federation", "models", "trainers", "evaluation", "probes"],
+    ["specs", "draws", "states", "fleet", "verdicts", "runs", "summaries", "comparisons"],
     ["experiments", "doctor"],
     ["plots", "reports", "analyses", "paper", "flower", "secagg", "nvflare", "pfl", "cli", "__main__"],
 ]

@@ -40,15 +40,38 @@ def test_runs_are_scored_as_each_model_alone(name, shape):
         assert found.accuracy[run].item() == pytest.approx((logits.argmax(1) == y).float().mean().item())
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"), [("lenet", (1, 28, 28)), ("cnn", (3, 12, 12)), ("logistic", (5,)), ("resnet18-gn", (3, 16, 16))]
-)
+WRITTEN = [
+    ("lenet", (1, 28, 28)),
+    ("cnn", (3, 12, 12)),
+    ("logistic", (5,)),
+    ("resnet18-gn", (3, 16, 16)),
+    ("resnet18-bn", (3, 16, 16)),
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), WRITTEN)
 def test_the_written_forward_pass_gives_the_same_scores(name, shape):
     models, params, buffers = two_runs(name, shape)
+    draw = torch.Generator().manual_seed(3)
+    buffers = {n: v + 0.2 * torch.rand(v.shape, generator=draw) if "running" in n else v for n, v in buffers.items()}
     pool = make_pool(6, shape)
     generic, written = scorer(run_forward(models[0])), form_scorer(written_form(models[0]))
     for one, two in zip(*(sample_scores(s, params, buffers, pool) for s in (generic, written)), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("samples", "batch", "shapes"), [(11, 4, {4}), (12, 5, {4}), (3, 5, {3}), (13, 12, {7})])
+def test_batches_are_all_of_one_size_and_no_sample_counts_twice(samples, batch, shapes):
+    seen = set()
+
+    def score(params, buffers, pool, index):
+        seen.add(len(index))
+        return index[None].float(), index[None] % 2 == 0
+
+    losses, hits = sample_scores(score, {}, {}, make_pool(samples, (3,)), batch=batch)
+    assert seen == shapes
+    assert losses[0].tolist() == list(range(samples))
+    assert hits[0].tolist() == [sample % 2 == 0 for sample in range(samples)]
 
 
 def test_samples_are_seen_in_their_homes_environment():

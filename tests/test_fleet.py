@@ -8,18 +8,20 @@ import torch
 
 import fedgma
 from fedgma.datasets import load
+from fedgma.draws import draw_cohort
 from fedgma.errors import ConfigError
 from fedgma.federation import federate
-from fedgma.fleet import assemble, draw_cohort, lay_cohort, play, play_round, restore, start
+from fedgma.fleet import assemble, lay_cohort, play, play_round, restore, start
 from fedgma.partitions import dirichlet, iid
 from fedgma.shifts import Colour
 from fedgma.specs import RunSpec
 from fedgma.states import export
-from fedgma.trainers.cohorts import Task, unflatten
+from fedgma.trainers.cohorts import Task, ship_batches, unflatten
 from plain_pools import PlainFederation, make_federation, make_pool
 
 SHAPE = (1, 28, 28)
 UNEVEN = [20, 13, 30, 8, 25, 40]
+SENT = [(0, "gma"), (0, "mean"), (1, "and_mask")]
 
 
 def last(specs, **options):
@@ -235,7 +237,7 @@ def test_batch_normalisation_statistics_take_the_mean_and_counters_the_maximum()
 
 def test_runs_that_do_not_fit_together_are_refused():
     one = run_of(make_federation(UNEVEN, SHAPE))
-    with pytest.raises(ConfigError, match="share model, batch size and input shape"):
+    with pytest.raises(ConfigError, match="share model, batch size, augmentation and input shape"):
         assemble([one, run_of(one.federation, batch_size=4)])
     with pytest.raises(ConfigError, match="at least one run"):
         assemble([])
@@ -325,3 +327,47 @@ def test_runs_of_differently_coloured_federations_share_a_fleet():
     together, _ = play_round(fleet, start(fleet))
     alone = last([fleet.specs[1]], trainer="lanes").state
     assert relative(alone.params[0], together.params[1]) < 1e-5
+
+
+def test_what_paired_runs_draw_alike_is_drawn_once():
+    federation = make_federation(UNEVEN, SHAPE)
+    arms = [{"tau": 0.0}, {"tau": 0.9}, {"lr": 0.1}, {"local_epochs": 2}]
+    specs = [run_of(federation, seed=seed, **arm) for seed in range(2) for arm in arms]
+    fleet = assemble(specs, trainer="lanes")
+    state = start(fleet)
+    lanes = [(run, int(client)) for run, spec in enumerate(specs) for client in draw_cohort(spec, 1)]
+    cohort, weights = lay_cohort(fleet, state, lanes)
+    assert len(cohort.orders) == 2 * 4 * 2  # seeds x clients x numbers of epochs
+    assert weights.tolist() == [len(federation.clients[client]) for _, client in lanes]
+    for lane, (run, client) in enumerate(lanes):
+        alone, _ = lay_cohort(fleet, state, [(run, client)])
+        steps = alone.counts.shape[1]
+        assert np.array_equal(cohort.index[lane, :steps], alone.index[0])
+        assert np.array_equal(cohort.counts[lane, :steps], alone.counts[0])
+        assert not cohort.counts[lane, steps:].any()
+        assert cohort.seeds[lane] == alone.seeds[0]
+
+
+def test_some_lanes_of_a_cohort_keep_their_batches():
+    federation = make_federation(UNEVEN, SHAPE)
+    fleet = assemble([run_of(federation, seed=seed) for seed in (0, 0, 1)], trainer="lanes")
+    cohort, _ = lay_cohort(fleet, start(fleet), [(0, 2), (1, 2), (2, 5), (0, 3), (1, 3)])
+    part = cohort.take(np.array([4, 2, 3]))
+    steps = part.counts.shape[1]
+    assert len(part.orders) == 2
+    assert np.array_equal(part.index, cohort.index[[4, 2, 3], :steps])
+    assert np.array_equal(ship_batches(part, torch.device("cpu")).numpy(), part.index.transpose(1, 0, 2))
+
+
+def test_a_round_that_was_sent_reads_the_same():
+    federation = replace(make_federation(UNEVEN, SHAPE), client_tests=tuple(np.split(np.arange(60), 6)))
+    specs = [run_of(federation, seed=s, aggregator=a, measure_every=1, per_client=True) for s, a in SENT]
+    fleet = assemble(specs)
+    state = start(fleet)
+    for _ in range(2):
+        state, played = play_round(fleet, state)
+        for one, two in zip(played.records, played.sent().records, strict=True):
+            accuracies, others = one.client_accuracies, two.client_accuracies
+            assert accuracies.dtype == others.dtype
+            assert np.array_equal(accuracies, others)
+            assert one._replace(client_accuracies=None) == two._replace(client_accuracies=None)

@@ -1,11 +1,28 @@
-"""The fused GPU passes against the plain path on the CPU: votes and masks to the bit, means too."""
+"""On a GPU: the fused passes against plain ones, to the bit where they are exact, and the engine against the loop."""
+
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import fedgma
+from convolution_cases import Case, by_kernels, draw, wanted
 from fedgma import kernels
+from fedgma.datasets import load
+from fedgma.federation import federate
+from fedgma.fleet import assemble, play, play_round, start
+from fedgma.models import build
+from fedgma.partitions import iid
+from fedgma.specs import RunSpec
+from fedgma.trainers import loop
+from fedgma.trainers.choose import choose, choose_scorer
+from fedgma.trainers.cohorts import Task
+from fedgma.trainers.engine import Engine, float32_precision
+from fedgma.trainers.forms import form_gradients, form_of
+from lane_twins import distance, make_cohort, start_of
+from plain_pools import PlainPool, make_federation
 from strategies import same_bits
 
 pytestmark = [
@@ -14,6 +31,12 @@ pytestmark = [
 ]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = [1, 7, 1024, 5000]
+LAYERS = [
+    Case(3, 4, 1, 28, 28, 6, 5, 2, True),
+    Case(3, 4, 6, 14, 14, 16, 5, 0, True, last=True),
+    Case(2, 3, 3, 32, 32, 32, 3, 0, False),
+    Case(2, 3, 32, 30, 30, 64, 3, 0, True, last=True),
+]
 
 
 def stack(clients, dtype, seed=0):
@@ -85,3 +108,100 @@ def test_a_state_dict_with_buffers_makes_the_round_trip_there():
     after = fedgma.server_round(model.state_dict(), clients, [1, 2, 3], optimizer=fedgma.yogi()).params
     assert all(value.device.type == "cuda" for value in after.values())
     model.load_state_dict(after)
+
+
+def residual_lanes(name, sizes):
+    """A round of three lanes with batches of four, on the device."""
+    federation, model = make_federation(sizes, (3, 16, 16)), build(name, (3, 16, 16), 10, seed=0).cuda()
+    pool = PlainPool(federation.train.x.cuda(), federation.train.y.cuda(), 10)
+    return Task(model, make_cohort(federation, range(3), lr=0.001), [pool], *start_of(model))
+
+
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [8, 3, 7]], ids=["even", "ragged"])
+@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+def test_the_engine_equals_the_loop_on_a_resnet(name, sizes):
+    task = residual_lanes(name, sizes)
+    engine = choose("engine", task.model, task.pools)
+    with float32_precision("fp32"):
+        wanted = loop.train(task)
+    found = engine(task)
+    # batches of four blow rounding up, and a ReLU that stands at zero within it moves a gradient by a hundredth
+    assert distance(wanted.updates, found.updates) < 0.05
+    torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-3, atol=1e-4)
+    assert len(engine._stations[0].graphs) == 1
+    if name == "resnet18-bn":
+        assert distance(wanted.buffers, found.buffers) < 1e-3
+        assert torch.equal(found.buffers["norm1.num_batches_tracked"], wanted.buffers["norm1.num_batches_tracked"])
+    half = choose("engine", task.model, task.pools, precision="bf16")(task)
+    assert torch.isfinite(half.flat).all()
+    torch.testing.assert_close(half.loss, wanted.loss, rtol=0.05, atol=0.05)
+
+
+def test_the_engine_crops_and_flips_as_the_loop_does():
+    mini = load("fmnist-mini")
+    federation = federate(mini, iid(mini.train.y, 30), device="cuda")
+    settings = {"model": "lenet", "rounds": 2, "cohort": 3, "lr": 0.01, "augment": "crop_flip", "evaluate_every": 0}
+    one, two = ([*play([RunSpec(federation, **settings)], trainer=t)][-1].state.params for t in ("loop", "engine"))
+    assert (one - two).norm() < 1e-4 * one.norm()
+
+
+@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+def test_the_compiled_scores_are_those_of_the_module(name):
+    model, _, (pool,), params, buffers, _ = residual_lanes(name, [8, 8, 8])
+    buffers = {n: v + 0.3 if v.is_floating_point() else v for n, v in buffers.items()}
+    index = torch.arange(24, device="cuda")
+    with float32_precision("fp32"), torch.no_grad():
+        scores = [
+            choose_scorer("engine", model, pool, form=form)(params, buffers, pool, index) for form in (True, False)
+        ]
+    torch.testing.assert_close(scores[0][0], scores[1][0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [{}, {"measure_every": 1, "evaluate_every": 1}, {"scaffold": True}])
+def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(more):
+    federation = make_federation([20, 13, 30, 8], (1, 28, 28))
+    train, test = (replace(pool, x=pool.x.cuda(), y=pool.y.cuda()) for pool in (federation.train, federation.test))
+    federation = replace(federation, train=train, test=test)
+    base = {"model": "logistic", "rounds": 9, "cohort": 3, "batch_size": 8, "evaluate_every": 0}
+    fleet = assemble([RunSpec(federation, seed=run // 2, tau=0.4 * (run % 2), **{**base, **more}) for run in range(4)])
+    state = start(fleet)
+    for _ in range(3):  # shapes are compiled, and memory is kept for the next time
+        state, played = play_round(fleet, state)
+        played.sent()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode itself warns that it is new
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            _, played = play_round(fleet, state)
+            sent = played.sent()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sent.records == played.records
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("case", "matrix"),
+    [(LAYERS[0], False), (LAYERS[1], False), (LAYERS[1], True), (LAYERS[2], True), (LAYERS[3], True)],
+)
+def test_the_fused_convolutions_have_the_gradients_of_autograd(case, matrix, dtype):
+    given = draw(case, "cuda", dtype)
+    with float32_precision("tf32"):  # whole numbers this small are exact in it
+        found = by_kernels(kernels.convolutions(matrix=matrix), case, *given, pieces=1 if case.samples % 2 else 2)
+    for one, other in zip(found, wanted(case, *given), strict=True):
+        assert torch.equal(one, other.to(one.dtype))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+@pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 28, 28)), ("lenet", (3, 28, 28)), ("cnn", (3, 32, 32))])
+def test_the_engine_equals_the_loop_there(name, shape, precision):
+    federation, model = make_federation([9, 3, 17, 8], shape), build(name, shape, 10, seed=0).cuda()
+    if name == "cnn":
+        model.dropout = (0.0, 0.0)
+    (start, _), pool = start_of(model), federation.train.to("cuda")
+    task = Task(model, make_cohort(federation, range(4)), [pool], start, {})
+    with float32_precision("fp32"):
+        slow = loop.train(task)
+    fast = Engine(form_gradients(form_of(model)), precision=precision, compile=False)(task)
+    assert distance(slow.updates, fast.updates) < {"fp32": 1e-3, "tf32": 5e-2}[precision]

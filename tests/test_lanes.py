@@ -10,7 +10,7 @@ from fedgma.trainers import lanes, loop
 from fedgma.trainers.cohorts import Task, batch_order, effective_steps
 from fedgma.trainers.gradients import mixes_samples, why_not_lanes
 from lane_twins import correction_like, distance, local_weights, make_cohort, mean_buffers, mean_weights, start_of
-from plain_pools import PlainPool, make_federation, make_pool
+from plain_pools import DoublePool, PlainPool, make_federation, make_pool
 
 EVEN, RAGGED = [8, 8, 8], [9, 3, 17, 1]
 SMALL = [("lenet", (1, 28, 28)), ("logistic", (1, 28, 28)), ("cnn", (3, 12, 12))]
@@ -37,17 +37,11 @@ def test_lanes_equal_the_loop_after_three_rounds(name, shape, sizes, settings):
     assert distance(slow, fast) < 1e-5
 
 
-class Doubled(PlainPool):
-    def batch(self, index, client):
-        x, y = super().batch(index, client)
-        return x.double(), y
-
-
 def resnet_distances(name, sizes, *, double):
     federation, model = make_federation(sizes, (3, 16, 16)), build(name, (3, 16, 16), 10, seed=0)
     pool = federation.train
     if double:
-        pool, model = Doubled(pool.x, pool.y, pool.classes), model.double()
+        pool, model = DoublePool(pool.x, pool.y, pool.classes), model.double()
     slow = fast = start_of(model)
     for round in (1, 2, 3):
         cohort = make_cohort(federation, range(len(sizes)), round=round, lr=0.001)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedgma.trainers.statistics import count, count_zeros, lay_out, passing
+from fedgma.trainers.statistics import count, count_zeros, lay_out, look, passing
 
 LAYERS = lay_out([("a.weight", torch.Size([3])), ("b.weight", torch.Size([2]))], torch.device("cpu"))
 NEEDED, BELOW = torch.tensor([0, 1, 1, 2, 2]), torch.tensor(float("nan"))  # tau 0.4
@@ -14,7 +14,7 @@ def figures(votes, mean, mask=None, zeros=(0, 0), before=None):
     rule = None if mask is None else (NEEDED, BELOW)
     mask = None if mask is None else torch.tensor(mask)
     counts = count(
-        votes, clients, LAYERS, torch.tensor(mean), mask, zeros=torch.tensor(zeros), rule=rule, before=before
+        votes, clients, LAYERS, torch.tensor(mean), mask, most=5, zeros=torch.tensor(zeros), rule=rule, before=before
     )
     return counts.statistics()
 
@@ -35,21 +35,29 @@ def test_the_cosine_is_between_the_masked_and_the_plain_step():
 
 
 def test_flips_and_overlap_are_counted_against_the_earlier_look():
-    before = 3, torch.tensor([True, False, False, True, True])
+    before = torch.tensor(3), torch.tensor([True, False, False, True, True])
     found = figures([4, 1, 4, 0, 2], [1.0] * 5, [1.0] * 5, before=before).stability
     assert found.since == 3
     assert found.flipped == pytest.approx(2 / 5)  # the third came up, the fourth went down
     assert found.overlap == pytest.approx(1 / 3)  # the second, of second, third and fourth
-    nobody = figures([4] * 5, [1.0] * 5, [1.0] * 5, before=(3, torch.ones(5, dtype=torch.bool))).stability
+    nobody = figures([4] * 5, [1.0] * 5, [1.0] * 5, before=(torch.tensor(3), torch.ones(5, dtype=torch.bool))).stability
     assert (nobody.flipped, nobody.overlap) == (0, 1)
 
 
 def test_zeros_of_a_client_that_does_not_count_are_not_counted():
-    zeros = torch.zeros(2, dtype=torch.int64)
-    update = torch.tensor([0.0, -0.0, 1.0, 0.0, 2.0])
-    count_zeros(zeros, LAYERS, update, torch.tensor(True))
-    count_zeros(zeros, LAYERS, update, torch.tensor(False))
-    assert zeros.tolist() == [2, 1]
+    zeros = torch.zeros(3, 2, dtype=torch.int64)
+    updates = torch.tensor([[0.0, -0.0, 1.0, 0.0, 2.0]] * 4)
+    count_zeros(zeros, torch.tensor([0, 0, 2, 2]), LAYERS, updates, torch.tensor([True, False, True, True]))
+    assert zeros.tolist() == [[2, 1], [0, 0], [4, 2]]
+
+
+def test_a_round_without_a_counted_client_is_no_look():
+    votes, rule = torch.tensor([4, 0]), NEEDED
+    first = look(votes, torch.tensor(0), rule, 1, None)
+    second = look(votes, torch.tensor(4), rule, 5, first)
+    third = look(-votes.flip(0), torch.tensor(0), rule, 10, second)
+    assert [int(since) for since, _ in (first, second, third)] == [0, 5, 5]
+    assert third[1].tolist() == [True, False]
 
 
 def test_passing_is_decided_by_the_clients_that_counted():

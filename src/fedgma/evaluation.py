@@ -64,18 +64,28 @@ def sample_scores(
 ) -> tuple[Tensor, Tensor]:
     """Loss and hit of every run on every sample of `index`, or of the whole pool: two [run, sample]."""
     chosen = torch.arange(len(pool.y), device=pool.y.device) if index is None else index
-    pieces = torch.split(chosen, even_batch(len(chosen), batch))
+    size = even_batch(len(chosen), batch)
+    pieces = list(torch.split(chosen, size))
+    short = size - len(pieces[-1]) if len(pieces) > 1 else 0
+    pieces[-1] = chosen[-size:] if short else pieces[-1]  # a rest would be a shape of its own to compile
     losses, hits = zip(*(score(params, buffers, pool, part) for part in pieces), strict=True)
-    return torch.cat(losses, 1), torch.cat(hits, 1)
+    return _joined(losses, short), _joined(hits, short)
+
+
+def _joined(parts: Sequence[Tensor], twice: int) -> Tensor:
+    """Pieces as one [run, sample]; the first samples of the last were in the piece before it too."""
+    return torch.cat([*parts[:-1], parts[-1][:, twice:]], 1)
 
 
 def even_batch(samples: int, most: int) -> int:
-    """The largest batch of at most `most` that leaves no rest, if there is one of at least half of that.
+    """The largest batch of at most `most` that leaves no rest, or the one whose rest is the largest.
 
     >>> even_batch(10_000, 3000), even_batch(10_007, 3000)
-    (2500, 3000)
+    (2500, 2502)
     """
-    return next((size for size in range(min(most, samples), most // 2, -1) if samples % size == 0), most)
+    pieces = max(1, -(-samples // most))
+    sizes = range(min(most, samples), most // 2, -1)
+    return next((size for size in sizes if samples % size == 0), max(1, -(-samples // pieces)))
 
 
 def seen_by(pool: Pool, index: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgma.augmentations import augmented
+from fedgma.draws import draw_cohorts, draw_orders
 from fedgma.errors import ConfigError
 from fedgma.evaluation import Scorer, client_means, sample_scores
 from fedgma.models import build
-from fedgma.seeds import generator, seed
+from fedgma.seeds import seed
 from fedgma.specs import AGGREGATORS, Round, RunSpec, mask_tables
 from fedgma.states import State, restored
 from fedgma.trainers import controls, memory, servers, statistics, tallies
@@ -26,12 +28,10 @@ from fedgma.trainers.cohorts import (
     Pool,
     Stacked,
     Task,
-    batch_order,
     effective_steps,
     flatten,
     ship,
     stack,
-    stack_orders,
     unflatten,
 )
 from fedgma.trainers.engine import float32_precision
@@ -71,16 +71,16 @@ def assemble(
     budget: int | None = None,
     chunk: int | None = None,
     form: bool = True,
-    blocks: tuple[int, int] | None = None,
 ) -> Fleet:
     """Check that the runs fit together and prepare everything that does not change from round to round.
 
-    `trainer`, `precision`, `form` and `blocks` are those of `trainers.choose`. `budget` is the memory for lanes in
+    `trainer`, `precision` and `form` are those of `trainers.choose`. `budget` is the memory for lanes in
     bytes; by default a share of the device's. `chunk` sets the number of lanes trained at a time outright.
     """
     specs = tuple(specs)
     _check_together(specs)
     pools, pool = distinct([spec.federation.train for spec in specs], apart=("home",))
+    pools = tuple(augmented(one, specs[0].augment) for one in pools)
     sample = pools[0]
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
@@ -90,7 +90,7 @@ def assemble(
         specs=specs,
         model=model,
         shapes=shapes,
-        train=choose(trainer, model, pools, precision=precision, form=form, blocks=blocks),
+        train=choose(trainer, model, pools, precision=precision, form=form),
         score=choose_scorer(trainer, model, sample, form=form),
         precision=precision,
         pools=pools,
@@ -142,7 +142,7 @@ def play(
 def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
-    cohorts = {run: draw_cohort(fleet.specs[run], int(state.rounds[run]) + 1) for run in busy}
+    cohorts = draw_cohorts(fleet.specs, state.rounds + 1, busy)
     sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
     drift = torch.zeros_like(sums.total) if state.control is not None else None
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
@@ -158,12 +158,6 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     return replace(state, looks=_look(fleet, state, sums)), played
 
 
-def draw_cohort(spec: RunSpec, round: int) -> np.ndarray:
-    """The clients sampled in a round, uniformly and without replacement, in rising order; empty ones are left out."""
-    drawn = generator(spec.seed, "cohort", round).choice(len(spec.federation.clients), spec.cohort, replace=False)
-    return np.array([client for client in np.sort(drawn) if len(spec.federation.clients[client])], np.int64)
-
-
 def _train_chunk(
     fleet: Fleet, state: State, lanes: list[tuple[int, int]], sums: tallies.Sums, drift: Tensor | None, zeros: Tensor
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
@@ -176,9 +170,12 @@ def _train_chunk(
     updates = trained.flat
     metrics = torch.stack([trained.loss, trained.accuracy], 1)
     counted = tallies.add(sums, cohort.run, weights, updates, trained.buffers, metrics)
-    for lane, run in enumerate(cohort.run.tolist()):
-        if fleet.specs[run].is_measured(int(state.rounds[run]) + 1):
-            statistics.count_zeros(zeros[run], fleet.layers, updates[lane], counted[lane])
+    measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
+    rows = np.flatnonzero(np.isin(cohort.run, measured))
+    if len(rows):
+        picked: slice | Tensor = slice(None) if len(rows) == cohort.lanes else ship(rows, fleet.device)
+        owner = ship(cohort.run[rows], fleet.device)
+        statistics.count_zeros(zeros, owner, fleet.layers, updates[picked], counted[picked])
     if drift is not None and state.control is not None:
         _update_variates(fleet, state, cohort, updates, counted, drift)
     return cohort.run, cohort.client, counted
@@ -186,27 +183,11 @@ def _train_chunk(
 
 def lay_cohort(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[Cohort, np.ndarray]:
     """The cohort of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
+    runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
     specs = [fleet.specs[run] for run, _ in lanes]
-    own = [spec.federation.clients[client] for spec, (_, client) in zip(specs, lanes, strict=True)]
-    orders = [
-        batch_order(
-            samples,
-            seed=spec.seed,
-            round=int(state.rounds[run]) + 1,
-            client=client,
-            epochs=spec.local_epochs,
-            batch=spec.batch_size,
-            steps=spec.local_steps,
-        )
-        for samples, spec, (run, client) in zip(own, specs, lanes, strict=True)
-    ]
-    index, counts = stack_orders(orders, specs[0].batch_size)
-    runs = np.array([run for run, _ in lanes], np.int64)
-    columns = {n: np.array([getattr(s, n) for s in specs], np.float32) for n in ("lr", "momentum", "mu", "clip")}
-    client = np.array([client for _, client in lanes], np.int64)
-    keys = [seed(s.seed, "dropout", int(state.rounds[r]) + 1, c) for s, (r, c) in zip(specs, lanes, strict=True)]
-    cohort = Cohort(runs, client, fleet.pool[runs], index, counts, seeds=np.array(keys, np.int64), **columns)
-    return cohort, np.array([len(samples) for samples in own])
+    drawn = draw_orders(specs, state.rounds[runs] + 1, clients)
+    rates = {n: np.array([getattr(s, n) for s in specs], np.float32) for n in ("lr", "momentum", "mu", "clip")}
+    return Cohort(runs, clients, fleet.pool[runs], *drawn.batches, seeds=drawn.seeds, **rates), drawn.samples
 
 
 def _correction(state: State, cohort: Cohort) -> Tensor:
@@ -276,7 +257,8 @@ def _count_votes(
     mask = None if rule is None or merged.mask is None else merged.mask[run]
     votes, clients, mean = sums.votes[run], sums.clients[run], merged.mean[run]
     before = state.looks[run]
-    return statistics.count(votes, clients, fleet.layers, mean, mask, zeros=zeros, rule=rule, before=before)
+    most = fleet.specs[run].cohort
+    return statistics.count(votes, clients, fleet.layers, mean, mask, most=most, zeros=zeros, rule=rule, before=before)
 
 
 def _rule(fleet: Fleet, run: int) -> tuple[Tensor, Tensor] | None:
@@ -285,7 +267,7 @@ def _rule(fleet: Fleet, run: int) -> tuple[Tensor, Tensor] | None:
     return (fleet.masks[0][run], fleet.masks[1][run]) if masked and fleet.masks is not None else None
 
 
-def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[int, Tensor] | None, ...]:
+def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor, Tensor] | None, ...]:
     """Which entries passed, of the runs whose votes were looked at in their turn.
 
     An extra look at the last round is not kept: the run may go on, and a longer one would not have taken it.
@@ -293,8 +275,8 @@ def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[int, Te
     looks = list(state.looks)
     for run, spec in enumerate(fleet.specs):
         round, rule = int(state.rounds[run]), _rule(fleet, run)
-        if rule is not None and spec.is_measured(round, extra=False) and int(sums.clients[run]):
-            looks[run] = round, statistics.passing(sums.votes[run], sums.clients[run], rule[0])
+        if rule is not None and spec.is_measured(round, extra=False):
+            looks[run] = statistics.look(sums.votes[run], sums.clients[run], rule[0], round, looks[run])
     return tuple(looks)
 
 
@@ -379,9 +361,11 @@ def _check_together(specs: tuple[RunSpec, ...]) -> None:
         raise ConfigError("a fleet needs at least one run")
     for spec in specs:
         shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
-        if spec.model != specs[0].model or spec.batch_size != specs[0].batch_size or shape != first:
+        same = all(getattr(spec, name) == getattr(specs[0], name) for name in ("model", "batch_size", "augment"))
+        if not same or shape != first:
             raise ConfigError(
-                "the runs of a fleet share model, batch size and input shape; play the others in a fleet of their own"
+                "the runs of a fleet share model, batch size, augmentation and input shape; "
+                "play the others in a fleet of their own"
             )
         if spec.federation.train.y.device != specs[0].federation.train.y.device:
             raise ConfigError("the runs of a fleet are on one device")

@@ -49,12 +49,20 @@ class Pool:
         y = self.y[index]
         if self.x.dtype != torch.uint8:
             return self.x[index], y
-        return (self.seen(index, client) - self.mean) / self.std, y
+        return self.ready(self.seen(index, client)), y
 
     def seen(self, index: Tensor, client: Tensor) -> Tensor:
         """Images in [0, 1], shifted but not normalised: what the eye would see."""
-        x = self.x[index].to(torch.float32) / 255
+        return self.shown(self.x[index], index, client)
+
+    def shown(self, pixels: Tensor, index: Tensor, client: Tensor) -> Tensor:
+        """Pixels of the samples `index`, wherever they were moved to, as `seen` shows them."""
+        x = pixels.to(torch.float32) / 255
         return x if self.view is None else self.view(x, self.y[index], index, client)
+
+    def ready(self, seen: Tensor) -> Tensor:
+        """Images normalised for the network."""
+        return (seen - self.mean) / self.std
 
     def part(self, index: Tensor) -> "Pool":
         """A pool of some of the samples."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgma.augmentations import AUGMENTATIONS
 from fedgma.errors import ConfigError
 from fedgma.masks import VoteMask, hard_mask, soft_mask
 from fedgma.models import Model
@@ -55,6 +56,7 @@ class RunSpec:
     local_epochs: int = 1
     local_steps: int | None = None  # stop after so many steps, whatever the epochs
     batch_size: int = 32
+    augment: str = "none"  # or "crop_flip": every training image moved and flipped at random
     lr: float = 0.05
     momentum: float = 0.9  # of the clients, from zero in every round
     mu: float = 0.0  # FedProx
@@ -77,6 +79,8 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.aggregator not in AGGREGATORS:
             raise ConfigError(f"unknown aggregator {self.aggregator!r}; known: {', '.join(sorted(AGGREGATORS))}")
+        if self.augment not in AUGMENTATIONS:
+            raise ConfigError(f"unknown augmentation {self.augment!r}; known: {', '.join(AUGMENTATIONS)}")
         known = len(self.federation.clients)
         if not 1 <= self.cohort <= known:
             raise ConfigError(f"cohort must be from 1 to the federation's {known} clients, got {self.cohort}")
@@ -141,10 +145,42 @@ class Round:
     votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
     client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
     state: Any = field(default=None, repr=False)  # the fleet's state after the round
+    arrived: torch.cuda.Event | None = None  # when what was sent is there
+
+    def sent(self) -> "Round":
+        """The same round on its way to the host, as one copy; reading it waits for no round that was begun later."""
+        parts: list[Tensor] = []
+
+        def noted(tensor: Tensor) -> Tensor:
+            parts.append(tensor)
+            return tensor
+
+        self._mapped(noted)
+        numbers = torch.cat([part.flatten().double() for part in parts])  # float64 holds all of them as they are
+        event = None
+        if numbers.is_cuda:
+            there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            numbers, event = there.copy_(numbers, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        pieces = iter(torch.split(numbers, [part.numel() for part in parts]))
+        return replace(self._mapped(lambda tensor: next(pieces).view(tensor.shape)), arrived=event)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Round":
+        """The same round with every tensor changed, in a fixed order."""
+        return replace(
+            self,
+            table=change(self.table),
+            scores={name: (runs, change(values)) for name, (runs, values) in self.scores.items()},
+            counted=tuple((runs, clients, change(fine)) for runs, clients, fine in self.counted),
+            votes={run: votes.mapped(change) for run, votes in self.votes.items()},
+            client_scores={run: change(values) for run, values in self.client_scores.items()},
+        )
 
     @cached_property
     def records(self) -> list[RoundRecord]:
         """One record for each run that played; waits for the device."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
         rows = self.table.cpu().tolist()
         scores = {name: (runs.tolist(), values.cpu().tolist()) for name, (runs, values) in self.scores.items()}
         return [self._record(run, rows[run], scores) for run in self.cohorts]
@@ -164,7 +200,7 @@ class Round:
             *(run, int(self.rounds[run]), cohort, *numbers, own),
             refused=self._refused(run),
             votes=None if votes is None else votes.statistics(),
-            client_accuracies=None if per_client is None else per_client.cpu().numpy(),
+            client_accuracies=None if per_client is None else per_client.float().cpu().numpy(),
         )
 
     def _refused(self, run: int) -> tuple[int, ...]:
@@ -174,7 +210,7 @@ class Round:
     @cached_property
     def _left_out(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Runs and clients of the lanes that were not counted; waits for the device."""
-        lanes = [(runs, clients, ~fine.cpu().numpy()) for runs, clients, fine in self.counted]
+        lanes = [(runs, clients, ~fine.bool().cpu().numpy()) for runs, clients, fine in self.counted]
         return [(runs[lost], clients[lost]) for runs, clients, lost in lanes if lost.any()]
 
 

@@ -26,7 +26,8 @@ class State:
     moments: servers.Moments
     control: Tensor | None  # [run, entry], SCAFFOLD's c
     variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
-    looks: tuple[tuple[int, Tensor] | None, ...]  # per run, when its votes were last looked at and which entries passed
+    # per run, the round in which its votes were last looked at (0 is never) and which entries passed
+    looks: tuple[tuple[Tensor, Tensor] | None, ...]
 
 
 def export(fleet: "Fleet", state: State, run: int) -> dict[str, np.ndarray]:
@@ -40,8 +41,8 @@ def export(fleet: "Fleet", state: State, run: int) -> dict[str, np.ndarray]:
     own = state.variates[run]
     if own is not None and state.control is not None:
         plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": own.cpu().numpy().copy()}
-    if (look := state.looks[run]) is not None:
-        plain |= {"look/round": np.array(look[0]), "look/passed": np.packbits(look[1].cpu().numpy())}
+    if (look := state.looks[run]) is not None and int(look[0]):
+        plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
     return plain
 
 
@@ -76,8 +77,9 @@ def restored(fleet: "Fleet", fresh: State, states: Sequence[dict[str, np.ndarray
     )
 
 
-def _restored_look(fleet: "Fleet", plain: dict[str, np.ndarray], entries: int) -> tuple[int, Tensor] | None:
+def _restored_look(fleet: "Fleet", plain: dict[str, np.ndarray], entries: int) -> tuple[Tensor, Tensor] | None:
     if "look/passed" not in plain:
         return None
     passed = np.unpackbits(plain["look/passed"], count=entries).astype(bool)
-    return int(plain["look/round"]), torch.from_numpy(passed).to(fleet.device)
+    round = torch.tensor(int(plain["look/round"]), device=fleet.device)
+    return round, torch.from_numpy(passed).to(fleet.device)

@@ -75,6 +75,46 @@ def test_a_stopped_run_goes_on_to_the_same_weights_and_records(tmp_path, whole, 
     assert outcome(tmp_path) == whole
 
 
+@pytest.mark.parametrize("every", [0.0, 1e9])
+def test_rounds_begun_ahead_leave_the_same_weights_and_records(tmp_path, whole, every):
+    played = play(STATEFUL, tmp_path, every=every, ahead=True)
+    rounds = [one.line["round"] for one in played]
+    assert rounds == sorted(rounds)
+    assert outcome(tmp_path) == whole
+
+
+def test_a_run_stopped_with_a_round_ahead_keeps_that_round(tmp_path, whole):
+    first = play(STATEFUL, tmp_path, rounds=2, every=1e9, ahead=True)
+    assert len(first) == 2 * 3
+    for folder in tmp_path.iterdir():
+        assert read_checkpoint(folder / "checkpoints").round == len(read_lines(folder)) == 3
+    assert len(play(STATEFUL, tmp_path, ahead=True)) == 2 * 3
+    assert outcome(tmp_path) == whole
+
+
+def test_a_round_ahead_begins_before_the_last_is_written_but_not_before_it_is_saved(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(owner, name, note):
+        real = getattr(owner, name)
+
+        def call(*arguments):
+            seen.append(note(*arguments))
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+    watched(experiments.fleets, "play_round", lambda _, state: f"begin {state.rounds[0] + 1}")
+    watched(RunFolder, "append", lambda _, line: f"line {line['round']}")
+    watched(experiments, "_save", lambda _folders, _fleet, state: f"save {state.rounds[0]}")
+    one = {**SMALL, "aggregator": "gma", "seed": 0, "rounds": 3}
+    play(one, tmp_path / "ahead", every=1e9, ahead=True)
+    assert seen == ["begin 1", "begin 2", "line 1", "begin 3", "line 2", "line 3", "save 3"]
+    seen.clear()
+    play(one, tmp_path / "saved", every=0, ahead=True)
+    assert seen[:6] == ["begin 1", "line 1", "save 1", "begin 2", "line 2", "save 2"]
+
+
 def test_a_finished_run_is_not_touched_again(tmp_path, whole):
     play(STATEFUL, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -166,17 +206,18 @@ def dying(monkeypatch, at):
     return done
 
 
-def test_death_at_any_step_of_writing_costs_nothing(tmp_path, whole):
+@pytest.mark.parametrize(("ahead", "every", "deaths"), [(False, 0.0, 15), (True, 1e9, 5)])
+def test_death_at_any_step_of_writing_costs_nothing(tmp_path, whole, ahead, every, deaths):
     with pytest.MonkeyPatch.context() as patch:
         steps = dying(patch, at=0)
-        play(STATEFUL, tmp_path / "count")
-    assert steps[0] > 50
-    for at in random.Random(1).sample(range(1, steps[0] + 1), 15):
+        play(STATEFUL, tmp_path / "count", ahead=ahead, every=every)
+    assert steps[0] > 30
+    for at in random.Random(1).sample(range(1, steps[0] + 1), deaths):
         out = tmp_path / str(at)
         with pytest.MonkeyPatch.context() as patch:
             dying(patch, at)
             with pytest.raises(Death):
-                play(STATEFUL, out)
+                play(STATEFUL, out, ahead=ahead, every=every)
         play(STATEFUL, out)
         assert outcome(out) == whole, at
 

@@ -101,9 +101,21 @@ def test_the_fingerprint_knows_nothing_of_folders_but_of_everything_else():
     assert fingerprint(one) == fingerprint(two)
     assert fingerprint(one, {"data": "1"}) != fingerprint(one, {"data": "2"})
     base = complete(Settings(algorithm="fedyogi"))
-    for name, value in {"tau": 0.6, "seed": 3, "rounds": 7, "beta2": 0.9, "batch_size": 8}.items():
+    for name, value in {
+        "tau": 0.6,
+        "seed": 3,
+        "rounds": 7,
+        "beta2": 0.9,
+        "batch_size": 8,
+        "augment": "crop_flip",
+    }.items():
         other = base.model_copy(update={name: value})
         assert fingerprint(record(base)) != fingerprint(record(other)), name
+
+
+def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
+    assert "augment" not in record(complete(Settings()))
+    assert record(complete(Settings(augment="crop_flip")))["augment"] == "crop_flip"
 
 
 @pytest.mark.parametrize(

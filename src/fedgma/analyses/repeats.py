@@ -23,6 +23,7 @@ from fedgma.analyses.stability import (
     printed_condition,
     stability,
 )
+from fedgma.draws import draw_cohort
 from fedgma.experiments.materials import Materials
 from fedgma.masks import votes_needed
 from fedgma.states import State
@@ -95,7 +96,7 @@ def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[s
         fleet = fleets.assemble(specs)
         for point, state in _states(fleet, points):
             for run, spec in enumerate(specs):
-                clients = fleets.draw_cohort(spec, point + 1).tolist()
+                clients = draw_cohort(spec, point + 1).tolist()
                 seen = gather(retrain(fleet, state, run, clients, repeats))
                 row = {
                     "dataset": chosen["dataset"],

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fedgma.analyses import AnalysisRequest
 from fedgma.datasets import load
+from fedgma.draws import draw_cohort
 from fedgma.errors import DataError
 from fedgma.experiments.config import Settings, complete
 from fedgma.experiments.materials import Materials
-from fedgma.fleet import Fleet, draw_cohort, lay_cohort
+from fedgma.fleet import Fleet, lay_cohort
 from fedgma.specs import RunSpec
 from fedgma.states import State
 from fedgma.trainers import servers, tallies

@@ -32,8 +32,9 @@ def _row(
     """One line; a value that follows from another setting, run by run, is a comment."""
     values: list[Any] = []
     for one in recorded:
-        if one[name] is not None and one[name] not in values:
-            values.append(one[name])
+        value = one.get(name, getattr(default, name))  # a record may leave a default out
+        if value is not None and value not in values:
+            values.append(value)
     if len(values) > 1 and (f"{section}.{name}" if section else name) not in axes:
         text = f"# {name} = {_toml(values)}"
     elif values:

@@ -132,6 +132,9 @@ class Settings(Section):
         default=None, description="stop a client after so many steps, whatever the epochs"
     )
     batch_size: Whole = Field(default=32, description="of local training")
+    augment: Literal["none", "crop_flip"] = Field(
+        default="none", description="of training images: moved by up to 4 pixels and flipped, anew in every batch"
+    )
     client_learning_rate: Positive = Field(default=0.05, description="of local training")
     momentum: BelowOne = Field(default=0.9, description="of local training; starts at zero in every round")
     gradient_clip: Positive | None = Field(default=None, description="largest norm of a local gradient; not clipped")
@@ -261,6 +264,8 @@ def record(settings: Settings) -> dict[str, Any]:
         *section, name = dotted.split(".")
         if not used(settings):
             (nested[section[0]] if section else nested)[name] = None
+    if settings.augment == "none":  # so runs without it are named as they were when there was no such choice
+        del nested["augment"]
     if is_path(settings.dataset):  # where the user's files lie is nobody's business
         nested["dataset"] = PurePath(settings.dataset).name
     file, sign, name = str(settings.model).rpartition(":")

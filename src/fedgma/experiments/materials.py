@@ -143,6 +143,7 @@ class Materials:
             local_epochs=settings.local_epochs or 1,
             local_steps=settings.local_steps,
             batch_size=settings.batch_size,
+            augment=settings.augment,
             lr=settings.client_learning_rate,
             momentum=settings.momentum,
             mu=settings.mu if settings.algorithm == "fedprox" else 0.0,

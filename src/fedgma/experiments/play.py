@@ -27,7 +27,7 @@ from fedgma.experiments.materials import Data, Materials
 from fedgma.experiments.records import Line, RunFolder, finished, is_done, read_lines
 from fedgma.models import Model, build, parameter_count
 from fedgma.runs import Run, curve, flat
-from fedgma.specs import RunSpec
+from fedgma.specs import Round, RunSpec
 from fedgma.states import State, export
 from fedgma.summaries import Row, rows
 
@@ -93,11 +93,11 @@ def missing(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
-    """Runs in groups that can play in one fleet: those that share data set, shift, model and batch size."""
+    """Runs in groups that can play in one fleet: those that share data set, shift, model, batch size, augmentation."""
     together: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         chosen = run.settings
-        key = (chosen.dataset, chosen.shift.name, chosen.model, chosen.batch_size)
+        key = (chosen.dataset, chosen.shift.name, chosen.model, chosen.batch_size, chosen.augment)
         together.setdefault(key, []).append(run)
     return list(together.values())
 
@@ -119,11 +119,13 @@ def play_fleet(
     keep_state: bool = True,
     wait: float = 0.5,
     stop: Callable[[], bool] = lambda: False,
+    ahead: bool | None = None,
 ) -> Iterator[Played]:
     """Play the runs of one fleet to their ends, or until `stop`; what has a folder is recorded and resumed.
 
     `wait` is how many seconds another writer of a folder is given to let go; without `keep_state`, finished runs take
-    less room and cannot be extended.
+    less room and cannot be extended. With `ahead`, which is the default on a GPU, a round is begun before the one
+    before it is read and written, so that host and device work at the same time.
     """
     with contextlib.ExitStack() as opened:
         specs = [materials.spec(run.settings) for run in members]
@@ -136,28 +138,62 @@ def play_fleet(
         extend([(run, spec, held) for run, spec, held in zip(members, specs, folders, strict=True) if held is not None])
         found = [None if folder is None else folder.resume() for folder in folders]
         state = _resume(fleet, found)
-        saved = time.monotonic()
         for run, folder in enumerate(folders):
             if state.rounds[run] >= specs[run].rounds:  # killed between its last checkpoint and its mark
                 _finish(folder, fleet, state, run, keep_state)
-        while any(state.rounds[run] < spec.rounds for run, spec in enumerate(specs)):
-            if stop():
-                _save(folders, fleet, state)
-                return
-            began = time.perf_counter()
+        yield from _play_on(
+            members,
+            fleet,
+            folders,
+            state,
+            checkpoint_seconds=checkpoint_seconds,
+            keep_state=keep_state,
+            stop=stop,
+            ahead=fleet.device.type == "cuda" if ahead is None else ahead,
+        )
+
+
+def _play_on(
+    members: Sequence[Planned],
+    fleet: fleets.Fleet,
+    folders: Sequence[RunFolder | None],
+    state: State,
+    *,
+    checkpoint_seconds: float,
+    keep_state: bool,
+    stop: Callable[[], bool],
+    ahead: bool,
+) -> Iterator[Played]:
+    """Rounds from `state` on.
+
+    Where a state is written down, no later round has begun (one changes SCAFFOLD's variates in place) and every line
+    up to it stands in its file.
+    """
+    waiting: list[Round] = []  # begun, and not written yet
+    saved, began, on = time.monotonic(), 0.0, True
+    while on:
+        on = any(state.rounds[run] < spec.rounds for run, spec in enumerate(fleet.specs)) and not stop()
+        ended = False
+        if on:
+            began = began if waiting else time.perf_counter()
             state, played = fleets.play_round(fleet, state)
-            records = played.records
-            seconds = (time.perf_counter() - began) / len(records)
+            waiting.append(played.sent())
+            ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.cohorts)
+        due = not on or time.monotonic() - saved >= checkpoint_seconds
+        while len(waiting) > (1 if ahead and not (due or ended) else 0):
+            records = waiting.pop(0).records
+            now = time.perf_counter()
+            seconds, began = (now - began) / len(records), now
             for entry in records:
                 line = line_of(entry, seconds)
                 if (folder := folders[entry.run]) is not None:
                     folder.append(line)
-                if entry.round == specs[entry.run].rounds:
-                    _finish(folders[entry.run], fleet, state, entry.run, keep_state)
+                if entry.round == fleet.specs[entry.run].rounds:
+                    _finish(folder, fleet, state, entry.run, keep_state)
                 yield Played(members[entry.run], line)
-            if time.monotonic() - saved >= checkpoint_seconds:
-                _save(folders, fleet, state)
-                saved = time.monotonic()
+        if due:
+            _save(folders, fleet, state)
+            saved = time.monotonic()
 
 
 def extend(fresh: Sequence[tuple[Planned, RunSpec, RunFolder]]) -> None:

@@ -42,6 +42,15 @@ def fused() -> ModuleType | None:
     return gpu
 
 
+def convolutions(*, matrix: bool) -> ModuleType | None:
+    """The fused GPU convolutions, by matrix units or by threads, or None where triton is missing."""
+    if fused() is None:
+        return None
+    from fedgma.kernels import convolutions_matrix_gpu, convolutions_thread_gpu
+
+    return convolutions_matrix_gpu if matrix else convolutions_thread_gpu
+
+
 def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
     """Add one client's flat arrays to their sums, in place."""
     cpu = _compiled_for(updates)

@@ -15,8 +15,9 @@ from fedgma.trainers.cohorts import LocalTrainer, Pool, Stacked, Task, Trained
 from fedgma.trainers.compilation import compiled
 from fedgma.trainers.compiled import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.trainers.engine import Engine, float32_precision
-from fedgma.trainers.forms import Blocks, Form, form_gradients, form_of
+from fedgma.trainers.forms import Form, form_gradients, form_of
 from fedgma.trainers.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
+from fedgma.trainers.normalisations import norm_of
 from fedgma.trainers.residual import residual_form
 
 log = logging.getLogger(__name__)
@@ -30,14 +31,12 @@ def choose(
     *,
     precision: str = "fp32",
     form: bool = True,
-    blocks: tuple[int, int] | None = None,
 ) -> LocalTrainer:
     """The trainer of that name.
 
     "loop" is one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU, "kernels"
     compiled CPU code for LeNet and logistic regression. "auto" takes the engine on a GPU; on a CPU the kernels where
-    there are some, else the loop (lanes for logistic regression). `form=False` leaves the hand-written gradients aside,
-    and `blocks` tunes their convolutions.
+    there are some, else the loop (lanes for logistic regression). `form=False` leaves the hand-written gradients aside.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
@@ -58,11 +57,11 @@ def choose(
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
         return _under(precision, loop.train)
-    gradients = written_gradients(model, precision, blocks) if form else None
-    gradients = gradients or lane_gradients(model, precision)
+    written = written_gradients(model, precision) if form else None
+    gradients, padding = written or lane_gradients(model, precision), written is not None
     if trainer == "lanes":
-        return _under(precision, functools.partial(lanes.train, gradients=gradients))
-    return Engine(gradients, precision=precision, compile=pool.y.device.type == "cuda")
+        return _under(precision, functools.partial(lanes.train, gradients=gradients, padding=padding))
+    return Engine(gradients, padding=padding, precision=precision, compile=pool.y.device.type == "cuda")
 
 
 def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
@@ -75,24 +74,22 @@ def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
     return call
 
 
-def written_gradients(
-    model: nn.Module, precision: str = "fp32", blocks: tuple[int, int] | None = None
-) -> GradientFunction | None:
-    """The hand-written gradients of a model, or None where there are none.
-
-    `blocks` is the number of neighbouring outputs that the two convolutions of a small model compute together.
-    """
-    form = written_form(model, blocks)
+def written_gradients(model: nn.Module, precision: str = "fp32") -> GradientFunction | None:
+    """The hand-written gradients of a model, or None where there are none."""
+    form = written_form(model)
     return form_gradients(form, precision) if form else None
 
 
-def written_form(model: nn.Module, blocks: tuple[int, int] | None = None) -> Form | None:
-    """The hand-written form of a model, or None where there is none."""
+def written_form(model: nn.Module) -> Form | None:
+    """The hand-written form of a model, or None where there is none or part of the model is frozen."""
+    if not all(value.requires_grad for value in model.parameters()):
+        return None
     if type(model) is ResNet18:
         _, height, width = model.shape
         whole = height % 8 == 0 and width % 8 == 0  # strides halve the images three times
-        return residual_form(model.norm1.num_groups) if isinstance(model.norm1, nn.GroupNorm) and whole else None
-    return form_of(model, Blocks(*blocks) if blocks else None)
+        norm = norm_of(model)
+        return residual_form(norm) if norm is not None and whole else None
+    return form_of(model)
 
 
 def choose_scorer(trainer: str, model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
@@ -113,6 +110,6 @@ def form_scorer(form: Form) -> Scorer:
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))
-        return form.forward(params, x.expand(runs, *x.shape), False)[0]
+        return form.forward({**params, **buffers}, x.expand(runs, *x.shape), None).logits
 
     return scorer(forward)

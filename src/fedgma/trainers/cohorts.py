@@ -47,17 +47,21 @@ class Trained(NamedTuple):
         return unflatten(self.flat, self.shapes)
 
 
-LANE_WISE = ("run", "client", "pool", "lr", "momentum", "mu", "clip", "seeds")
+LANE_WISE = ("run", "client", "pool", "order", "lr", "momentum", "mu", "clip", "seeds")
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The lanes of a round; every array has the lane axis first."""
+    """The lanes of a round; every array but `orders` has the lane axis first.
+
+    Paired runs draw the same batches, so each order of samples is there once and lanes say which is theirs.
+    """
 
     run: np.ndarray  # int64 [lane], the row of the starting weights
     client: np.ndarray  # int64 [lane]
     pool: np.ndarray  # int64 [lane], which of the pools the samples are in
-    index: np.ndarray  # int64 [lane, step, batch]; what is past the count is padding
+    order: np.ndarray  # int64 [lane], the row of `orders`
+    orders: np.ndarray  # int32 [order, step, batch]; what is past the count is padding
     counts: np.ndarray  # int64 [lane, step]; 0 after the lane's last step
     lr: np.ndarray  # float32 [lane], and so the next three
     momentum: np.ndarray
@@ -71,6 +75,16 @@ class Cohort:
         return len(self.run)
 
     @property
+    def batch(self) -> int:
+        """Samples of a full batch."""
+        return int(self.orders.shape[2])
+
+    @property
+    def index(self) -> np.ndarray:
+        """Every lane's own batches: int64 [lane, step, batch]."""
+        return np.asarray(self.orders[self.order], np.int64)
+
+    @property
     def steps(self) -> np.ndarray:
         """Local steps of each lane."""
         return np.asarray((self.counts > 0).sum(1))
@@ -80,7 +94,9 @@ class Cohort:
         counts = self.counts[rows]
         last = int((counts > 0).sum(1).max(initial=0))
         parts = {name: getattr(self, name)[rows] for name in LANE_WISE}
-        return replace(self, **parts, index=self.index[rows, :last], counts=counts[:, :last])
+        used, parts["order"] = np.unique(parts["order"], return_inverse=True)
+        orders = self.orders if len(used) == len(self.orders) else self.orders[used]
+        return replace(self, **parts, orders=orders[:, :last], counts=counts[:, :last])
 
 
 class Task(NamedTuple):
@@ -120,9 +136,9 @@ def batch_order(
 
 
 def stack_orders(orders: Sequence[tuple[np.ndarray, np.ndarray]], batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Batches of several lanes as one array [lane, step, batch]; short lanes end in empty steps."""
+    """Orders as one int32 array [order, step, batch], and counts [order, step]; short ones end in empty steps."""
     longest = max((len(counts) for _, counts in orders), default=0)
-    index = np.zeros((len(orders), longest, batch), np.int64)
+    index = np.zeros((len(orders), longest, batch), np.int32)
     counts = np.zeros((len(orders), longest), np.int64)
     for lane, (one, count) in enumerate(orders):
         index[lane, : len(count)] = one
@@ -156,10 +172,18 @@ def keyed_generators(device: torch.device, seed: int) -> Iterator[None]:
 
 def ship(array: np.ndarray, device: torch.device | str) -> Tensor:
     """An array on the device, without waiting for what the device is doing."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
     if torch.device(device).type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+        return torch.from_numpy(np.ascontiguousarray(array))
+    kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    pinned = torch.empty(array.shape, dtype=kind, pin_memory=True)
+    pinned.numpy()[...] = array  # one pass, whatever the order in memory
+    return pinned.to(device, non_blocking=True)
+
+
+def ship_batches(cohort: Cohort, device: torch.device) -> Tensor:
+    """The batches of all lanes on the device: int64 [step, lane, batch]; each order crosses the wire once."""
+    orders = ship(cohort.orders.transpose(1, 0, 2), device)
+    return orders.index_select(1, ship(cohort.order, device)).long()
 
 
 def stack(parts: Sequence[Mapping[str, Tensor]]) -> Stacked:

@@ -94,6 +94,6 @@ def _images(pool: Pool) -> cohort_kernels.Images:
 
 def _batches(cohort: Cohort) -> list[np.ndarray]:
     """Each lane's batches as the kernels want them: without empty steps, padded with -1."""
-    real = np.arange(cohort.index.shape[2]) < cohort.counts[..., None]
+    real = np.arange(cohort.batch) < cohort.counts[..., None]
     marked = np.where(real, cohort.index, -1)
     return [one[:steps] for one, steps in zip(marked, cohort.steps.tolist(), strict=True)]

@@ -18,7 +18,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgma.trainers import lanes
-from fedgma.trainers.cohorts import LANE_WISE, Cohort, Pool, Stacked, Task, Trained, keyed_generators, ship
+from fedgma.trainers.cohorts import (
+    LANE_WISE,
+    Cohort,
+    Pool,
+    Stacked,
+    Task,
+    Trained,
+    keyed_generators,
+    ship,
+    ship_batches,
+)
 from fedgma.trainers.compilation import compiled
 from fedgma.trainers.gradients import GradientFunction, mixes_samples
 from fedgma.trainers.lanes import Bench, Features, Work
@@ -63,9 +73,16 @@ class Engine:
     """A local trainer for a GPU; called like `lanes.train`. It keeps compiled steps, and nothing of a run."""
 
     def __init__(
-        self, gradients: GradientFunction, *, precision: str = "fp32", compile: bool = True, graphs: bool = True
+        self,
+        gradients: GradientFunction,
+        *,
+        padding: bool = False,
+        precision: str = "fp32",
+        compile: bool = True,
+        graphs: bool = True,
     ) -> None:
         self.gradients = gradients
+        self.padding = padding  # whether the gradients keep padding from the real samples of any batch
         self.precision = precision
         self.graphs = graphs
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
@@ -95,13 +112,11 @@ class Engine:
         if correction:
             correction = lanes.take_rows(correction, ship(order, device))
         model.train()
-        exact = mixes_samples(model)
+        exact = not self.padding and mixes_samples(model)
         with float32_precision(self.precision), keyed_generators(device, int(cohort.seeds[0])):
             station = self._station(cohort, device, start, buffers, correction)
             filled = _filled(cohort, station)
-            works = lanes.schedule(
-                filled.counts, exact=exact, batch=cohort.index.shape[2], shrink=SHRINK, fewest=FEWEST
-            )
+            works = lanes.schedule(filled.counts, exact=exact, batch=cohort.batch, shrink=SHRINK, fewest=FEWEST)
             if not all(work.all_busy for work in works):  # one way of playing all steps: half as much to compile
                 works = [work._replace(all_busy=False) for work in works]
             _load(station, filled, start, buffers, correction)
@@ -232,16 +247,15 @@ def _filled(cohort: Cohort, station: Station) -> Cohort:
     if not idle:
         return cohort
     counts = np.pad(cohort.counts, ((0, idle), (0, 0)))
-    index = np.pad(cohort.index, ((0, idle), (0, 0), (0, 0)))
     padded = {name: np.pad(getattr(cohort, name), (0, idle), mode="edge") for name in LANE_WISE}
-    return replace(cohort, index=index, counts=counts, **padded)
+    return replace(cohort, counts=counts, **padded)
 
 
 def _load(station: Station, cohort: Cohort, start: Stacked, buffers: Stacked, correction: Stacked | None) -> None:
     """Copy a round into the station's tensors, without waiting."""
     bench, device, steps = station.bench, station.rows.device, cohort.counts.shape[1]
     station.rows.copy_(ship(cohort.run, device))
-    bench.index[:steps].copy_(ship(cohort.index.transpose(1, 0, 2), device))
+    bench.index[:steps].copy_(ship_batches(cohort, device))
     bench.counts.zero_()
     bench.counts[:steps].copy_(ship(cohort.counts.T, device))
     bench.client.copy_(ship(cohort.client, device))

@@ -25,7 +25,8 @@ class Product(NamedTuple):
 
     def tensor(self) -> Tensor:
         """The gradient [lane, out, in]."""
-        return (self.left.transpose(1, 2) @ self.right).float()
+        product = self.left.transpose(1, 2) @ self.right
+        return product.float() if product.dtype == torch.bfloat16 else product
 
 
 Found = Mapping[str, Tensor | Product]

@@ -13,7 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.trainers.cohorts import Cohort, Pool, Stacked, Task, Trained, keyed_generators, shapes_of, ship, unflatten
+from fedgma.trainers.cohorts import (
+    Cohort,
+    Pool,
+    Stacked,
+    Task,
+    Trained,
+    keyed_generators,
+    shapes_of,
+    ship,
+    ship_batches,
+    unflatten,
+)
 from fedgma.trainers.gradients import Found, GradientFunction, Product, lane_gradients, mixes_samples, multiplied
 from fedgma.trainers.operators import subtract_product
 
@@ -55,8 +66,11 @@ class Bench:
     hits: Tensor  # [lane]
 
 
-def train(task: Task, *, gradients: GradientFunction | None = None) -> Trained:
-    """Train all lanes of the cohort together; the result is that of `loop.train` up to the rounding of float32."""
+def train(task: Task, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
+    """Train all lanes of the cohort together; the result is that of `loop.train` up to the rounding of float32.
+
+    `padding` says that the gradients keep padding from the real samples of any batch, whatever the model.
+    """
     model, cohort, pools, start, buffers, correction = task
     order = np.argsort(-cohort.steps, kind="stable")
     cohort, device = cohort.take(order), pools[0].y.device
@@ -68,7 +82,8 @@ def train(task: Task, *, gradients: GradientFunction | None = None) -> Trained:
     find = gradients or lane_gradients(model)
     model.train()
     with keyed_generators(device, int(cohort.seeds[0])):
-        for work in schedule(cohort.counts, exact=mixes_samples(model), batch=cohort.index.shape[2]):
+        exact = not padding and mixes_samples(model)
+        for work in schedule(cohort.counts, exact=exact, batch=cohort.batch):
             play(bench, work, pools, cohort.pool, features, find)
     return finish(bench, start, rows, order)
 
@@ -118,7 +133,7 @@ def lay_out(cohort: Cohort, features: Features, start: Stacked, buffers: Stacked
         anchor={name: value.clone() for name, value in params.items()} if features.prox else {},
         correction={name: torch.zeros_like(value) for name, value in params.items()} if features.correction else {},
         buffers=take_rows(buffers, rows),
-        index=ship(cohort.index.transpose(1, 0, 2), device),
+        index=ship_batches(cohort, device),
         counts=ship(cohort.counts.T, device),
         client=ship(cohort.client, device),
         rates=ship(rates_of(cohort), device),
@@ -143,7 +158,7 @@ def play(
     """One piece of work, in place; `pool` [lane] says where each lane's samples are."""
     rows: Rows = slice(work.lanes)
     if not isinstance(work.lanes, int):
-        rows = torch.tensor(work.lanes, device=bench.client.device)
+        rows = ship(np.array(work.lanes), bench.client.device)
     part = bench if work.lanes == len(bench.client) else take_part(bench, rows)
     host_rows = slice(work.lanes) if isinstance(work.lanes, int) else list(work.lanes)
     x, y = gather(pools, pool[host_rows], part.index[work.step, :, : work.batch], part.client)

@@ -5,6 +5,7 @@ Everything else is compared with this. It also trains what cannot be vectorised 
 
 import copy
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -40,7 +41,8 @@ def train_client(
     loss_sum, hits, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
     model.train()
     with keyed_generators(device, int(cohort.seeds[lane])):
-        for index, count in zip(cohort.index[lane], cohort.counts[lane].tolist(), strict=True):
+        batches = cohort.orders[cohort.order[lane]].astype(np.int64)
+        for index, count in zip(batches, cohort.counts[lane].tolist(), strict=True):
             if count == 0:
                 break
             x, y = pool.batch(torch.from_numpy(index[:count]).to(device), torch.tensor(who, device=device))

@@ -5,8 +5,8 @@ threshold all follow from how often each number occurs; the count is made on the
 How steady a mask is, is said by the entries that passed now and when the votes were last looked at.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ class Layers(NamedTuple):
 
     names: tuple[str, ...]
     owner: Tensor  # int64 [entry]
+    parts: tuple[tuple[int, slice], ...]  # the same as stretches of entries: layer, where
 
 
 class Share(NamedTuple):
@@ -60,12 +61,12 @@ class VoteCounts(NamedTuple):
     needed: Tensor | None  # int32 [clients + 1], least |votes| that pass; None without a mask
     below: Tensor | None  # what the mask is under them; NaN for the agreement
     names: tuple[str, ...]
-    changes: tuple[int, Tensor] | None  # earlier round; int64 [3]: entries flipped, below in both, below in either
+    changes: tuple[Tensor, Tensor] | None  # earlier round, 0 is none; [3]: flipped, below in both, below in either
 
     def statistics(self) -> VoteStatistics:
         """Waits for the device."""
         clients = max(int(self.clients), 1)
-        counts = self.counts.cpu().numpy()[:, : clients + 1]
+        counts = self.counts.cpu().numpy().astype(np.int64)[:, : clients + 1]
         agreement = np.arange(clients + 1) / clients
         passed = mask = None
         if self.needed is not None and self.below is not None:
@@ -80,10 +81,18 @@ class VoteCounts(NamedTuple):
         ratio, cosine = self.lengths.tolist()
         return VoteStatistics(shares[0], ratio, cosine, tuple(histogram.tolist()), layers, self._stability())
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "VoteCounts":
+        """The same with every tensor changed, in their order."""
+        held: dict[str, Any] = {
+            name: change(value) for name, value in self._asdict().items() if isinstance(value, Tensor)
+        }
+        changes = None if self.changes is None else (change(self.changes[0]), change(self.changes[1]))
+        return self._replace(**held, changes=changes)
+
     def _stability(self) -> Stability | None:
-        if self.changes is None or int(self.clients) == 0:
+        if self.changes is None or int(self.clients) == 0 or int(self.changes[0]) == 0:
             return None
-        since, (flipped, both, either) = self.changes[0], self.changes[1].tolist()
+        since, (flipped, both, either) = int(self.changes[0]), self.changes[1].tolist()
         return Stability(since, flipped / max(int(self.counts.sum()), 1), both / either if either else 1.0)
 
 
@@ -95,8 +104,11 @@ def lay_out(shapes: Sequence[tuple[str, torch.Size]], device: torch.device) -> L
     """
     owners = [name.rpartition(".")[0] or name for name, _ in shapes]
     names = tuple(dict.fromkeys(owners))
-    rows = np.repeat([names.index(owner) for owner in owners], [shape.numel() for _, shape in shapes])
-    return Layers(names, torch.from_numpy(rows.astype(np.int64)).to(device))
+    sizes = [shape.numel() for _, shape in shapes]
+    rows = np.repeat([names.index(owner) for owner in owners], sizes)
+    ends = np.cumsum(sizes).tolist()
+    parts = [(names.index(o), slice(end - size, end)) for o, size, end in zip(owners, sizes, ends, strict=True)]
+    return Layers(names, torch.from_numpy(rows.astype(np.int64)).to(device), tuple(parts))
 
 
 def count(
@@ -106,17 +118,19 @@ def count(
     mean: Tensor,
     mask: Tensor | None,
     *,
+    most: int,
     zeros: Tensor,
     rule: tuple[Tensor, Tensor] | None,
-    before: tuple[int, Tensor] | None = None,
+    before: tuple[Tensor, Tensor] | None = None,
 ) -> VoteCounts:
-    """Count one run's |votes| [entry] by layer; `rule` is its row of the mask tables, None where it does not mask.
+    """Count one run's |votes| [entry] by layer, without waiting for the device; `most` is the size of its cohort.
 
-    `zeros` [layer] are its clients' zero updates; `before` is an earlier round and the entries that passed then.
+    `rule` is its row of the mask tables, None where it does not mask; `zeros` [layer] are its clients' zero updates;
+    `before` is an earlier round and the entries that passed then.
     """
-    most = max(int(clients), 1)
-    size = votes.abs().to(torch.int64)
-    found = torch.bincount(layers.owner * (most + 1) + size, minlength=len(layers.names) * (most + 1))
+    place = layers.owner * (most + 1) + votes.abs()
+    found = torch.zeros(len(layers.names) * (most + 1), dtype=torch.int64, device=votes.device)
+    found.scatter_add_(0, place, torch.ones_like(place))
     needed, below = rule if rule is not None else (None, None)
     changes = None
     if needed is not None and before is not None:
@@ -131,12 +145,24 @@ def passing(votes: Tensor, clients: Tensor, needed: Tensor) -> Tensor:
     >>> passing(torch.tensor([3, -2, 1]), torch.tensor(3), torch.tensor([0, 1, 1, 2])).tolist()
     [True, True, False]
     """
-    return votes.abs() >= needed[clients]
+    return votes.abs() >= needed.gather(0, clients.view(1))  # needed[clients] would wait for the device
 
 
-def count_zeros(zeros: Tensor, layers: Layers, update: Tensor, counted: Tensor) -> None:
-    """Add a client's entries that are zero to `zeros` [layer], if the client counts."""
-    zeros.scatter_add_(0, layers.owner, ((update == 0) & counted).to(torch.int64))
+def look(
+    votes: Tensor, clients: Tensor, needed: Tensor, round: int, before: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """The round and the entries that passed in it; those of the look before where no client counted."""
+    now = passing(votes, clients, needed)
+    since, passed = before if before is not None else (torch.zeros_like(clients), now)
+    return torch.where(clients > 0, round, since), torch.where(clients > 0, now, passed)
+
+
+def count_zeros(zeros: Tensor, run: Tensor, layers: Layers, updates: Tensor, counted: Tensor) -> None:
+    """Add the zero entries of lanes' updates [lane, entry] to `zeros` [run, layer], of those that count."""
+    found = torch.zeros(len(run), len(layers.names), dtype=torch.int64, device=zeros.device)
+    for layer, part in layers.parts:
+        found[:, layer] += (updates[:, part] == 0).sum(1)
+    zeros.index_add_(0, run, found * counted[:, None])
 
 
 def _changes(before: Tensor, now: Tensor) -> Tensor:
