@@ -1,6 +1,6 @@
 """The GPU convolutions of the small models: first whether each pass is right, then how fast it is, cut in several ways.
 
-    python benchmarks/bench_convolutions.py          # about two minutes; --quick is under one
+    python benchmarks/bench_convolutions.py          # about a minute; --quick is under half of one
 
 Each layer of LeNet and of the small CNN is passed through by both families of kernels, "threads" and "matrix" (matrix
 units), forward and back. A pass is compared with torch in float64 (column "off") and then timed with CUDA events. At
@@ -49,24 +49,25 @@ LAYERS = {
 }
 SIZES = {"lenet": [(1600, 32), (640, 32), (10, 32)], "cnn": [(50, 10)]}
 T, M = threads.Tile, matrix.Tile
-TILES: dict[tuple[str, str], list[tuple[str, Any]]] = {
-    ("lenet", "forward"): [
-        ("threads", T(*t)) for t in ((128, 8, 2), (64, 8, 1), (256, 8, 4), (128, 4, 2), (128, 8, 4))
-    ],
-    ("lenet", "inputs"): [("threads", T(*t)) for t in ((128, 6, 2), (64, 6, 1), (64, 6, 2), (128, 3, 2), (128, 6, 4))],
-    ("lenet", "weights"): [("threads", T(*t)) for t in ((32, 6, 1), (32, 4, 1), (32, 2, 1), (64, 2, 1))],
-    ("cnn", "forward"): [("matrix", M(*t)) for t in ((128, 32, 8, 2), (64, 32, 4, 2), (64, 32, 4, 3), (256, 32, 8, 2))],
-    ("cnn", "inputs"): [("matrix", M(*t)) for t in ((128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 4, 2))],
-    ("cnn", "weights"): [("matrix", M(*t)) for t in ((32, 32, 4, 2), (64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 3))],
+MANY = {  # cuts to try, the present one first
+    ("lenet", "forward"): [T(128, 8, 2), T(64, 8, 1), T(64, 8, 2), T(128, 16, 2), T(64, 16, 2)],
+    ("lenet", "inputs"): [T(128, 3, 2), T(64, 6, 2), T(128, 6, 2), T(64, 3, 1), T(64, 3, 2)],
+    ("lenet", "weights"): [T(32, 4, 1), T(32, 6, 1), T(32, 2, 1), T(64, 4, 2)],
+    ("cnn1", "forward"): [M(128, 32, 8, 2), M(64, 32, 4, 2), M(128, 32, 4, 3), M(256, 32, 8, 2)],
+    ("cnn2", "forward"): [M(128, 32, 4, 2), M(128, 32, 8, 2), M(128, 64, 4, 2), M(256, 32, 8, 2), M(128, 32, 4, 1)],
+    ("cnn", "spread"): [M()],
+    ("cnn", "inputs"): [M(128, 32, 4, 3), M(128, 32, 4, 2), M(128, 64, 4, 2), M(128, 64, 4, 3), M(256, 32, 8, 3)],
+    ("cnn1", "weights"): [M(64, 32, 4, 2), M(64, 32, 4, 1), M(128, 32, 4, 2), M(32, 32, 2, 3), M(128, 32, 8, 1)],
+    ("cnn2", "weights"): [M(32, 64, 2, 3), M(32, 32, 2, 3), M(64, 64, 4, 1), M(64, 32, 4, 3), M(64, 64, 2, 2)],
 }
-OTHER: dict[tuple[str, str], list[tuple[str, Any]]] = {
-    ("lenet", "forward"): [("matrix", M(128, 32, 4, 2))],
-    ("lenet", "inputs"): [("matrix", M(128, 32, 4, 2))],
-    ("lenet", "weights"): [("matrix", M(64, 32, 4, 2))],
-    ("cnn", "forward"): [("threads", T(128, 8, 2))],
-    ("cnn", "inputs"): [("threads", T(128, 8, 2))],
-    ("cnn", "weights"): [("threads", T(32, 16, 1)), ("threads", T(32, 8, 1))],
+FEW = [T(32, 2, 1), T(32, 4, 1), T(32, 1, 1), T(64, 2, 2)]  # forward and inputs of few lanes
+EXACT = {  # three products instead of one need more registers
+    "forward": [M(128, 32, 8, 2), M(128, 32, 4, 2), M(64, 32, 4, 2)],
+    "spread": [M()],
+    "inputs": [M(128, 32, 8, 2), M(128, 32, 4, 3), M(128, 32, 4, 2)],
+    "weights": [M(32, 64, 4, 2), M(64, 32, 4, 2), M(64, 64, 4, 2), M(32, 32, 4, 2)],
 }
+OTHER = {"lenet": M(128, 32, 4, 2), "cnn": T(128, 8, 2)}  # of the other family
 BOUND = {"fp32": 1e-5, "tf32": 3e-3, "bf16": 2e-2}
 
 
@@ -94,19 +95,30 @@ class Case:
         self.parts = torch.empty((lanes, pieces, *self.weight.shape[1:]), device=DEVICE)
         self.biases = torch.empty((lanes, pieces, outs), device=DEVICE)
         self.lanes = sorted({0, lanes // 2, lanes - 1})
+        self.dense: Tensor | None = None
 
     def call(self, which: str, family: Any, tile: Any) -> None:
         options = {"padding": self.layer.padding, "pool": self.layer.pool, "tile": tile}
         if which == "forward":
             family.forward(self.x, self.weight, self.bias, self.out, self.corners, **options)
-        elif which == "inputs":
-            family.backward_inputs(self.grads, self.seen.corners, self.weight, self.inner, **options)
+            return
+        if which == "spread":
+            self.dense = family.spread(self.grads, self.seen.corners, pool=self.layer.pool)
+            return
+        grads, corners = self.grads, self.seen.corners
+        if family is matrix and (self.layer.pool or not self.layer.first):  # spread once for both passes
+            if self.dense is None:
+                self.dense = matrix.spread(grads, corners, pool=self.layer.pool)
+            grads, corners = self.dense, None
+        if which == "inputs":
+            family.backward_inputs(grads, corners, self.weight, self.inner, **options)
         else:
-            family.backward_weights(self.grads, self.seen.corners, self.x, self.parts, self.biases, **options)
+            family.backward_weights(grads, corners, self.x, self.parts, self.biases, **options)
 
     def off(self, which: str) -> float:
         """The largest relative distance from torch over a few lanes."""
         found = {"forward": [self.out], "inputs": [self.inner], "weights": [self.parts.sum(1), self.biases.sum(1)]}
+        found["spread"] = [self.dense]
         worst = 0.0
         for lane in self.lanes:
             for one, wanted in zip(found[which], self.wanted(which, lane), strict=True):
@@ -128,6 +140,8 @@ class Case:
         for corner in range(step * step):
             view = spread[:, :, corner // step :: step, corner % step :: step][..., : grads.shape[2], : grads.shape[3]]
             view.copy_(torch.where(corners == corner, grads, 0.0))
+        if which == "spread":
+            return [spread[:, :, : step * grads.shape[2], : step * grads.shape[3]]]
         if which == "inputs":
             return list(torch.autograd.grad(full, [x], spread))
         return list(torch.autograd.grad(full, [weight, bias], spread))
@@ -141,6 +155,8 @@ class Case:
         if which == "forward":
             return size(self.x, self.weight, self.out, self.corners), flops
         back = size(self.grads, self.corners)
+        if which == "spread":
+            return back + size(self.dense), 0.0
         return back + (size(self.inner, self.weight) if which == "inputs" else size(self.x, self.parts)), flops
 
 
@@ -175,28 +191,35 @@ class Job(NamedTuple):
 FAMILIES = {"matrix": matrix, "threads": threads}
 
 
-def tiles_of(model: str, which: str, precision: str, few: bool) -> list[tuple[str, Any]]:
-    own, other = TILES[model, which], OTHER[model, which]
-    if precision == "fp32" and model == "cnn":
-        own, other = other, [("matrix", M(64, 32, 4, 2, "tf32x3"))]
-    if few and model == "lenet" and which != "weights":
-        return [*own[:1], ("threads", T(32, 4, 1)), ("threads", T(32, 2, 1))]
-    if few:
-        return own[:2]
-    return [*own, *other] if precision == "tf32" else [*own[:2], *other]  # the best cut depends on it little
+def tiles_of(name: str, which: str, precision: str, lanes: int, quick: bool) -> list[Any]:
+    model = name.rstrip("12")
+    tiles = MANY.get((name, which)) or MANY[model, which]
+    if model == "cnn" and precision == "fp32":
+        tiles = EXACT[which]
+    if (name, which, precision) == ("cnn2", "weights", "bf16"):
+        tiles = [M(64, 64, 4, 3), *tiles]
+    if lanes < 100 and model == "lenet" and which != "weights":
+        tiles = FEW
+    if quick or lanes == 640 or precision == "bf16" or (model, precision) == ("lenet", "fp32"):
+        return tiles[:2]  # the best cut depends on it little
+    return [*tiles, OTHER[model]] if precision == "tf32" and lanes == 1600 and which == "forward" else tiles
+
+
+def passes_of(layer: Layer) -> list[str]:
+    if layer.first:
+        return ["forward", "weights"]
+    return ["forward", *(["spread"] if convolutions._by_matrix(layer.outs) else []), "inputs", "weights"]
 
 
 def jobs_of(precisions: list[str], quick: bool) -> list[Job]:
-    jobs = []
-    for precision in precisions:
-        for name, layer in LAYERS.items():
-            model = name.rstrip("12")
-            for lanes, batch in SIZES[model][: 1 if quick else None]:
-                for which in ("forward", "weights") if layer.first else ("forward", "inputs", "weights"):
-                    few = quick or lanes in (640, 10)
-                    tiles = tiles_of(model, which, precision, few)
-                    jobs += [Job(name, lanes, batch, precision, which, *one) for one in tiles]
-    return jobs
+    return [
+        Job(name, lanes, batch, precision, which, "matrix" if isinstance(tile, M) else "threads", tile)
+        for precision in precisions
+        for name, layer in LAYERS.items()
+        for lanes, batch in SIZES[name.rstrip("12")][: 1 if quick else None]
+        for which in passes_of(layer)
+        for tile in tiles_of(name, which, precision, lanes, quick)
+    ]
 
 
 def build(job: Job) -> None:
@@ -232,9 +255,9 @@ def main() -> None:
     made.add_argument("--quick", action="store_true", help="one precision, the largest sizes, two cuts a pass")
     made.add_argument("--precisions", nargs="+", default=["tf32", "fp32", "bf16"])
     made.add_argument("--seconds", type=float, default=100, help="nothing is begun after so many")
-    made.add_argument("--workers", type=int, default=12, help="processes that compile")
+    made.add_argument("--workers", type=int, default=14, help="processes that compile")
     made.add_argument(
-        "--whole", nargs="*", default=["W3-tf32", "pfl-tf32", "pfl-bf16"], help="rounds to time at the end"
+        "--whole", nargs="*", default=["pfl-tf32", "pfl-fp32", "pfl-bf16"], help="rounds to time at the end"
     )
     arguments = made.parse_args()
     begun, bad = time.perf_counter(), 0

@@ -34,6 +34,8 @@ CASES = [
     Case(2, 2, 2, 8, 7, 5, 3, 1, True, last=True),  # pooling drops a column
     Case(1, 2, 17, 5, 5, 2, 2, 0, True, last=True),
     Case(1, 1, 1, 4, 4, 17, 3, 1, False, last=True),
+    Case(1, 1, 2, 4, 5, 2, 3, 2, True),  # as much padding as a kernel can see of
+    Case(1, 1, 1, 4, 5, 2, 1, 1, True),  # and more
 ]
 
 

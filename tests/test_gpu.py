@@ -193,6 +193,17 @@ def test_the_fused_convolutions_have_the_gradients_of_autograd(case, matrix, dty
         assert torch.equal(one, other.to(one.dtype))
 
 
+@pytest.mark.parametrize(("case", "matrix"), [(LAYERS[1], False), (LAYERS[2], True), (LAYERS[3], True)])
+def test_the_fused_convolutions_keep_float32_where_it_is_asked_for(case, matrix):
+    generator, given = torch.Generator("cuda").manual_seed(0), draw(case, "cuda")
+    for value in (given[0], given[3]):  # bits that TF32 drops; sums with them are exact, so the same corners win
+        value += torch.randint(0, 9, value.shape, generator=generator, device="cuda") / 4096
+    with float32_precision("fp32"):
+        found = by_kernels(kernels.convolutions(matrix=matrix), case, *given)
+    for one, other in zip(found, wanted(case, *given), strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 @pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 28, 28)), ("lenet", (3, 28, 28)), ("cnn", (3, 32, 32))])
 def test_the_engine_equals_the_loop_there(name, shape, precision):

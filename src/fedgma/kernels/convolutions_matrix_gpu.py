@@ -2,7 +2,8 @@
 
 Every lane has weights of its own. Tensors are [lane, sample, channel, row, column] with any strides. Windows are
 gathered on the way to the matrix units and never written to memory. What the backward passes need of the forward one is
-a byte an output: which corner of its four won (0 to 3, the first of the largest), or CUT where ReLU cut it off.
+a byte an output: which corner of its four won (0 to 3, the first of the largest), or CUT where ReLU cut it off. They
+start with `spread`, the gradient of the convolution itself; then that of the input is a convolution like the first.
 """
 
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ import triton.language as tl
 class Tile(NamedTuple):
     """How a pass is cut and runs."""
 
-    positions: int = 128  # at a time; for the forward pass before pooling
-    depth: int = 32  # outputs at a time, in the input gradient
+    positions: int = 128  # at a time; before pooling
+    entries: int = 32  # pairs of tap and channel at a time
     warps: int = 4
     stages: int = 2
     precision: str | None = None  # of float32 products, instead of torch's setting
@@ -30,39 +31,39 @@ def _place(flat, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _window(
-    x_at, sample, row, column, down, right, entry, wanted, by: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, PADDING: tl.constexpr, SPAN: tl.constexpr,
+    x_at, sample, row, column, entry, wanted, by: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """What outputs (sample, row, column) see through SPAN taps from (down, right) on; entries are (tap, channel).
+    """What outputs (sample, row, column) see; entries are (tap, channel).
 
     Outputs and entries broadcast against each other: only their sum is made for every pair, and no mask without need,
     since entries of one mask are loaded together.
     """
-    top = row + down - PADDING
-    left = column + right - PADDING
-    across = entry // CHANNELS
-    if entry.numel != SPAN * CHANNELS:
-        wanted = wanted & (entry < SPAN * CHANNELS)
-    if PADDING > 0:
-        wanted = wanted & (top >= 0) & (top < HEIGHT) & (left + across >= 0) & (left + across < WIDTH)
-    at = (sample * by[1] + top * by[3] + left * by[4]) + (across * by[4] + entry % CHANNELS * by[2])
+    tap = entry // CHANNELS
+    down = tap // KERNEL - PADDING
+    across = tap % KERNEL - PADDING
+    if KERNEL * KERNEL * CHANNELS % K > 0:
+        wanted = wanted & (tap < KERNEL * KERNEL)
+    if MASKED:
+        wanted = wanted & (row + down >= 0) & (row + down < HEIGHT) & (column + across >= 0) & (column + across < WIDTH)
+    at = (sample * by[1] + row * by[3] + column * by[4]) + (down * by[3] + across * by[4] + entry % CHANNELS * by[2])
     return tl.load(x_at + at, wanted, 0.0)
 
 
 @triton.jit
-def _forward(
-    x_at, weight_at, bias_at, out_at, corners_at, samples,
+def _convolve(
+    x_at, weight_at, bias_at, out_at, corners_at, samples, lane_by,
     x_by: tl.constexpr, weight_by: tl.constexpr, bias_by: tl.constexpr, out_by: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUTS: tl.constexpr, KERNEL: tl.constexpr,
-    PADDING: tl.constexpr, SIDE: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, MASKED: tl.constexpr, SIDE: tl.constexpr,
+    BACK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """With BACK the weights are turned round, and neither bias nor ReLU follows."""
     CORNERS: tl.constexpr = SIDE * SIDE
-    ROWS: tl.constexpr = (HEIGHT + 2 * PADDING - KERNEL + 1) // SIDE
-    COLUMNS: tl.constexpr = (WIDTH + 2 * PADDING - KERNEL + 1) // SIDE
+    TAPS: tl.constexpr = KERNEL * KERNEL
     lane = tl.program_id(1).to(tl.int64)
-    x_at += lane * x_by[0]
-    weight_at += lane * weight_by[0]
+    x_at += lane * lane_by[0]
+    weight_at += lane * lane_by[1]
     first = tl.program_id(0) * (M // CORNERS)
     m = tl.arange(0, M)[:, None]
     n = tl.arange(0, N)[None, :]
@@ -71,184 +72,212 @@ def _forward(
     inside = place < samples * ROWS * COLUMNS
     row = row * SIDE + m % CORNERS // SIDE
     column = column * SIDE + m % SIDE
-    across = tl.arange(0, K)[None, :]
-    entry = tl.arange(0, K)[:, None]
     total = tl.zeros([M, N], tl.float32)
-    for tap in range(0, KERNEL * KERNEL, SPAN):
+    for begin in range(0, TAPS * CHANNELS, K):
         window = _window(
-            x_at, sample, row, column, tap // KERNEL, tap % KERNEL, across, inside, x_by,
-            HEIGHT, WIDTH, CHANNELS, PADDING, SPAN,
+            x_at, sample, row, column, begin + tl.arange(0, K)[None, :], inside, x_by,
+            HEIGHT, WIDTH, CHANNELS, KERNEL, PADDING, MASKED, K,
         )  # fmt: skip
-        at = n * weight_by[1] + (entry % CHANNELS * weight_by[2] + (tap + entry // CHANNELS) * weight_by[4])
-        weight = tl.load(weight_at + at, (entry < SPAN * CHANNELS) & (n < OUTS), 0.0)
+        entry = begin + tl.arange(0, K)[:, None]
+        tap = entry // CHANNELS
+        if BACK:
+            tap = TAPS - 1 - tap
+        at = n * weight_by[1] + (entry % CHANNELS * weight_by[2] + tap * weight_by[4])
+        weight = tl.load(weight_at + at, (entry < TAPS * CHANNELS) & (n < OUTS), 0.0)
         total = tl.dot(window, weight, total, input_precision=PRECISION)
-    total += tl.load(bias_at + lane * bias_by[0] + n * bias_by[1], n < OUTS, 0.0).to(tl.float32)
-    if CORNERS > 1:
-        four = tl.reshape(total, [M // CORNERS, CORNERS, N])
-        most = tl.max(four, 1)
-        here = four == tl.expand_dims(most, 1)
-        corner = tl.min(tl.where(here, tl.arange(0, CORNERS)[None, :, None], CORNERS), 1)
-    else:
-        most = total
-        corner = tl.zeros([M, N], tl.int32)
-    corner = tl.where(most > 0, corner, 4)
-    most = tl.where(most < 0, 0.0, most)  # and NaN stays NaN
     place = first + tl.arange(0, M // CORNERS)[:, None]
     sample, row, column = _place(place, ROWS, COLUMNS)
     inside = (place < samples * ROWS * COLUMNS) & (n < OUTS)
-    at = lane * out_by[0] + (sample * out_by[1] + row * out_by[3] + column * out_by[4] + n * out_by[2])
-    tl.store(out_at + at, most.to(out_at.dtype.element_ty), inside)
-    tl.store(corners_at + at, corner.to(tl.uint8), inside)
+    at = lane * lane_by[3] + (sample * out_by[1] + row * out_by[3] + column * out_by[4] + n * out_by[2])
+    if BACK:
+        tl.store(out_at + at, total.to(out_at.dtype.element_ty), inside)
+    else:
+        total += tl.load(bias_at + lane * lane_by[2] + n * bias_by[1], n < OUTS, 0.0).to(tl.float32)
+        if CORNERS > 1:
+            four = tl.reshape(total, [M // CORNERS, CORNERS, N])
+            most = tl.max(four, 1)
+            here = four == tl.expand_dims(most, 1)
+            corner = tl.min(tl.where(here, tl.arange(0, CORNERS)[None, :, None], CORNERS), 1)
+        else:
+            most = total
+            corner = tl.zeros([M, N], tl.int32)
+        corner = tl.where(most > 0, corner, 4)
+        most = tl.where(most < 0, 0.0, most)  # and NaN stays NaN
+        tl.store(out_at + at, most.to(out_at.dtype.element_ty), inside)
+        tl.store(corners_at + at, corner.to(tl.uint8), inside)
 
 
 @triton.jit
-def _backward_inputs(
-    grads_at, corners_at, weight_at, out_at, samples,
-    grads_by: tl.constexpr, corners_by: tl.constexpr, weight_by: tl.constexpr, out_by: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUTS: tl.constexpr, KERNEL: tl.constexpr,
-    PADDING: tl.constexpr, SIDE: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+def _spread(
+    grads_at, corners_at, out_at, samples, lane_by,
+    grads_by: tl.constexpr, corners_by: tl.constexpr, out_by: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, OUTS: tl.constexpr, SIDE: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    ROWS: tl.constexpr = (HEIGHT + 2 * PADDING - KERNEL + 1) // SIDE
-    COLUMNS: tl.constexpr = (WIDTH + 2 * PADDING - KERNEL + 1) // SIDE
-    PARTS: tl.constexpr = (OUTS + K - 1) // K
     lane = tl.program_id(1).to(tl.int64)
-    grads_at += lane * grads_by[0]
-    corners_at += lane * corners_by[0]
-    weight_at += lane * weight_by[0]
-    place = tl.program_id(0) * M + tl.arange(0, M)[:, None]
-    n = tl.arange(0, N)[None, :]
-    sample, row, column = _place(place, HEIGHT, WIDTH)
-    inside = place < samples * HEIGHT * WIDTH
-    total = tl.zeros([M, N], tl.float32)
-    for step in range(0, KERNEL * KERNEL * PARTS):
-        tap = step // PARTS
-        begin = step % PARTS * K
-        r = row + PADDING - tap // KERNEL  # the output that saw this input through this tap
-        c = column + PADDING - tap % KERNEL
-        out = begin + tl.arange(0, K)[None, :]
-        wanted = inside & (r >= 0) & (r < ROWS * SIDE) & (c >= 0) & (c < COLUMNS * SIDE)
-        if OUTS % K > 0:
-            wanted = wanted & (out < OUTS)
-        at = (sample * corners_by[1] + r // SIDE * corners_by[3] + c // SIDE * corners_by[4]) + out * corners_by[2]
-        won = tl.load(corners_at + at, wanted, 4).to(tl.int32) == r % SIDE * SIDE + c % SIDE
-        at = (sample * grads_by[1] + r // SIDE * grads_by[3] + c // SIDE * grads_by[4]) + out * grads_by[2]
-        grads = tl.load(grads_at + at, wanted, 0.0)
-        grads = tl.where(won, grads, 0.0).to(grads_at.dtype.element_ty)
-        out = begin + tl.arange(0, K)[:, None]
-        at = n * weight_by[2] + out * weight_by[1] + tap * weight_by[4]
-        weight = tl.load(weight_at + at, (out < OUTS) & (n < CHANNELS), 0.0)
-        total = tl.dot(grads, weight, total, input_precision=PRECISION)
-    at = lane * out_by[0] + (sample * out_by[1] + row * out_by[3] + column * out_by[4] + n * out_by[2])
-    tl.store(out_at + at, total.to(out_at.dtype.element_ty), inside & (n < CHANNELS))
+    flat = tl.program_id(0) * M + tl.arange(0, M)
+    inside = flat < samples * ROWS * COLUMNS * OUTS
+    sample, row, column = _place(flat // OUTS, ROWS, COLUMNS)
+    n = flat % OUTS
+    at = sample * grads_by[1] + row * grads_by[3] + column * grads_by[4] + n * grads_by[2]
+    grads = tl.load(grads_at + lane * lane_by[0] + at, inside, 0.0)
+    at = sample * corners_by[1] + row * corners_by[3] + column * corners_by[4] + n * corners_by[2]
+    corner = tl.load(corners_at + lane * lane_by[1] + at, inside, 4).to(tl.int32)
+    at = sample * out_by[1] + row * (SIDE * out_by[3]) + column * (SIDE * out_by[4]) + n * out_by[2]
+    out_at += lane * lane_by[2]
+    for which in tl.static_range(SIDE * SIDE):
+        here = tl.where(corner == which, grads, 0.0).to(out_at.dtype.element_ty)
+        tl.store(out_at + at + (which // SIDE * out_by[3] + which % SIDE * out_by[4]), here, inside)
 
 
 @triton.jit
 def _backward_weights(
-    grads_at, corners_at, x_at, parts_at, biases_at,
+    grads_at, corners_at, x_at, parts_at, biases_at, lane_by,
     grads_by: tl.constexpr, corners_by: tl.constexpr, x_by: tl.constexpr, parts_by: tl.constexpr,
     biases_by: tl.constexpr, SAMPLES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-    OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, SIDE: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr,
+    DENSE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    ROWS: tl.constexpr = (HEIGHT + 2 * PADDING - KERNEL + 1) // SIDE
-    COLUMNS: tl.constexpr = (WIDTH + 2 * PADDING - KERNEL + 1) // SIDE
-    CHUNKS: tl.constexpr = KERNEL * KERNEL // SPAN
+    """A program is some entries of a piece; DENSE gradients need no look at the corners."""
+    CHUNKS: tl.constexpr = (KERNEL * KERNEL * CHANNELS + K - 1) // K
     END: tl.constexpr = SAMPLES * ROWS * COLUMNS  # of a piece
-    tap = tl.program_id(0) % CHUNKS * SPAN
+    chunk = tl.program_id(0) % CHUNKS
     piece = tl.program_id(0) // CHUNKS
     lane = tl.program_id(1).to(tl.int64)
-    grads_at += lane * grads_by[0] + piece * SAMPLES * grads_by[1]
-    corners_at += lane * corners_by[0] + piece * SAMPLES * corners_by[1]
-    x_at += lane * x_by[0] + piece * SAMPLES * x_by[1]
-    entry = tl.arange(0, K)[:, None]
+    grads_at += lane * lane_by[0] + piece * SAMPLES * grads_by[1]
+    corners_at += lane * lane_by[1] + piece * SAMPLES * corners_by[1]
+    x_at += lane * lane_by[2] + piece * SAMPLES * x_by[1]
+    entry = chunk * K + tl.arange(0, K)[:, None]
     n = tl.arange(0, N)[None, :]
     total = tl.zeros([K, N], tl.float32)
-    bias = tl.zeros([N], tl.float32)
+    bias = tl.zeros([M, N], tl.float32)
     for begin in range(0, END, M):
         place = begin + tl.arange(0, M)[:, None]
         sample, row, column = _place(place, ROWS, COLUMNS)
         wanted = place < END
         if N > OUTS:
             wanted = wanted & (n < OUTS)
-        at = (sample * corners_by[1] + row * corners_by[3] + column * corners_by[4]) + n * corners_by[2]
-        corner = tl.load(corners_at + at, wanted, 4).to(tl.int32)
         at = (sample * grads_by[1] + row * grads_by[3] + column * grads_by[4]) + n * grads_by[2]
         grads = tl.load(grads_at + at, wanted, 0.0)
-        bias += tl.sum(tl.where(corner < 4, grads, 0.0).to(tl.float32), 0)
+        if not DENSE:
+            at = (sample * corners_by[1] + row * corners_by[3] + column * corners_by[4]) + n * corners_by[2]
+            grads = tl.where(tl.load(corners_at + at, wanted, 4) == 0, grads, 0.0).to(grads_at.dtype.element_ty)
+        bias += grads.to(tl.float32)
         place = begin + tl.arange(0, M)[None, :]
         sample, row, column = _place(place, ROWS, COLUMNS)
-        for which in tl.static_range(SIDE * SIDE):
-            window = _window(
-                x_at, sample, row * SIDE + which // SIDE, column * SIDE + which % SIDE,
-                tap // KERNEL, tap % KERNEL, entry, place < END, x_by, HEIGHT, WIDTH, CHANNELS, PADDING, SPAN,
-            )  # fmt: skip
-            here = tl.where(corner == which, grads, 0.0).to(window.dtype)
-            total = tl.dot(window, here, total, input_precision=PRECISION)
-    at = n * parts_by[2] + (entry % CHANNELS * parts_by[3] + (tap + entry // CHANNELS) * parts_by[5])
-    at += lane * parts_by[0] + piece * parts_by[1]
-    tl.store(parts_at + at, total, (entry < SPAN * CHANNELS) & (n < OUTS))
+        window = _window(
+            x_at, sample, row, column, entry, place < END, x_by,
+            HEIGHT, WIDTH, CHANNELS, KERNEL, PADDING, PADDING > 0, K,
+        )  # fmt: skip
+        total = tl.dot(window, grads, total, input_precision=PRECISION)
+    at = n * parts_by[2] + (entry % CHANNELS * parts_by[3] + entry // CHANNELS * parts_by[5])
+    at += lane * lane_by[3] + piece * parts_by[1]
+    tl.store(parts_at + at, total, (entry < KERNEL * KERNEL * CHANNELS) & (n < OUTS))
     n = tl.arange(0, N)
-    at = lane * biases_by[0] + piece * biases_by[1] + n * biases_by[2]
-    tl.store(biases_at + at, bias, (n < OUTS) & (tap == 0))
+    at = lane * lane_by[4] + piece * biases_by[1] + n * biases_by[2]
+    tl.store(biases_at + at, tl.sum(bias, 0), (n < OUTS) & (chunk == 0))
 
 
 def forward(
     x: Any, weight: Any, bias: Any, out: Any, corners: Any, *, padding: int, pool: bool, tile: Tile | None = None
 ) -> None:
     """Fill `out` and `corners` (uint8, strides as those of `out`) [lane, sample, out, row, column]."""
-    lanes, samples, channels, height, width = x.shape
-    outs, kernel = weight.shape[1], weight.shape[3]
-    tile = tile or Tile(warps=8)
-    weight = (
-        weight.permute(0, 3, 4, 1, 2).contiguous().permute(0, 3, 4, 1, 2)
-    )  # inputs side by side, as tiles read them
-    positions = samples * out.shape[3] * out.shape[4]
-    grid = (triton.cdiv(positions, tile.positions // (4 if pool else 1)), lanes)
-    _forward[grid](
-        x, weight, bias, out, corners, samples,
-        x_by=x.stride(), weight_by=weight.stride(), bias_by=bias.stride(), out_by=out.stride(),
-        HEIGHT=height, WIDTH=width, CHANNELS=channels, OUTS=outs, KERNEL=kernel, PADDING=padding,
-        SIDE=2 if pool else 1, N=_wide(outs), **_chunk(channels, kernel), **_options(tile),
-    )  # fmt: skip
+    weight = weight.permute(0, 3, 4, 1, 2).contiguous()  # inputs side by side, as tiles read them
+    weight = weight.permute(0, 3, 4, 1, 2)
+    _launch(
+        x, weight, bias, out, corners, padding, 2 if pool else 1, tile or Tile(warps=8 if _exact() or not pool else 4)
+    )
 
 
 def backward_inputs(
     grads: Any, corners: Any, weight: Any, out: Any, *, padding: int, pool: bool, tile: Tile | None = None
 ) -> None:
-    """Fill `out` with the gradient of the input [lane, sample, channel, row, column]."""
-    lanes, samples, channels, height, width = out.shape
-    outs, kernel = weight.shape[1], weight.shape[3]
-    tile = tile or Tile(depth=64, warps=8)
-    weight = weight.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)  # outputs side by side
-    _backward_inputs[(triton.cdiv(samples * height * width, tile.positions), lanes)](
-        grads, corners, weight, out, samples,
-        grads_by=grads.stride(), corners_by=corners.stride(), weight_by=weight.stride(), out_by=out.stride(),
-        HEIGHT=height, WIDTH=width, CHANNELS=channels, OUTS=outs, KERNEL=kernel, PADDING=padding,
-        SIDE=2 if pool else 1, N=_wide(channels), K=min(_wide(outs), tile.depth), **_options(tile),
+    """Fill `out` with the gradient of the input [lane, sample, channel, row, column]; without corners from `spread`."""
+    if corners is not None:
+        grads = spread(grads, corners, pool=pool)
+    weight = weight.permute(0, 3, 4, 2, 1).contiguous().permute(0, 3, 4, 1, 2)  # outputs side by side
+    _launch(
+        grads,
+        weight,
+        None,
+        out,
+        None,
+        weight.shape[3] - 1 - padding,
+        1,
+        tile or (Tile(warps=8) if _exact() else Tile(stages=3)),
+    )
+
+
+def _launch(x: Any, weight: Any, bias: Any, out: Any, corners: Any, padding: int, side: int, tile: Tile) -> None:
+    """A convolution, or with no bias the way back through one; x and `out` are its own input and output."""
+    lanes, samples, channels, height, width = x.shape
+    outs, rows, columns = out.shape[2:]
+    kernel, back = weight.shape[3], bias is None
+    reach = kernel - 1 - 2 * padding
+    masked = padding > 0 or rows * side + reach > height or columns * side + reach > width
+    grid = (triton.cdiv(samples * rows * columns, tile.positions // side**2), lanes)
+    bias, corners = (out, out) if back else (bias, corners)  # not looked at
+    _convolve[grid](
+        x, weight, bias, out, corners, samples, lane_strides(x, weight, bias, out),
+        x_by=strides(x), weight_by=strides(weight), bias_by=strides(bias), out_by=strides(out),
+        HEIGHT=height, WIDTH=width, CHANNELS=channels, ROWS=rows, COLUMNS=columns, OUTS=outs, KERNEL=kernel,
+        PADDING=padding, MASKED=masked, SIDE=side, BACK=back, N=_wide(outs), **_options(tile, channels, kernel),
     )  # fmt: skip
+
+
+def spread(grads: Any, corners: Any, *, pool: bool) -> Any:
+    """The gradient of the convolution itself, channels last: all that came to an output goes to the corner that won."""
+    lanes, samples, outs, rows, columns = grads.shape
+    side, block = 2 if pool else 1, 1024
+    out = grads.new_empty((lanes, samples, rows * side, columns * side, outs)).permute(0, 1, 4, 2, 3)
+    _spread[(triton.cdiv(samples * rows * columns * outs, block), lanes)](
+        grads, corners, out, samples, lane_strides(grads, corners, out),
+        grads_by=strides(grads), corners_by=strides(corners), out_by=strides(out),
+        ROWS=rows, COLUMNS=columns, OUTS=outs, SIDE=side, M=block, num_warps=4,
+    )  # fmt: skip
+    return out
 
 
 def backward_weights(
     grads: Any, corners: Any, x: Any, parts: Any, biases: Any, *, padding: int, pool: bool, tile: Tile | None = None
 ) -> None:
-    """Fill `parts` [lane, piece, out, in, k, k] and `biases` [lane, piece, out] with sums over pieces of the batch."""
+    """Fill `parts` [lane, piece, out, in, k, k] and `biases` [lane, piece, out] with sums over pieces of the batch.
+
+    Without corners the gradients are from `spread`.
+    """
+    if pool and corners is not None:
+        grads, corners = spread(grads, corners, pool=pool), None
     lanes, samples, channels, height, width = x.shape
+    rows, columns = grads.shape[3:]
     pieces, outs, kernel = parts.shape[1], parts.shape[2], parts.shape[4]
-    tile = tile or Tile(positions=32)
-    chunk = _chunk(channels, kernel)
-    _backward_weights[(pieces * kernel * kernel // chunk["SPAN"], lanes)](
-        grads, corners, x, parts, biases,
-        grads_by=grads.stride(), corners_by=corners.stride(), x_by=x.stride(), parts_by=parts.stride(),
-        biases_by=biases.stride(), SAMPLES=samples // pieces, HEIGHT=height, WIDTH=width, CHANNELS=channels,
-        OUTS=outs, KERNEL=kernel, PADDING=padding, SIDE=2 if pool else 1, N=_wide(outs), **chunk, **_options(tile),
+    options = _options(tile or _tile_of_weights(grads, channels * kernel**2), channels, kernel)
+    dense = corners is None
+    where = grads if dense else corners
+    _backward_weights[(pieces * triton.cdiv(channels * kernel**2, options["K"]), lanes)](
+        grads, where, x, parts, biases, lane_strides(grads, where, x, parts, biases),
+        grads_by=strides(grads), corners_by=strides(where), x_by=strides(x),
+        parts_by=strides(parts), biases_by=strides(biases), SAMPLES=samples // pieces, HEIGHT=height, WIDTH=width,
+        CHANNELS=channels, ROWS=rows, COLUMNS=columns, OUTS=outs, KERNEL=kernel, PADDING=padding, DENSE=dense,
+        N=_wide(outs), **options,
     )  # fmt: skip
 
 
-def _chunk(channels: int, kernel: int) -> dict[str, int]:
-    """Taps that are worked on at a time, and their entries: a row of the kernel, or one tap of many channels."""
-    span = kernel if channels < 16 else 1
-    return {"SPAN": span, "K": _wide(span * channels)}
+def _tile_of_weights(grads: Any, entries: int) -> Tile:
+    """The cut of a weight gradient: TF32 wants two warps, since four would have tiles turned over on the way."""
+    if entries <= 32:
+        return Tile(positions=32 if _exact() else 64, entries=32)
+    if grads.dtype == torch.float32:
+        return Tile(positions=32, entries=64) if _exact() else Tile(positions=32, entries=64, warps=2, stages=3)
+    return Tile(positions=64, entries=64, stages=3)
+
+
+def strides(tensor: Any) -> tuple[int, ...]:
+    """Strides but that of the lanes, which depends on the batch: one kernel serves batches of all sizes."""
+    return (0, *tensor.stride()[1:])
+
+
+def lane_strides(*tensors: Any) -> tuple[int, ...]:
+    """From lane to lane, in each tensor."""
+    return tuple(tensor.stride(0) for tensor in tensors)
 
 
 def _wide(size: int) -> int:
@@ -256,11 +285,15 @@ def _wide(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
-def _options(tile: Tile) -> dict[str, Any]:
-    exact = torch.get_float32_matmul_precision() == "highest"
+def _options(tile: Tile, channels: int, kernel: int) -> dict[str, Any]:
     return {
         "M": tile.positions,
-        "PRECISION": tile.precision or ("ieee" if exact else "tf32"),
+        "K": min(tile.entries, _wide(channels * kernel**2)),
+        "PRECISION": tile.precision or ("tf32x3" if _exact() else "tf32"),  # three products leave float32's own error
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
+
+
+def _exact() -> bool:
+    return torch.get_float32_matmul_precision() == "highest"

@@ -1,4 +1,4 @@
-"""The passes of `convolutions_matrix_gpu` without matrix units: exact float32, and faster where channels are few.
+"""The passes of `convolutions_matrix_gpu` without matrix units: faster where channels are few.
 
 A thread keeps the sums of its own positions in registers and walks through what they see; weights are the same for all
 threads. There are no tiles to fill up with zeros, and nothing is exchanged between threads but the weight gradient.
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from fedgma.kernels.convolutions_matrix_gpu import _place
+from fedgma.kernels.convolutions_matrix_gpu import _place, lane_strides, strides
 
 
 class Tile(NamedTuple):
@@ -18,6 +18,19 @@ class Tile(NamedTuple):
     positions: int
     group: int
     warps: int
+
+
+@triton.constexpr_function
+def _seen_by(tap, corner, kernel, side):
+    """Where in a window lies what a corner of the position sees through a tap."""
+    return (tap // kernel + corner // side) * (kernel + side - 1) + tap % kernel + corner % side
+
+
+@triton.constexpr_function
+def _that_saw(tap, own, kernel, side, shift, see):
+    """Where among the spread gradients lies that of the output that saw this one of a position's inputs."""
+    down, across = own // side + shift - tap // kernel, own % side + shift - tap % kernel
+    return (down // side * see + across // side) * side**2 + down % side * side + across % side
 
 
 @triton.jit
@@ -36,30 +49,39 @@ def _seen(
 ):  # fmt: skip
     """The SEE x SEE inputs from (top, left) on, row by row."""
     values = ()
-    for i in tl.static_range(SEE * SEE):
-        at = x_at + (i // SEE * by[3] + i % SEE * by[4])
-        if MASKED:
-            row = top + i // SEE
-            column = left + i % SEE
-            wanted = (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
-            values += (tl.load(at, wanted, 0.0).to(tl.float32),)
-        else:
-            values += (tl.load(at).to(tl.float32),)
+    for i in tl.static_range(SEE):
+        values += _row(x_at + i * by[3], top + i, left, by, HEIGHT, WIDTH, MASKED, SEE)
     return values
 
 
 @triton.jit
-def _weights(weight_at, by: tl.constexpr, COUNT: tl.constexpr):
+def _row(
+    x_at, row, left,
+    by: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, SEE: tl.constexpr,
+):  # fmt: skip
+    """SEE inputs of a row from `left` on."""
+    values = ()
+    for i in tl.static_range(SEE):
+        if MASKED:
+            wanted = (row >= 0) & (row < HEIGHT) & (left + i >= 0) & (left + i < WIDTH)
+            values += (tl.load(x_at + i * by[4], wanted, 0.0).to(tl.float32),)
+        else:
+            values += (tl.load(x_at + i * by[4]).to(tl.float32),)
+    return values
+
+
+@triton.jit
+def _weights(weight_at, by: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr):
     """The weights of so many taps."""
     found = ()
     for tap in tl.static_range(COUNT):
-        found += (tl.load(weight_at + tap * by[4]).to(tl.float32),)
+        found += (tl.broadcast_to(tl.load(weight_at + tap * by[4]).to(tl.float32), [M]),)
     return found
 
 
 @triton.jit
 def _forward(
-    x_at, weight_at, bias_at, out_at, corners_at, samples,
+    x_at, weight_at, bias_at, out_at, corners_at, samples, lane_by,
     x_by: tl.constexpr, weight_by: tl.constexpr, bias_by: tl.constexpr, out_by: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUTS: tl.constexpr, KERNEL: tl.constexpr,
     PADDING: tl.constexpr, SIDE: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
@@ -77,25 +99,33 @@ def _forward(
     sample, row, column = _place(place, ROWS, COLUMNS)
     top = row * SIDE - PADDING
     left = column * SIDE - PADDING
-    x_at += lane * x_by[0] + (sample * x_by[1] + top * x_by[3] + left * x_by[4])
-    weight_at += lane * weight_by[0] + out * weight_by[1]
+    x_at += lane * lane_by[0] + (sample * x_by[1] + top * x_by[3] + left * x_by[4])
+    weight_at += lane * lane_by[1] + out * weight_by[1]
     sums = _nothing(GROUP * CORNERS, M)
     for channel in range(CHANNELS):
-        values = _seen(x_at + channel * x_by[2], top, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE)
-        before = sums
-        sums = ()
-        for o in tl.static_range(GROUP):
-            weights = _weights(weight_at + o * weight_by[1] + channel * weight_by[2], weight_by, KERNEL * KERNEL)
-            for corner in tl.static_range(CORNERS):
-                total = before[o * CORNERS + corner]
-                for tap in tl.static_range(KERNEL * KERNEL):
-                    value = values[(tap // KERNEL + corner // SIDE) * SEE + tap % KERNEL + corner % SIDE]
-                    total += value * weights[tap]
-                sums += (total,)
-    out_at += lane * out_by[0] + (sample * out_by[1] + row * out_by[3] + column * out_by[4]) + out * out_by[2]
-    corners_at += lane * out_by[0] + (sample * out_by[1] + row * out_by[3] + column * out_by[4]) + out * out_by[2]
+        x_row = x_at + channel * x_by[2]
+        weight_row = weight_at + channel * weight_by[2]
+        kept = _row(x_row, top, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE) if SIDE == 2 else ()
+        for down in range(KERNEL):
+            under = down + SIDE - 1  # with pooling, what the lower corners see now the upper ones see next
+            row_of_x = _row(x_row + under * x_by[3], top + under, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE)
+            values = kept + row_of_x
+            before = sums
+            sums = ()
+            for o in tl.static_range(GROUP):
+                weights = _weights(weight_row + o * weight_by[1], weight_by, KERNEL, M)
+                for corner in tl.static_range(CORNERS):
+                    total = before[o * CORNERS + corner]
+                    for across in tl.static_range(KERNEL):
+                        total = tl.fma(values[_seen_by(across, corner, KERNEL, SIDE)], weights[across], total)
+                    sums += (total,)
+            weight_row += weight_by[3]
+            if SIDE == 2:
+                kept = row_of_x
+    out_at += lane * lane_by[3] + (sample * out_by[1] + row * out_by[3] + column * out_by[4]) + out * out_by[2]
+    corners_at += lane * lane_by[3] + (sample * out_by[1] + row * out_by[3] + column * out_by[4]) + out * out_by[2]
     for o in tl.static_range(GROUP):
-        bias = tl.load(bias_at + lane * bias_by[0] + (out + o) * bias_by[1]).to(tl.float32)
+        bias = tl.load(bias_at + lane * lane_by[2] + (out + o) * bias_by[1]).to(tl.float32)
         most = sums[o * CORNERS] + bias
         corner = tl.zeros([M], tl.int32)
         for other in tl.static_range(1, CORNERS):
@@ -110,7 +140,7 @@ def _forward(
 
 @triton.jit
 def _backward_inputs(
-    grads_at, corners_at, weight_at, out_at, samples,
+    grads_at, corners_at, weight_at, out_at, samples, lane_by,
     grads_by: tl.constexpr, corners_by: tl.constexpr, weight_by: tl.constexpr, out_by: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUTS: tl.constexpr, KERNEL: tl.constexpr,
     PADDING: tl.constexpr, SIDE: tl.constexpr, LOW: tl.constexpr, SEE: tl.constexpr,
@@ -130,9 +160,9 @@ def _backward_inputs(
     sample, row, column = _place(place, DOWN, ACROSS)
     top = row + LOW
     left = column + LOW
-    grads_at += lane * grads_by[0] + (sample * grads_by[1] + top * grads_by[3] + left * grads_by[4])
-    corners_at += lane * corners_by[0] + (sample * corners_by[1] + top * corners_by[3] + left * corners_by[4])
-    weight_at += lane * weight_by[0] + channel * weight_by[2]
+    grads_at += lane * lane_by[0] + (sample * grads_by[1] + top * grads_by[3] + left * grads_by[4])
+    corners_at += lane * lane_by[1] + (sample * corners_by[1] + top * corners_by[3] + left * corners_by[4])
+    weight_at += lane * lane_by[2] + channel * weight_by[2]
     sums = _nothing(GROUP * CORNERS, M)
     for out in range(OUTS):
         spread = ()  # the gradient of the convolution itself
@@ -149,21 +179,14 @@ def _backward_inputs(
         before = sums
         sums = ()
         for i in tl.static_range(GROUP):
-            weights = _weights(weight_at + out * weight_by[1] + i * weight_by[2], weight_by, KERNEL * KERNEL)
+            weights = _weights(weight_at + out * weight_by[1] + i * weight_by[2], weight_by, KERNEL * KERNEL, M)
             for own in tl.static_range(CORNERS):
                 total = before[i * CORNERS + own]
                 for tap in tl.static_range(KERNEL * KERNEL):
-                    total += (
-                        weights[tap]
-                        * spread[
-                            (own // SIDE + PADDING - tap // KERNEL - SIDE * LOW) // SIDE * (SEE * CORNERS)
-                            + (own % SIDE + PADDING - tap % KERNEL - SIDE * LOW) // SIDE * CORNERS
-                            + (own // SIDE + PADDING - tap // KERNEL - SIDE * LOW) % SIDE * SIDE
-                            + (own % SIDE + PADDING - tap % KERNEL - SIDE * LOW) % SIDE
-                        ]
-                    )
+                    grads = spread[_that_saw(tap, own, KERNEL, SIDE, PADDING - SIDE * LOW, SEE)]
+                    total = tl.fma(weights[tap], grads, total)
                 sums += (total,)
-    out_at += lane * out_by[0] + (sample * out_by[1] + row * (SIDE * out_by[3]) + column * (SIDE * out_by[4]))
+    out_at += lane * lane_by[3] + (sample * out_by[1] + row * (SIDE * out_by[3]) + column * (SIDE * out_by[4]))
     for i in tl.static_range(GROUP):
         for own in tl.static_range(CORNERS):
             wanted = inside & (row * SIDE + own // SIDE < HEIGHT) & (column * SIDE + own % SIDE < WIDTH)
@@ -173,7 +196,7 @@ def _backward_inputs(
 
 @triton.jit
 def _backward_weights(
-    grads_at, corners_at, x_at, parts_at, biases_at,
+    grads_at, corners_at, x_at, parts_at, biases_at, lane_by,
     grads_by: tl.constexpr, corners_by: tl.constexpr, x_by: tl.constexpr, parts_by: tl.constexpr,
     biases_by: tl.constexpr, SAMPLES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
     OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, SIDE: tl.constexpr,
@@ -191,9 +214,9 @@ def _backward_weights(
     out = tl.program_id(0) % GROUPS * GROUP
     channel = tl.program_id(0) // GROUPS % CHANNELS
     piece = tl.program_id(0) // (GROUPS * CHANNELS)
-    grads_at += lane * grads_by[0] + piece * SAMPLES * grads_by[1] + out * grads_by[2]
-    corners_at += lane * corners_by[0] + piece * SAMPLES * corners_by[1] + out * corners_by[2]
-    x_at += lane * x_by[0] + piece * SAMPLES * x_by[1] + channel * x_by[2]
+    grads_at += lane * lane_by[0] + piece * SAMPLES * grads_by[1] + out * grads_by[2]
+    corners_at += lane * lane_by[1] + piece * SAMPLES * corners_by[1] + out * corners_by[2]
+    x_at += lane * lane_by[2] + piece * SAMPLES * x_by[1] + channel * x_by[2]
     sums = _nothing(GROUP * TAPS, M)
     biases = _nothing(GROUP, M)
     for begin in range(0, END, M):
@@ -221,11 +244,10 @@ def _backward_weights(
             for tap in tl.static_range(TAPS):
                 total = before[o * TAPS + tap]
                 for which in tl.static_range(CORNERS):
-                    value = values[(tap // KERNEL + which // SIDE) * SEE + tap % KERNEL + which % SIDE]
-                    total += value * spread[which]
+                    total = tl.fma(values[_seen_by(tap, which, KERNEL, SIDE)], spread[which], total)
                 sums += (total,)
-    parts_at += lane * parts_by[0] + piece * parts_by[1] + out * parts_by[2] + channel * parts_by[3]
-    biases_at += lane * biases_by[0] + piece * biases_by[1] + out
+    parts_at += lane * lane_by[3] + piece * parts_by[1] + out * parts_by[2] + channel * parts_by[3]
+    biases_at += lane * lane_by[4] + piece * biases_by[1] + out
     for o in tl.static_range(GROUP):
         tl.store(biases_at + o, tl.sum(biases[o], 0), channel == 0)
         for tap in tl.static_range(TAPS):
@@ -243,8 +265,8 @@ def forward(
     group = _divisor(outs, tile.group)
     grid = (triton.cdiv(positions, tile.positions) * (outs // group), lanes)
     _forward[grid](
-        x, weight, bias, out, corners, samples,
-        x_by=x.stride(), weight_by=weight.stride(), bias_by=bias.stride(), out_by=out.stride(),
+        x, weight, bias, out, corners, samples, lane_strides(x, weight, bias, out),
+        x_by=strides(x), weight_by=strides(weight), bias_by=strides(bias), out_by=strides(out),
         HEIGHT=height, WIDTH=width, CHANNELS=channels, OUTS=outs, KERNEL=kernel, PADDING=padding,
         SIDE=2 if pool else 1, M=tile.positions, GROUP=group, num_warps=tile.warps,
     )  # fmt: skip
@@ -257,12 +279,12 @@ def backward_inputs(
     lanes, samples, channels, height, width = out.shape
     outs, kernel, side = weight.shape[1], weight.shape[3], 2 if pool else 1
     positions = samples * triton.cdiv(height, side) * triton.cdiv(width, side)
-    tile = tile or _tile(lanes * positions * channels, Tile(64, 8, 2))
+    tile = tile or _tile(lanes * positions * channels, Tile(128, 4, 2))
     group = _divisor(channels, tile.group)
     low, high = (padding - kernel + 1) // side, (side - 1 + padding) // side
     _backward_inputs[(triton.cdiv(positions, tile.positions) * (channels // group), lanes)](
-        grads, corners, weight, out, samples,
-        grads_by=grads.stride(), corners_by=corners.stride(), weight_by=weight.stride(), out_by=out.stride(),
+        grads, corners, weight, out, samples, lane_strides(grads, corners, weight, out),
+        grads_by=strides(grads), corners_by=strides(corners), weight_by=strides(weight), out_by=strides(out),
         HEIGHT=height, WIDTH=width, CHANNELS=channels, OUTS=outs, KERNEL=kernel, PADDING=padding,
         SIDE=side, LOW=low, SEE=high - low + 1, M=tile.positions, GROUP=group, num_warps=tile.warps,
     )  # fmt: skip
@@ -277,9 +299,9 @@ def backward_weights(
     tile = tile or Tile(32, 4 if kernel > 3 else 16, 1)  # taps of a group are sums that a thread keeps
     group = _divisor(outs, tile.group)
     _backward_weights[(pieces * channels * (outs // group), lanes)](
-        grads, corners, x, parts, biases,
-        grads_by=grads.stride(), corners_by=corners.stride(), x_by=x.stride(), parts_by=parts.stride(),
-        biases_by=biases.stride(), SAMPLES=samples // pieces, HEIGHT=height, WIDTH=width, CHANNELS=channels,
+        grads, corners, x, parts, biases, lane_strides(grads, corners, x, parts, biases),
+        grads_by=strides(grads), corners_by=strides(corners), x_by=strides(x), parts_by=strides(parts),
+        biases_by=strides(biases), SAMPLES=samples // pieces, HEIGHT=height, WIDTH=width, CHANNELS=channels,
         OUTS=outs, KERNEL=kernel, PADDING=padding, SIDE=2 if pool else 1,
         M=tile.positions, GROUP=group, num_warps=tile.warps,
     )  # fmt: skip
@@ -287,7 +309,7 @@ def backward_weights(
 
 def _tile(sums: int, large: Tile) -> Tile:
     """How to cut a pass that makes so many sums: small where there are too few to fill a GPU otherwise."""
-    return large if sums >= 1 << 20 else Tile(32, 4, 1)
+    return large if sums >= 1 << 20 else Tile(32, 2, 1)
 
 
 def _divisor(size: int, most: int) -> int:

@@ -63,14 +63,14 @@ def _pieces(seen: Seen) -> int:
     lanes, outs, channels, kernel, _ = seen.weight.shape
     samples, _, rows, columns = seen.corners.shape[1:]
     if outs >= FEW:
-        return pieces_of(lanes * -(-channels * kernel**2 // 32), samples, least=1024)
+        return pieces_of(lanes * -(-channels * kernel**2 // 64), samples, least=1024)
     programs = lanes * channels * -(-outs // 4)  # of a warp each; under some 128 positions its last sum costs too much
     return pieces_of(programs, samples, least=min(4096, programs * (samples * rows * columns // 128)))
 
 
 def _by_matrix(outs: int) -> bool:
-    """Whether a GPU's matrix units take a layer of so many outputs, at the precision that torch is set to."""
-    return outs >= FEW and torch.get_float32_matmul_precision() != "highest"
+    """Whether a GPU's matrix units take a layer of so many outputs."""
+    return outs >= FEW
 
 
 def _outputs(x: Tensor, weight: Tensor, bias: Tensor, padding: int, pool: bool) -> tuple[Tensor, Tensor]:
@@ -174,9 +174,12 @@ def _quick_back(
     if fused is None:
         return _plain_back(grads, corners, x, weight, padding, pool, pieces, inputs)
     weights, biases, inner = _gradients(grads, corners, x, weight, padding, pool, pieces, inputs)
-    fused.backward_weights(grads, corners, x, weights, biases, padding=padding, pool=pool)
+    where: Tensor | None = corners
+    if _by_matrix(weight.shape[1]) and (pool or inputs):
+        grads, where = fused.spread(grads, corners, pool=pool), None
+    fused.backward_weights(grads, where, x, weights, biases, padding=padding, pool=pool)
     if inputs:
-        fused.backward_inputs(grads, corners, weight, inner, padding=padding, pool=pool)
+        fused.backward_inputs(grads, where, weight, inner, padding=padding, pool=pool)
     return weights, biases, inner
 
 

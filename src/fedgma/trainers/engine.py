@@ -41,7 +41,7 @@ WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
 
 @contextmanager
 def float32_precision(precision: str) -> Iterator[None]:
-    """Inside, float32 products are exact ("fp32") or may use TF32 ("tf32", "bf16"); outside all is as it was."""
+    """Inside, float32 products keep its accuracy ("fp32") or may use TF32 ("tf32", "bf16"); outside it is as before."""
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     loose = precision != "fp32"
     torch.set_float32_matmul_precision("high" if loose else "highest")
