@@ -101,7 +101,7 @@ def thinned(points: Mapping[int, float], most: int = POINTS) -> dict[int, float]
     """
     rounds = sorted(points)
     if len(rounds) <= most:
-        return {round: points[round] for round in rounds}
+        return {place: points[place] for place in rounds}
     places = [round(place * (len(rounds) - 1) / (most - 1)) for place in range(most)]
     return {rounds[place]: points[rounds[place]] for place in dict.fromkeys(places)}
 
