@@ -139,6 +139,24 @@ def test_of_short_and_long_runs_the_long_ones_count(tmp_path):
     assert "4 runs of the same cells with other rounds, rates or precision were passed over" in made.notes
 
 
+def test_the_rounds_that_were_asked_for_count_before_longer_runs(tmp_path):
+    for settings in e12():
+        write_run(tmp_path, settings, 50.0, rounds=200)
+        write_run(tmp_path, settings, 60.0, rounds=300)
+    assert set(levels(tmp_path)[1].masked.values()) == {50.0}
+
+
+def test_a_cell_that_was_cut_is_not_held_against_whole_ones_of_its_part(tmp_path):
+    for settings in plan_runs(experiment("E12"), Chosen(), Cut(seeds=2)).grid.runs:
+        if settings.aggregator != "and_mask":
+            write_run(tmp_path, settings, 50.0, rounds=200)
+        if settings.aggregator != "gma":
+            write_run(tmp_path, settings, 40.0, rounds=11)
+    arms = {one.cell.arm: one for one in levels(tmp_path)[0].on()}
+    assert arms["gma"].masked
+    assert not arms["and_mask"].masked
+
+
 def test_of_several_rates_the_chosen_ones_count(tmp_path):
     for settings in e12():
         for rate, level in ((0.05, 50.0), (0.1, 40.0)):

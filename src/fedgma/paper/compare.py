@@ -110,11 +110,14 @@ def compare(
 ) -> Comparison:
     """Find the runs of every cell and put them beside the printed numbers."""
     index = _Index(entries)
+    chosen_runs = [(cell, *_choose(cell, index)) for cell in cells_of(experiment, chosen, cut)]
+    whole = {cell.part.name for cell, plain, masked, _ in chosen_runs if _as_planned(cell, plain, masked)}
     compared: list[Compared] = []
     used: dict[int, Entry] = {}
     fitting: set[int] = set()
-    for cell in cells_of(experiment, chosen, cut):
-        plain, masked, fits = _choose(cell, index)
+    for cell, plain, masked, fits in chosen_runs:
+        if cell.part.name in whole and not _as_planned(cell, plain, masked):
+            plain, masked = {}, {}  # cells of a part are held against each other: not a cut one against a whole one
         fitting |= fits
         used |= {id(entry): entry for entry in (*plain.values(), *masked.values())}
         compared += [_compared(cell, split, experiment.statistic, plain, masked) for split in experiment.splits]
@@ -179,18 +182,25 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
     return plain, masked, {id(entry) for side in sides for entry in side}
 
 
+def _as_planned(cell: Cell, plain: BySeed, masked: BySeed) -> bool:
+    """Whether the runs have as many rounds as the experiment asks for."""
+    found = {entry.settings.get("rounds") for entry in (*plain.values(), *masked.values())}
+    return found == {cell.settings.get("rounds")}
+
+
 def _kind(entry: Entry, rates: Sequence[str]) -> str:
     precision = entry.facts.get("precision", "fp32")
     return repr([entry.settings.get("rounds"), precision, *(entry.settings.get(key) for key in rates)])
 
 
 def _rank(pair: tuple[Mapping[int, Entry], Mapping[int, Entry]], cell: Cell) -> tuple[Any, ...]:
-    """Planned rates first, then more rounds, then more pairs, then full precision."""
+    """Planned rates first, then that there are pairs, the planned rounds, more rounds, more pairs, full precision."""
     entry = next(iter([*pair[1].values(), *pair[0].values()]))
     wanted = cell.settings
     planned = all(entry.settings.get(key) == wanted.get(key) for key in KEYS)
     exact = entry.facts.get("precision", "fp32") == "fp32"
-    return planned, entry.settings.get("rounds", 0), len(set(pair[0]) & set(pair[1])), exact
+    rounds, pairs = entry.settings.get("rounds", 0), len(set(pair[0]) & set(pair[1]))
+    return planned, pairs > 0, rounds == wanted.get("rounds"), rounds, pairs, exact
 
 
 def _time(entries: Sequence[Entry]) -> list[str]:

@@ -1,6 +1,6 @@
 """One run in the few numbers that a comparison needs: from its folder, or from the thinned export of many.
 
-<results>/<ID>/runs.json     settings and facts that all runs share
+<results>/<ID>/runs.json     settings and facts that all runs share, and the circumstances in which some were played
                runs.jsonl    one JSON object a run: what differs, summaries, thinned curves
 """
 
@@ -16,7 +16,9 @@ from fedgma.summaries import Summary, summarise
 POINTS = 40  # of a thinned curve
 SCALE = 10_000  # accuracies are kept as whole ten-thousandths
 ANALYSES_FOLDER = "analyses"  # beside run folders: what analyses wrote
-FACTS = ("fingerprint", "versions", "device", "precision", "data", "parameters", "started")
+CIRCUMSTANCES = ("versions", "device", "precision", "data", "parameters")  # facts that many runs have in common
+FACTS = ("fingerprint", "started", *CIRCUMSTANCES)
+HOLDINGS = ("classes", "counts")  # of the data: who holds what, which is long and follows from the settings
 
 
 class Entry(NamedTuple):
@@ -75,6 +77,8 @@ def entry_of(run: Run) -> Entry:
     whole = {split: found for split in splits if (found := curve(run, split, "accuracy"))}
     seconds = sum(number(record, "seconds") or 0.0 for record in run.rounds)
     facts = {name: run.head[name] for name in FACTS if name in run.head} | {"seconds": round(seconds, 3)}
+    if isinstance(data := facts.get("data"), Mapping):
+        facts["data"] = {name: value for name, value in data.items() if name not in HOLDINGS}
     scores = {split: summarise(found) for split, found in whole.items()}
     curves = {
         split: thinned(found) for split, found in whole.items()
@@ -109,10 +113,11 @@ def thinned(points: Mapping[int, float], most: int = POINTS) -> dict[int, float]
 def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] = ("test",)) -> None:
     """Many runs in two small files: what they share, and a line for each with its curves on these splits."""
     folder.mkdir(parents=True, exist_ok=True)
+    kinds = {json.dumps(kind, sort_keys=True): kind for kind in map(_circumstances, entries)}
     shared = {
         "names": list(entries[0].settings) if entries else [],  # of all settings; one that a line leaves out is none
         "settings": _shared([entry.settings for entry in entries]),
-        "facts": _shared([entry.facts for entry in entries]),
+        "circumstances": list(kinds.values()),
     }
     lines = [json.dumps(_line(entry, shared, splits), separators=(",", ":")) for entry in entries]
     (folder / "runs.json").write_text(json.dumps(shared, indent=1) + "\n", encoding="utf-8")
@@ -124,10 +129,15 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {k: v for k, v in first.items() if all(k in row and row[k] == v for row in rows)}
 
 
+def _circumstances(entry: Entry) -> dict[str, Any]:
+    return {name: entry.facts[name] for name in CIRCUMSTANCES if name in entry.facts}
+
+
 def _line(entry: Entry, shared: Mapping[str, Any], splits: Sequence[str]) -> dict[str, Any]:
-    own = {
-        part: {k: v for k, v in getattr(entry, part).items() if k not in shared[part] and v is not None}
-        for part in ("settings", "facts")
+    own: dict[str, Any] = {
+        "settings": {k: v for k, v in entry.settings.items() if k not in shared["settings"] and v is not None},
+        "circumstances": shared["circumstances"].index(_circumstances(entry)),
+        "facts": {k: v for k, v in entry.facts.items() if k not in CIRCUMSTANCES},
     }
     scores = {split: [round(value, 4) for value in summary] for split, summary in entry.scores.items()}
     curves = {split: _packed(points) for split, points in entry.curves.items() if split in splits}
@@ -144,7 +154,7 @@ def read_export(folder: Path) -> list[Entry]:
         shared = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
         lines = (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()
         return [_read_line(json.loads(line), shared) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{folder} cannot be read as exported runs ({error}); export them again") from None
 
 
@@ -155,5 +165,5 @@ def _read_line(line: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:
         for split, (rounds, values) in line["curves"].items()
     }
     scores = {split: Summary(*values) for split, values in line["scores"].items()}
-    facts = {**shared["facts"], **line["facts"]}
+    facts = {**shared["circumstances"][line["circumstances"]], **line["facts"]}
     return Entry(dict(flat(settings)), scores, curves, line["mask"], facts, line["done"])
