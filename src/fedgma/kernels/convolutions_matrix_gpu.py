@@ -184,7 +184,14 @@ def forward(
     weight = weight.permute(0, 3, 4, 1, 2).contiguous()  # inputs side by side, as tiles read them
     weight = weight.permute(0, 3, 4, 1, 2)
     _launch(
-        x, weight, bias, out, corners, padding, 2 if pool else 1, tile or Tile(warps=8 if _exact() or not pool else 4)
+        x,
+        weight,
+        bias,
+        out,
+        corners,
+        padding,
+        2 if pool else 1,
+        tile or (Tile(positions=64) if _exact() else Tile(warps=8)),
     )
 
 
@@ -266,7 +273,7 @@ def _tile_of_weights(grads: Any, entries: int) -> Tile:
     if entries <= 32:
         return Tile(positions=32 if _exact() else 64, entries=32)
     if grads.dtype == torch.float32:
-        return Tile(positions=32, entries=64) if _exact() else Tile(positions=32, entries=64, warps=2, stages=3)
+        return Tile(positions=64, entries=64) if _exact() else Tile(positions=32, entries=64, warps=2, stages=3)
     return Tile(positions=64, entries=64, stages=3)
 
 

@@ -261,7 +261,7 @@ def forward(
     lanes, samples, channels, height, width = x.shape
     outs, kernel = weight.shape[1], weight.shape[3]
     positions = samples * out.shape[3] * out.shape[4]
-    tile = tile or _tile(lanes * positions * outs, Tile(128, 8, 2))
+    tile = tile or _tile(lanes * positions * outs, Tile(64, 16, 2), Tile(32, 4, 1))
     group = _divisor(outs, tile.group)
     grid = (triton.cdiv(positions, tile.positions) * (outs // group), lanes)
     _forward[grid](
@@ -279,7 +279,7 @@ def backward_inputs(
     lanes, samples, channels, height, width = out.shape
     outs, kernel, side = weight.shape[1], weight.shape[3], 2 if pool else 1
     positions = samples * triton.cdiv(height, side) * triton.cdiv(width, side)
-    tile = tile or _tile(lanes * positions * channels, Tile(128, 4, 2))
+    tile = tile or _tile(lanes * positions * channels, Tile(64, 6, 2), Tile(32, 2, 1))
     group = _divisor(channels, tile.group)
     low, high = (padding - kernel + 1) // side, (side - 1 + padding) // side
     _backward_inputs[(triton.cdiv(positions, tile.positions) * (channels // group), lanes)](
@@ -296,7 +296,7 @@ def backward_weights(
     """Fill `parts` [lane, piece, out, in, k, k] and `biases` [lane, piece, out] with sums over pieces of the batch."""
     lanes, samples, channels, height, width = x.shape
     pieces, outs, kernel = parts.shape[1], parts.shape[2], parts.shape[4]
-    tile = tile or Tile(32, 4 if kernel > 3 else 16, 1)  # taps of a group are sums that a thread keeps
+    tile = tile or Tile(32, 6 if kernel > 3 else 16, 1)  # taps of a group are sums that a thread keeps
     group = _divisor(outs, tile.group)
     _backward_weights[(pieces * channels * (outs // group), lanes)](
         grads, corners, x, parts, biases, lane_strides(grads, corners, x, parts, biases),
@@ -307,9 +307,9 @@ def backward_weights(
     )  # fmt: skip
 
 
-def _tile(sums: int, large: Tile) -> Tile:
+def _tile(sums: int, large: Tile, small: Tile) -> Tile:
     """How to cut a pass that makes so many sums: small where there are too few to fill a GPU otherwise."""
-    return large if sums >= 1 << 20 else Tile(32, 2, 1)
+    return large if sums >= 1 << 20 else small
 
 
 def _divisor(size: int, most: int) -> int:
