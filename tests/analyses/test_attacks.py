@@ -149,3 +149,13 @@ def test_finished_runs_that_kept_their_states_can_be_attacked(tmp_path):
     lines = [json.loads(line) for file in tmp_path.glob("*/rounds.jsonl") for line in file.read_text().splitlines()]
     last = [100 * line["test"]["accuracy"] for line in lines if line["round"] == 2]
     assert sum(tested.values()) / 2 == pytest.approx(sum(last) / 4, abs=0.01)
+
+
+def test_runs_that_differ_in_more_than_the_mask_are_no_pair(tmp_path):
+    given = {"model": "logistic", "rounds": 1, "client_test_size": 0}
+    for part, arms in (("iid", ["mean"]), ("label_skew", ["gma"])):
+        fedgma.run({**given, "partition": {"clients": 20, "name": part}, "aggregator": arms, "seed": 0}, out=tmp_path)
+    assert attack_runs(tmp_path, {"model": "logistic"}, "cpu", epochs=5) is None
+    fedgma.run({**given, "partition": {"clients": 20, "name": "iid"}, "aggregator": "gma", "seed": 0}, out=tmp_path)
+    assert attack_runs(tmp_path, {"partition.name": "iid"}, "cpu", epochs=5) is not None
+    assert attack_runs(tmp_path, {"partition.name": "label_skew"}, "cpu", epochs=5) is None

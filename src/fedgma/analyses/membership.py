@@ -36,9 +36,11 @@ from fedgma.experiments.config import Settings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.records import finished, read_head
 from fedgma.plots.attacks import draw_attacks, draw_losses
+from fedgma.runs import flat
 from fedgma.seeds import seed as keyed
 from fedgma.specs import RunSpec
 from fedgma.states import State
+from fedgma.summaries import AGGREGATOR_SETTINGS, frozen
 from fedgma.trainers.cohorts import Pool, unflatten
 from fedgma.trainers.engine import float32_precision
 from fedgma.verdicts import paired
@@ -94,16 +96,21 @@ def attack_runs(
 ) -> AnalysisResult | None:
     """The paper's attack on finished runs in a folder of run folders that kept their last states.
 
-    `wanted` are settings that the runs must have (`dataset`, `algorithm`, ...), `aggregator` left out: two of the same
-    seed, with the mask and without, are a pair. None where there is no pair.
+    `wanted` are settings that the runs must have, by dotted name (`dataset`, `partition.name`, ...). Two that differ in
+    the mask alone are a pair; of pairs that differ in more than their seeds the largest group is attacked. None where
+    there is no pair.
     """
-    runs: dict[str, dict[int, tuple[Settings, Path]]] = {name: {} for name in ARMS.values()}
+    groups: dict[str, dict[str, dict[int, tuple[Settings, Path]]]] = {}
     for _, _, folder in finished(Path(out)):
-        settings = Settings.model_validate(_given(read_head(folder)["settings"]))
-        fits = all(getattr(settings, name) == value for name, value in wanted.items())
-        if fits and settings.aggregator in runs and any((folder / "checkpoints").glob("*/*.json")):
-            runs[settings.aggregator][settings.seed] = (settings, folder)
-    seeds = sorted(set.intersection(*(set(own) for own in runs.values())))
+        recorded = read_head(folder)["settings"]
+        own = dict(flat(recorded))
+        fits = own["aggregator"] in ARMS.values() and all(own.get(name) == value for name, value in wanted.items())
+        if fits and any((folder / "checkpoints").glob("*/*.json")):
+            shared = frozen(own, ("aggregator", *AGGREGATOR_SETTINGS, "seed", "partition.seed"))
+            arms = groups.setdefault(shared, {name: {} for name in ARMS.values()})
+            arms[own["aggregator"]][own["seed"]] = (Settings.model_validate(_given(recorded)), folder)
+    runs = max(groups.values(), key=lambda arms: len(_paired_seeds(arms)), default={})
+    seeds = _paired_seeds(runs)
     if not seeds:
         return None
     pairs = [runs[name][seed] for name in ARMS.values() for seed in seeds]
@@ -112,6 +119,10 @@ def attack_runs(
     return attack(
         models, 0, named={"dataset": first.dataset, "model": first.model, "rounds": first.rounds}, epochs=epochs
     )
+
+
+def _paired_seeds(arms: Mapping[str, Mapping[int, Any]]) -> list[int]:
+    return sorted(set.intersection(*(set(own) for own in arms.values()))) if arms else []
 
 
 def saved_models(runs: Sequence[tuple[Settings, Path]], device: str) -> dict[str, Models]:
@@ -358,7 +369,7 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
     if Materials(request.device).device.type != "cuda":
         return run(request.device, rounds=request.rounds or 100, whole=request.seeds)
     shadowed = run(request.device, dataset="cifar10", model="lenet", precision="tf32", rounds=request.rounds or 1000)
-    trained = {"dataset": "cifar10", "model": "resnet18-gn", "algorithm": "fedavg"}
+    trained = {"dataset": "cifar10", "model": "resnet18-gn", "algorithm": "fedavg", "partition.name": "label_skew"}
     printed = attack_runs(request.out.parents[1], trained, request.device)
     return shadowed if printed is None else both(printed, shadowed)
 

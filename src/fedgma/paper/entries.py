@@ -1,6 +1,6 @@
 """One run in the few numbers that a comparison needs: from its folder, or from the thinned export of many.
 
-<results>/<ID>/runs.json     settings and facts that all runs share, and the circumstances in which some were played
+<results>/<ID>/runs.json     settings that all runs share, and the circumstances in which they were played
                runs.jsonl    one JSON object a run: what differs, summaries, thinned curves
 """
 

@@ -62,7 +62,7 @@ def _pieces(seen: Seen) -> int:
     """Into how many pieces to cut the batch for the weight gradient: its kernels' programs should fill a GPU."""
     lanes, outs, channels, kernel, _ = seen.weight.shape
     samples, _, rows, columns = seen.corners.shape[1:]
-    if outs >= FEW:
+    if _by_matrix(outs):
         return pieces_of(lanes * -(-channels * kernel**2 // 64), samples, least=1024)
     programs = lanes * channels * -(-outs // 4)  # of a warp each; under some 128 positions its last sum costs too much
     return pieces_of(programs, samples, least=min(4096, programs * (samples * rows * columns // 128)))
