@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedgma
+import group_norm_cases as norms
 from convolution_cases import Case, by_kernels, draw, wanted
 from fedgma import kernels
 from fedgma.datasets import load
@@ -216,3 +217,13 @@ def test_the_engine_equals_the_loop_there(name, shape, precision):
         slow = loop.train(task)
     fast = Engine(form_gradients(form_of(model)), precision=precision, compile=False)(task)
     assert distance(slow.updates, fast.updates) < {"fp32": 1e-3, "tf32": 5e-2}[precision]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (8, 256), (4, 512), (7, 12)])
+def test_fused_group_normalisation_has_the_gradients_of_autograd(side, channels, dtype, bound):
+    for relu, beside, parts in ((False, False, 1), (True, False, 1), (True, True, 1), (True, True, 2)):
+        case = norms.Case(2, 3, side, channels, 2, relu, beside, parts)
+        drawn = norms.draw(case, "cuda", dtype)
+        off = norms.distances(norms.wanted(case, *drawn), norms.found_by_form(case, *drawn))
+        assert max(off.values()) < bound, (case, off)

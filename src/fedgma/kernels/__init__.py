@@ -51,6 +51,24 @@ def convolutions(*, matrix: bool) -> ModuleType | None:
     return convolutions_matrix_gpu if matrix else convolutions_thread_gpu
 
 
+def convolutions_3x3() -> ModuleType | None:
+    """The GPU convolutions of ResNets, or None where triton is missing."""
+    if fused() is None:
+        return None
+    from fedgma.kernels import convolutions_3x3_gpu
+
+    return convolutions_3x3_gpu
+
+
+def group_norms() -> ModuleType | None:
+    """The fused GPU group normalisation, or None where triton is missing."""
+    if fused() is None:
+        return None
+    from fedgma.kernels import group_norms_gpu
+
+    return group_norms_gpu
+
+
 def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
     """Add one client's flat arrays to their sums, in place."""
     cpu = _compiled_for(updates)

@@ -61,7 +61,9 @@ def choose(
     gradients, padding = written or lane_gradients(model, precision), written is not None
     if trainer == "lanes":
         return _under(precision, functools.partial(lanes.train, gradients=gradients, padding=padding))
-    return Engine(gradients, padding=padding, precision=precision, compile=pool.y.device.type == "cuda")
+    last = padding and type(model) is ResNet18  # its convolutions read weights so
+    compile = pool.y.device.type == "cuda"
+    return Engine(gradients, padding=padding, inputs_last=last, precision=precision, compile=compile)
 
 
 def _under(precision: str, train: LocalTrainer) -> LocalTrainer:

@@ -77,12 +77,14 @@ class Engine:
         gradients: GradientFunction,
         *,
         padding: bool = False,
+        inputs_last: bool = False,
         precision: str = "fp32",
         compile: bool = True,
         graphs: bool = True,
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients keep padding from the real samples of any batch
+        self.inputs_last = inputs_last  # how the gradients want the weights of convolutions in memory
         self.precision = precision
         self.graphs = graphs
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
@@ -198,7 +200,7 @@ class Engine:
                 return station
         self._stations = [s for s in self._stations if s.lanes != cohort.lanes or s.features != features]
         rows = ship(cohort.run, device)
-        bench = lanes.lay_out(cohort, features, start, buffers, rows)
+        bench = lanes.lay_out(cohort, features, start, buffers, rows, inputs_last=self.inputs_last)
         # room for other cohorts: the number of steps is part of the compiled shape
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))

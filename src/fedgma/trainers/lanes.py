@@ -123,10 +123,17 @@ def features_of(cohort: Cohort, correction: Stacked | None) -> Features:
     return Features(bool(cohort.momentum.any()), bool(cohort.mu.any()), clips, bool(correction))
 
 
-def lay_out(cohort: Cohort, features: Features, start: Stacked, buffers: Stacked, rows: Tensor) -> Bench:
-    """A bench for the cohort, on the device of its rows; one copy for each array of the host."""
+def lay_out(
+    cohort: Cohort, features: Features, start: Stacked, buffers: Stacked, rows: Tensor, *, inputs_last: bool = False
+) -> Bench:
+    """A bench for the cohort, on the device of its rows; one copy for each array of the host.
+
+    `inputs_last` is an order of memory: the weights of a convolution with its inputs side by side.
+    """
     device, lanes = rows.device, len(rows)
     params = take_rows(start, rows)
+    if inputs_last:
+        params = {name: _inputs_last(value) for name, value in params.items()}
     return Bench(
         params=params,
         momentum={name: torch.zeros_like(value) for name, value in params.items()} if features.momentum else {},
@@ -276,6 +283,11 @@ def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
 def take_rows(stacked: Stacked, rows: Rows) -> Stacked:
     """The same rows of every array."""
     return {name: value[rows] for name, value in stacked.items()}
+
+
+def _inputs_last(weight: Tensor) -> Tensor:
+    """[lane, out, in, row, column] as it was, but [lane, out, row, column, in] in memory; others stay as they are."""
+    return weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if weight.dim() == 5 else weight
 
 
 def _wide(per_lane: Tensor, like: Tensor) -> Tensor:

@@ -1,18 +1,36 @@
-"""Group and batch normalisation over lanes, with the backward pass written out.
+"""Group and batch normalisation over lanes, with the shortcut and ReLU that follow and the backward pass written out.
 
 Batch normalisation is group normalisation with one channel a group whose moments are pooled over the samples of a lane.
 Padding has no share in them and leaves with the offset alone, so it reaches neither statistics nor gradients and every
-count has the same shape. Activations are [lane, sample, row, column, channel], statistics float32 or wider.
+count has the same shape. Activations are [lane, sample, row, column, channel], statistics float32 or wider. On a GPU
+group normalisation is one kernel each way (`kernels.group_norms_gpu`), which a compiler takes as it is.
 """
 
-from typing import NamedTuple
+import importlib.util
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedgma import kernels
 from fedgma.trainers.cohorts import Stacked
 from fedgma.trainers.gradients import Product
 from fedgma.trainers.layers import wide_type
+
+
+TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiler cannot look through the question
+MOST = 32768  # values of a group that one pass takes
+
+_library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "group_norm(Tensor x, Tensor weight, Tensor bias, Tensor? beside, int groups, float epsilon, bool relu)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "group_norm_back(Tensor grads, Tensor? more, Tensor? out, Tensor x, Tensor mean, Tensor scale, Tensor weight,"
+    " Tensor bias, bool relu) -> (Tensor, Tensor, Tensor, Tensor)"
+)
 
 
 class Norm(NamedTuple):
@@ -24,13 +42,15 @@ class Norm(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """What a normalisation keeps: its input, and mean and 1 / deviation of every sample's groups."""
+    """What a normalisation keeps: its input, mean and 1 / deviation of every sample's groups, and what came of it."""
 
     x: Tensor
-    mean: Tensor  # [lane, sample or 1, 1, 1, group, 1]
+    mean: Tensor  # [lane, sample or 1, 1, 1, group, 1]; [lane, sample, group] by the kernel
     scale: Tensor
-    variance: Tensor
+    variance: Tensor | None  # none by the kernel
     share: Tensor | None  # [lane, sample, 1, 1, 1, 1]: the part of a sample in its batch, where batches are normalised
+    out: Tensor | None = None  # of ReLU, if it followed
+    added: bool = False  # whether there was something beside
 
 
 def norm_of(model: nn.Module) -> Norm | None:
@@ -48,12 +68,31 @@ def _norm(part: nn.Module) -> Norm | None:
     return None
 
 
-def normalise(norm: Norm, x: Tensor, state: Stacked, name: str, count: Tensor | None) -> tuple[Tensor, Normal]:
-    """The normalised input, scaled and moved; `count` is how many samples of a lane are real, None in evaluation."""
+def normalise(
+    norm: Norm,
+    x: Tensor,
+    state: Stacked,
+    name: str,
+    count: Tensor | None,
+    *,
+    beside: Tensor | None = None,
+    relu: bool = False,
+) -> tuple[Tensor, Normal]:
+    """The normalised input, scaled and moved, with what is `beside` it added and ReLU if asked for.
+
+    `count` is how many samples of a lane are real, None in evaluation.
+    """
+    weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
+    if norm.groups is not None and _by_kernel(norm.groups, x):
+        out, mean, scale = torch.ops.fedgma.group_norm(x, weight, bias, beside, norm.groups, norm.epsilon, relu)
+        return out, Normal(x, mean, scale, None, None, out if relu else None, beside is not None)
     mean, variance, share = _moments(norm, x, state, name, count)
     scale = torch.rsqrt(variance + norm.epsilon)
     kept = Normal(x, mean, scale if share is None else scale * (share > 0), variance, share)
-    return (_unit(norm, kept) * _wide(state[f"{name}.weight"]) + _wide(state[f"{name}.bias"])).to(x.dtype), kept
+    out = (_unit(norm, kept) * _wide(weight) + _wide(bias)).to(x.dtype)
+    out = out if beside is None else out + beside
+    out = out.relu() if relu else out
+    return out, kept._replace(out=out if relu else None, added=beside is not None)
 
 
 def _moments(
@@ -72,11 +111,24 @@ def _moments(
 
 
 def normal_back(
-    norm: Norm, grads: Tensor, kept: Normal, params: Stacked, name: str, found: dict[str, Tensor | Product]
-) -> Tensor:
-    """The gradient of the input; those of scale and offset go into `found`."""
-    lanes, samples, rows, columns, channels = grads.shape
-    wide, flat = grads.to(wide_type(grads)), _unit(norm, kept)
+    norm: Norm, grads: Sequence[Tensor], kept: Normal, params: Stacked, name: str, found: dict[str, Tensor | Product]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the input and of what was beside it; those of scale and offset go into `found`.
+
+    The gradient of the output may come in two parts, which are added.
+    """
+    if norm.groups is not None and _by_kernel(norm.groups, kept.x):
+        first, second = (*grads, None)[:2]
+        state = (kept.x, kept.mean, kept.scale, params[f"{name}.weight"], params[f"{name}.bias"])
+        out = kept.out if kept.added else None
+        inner, beside, plain, along = torch.ops.fedgma.group_norm_back(first, second, out, *state, kept.out is not None)
+        found[f"{name}.bias"], found[f"{name}.weight"] = plain.sum(1), along.sum(1)
+        return inner, beside
+    beside = sum(grads[1:], grads[0])
+    if kept.out is not None:
+        beside = torch.where(kept.out > 0, beside, 0.0)
+    lanes, samples, rows, columns, channels = kept.x.shape
+    wide, flat = beside.to(wide_type(beside)), _unit(norm, kept)
     plain, along = wide.sum((2, 3)), (wide * flat).sum((2, 3))  # [lane, sample, channel]
     found[f"{name}.bias"], found[f"{name}.weight"] = plain.sum(1), along.sum(1)
     weight, size = params[f"{name}.weight"].to(wide.dtype), channels // (norm.groups or channels)
@@ -89,12 +141,12 @@ def normal_back(
         return spread(_pooled(each / (rows * columns * size), kept.share))
 
     moved = wide * _wide(weight) - level(plain) - flat * level(along)
-    return (spread(kept.scale) * moved).to(grads.dtype)
+    return (spread(kept.scale) * moved).to(beside.dtype), beside
 
 
 def running(norm: Norm, kept: Normal, buffers: Stacked, name: str, count: Tensor) -> Stacked:
     """The running statistics of a batch normalisation after this batch; none for groups."""
-    if norm.groups is not None:
+    if norm.groups is not None or kept.variance is None:
         return {}
     rows, columns = kept.x.shape[2:4]
     seen = (count * (rows * columns))[:, None].to(kept.mean.dtype)
@@ -132,3 +184,71 @@ def _parts(norm: Norm, x: Tensor) -> Tensor:
 def _wide(per_channel: Tensor) -> Tensor:
     """[lane, channel] to multiply activations by."""
     return per_channel[:, None, None, None]
+
+
+# with the kernels
+
+
+def _by_kernel(groups: int, x: Tensor) -> bool:
+    """Whether a GPU normalises these groups in one pass."""
+    _, _, rows, columns, channels = x.shape
+    there = TRITON and x.device.type == "cuda" and x.dtype != torch.float64
+    return there and fits(rows * columns, channels // groups)
+
+
+def fits(places: int, size: int) -> bool:
+    """Whether the kernel takes groups of so many channels: powers of two that the registers of a program hold.
+
+    >>> fits(1024, 32), fits(49, 32), fits(4096, 32)
+    (True, False, False)
+    """
+    return places.bit_count() == 1 and size.bit_count() == 1 and places * size <= MOST
+
+
+def _quick(
+    x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, groups: int, epsilon: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    fused = kernels.group_norms()
+    assert fused is not None
+    out, mean, scale = found = _outputs(x, weight, bias, beside, groups, epsilon, relu)
+    given = (_solid(value) for value in (x, weight, bias, beside))
+    fused.forward(*given, out, mean, scale, epsilon=epsilon, relu=relu)
+    return found
+
+
+def _outputs(
+    x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, groups: int, epsilon: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean = x.new_empty((*x.shape[:2], groups), dtype=torch.float32)
+    return x.new_empty(x.shape), mean, torch.empty_like(mean)
+
+
+def _quick_back(
+    grads: Tensor, more: Tensor | None, out: Tensor | None, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor,
+    bias: Tensor, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    fused = kernels.group_norms()
+    assert fused is not None
+    inner, beside, plain, along = found = _gradients(grads, more, out, x, mean, scale, weight, bias, relu)
+    given = (_solid(value) for value in (grads, more, out, x, mean, scale, weight, bias))
+    mask = fused.NONE if not relu else fused.OWN if out is None else fused.OUT
+    fused.backward(*given, beside, inner, plain, along, mask=mask)
+    return found
+
+
+def _gradients(
+    grads: Tensor, more: Tensor | None, out: Tensor | None, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor,
+    bias: Tensor, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Places for the gradients of x, of what was beside it (empty where nothing was), of offset and scale by sample."""
+    plain = x.new_empty((*x.shape[:2], x.shape[4]), dtype=torch.float32)
+    return x.new_empty(x.shape), x.new_empty(x.shape if relu and out is not None else 0), plain, torch.empty_like(plain)
+
+
+def _solid(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.contiguous()
+
+
+for _device, _forward, _back in (("CUDA", _quick, _quick_back), ("Meta", _outputs, _gradients)):
+    _library.impl("group_norm", _forward, _device)
+    _library.impl("group_norm_back", _back, _device)

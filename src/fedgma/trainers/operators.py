@@ -2,10 +2,13 @@
 
 One client's batch of large images fills a GPU by itself, and no library convolves with one set of weights a group fast;
 so a lane is one call of cuDNN. Lanes go round a few streams, so that those too small to fill the device share it, and
-write into one tensor. Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in].
+write into one tensor. Layers of few channels in bfloat16 are done for all lanes at once by kernels of our own
+(`kernels.convolutions_3x3_gpu`). Activations are [lane, sample, row, column, channel], weights [lane, out, row, column,
+in].
 """
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedgma import kernels
+from fedgma.trainers.layers import pieces_of
+
 STREAMS = 4
+TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiler cannot look through the question
+# (columns, channels) of layers that our own kernels do faster than cuDNN on an H200, and the tiles that were fastest
+OWN = {(16, 128): (128, 128, 32, 8, 3), (4, 512): (128, 64, 64, 8, 3)}
+OWN_WEIGHTS = {(32, 64): (64, 64, 32, 4, 3), (16, 128): (64, 64, 64, 8, 3)}
+PROGRAMS = 512  # of a weight gradient, at least, where the batch allows
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("convolve(Tensor x, Tensor weight, int stride) -> Tensor")
@@ -29,7 +40,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
 
 def convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int = 1) -> Tensor:
     """The gradient of the input [lane, sample, rows, columns, in]."""
-    if stride == 1:  # the convolution with the weights turned round, which libraries do best
+    if stride == 1 and not _own(OWN, grads, weight, stride):  # with the weights turned round, which libraries do best
         return convolve(grads, weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous())
     return torch.ops.fedgma.convolve_inputs(grads, weight, rows, columns, stride)  # type: ignore[no-any-return]
 
@@ -48,8 +59,27 @@ def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
     torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
 
 
+def _own(tiles: dict[tuple[int, int], tuple[int, ...]], x: Tensor, weight: Tensor, stride: int) -> bool:
+    """Whether a layer of our own kernels' kind is one that they are faster at."""
+    kind = TRITON and x.device.type == "cuda" and x.dtype == torch.bfloat16 and stride == 1
+    return kind and weight.shape[1] == weight.shape[4] and (x.shape[3], x.shape[4]) in tiles
+
+
+def _tile(tiles: dict[tuple[int, int], tuple[int, ...]], x: Tensor, weight: Tensor, stride: int) -> Any:
+    """The tile of our own kernels for a layer, or None where cuDNN does it."""
+    fused = kernels.convolutions_3x3() if _own(tiles, x, weight, stride) else None
+    if fused is None:
+        return None
+    _, samples, rows, columns, channels = x.shape
+    tile = fused.Tile(*tiles[columns, channels])
+    return tile if fused.fits(tile, samples * rows * columns, columns, channels, channels) else None
+
+
 def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     out = _output(x, weight, stride)
+    if tile := _tile(OWN, x, weight, stride):
+        kernels.convolutions_3x3().forward(x, weight, out, tile)
+        return out
 
     def lane(i: int) -> None:
         image, own, target = _first(x[i]), _first(weight[i]), _first(out[i])
@@ -65,6 +95,9 @@ def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int) -> Tensor:
     out = grads.new_empty((*grads.shape[:2], rows, columns, weight.shape[4]))
+    if tile := _tile(OWN, grads, weight, stride):
+        kernels.convolutions_3x3().forward(grads, weight, out, tile, turned=True)
+        return out
 
     def lane(i: int) -> None:
         like = _first(out[i])
@@ -76,6 +109,12 @@ def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, str
 
 def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
     out = grads.new_empty((len(grads), grads.shape[4], 3, 3, x.shape[4]))
+    if tile := _tile(OWN_WEIGHTS, x, out, stride):
+        blocks = len(x) * (out.shape[1] // tile.outs) * (out.shape[4] // tile.inputs)
+        pieces = pieces_of(blocks, x.shape[1], least=PROGRAMS)
+        parts = out.new_empty((len(out), pieces, *out.shape[1:]), dtype=torch.float32)
+        kernels.convolutions_3x3().backward_weights(grads, x, parts, tile)
+        return parts.sum(1, dtype=torch.float32).to(out.dtype)
 
     def lane(i: int) -> None:
         like = _first(out[i])

@@ -1,0 +1,51 @@
+"""3x3 convolutions of ResNets: which layers go by our own GPU kernels, and those kernels by triton's interpreter."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from convolution_3x3_cases import CASES, draw, wanted
+from fedgma.trainers import operators
+from fedgma.trainers.operators import convolve, convolve_inputs, convolve_weights
+
+TRITON = importlib.util.find_spec("triton") is not None
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_call_a_lane_has_the_gradients_of_autograd(case):
+    x, weight, grads = draw(case)
+    found = [convolve(x, weight), convolve_inputs(grads, weight, *x.shape[2:4]), convolve_weights(grads, x)]
+    for one, other in zip(wanted(x, weight, grads), found, strict=True):
+        assert torch.equal(one.float(), other)
+
+
+def test_our_own_kernels_take_the_layers_that_they_are_faster_at(monkeypatch):
+    class Here:
+        def __init__(self, *shape, device="cuda", dtype=torch.bfloat16):
+            self.shape, self.device, self.dtype = shape, torch.device(device), dtype
+
+    def taken(side, inputs, outs, stride=1, **kind):
+        return operators._own({(16, 128): ()}, Here(4, 8, side, side, inputs, **kind), Here(4, outs, 3, 3, inputs), stride)
+
+    monkeypatch.setattr(operators, "TRITON", True)
+    assert taken(16, 128, 128)
+    assert not taken(16, 64, 128)
+    assert not taken(8, 128, 128)
+    assert not taken(16, 128, 128, stride=2)
+    assert not taken(16, 128, 128, dtype=torch.float32)
+    assert not taken(16, 128, 128, device="cpu")
+    monkeypatch.setattr(operators, "TRITON", False)
+    assert not taken(16, 128, 128)
+
+
+@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+def test_the_gpu_kernels_give_the_same_in_the_interpreter():
+    script = Path(__file__).with_name("convolution_3x3_cases.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
