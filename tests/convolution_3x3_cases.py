@@ -63,7 +63,6 @@ def main():
         found = by_kernels(*drawn, tile, Tile(16, 16, 16, 4, 2))
         for name, one, other in zip(("out", "input", "weight"), wanted(*drawn), found, strict=True):
             assert torch.equal(one.float(), other), (case, name)
-    print(f"{len(CASES)} cases agree")
 
 
 if __name__ == "__main__":

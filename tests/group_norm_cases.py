@@ -96,7 +96,6 @@ def main():
             drawn = draw(case, dtype=dtype)
             off = distances(wanted(case, *drawn), found_by_kernels(case, *drawn))
             assert max(off.values()) < bound, (case, dtype, off)
-    print(f"{2 * len(CASES)} cases agree")
 
 
 if __name__ == "__main__":

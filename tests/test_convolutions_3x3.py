@@ -30,7 +30,9 @@ def test_our_own_kernels_take_the_layers_that_they_are_faster_at(monkeypatch):
             self.shape, self.device, self.dtype = shape, torch.device(device), dtype
 
     def taken(side, inputs, outs, stride=1, **kind):
-        return operators._own({(16, 128): ()}, Here(4, 8, side, side, inputs, **kind), Here(4, outs, 3, 3, inputs), stride)
+        return operators._own(
+            {(16, 128): ()}, Here(4, 8, side, side, inputs, **kind), Here(4, outs, 3, 3, inputs), stride
+        )
 
     monkeypatch.setattr(operators, "TRITON", True)
     assert taken(16, 128, 128)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import convolution_3x3_cases as squares
 import fedgma
 import group_norm_cases as norms
 from convolution_cases import Case, by_kernels, draw, wanted
@@ -22,6 +23,7 @@ from fedgma.trainers.choose import choose, choose_scorer
 from fedgma.trainers.cohorts import Task
 from fedgma.trainers.engine import Engine, float32_precision
 from fedgma.trainers.forms import form_gradients, form_of
+from fedgma.trainers.operators import OWN, OWN_WEIGHTS, convolve, convolve_inputs, convolve_weights
 from lane_twins import distance, make_cohort, start_of
 from plain_pools import PlainPool, make_federation
 from strategies import same_bits
@@ -227,3 +229,11 @@ def test_fused_group_normalisation_has_the_gradients_of_autograd(side, channels,
         drawn = norms.draw(case, "cuda", dtype)
         off = norms.distances(norms.wanted(case, *drawn), norms.found_by_form(case, *drawn))
         assert max(off.values()) < bound, (case, off)
+
+
+@pytest.mark.parametrize(("side", "channels"), sorted({*OWN, *OWN_WEIGHTS}))
+def test_our_own_convolutions_of_resnets_are_exact_there(side, channels):
+    x, weight, grads = squares.draw(squares.Case(2, 8, side, side, channels, channels), "cuda", torch.bfloat16)
+    found = [convolve(x, weight), convolve_inputs(grads, weight, side, side), convolve_weights(grads, x)]
+    for one, other in zip(squares.wanted(x, weight, grads), found, strict=True):
+        assert torch.equal(one.to(torch.bfloat16), other)  # sums of whole numbers, rounded once

@@ -358,19 +358,20 @@ def _place(row: Mapping[str, Any]) -> str:
 
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:
-    """E16: on a GPU CIFAR-10, the attack as printed on ResNet18-GN if E1's runs kept their last states, and shadows.
+    """E16: the attack as printed on E1's ResNet18-GN on CIFAR-10, if its runs kept their last states, and shadows.
 
-    The shadow attacks train 34 federations of LeNet there; on a CPU everything is Fashion-MNIST with LeNet.
+    The shadow attacks train federations of LeNet, on a GPU 34 on CIFAR-10, on a CPU on Fashion-MNIST.
     """
     if request.quick:
         small: dict[str, Any] = {"partition": {"name": "label_skew", "clients": 20}, "epochs": 200}
         small |= data_and_model(request, MINI)
         return run(request.device, rounds=request.rounds or 3, shadows=4, **small)
-    if Materials(request.device).device.type != "cuda":
-        return run(request.device, rounds=request.rounds or 100, whole=request.seeds)
-    shadowed = run(request.device, dataset="cifar10", model="lenet", precision="tf32", rounds=request.rounds or 1000)
     trained = {"dataset": "cifar10", "model": "resnet18-gn", "algorithm": "fedavg", "partition.name": "label_skew"}
     printed = attack_runs(request.out.parents[1], trained, request.device)
+    on_gpu: dict[str, Any] = {"dataset": "cifar10", "model": "lenet", "precision": "tf32"}
+    cuda = Materials(request.device).device.type == "cuda"
+    own = {**on_gpu, "rounds": request.rounds or 1000} if cuda else {"rounds": request.rounds or 100}
+    shadowed = run(request.device, whole=1 if cuda else request.seeds, **own)
     return shadowed if printed is None else both(printed, shadowed)
 
 

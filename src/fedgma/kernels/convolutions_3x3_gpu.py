@@ -1,9 +1,10 @@
 """3x3 convolutions with a border of zeros of many lanes in bfloat16, each with weights of its own, as one GPU pass.
 
-What holds them back is reading every input nine times. The three taps of a row of weights see the same inputs one column
-apart, so their products are summed apart and moved by a column at the end, for which a tile has whole rows of an image:
-inputs are read three times. The gradient of the weights reads three rows of inputs and three columns of gradients for its
-nine products. Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in], contiguous.
+What holds them back is reading every input nine times. The three taps of a row of weights see the same inputs one
+column apart, so their products are summed apart and moved by a column at the end, for which a tile has whole rows of an
+image: inputs are read three times. The gradient of the weights reads three rows of inputs and three columns of
+gradients for its nine products. Activations are [lane, sample, row, column, channel], weights [lane, out, row, column,
+in].
 """
 
 from typing import Any, NamedTuple
@@ -62,8 +63,8 @@ def _convolve(
 
 @triton.jit
 def _backward_weights(
-    grads_at, x_at, parts_at, grads_lane, x_lane, pieces, POSITIONS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    INPUTS: tl.constexpr, OUTS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    grads_at, x_at, parts_at, grads_lane, x_lane, pieces, POSITIONS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, INPUTS: tl.constexpr, OUTS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(2).to(tl.int64)
     piece = tl.program_id(1)

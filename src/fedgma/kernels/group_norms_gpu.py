@@ -1,6 +1,6 @@
 """Group normalisation of many lanes with a shortcut and ReLU as one GPU pass by triton, and the way back as another.
 
-Activations are [lane, sample, row, column, channel], contiguous; places and the channels of a group are powers of two. A
+Activations are [lane, sample, row, column, channel], contiguous; places and channels of a group are powers of two. A
 program has one group of one sample, so that no sum leaves it. Sums are float32.
 """
 
@@ -104,7 +104,7 @@ def _backward(
 def forward(
     x: Any, weight: Any, bias: Any, beside: Any, out: Any, mean: Any, scale: Any, *, epsilon: float, relu: bool
 ) -> None:
-    """Fill `out` like x, and `mean` and `scale` [lane, sample, group]; `beside` is added before ReLU if there is one."""
+    """Fill `out` like x, and `mean` and `scale` [lane, sample, group]; `beside`, if any, is added before ReLU."""
     lanes, samples, rows, columns, channels = x.shape
     groups, values = mean.shape[2], rows * columns * channels // mean.shape[2]
     _forward[(lanes * samples, groups)](
@@ -120,8 +120,8 @@ def backward(
 ) -> None:  # fmt: skip
     """Fill `inner`, the gradient of x, and per sample and channel `plain` and `along`: those of offset and scale.
 
-    The gradient of the output is `grads`, with `more` added if there is more. With mask OUT what ReLU lets through of it
-    is written to `beside`.
+    The gradient of the output is `grads`, with `more` added if there is more. With mask OUT what ReLU lets through of
+    it is written to `beside`.
     """
     lanes, samples, rows, columns, channels = x.shape
     groups, size = mean.shape[2], channels // mean.shape[2]

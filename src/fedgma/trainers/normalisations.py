@@ -18,7 +18,6 @@ from fedgma.trainers.cohorts import Stacked
 from fedgma.trainers.gradients import Product
 from fedgma.trainers.layers import wide_type
 
-
 TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiler cannot look through the question
 MOST = 32768  # values of a group that one pass takes
 
@@ -124,7 +123,7 @@ def normal_back(
         inner, beside, plain, along = torch.ops.fedgma.group_norm_back(first, second, out, *state, kept.out is not None)
         found[f"{name}.bias"], found[f"{name}.weight"] = plain.sum(1), along.sum(1)
         return inner, beside
-    beside = sum(grads[1:], grads[0])
+    beside = grads[0] if len(grads) == 1 else grads[0] + grads[1]
     if kept.out is not None:
         beside = torch.where(kept.out > 0, beside, 0.0)
     lanes, samples, rows, columns, channels = kept.x.shape

@@ -9,7 +9,8 @@ in].
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from fedgma.trainers.layers import pieces_of
 
 STREAMS = 4
 TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiler cannot look through the question
+Tiles = Mapping[tuple[int, int], tuple[int, ...]]
 # (columns, channels) of layers that our own kernels do faster than cuDNN on an H200, and the tiles that were fastest
-OWN = {(16, 128): (128, 128, 32, 8, 3), (4, 512): (128, 64, 64, 8, 3)}
-OWN_WEIGHTS = {(32, 64): (64, 64, 32, 4, 3), (16, 128): (64, 64, 64, 8, 3)}
+OWN: Tiles = {(16, 128): (128, 128, 32, 8, 3), (4, 512): (128, 64, 64, 8, 3)}
+OWN_WEIGHTS: Tiles = {(32, 64): (64, 64, 32, 4, 3), (16, 128): (64, 64, 64, 8, 3)}
 PROGRAMS = 512  # of a weight gradient, at least, where the batch allows
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -59,26 +61,27 @@ def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
     torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
 
 
-def _own(tiles: dict[tuple[int, int], tuple[int, ...]], x: Tensor, weight: Tensor, stride: int) -> bool:
-    """Whether a layer of our own kernels' kind is one that they are faster at."""
+def _own(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> bool:
+    """Whether a layer is one that our own kernels are faster at."""
     kind = TRITON and x.device.type == "cuda" and x.dtype == torch.bfloat16 and stride == 1
     return kind and weight.shape[1] == weight.shape[4] and (x.shape[3], x.shape[4]) in tiles
 
 
-def _tile(tiles: dict[tuple[int, int], tuple[int, ...]], x: Tensor, weight: Tensor, stride: int) -> Any:
-    """The tile of our own kernels for a layer, or None where cuDNN does it."""
+def _kernels(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> tuple[ModuleType, Any] | None:
+    """Our own kernels and their tile for a layer, or None where cuDNN does it."""
     fused = kernels.convolutions_3x3() if _own(tiles, x, weight, stride) else None
     if fused is None:
         return None
     _, samples, rows, columns, channels = x.shape
     tile = fused.Tile(*tiles[columns, channels])
-    return tile if fused.fits(tile, samples * rows * columns, columns, channels, channels) else None
+    return (fused, tile) if fused.fits(tile, samples * rows * columns, columns, channels, channels) else None
 
 
 def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     out = _output(x, weight, stride)
-    if tile := _tile(OWN, x, weight, stride):
-        kernels.convolutions_3x3().forward(x, weight, out, tile)
+    if own := _kernels(OWN, x, weight, stride):
+        fused, tile = own
+        fused.forward(x, weight, out, tile)
         return out
 
     def lane(i: int) -> None:
@@ -95,8 +98,9 @@ def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int) -> Tensor:
     out = grads.new_empty((*grads.shape[:2], rows, columns, weight.shape[4]))
-    if tile := _tile(OWN, grads, weight, stride):
-        kernels.convolutions_3x3().forward(grads, weight, out, tile, turned=True)
+    if own := _kernels(OWN, grads, weight, stride):
+        fused, tile = own
+        fused.forward(grads, weight, out, tile, turned=True)
         return out
 
     def lane(i: int) -> None:
@@ -109,11 +113,12 @@ def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, str
 
 def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
     out = grads.new_empty((len(grads), grads.shape[4], 3, 3, x.shape[4]))
-    if tile := _tile(OWN_WEIGHTS, x, out, stride):
+    if own := _kernels(OWN_WEIGHTS, x, out, stride):
+        fused, tile = own
         blocks = len(x) * (out.shape[1] // tile.outs) * (out.shape[4] // tile.inputs)
         pieces = pieces_of(blocks, x.shape[1], least=PROGRAMS)
         parts = out.new_empty((len(out), pieces, *out.shape[1:]), dtype=torch.float32)
-        kernels.convolutions_3x3().backward_weights(grads, x, parts, tile)
+        fused.backward_weights(grads, x, parts, tile)
         return parts.sum(1, dtype=torch.float32).to(out.dtype)
 
     def lane(i: int) -> None:

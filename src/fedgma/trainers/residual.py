@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -72,7 +71,8 @@ def residual_form(norm: Norm) -> Form:
 
         found["fc.weight"], found["fc.bias"] = dense_back(grads, pooled)
         rows, columns = blocks[-1].out.shape[2:4]
-        parts: Parts = ((grads @ params["fc.weight"] / (rows * columns))[:, :, None, None].expand(blocks[-1].out.shape),)
+        pooled_grads = grads @ params["fc.weight"] / (rows * columns)
+        parts: Parts = (pooled_grads[:, :, None, None].expand(blocks[-1].out.shape),)
         for (at, stride), kept in zip(reversed(BLOCKS), reversed(blocks), strict=True):
             parts = block_back(params, at, parts, kept, stride, layer, found)
         matrix = split_products(seen, layer(parts, "norm1")[0])  # [lane, 9 * in and zeros, out]
