@@ -60,6 +60,24 @@ def test_controls_are_put_beside_the_mask(tmp_path):
     assert verdicts(made) == ["holds", "holds", "contradicted", "holds"]
 
 
+def test_data_sets_of_other_seeds_are_told_apart(tmp_path):
+    def level(run):
+        lift = {"mnist": -1.0, "fmnist": -3.0, "cifar10": 5.0}[run.dataset]
+        return 80 + lift * (run.aggregator == "gma") + 0.01 * run.seed * (run.aggregator == "mean")
+
+    cells = "partition.clients=100,partition.name=label_skew,algorithm=fedavg"
+    for datasets, seeds in (("mnist|fmnist", 4), ("cifar10", 2)):
+        cut = Cut(seeds=seeds, cells=f"{cells},dataset={datasets}")
+        write_experiment(tmp_path, experiment("E1"), level, cut=cut, rounds=11)
+    found = look_at(compare(experiment("E1"), read_entries([tmp_path])[0], Chosen()))[0]
+    assert found.verdict == "differs by data set"
+    small, large = found.text.split("; cifar10: ")
+    assert small.startswith("mnist, fmnist: ahead in 0 of 2 cells (0 beyond doubt), behind in 2 (2 beyond doubt)")
+    assert "4 seeds" in small
+    assert large.startswith("ahead in 1 of 1 cells (1 beyond doubt)")
+    assert "2 seeds" in large
+
+
 def test_a_claim_without_runs_says_so(tmp_path):
     made = findings(tmp_path, "E8", lambda run: 90.0, cells="dataset=mnist,momentum=0.9")
     assert verdicts(made) == ["cannot be told", "not run"]

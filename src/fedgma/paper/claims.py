@@ -17,6 +17,7 @@ from fedgma.summaries import plain, short, sortable
 from fedgma.verdicts import Verdict, paired
 
 HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
+MIXED = "differs by data set"
 NEAR = 1.0  # points within which two arms are near each other
 TARGET = 0.95  # share of the lower arm's final level that both have to reach
 
@@ -78,14 +79,35 @@ def _said(verdict: Verdict, unit: str = "points") -> str:
 
 
 def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    """How many cells show it, their mean difference, and the printed one."""
+    """How many cells show it, their mean difference, and the printed one; data sets of other seeds are told apart."""
+    groups = _of_same_seeds(cells)
+    if not groups:
+        return OPEN, "the cells share no seed"
+    if len(groups) == 1:
+        return _ahead_in(next(iter(groups.values())))
+    found = {names: _ahead_in(own) for names, own in groups.items()}
+    verdicts = {verdict for verdict, _ in found.values()}
+    return verdicts.pop() if len(verdicts) == 1 else MIXED, "; ".join(f"{n}: {text}" for n, (_, text) in found.items())
+
+
+def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
+    """Cells by their data sets, those together whose cells share the same seeds; named by the data sets."""
+    datasets: dict[str, list[Compared]] = {}
+    for one in cells:
+        datasets.setdefault(str(one.cell.settings["dataset"]), []).append(one)
+    together: dict[frozenset[int], list[str]] = {}
+    for name, own in datasets.items():
+        seeds = frozenset[int].intersection(*(frozenset(one.differences) for one in own))
+        if seeds:
+            together.setdefault(seeds, []).append(name)
+    return {", ".join(names): [one for name in names for one in datasets[name]] for names in together.values()}
+
+
+def _ahead_in(cells: Sequence[Compared]) -> tuple[str, str]:
     verdicts = [one.verdict for one in cells if one.verdict is not None]
     means = [verdict.mean for verdict in verdicts]
     sure = sum(v.low > 0 for v in verdicts), sum(v.high < 0 for v in verdicts)
-    values = over_seeds([one.differences for one in cells])
-    if not values:
-        return OPEN, "the cells share no seed"
-    whole = paired(values)
+    whole = paired(over_seeds([one.differences for one in cells]))
     printed = [one.printed_difference for one in cells if one.printed_difference is not None]
     paper = f"; printed {sum(printed) / len(printed):+.2f}; {_counted(cells)}" if printed else ""
     text = (
@@ -103,12 +125,13 @@ def _counted(cells: Sequence[Compared]) -> str:
 
 def _not_behind(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
     verdict, text = _ahead(claim, cells, comparison)
-    return (FAILS if verdict == FAILS else HOLDS if verdict == HOLDS else "not contradicted"), text
+    return ("not contradicted" if verdict == OPEN else verdict), text
 
 
 def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
     verdict, text = _ahead(claim, cells, comparison)
-    return (FAILS if verdict == HOLDS else HOLDS if verdict == FAILS else "not contradicted"), text
+    turned = {HOLDS: FAILS, FAILS: HOLDS, OPEN: "not contradicted"}
+    return turned.get(verdict, verdict), text
 
 
 def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
