@@ -1,11 +1,5 @@
 """Convolution, ReLU and pooling over lanes against autograd; the GPU kernels through triton's interpreter."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,8 +7,7 @@ from convolution_cases import CASES, draw, wanted
 from fedgma.trainers import convolutions
 from fedgma.trainers.convolutions import CUT, convolve, convolve_back
 from fedgma.trainers.engine import float32_precision
-
-TRITON = importlib.util.find_spec("triton") is not None
+from interpreted import check_cases, needs_triton
 
 
 def passes(case, x, weight, bias, grads):
@@ -79,9 +72,6 @@ def test_few_lanes_are_cut_into_pieces_and_many_are_not():
     assert pieces(10, 32, 64, 5) == 8
 
 
-@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+@needs_triton
 def test_the_gpu_kernels_give_the_same_in_the_interpreter():
-    script = Path(__file__).with_name("convolution_cases.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    check_cases("convolution_cases")

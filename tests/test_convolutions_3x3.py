@@ -1,19 +1,13 @@
 """3x3 convolutions of ResNets: which layers go by our own GPU kernels, and those kernels by triton's interpreter."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from convolution_3x3_cases import CASES, draw, wanted
+from fedgma import kernels
 from fedgma.trainers import operators
 from fedgma.trainers.operators import convolve, convolve_inputs, convolve_weights
-
-TRITON = importlib.util.find_spec("triton") is not None
+from interpreted import check_cases, needs_triton
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -34,20 +28,17 @@ def test_our_own_kernels_take_the_layers_that_they_are_faster_at(monkeypatch):
             {(16, 128): ()}, Here(4, 8, side, side, inputs, **kind), Here(4, outs, 3, 3, inputs), stride
         )
 
-    monkeypatch.setattr(operators, "TRITON", True)
+    monkeypatch.setattr(kernels, "TRITON", True)
     assert taken(16, 128, 128)
     assert not taken(16, 64, 128)
     assert not taken(8, 128, 128)
     assert not taken(16, 128, 128, stride=2)
     assert not taken(16, 128, 128, dtype=torch.float32)
     assert not taken(16, 128, 128, device="cpu")
-    monkeypatch.setattr(operators, "TRITON", False)
+    monkeypatch.setattr(kernels, "TRITON", False)
     assert not taken(16, 128, 128)
 
 
-@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+@needs_triton
 def test_the_gpu_kernels_give_the_same_in_the_interpreter():
-    script = Path(__file__).with_name("convolution_3x3_cases.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    check_cases("convolution_3x3_cases")

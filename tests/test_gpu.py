@@ -185,24 +185,25 @@ def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(mor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("case", "matrix"),
-    [(LAYERS[0], False), (LAYERS[1], False), (LAYERS[1], True), (LAYERS[2], True), (LAYERS[3], True)],
+    ("case", "family"),
+    [(LAYERS[0], "thread"), (LAYERS[1], "thread"), *((layer, "matrix") for layer in LAYERS[1:])],
 )
-def test_the_fused_convolutions_have_the_gradients_of_autograd(case, matrix, dtype):
+def test_the_fused_convolutions_have_the_gradients_of_autograd(case, family, dtype):
     given = draw(case, "cuda", dtype)
     with float32_precision("tf32"):  # whole numbers this small are exact in it
-        found = by_kernels(kernels.convolutions(matrix=matrix), case, *given, pieces=1 if case.samples % 2 else 2)
+        fused = kernels.for_gpu(f"convolutions_{family}")
+        found = by_kernels(fused, case, *given, pieces=1 if case.samples % 2 else 2)
     for one, other in zip(found, wanted(case, *given), strict=True):
         assert torch.equal(one, other.to(one.dtype))
 
 
-@pytest.mark.parametrize(("case", "matrix"), [(LAYERS[1], False), (LAYERS[2], True), (LAYERS[3], True)])
-def test_the_fused_convolutions_keep_float32_where_it_is_asked_for(case, matrix):
+@pytest.mark.parametrize(("case", "family"), [(LAYERS[1], "thread"), (LAYERS[2], "matrix"), (LAYERS[3], "matrix")])
+def test_the_fused_convolutions_keep_float32_where_it_is_asked_for(case, family):
     generator, given = torch.Generator("cuda").manual_seed(0), draw(case, "cuda")
     for value in (given[0], given[3]):  # bits that TF32 drops; sums with them are exact, so the same corners win
         value += torch.randint(0, 9, value.shape, generator=generator, device="cuda") / 4096
     with float32_precision("fp32"):
-        found = by_kernels(kernels.convolutions(matrix=matrix), case, *given)
+        found = by_kernels(kernels.for_gpu(f"convolutions_{family}"), case, *given)
     for one, other in zip(found, wanted(case, *given), strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
 

@@ -1,19 +1,13 @@
 """Group normalisation with shortcut and ReLU over lanes against autograd; the GPU kernels by triton's interpreter."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+from fedgma import kernels
 from fedgma.trainers import normalisations
 from fedgma.trainers.normalisations import Norm
 from group_norm_cases import CASES, distances, draw, found_by_form, wanted
-
-TRITON = importlib.util.find_spec("triton") is not None
+from interpreted import check_cases, needs_triton
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -30,14 +24,14 @@ def test_a_gpu_takes_groups_of_powers_of_two_in_one_pass_and_no_doubles(monkeypa
     def taken(*shape, **kind):
         return normalisations._by_kernel(2, Here(*shape, **kind))
 
-    monkeypatch.setattr(normalisations, "TRITON", True)
+    monkeypatch.setattr(kernels, "TRITON", True)
     assert taken(1, 1, 32, 32, 64)
     assert taken(1, 1, 4, 4, 512, dtype=torch.float32)
     assert not taken(1, 1, 28, 28, 64)
     assert not taken(1, 1, 64, 64, 64)  # more than registers hold
     assert not taken(1, 1, 32, 32, 64, device="cpu")
     assert not taken(1, 1, 32, 32, 64, dtype=torch.float64)
-    monkeypatch.setattr(normalisations, "TRITON", False)
+    monkeypatch.setattr(kernels, "TRITON", False)
     assert not taken(1, 1, 32, 32, 64)
 
 
@@ -51,9 +45,6 @@ def test_what_the_kernels_fill_has_the_shapes_that_a_compiler_is_told():
         assert [tuple(value.shape) for value in found] == [x.shape, beside, (2, 3, 8), (2, 3, 8)]
 
 
-@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+@needs_triton
 def test_the_gpu_kernels_give_the_same_in_the_interpreter():
-    script = Path(__file__).with_name("group_norm_cases.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    check_cases("group_norm_cases")

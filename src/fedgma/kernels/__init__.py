@@ -3,6 +3,7 @@
 Bringing in the compiled CPU loops takes longer than they save on a small model, so they wait for the first large one.
 """
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from fedgma.kernels.plain import Sums
 from fedgma.kernels.plain import add as plain_add
 from fedgma.kernels.plain import add_rows as plain_add_rows
 
+TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiler cannot look through the question
 LARGE = 1 << 18  # entries from which bringing in the compiled CPU loops pays
 
 
@@ -33,40 +35,14 @@ def compiled() -> ModuleType | None:
 
 
 @cache
+def for_gpu(name: str) -> ModuleType | None:
+    """The GPU kernels in `{name}_gpu`, or None where triton is missing."""
+    return importlib.import_module(f"fedgma.kernels.{name}_gpu") if TRITON else None
+
+
 def fused() -> ModuleType | None:
-    """The fused GPU passes, or None where triton is missing."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from fedgma.kernels import gpu
-
-    return gpu
-
-
-def convolutions(*, matrix: bool) -> ModuleType | None:
-    """The fused GPU convolutions, by matrix units or by threads, or None where triton is missing."""
-    if fused() is None:
-        return None
-    from fedgma.kernels import convolutions_matrix_gpu, convolutions_thread_gpu
-
-    return convolutions_matrix_gpu if matrix else convolutions_thread_gpu
-
-
-def convolutions_3x3() -> ModuleType | None:
-    """The GPU convolutions of ResNets, or None where triton is missing."""
-    if fused() is None:
-        return None
-    from fedgma.kernels import convolutions_3x3_gpu
-
-    return convolutions_3x3_gpu
-
-
-def group_norms() -> ModuleType | None:
-    """The fused GPU group normalisation, or None where triton is missing."""
-    if fused() is None:
-        return None
-    from fedgma.kernels import group_norms_gpu
-
-    return group_norms_gpu
+    """The fused GPU passes of the tally, or None where triton is missing."""
+    return importlib.import_module("fedgma.kernels.gpu") if TRITON else None
 
 
 def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:

@@ -73,6 +73,11 @@ def _by_matrix(outs: int) -> bool:
     return outs >= FEW
 
 
+def _family(outs: int) -> str:
+    """The kernels that take a layer of so many outputs."""
+    return "convolutions_matrix" if _by_matrix(outs) else "convolutions_thread"
+
+
 def _outputs(x: Tensor, weight: Tensor, bias: Tensor, padding: int, pool: bool) -> tuple[Tensor, Tensor]:
     lanes, samples, _, *sides = x.shape
     rows, columns = ((side + 2 * padding - weight.shape[3] + 1) // (2 if pool else 1) for side in sides)
@@ -159,7 +164,7 @@ def _lanes(x: Tensor, lanes: int) -> Tensor:
 
 
 def _quick(x: Tensor, weight: Tensor, bias: Tensor, padding: int, pool: bool) -> tuple[Tensor, Tensor]:
-    fused = kernels.convolutions(matrix=_by_matrix(weight.shape[1]))
+    fused = kernels.for_gpu(_family(weight.shape[1]))
     if fused is None:
         return _plain(x, weight, bias, padding, pool)
     out, corners = _outputs(x, weight, bias, padding, pool)
@@ -170,7 +175,7 @@ def _quick(x: Tensor, weight: Tensor, bias: Tensor, padding: int, pool: bool) ->
 def _quick_back(
     grads: Tensor, corners: Tensor, x: Tensor, weight: Tensor, padding: int, pool: bool, pieces: int, inputs: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    fused = kernels.convolutions(matrix=_by_matrix(weight.shape[1]))
+    fused = kernels.for_gpu(_family(weight.shape[1]))
     if fused is None:
         return _plain_back(grads, corners, x, weight, padding, pool, pieces, inputs)
     weights, biases, inner = _gradients(grads, corners, x, weight, padding, pool, pieces, inputs)

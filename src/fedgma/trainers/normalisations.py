@@ -6,7 +6,6 @@ count has the same shape. Activations are [lane, sample, row, column, channel], 
 group normalisation is one kernel each way (`kernels.group_norms_gpu`), which a compiler takes as it is.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ from fedgma.trainers.cohorts import Stacked
 from fedgma.trainers.gradients import Product
 from fedgma.trainers.layers import wide_type
 
-TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiler cannot look through the question
 MOST = 32768  # values of a group that one pass takes
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -191,7 +189,7 @@ def _wide(per_channel: Tensor) -> Tensor:
 def _by_kernel(groups: int, x: Tensor) -> bool:
     """Whether a GPU normalises these groups in one pass."""
     _, _, rows, columns, channels = x.shape
-    there = TRITON and x.device.type == "cuda" and x.dtype != torch.float64
+    there = kernels.TRITON and x.device.type == "cuda" and x.dtype != torch.float64
     return there and fits(rows * columns, channels // groups)
 
 
@@ -207,7 +205,7 @@ def fits(places: int, size: int) -> bool:
 def _quick(
     x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, groups: int, epsilon: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    fused = kernels.group_norms()
+    fused = kernels.for_gpu("group_norms")
     assert fused is not None
     out, mean, scale = found = _outputs(x, weight, bias, beside, groups, epsilon, relu)
     given = (_solid(value) for value in (x, weight, bias, beside))
@@ -226,7 +224,7 @@ def _quick_back(
     grads: Tensor, more: Tensor | None, out: Tensor | None, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor,
     bias: Tensor, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    fused = kernels.group_norms()
+    fused = kernels.for_gpu("group_norms")
     assert fused is not None
     inner, beside, plain, along = found = _gradients(grads, more, out, x, mean, scale, weight, bias, relu)
     given = (_solid(value) for value in (grads, more, out, x, mean, scale, weight, bias))

@@ -8,7 +8,6 @@ in].
 """
 
 import functools
-import importlib.util
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,6 @@ from fedgma import kernels
 from fedgma.trainers.layers import pieces_of
 
 STREAMS = 4
-TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiler cannot look through the question
 Tiles = Mapping[tuple[int, int], tuple[int, ...]]
 # (columns, channels) of layers that our own kernels do faster than cuDNN on an H200, and the tiles that were fastest
 OWN: Tiles = {(16, 128): (128, 128, 32, 8, 3), (4, 512): (128, 64, 64, 8, 3)}
@@ -63,13 +61,13 @@ def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _own(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> bool:
     """Whether a layer is one that our own kernels are faster at."""
-    kind = TRITON and x.device.type == "cuda" and x.dtype == torch.bfloat16 and stride == 1
+    kind = kernels.TRITON and x.device.type == "cuda" and x.dtype == torch.bfloat16 and stride == 1
     return kind and weight.shape[1] == weight.shape[4] and (x.shape[3], x.shape[4]) in tiles
 
 
 def _kernels(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> tuple[ModuleType, Any] | None:
     """Our own kernels and their tile for a layer, or None where cuDNN does it."""
-    fused = kernels.convolutions_3x3() if _own(tiles, x, weight, stride) else None
+    fused = kernels.for_gpu("convolutions_3x3") if _own(tiles, x, weight, stride) else None
     if fused is None:
         return None
     _, samples, rows, columns, channels = x.shape
