@@ -1,5 +1,7 @@
 """3x3 convolutions of ResNets: which layers go by our own GPU kernels, and those kernels by triton's interpreter."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -37,6 +39,17 @@ def test_our_own_kernels_take_the_layers_that_they_are_faster_at(monkeypatch):
     assert not taken(16, 128, 128, device="cpu")
     monkeypatch.setattr(kernels, "TRITON", False)
     assert not taken(16, 128, 128)
+
+
+@pytest.mark.parametrize(("room", "taken"), [(232_448, True), (166_912, False), (101_376, False)])
+def test_tiles_need_a_gpu_with_room_for_them(monkeypatch, room, taken):
+    fused = SimpleNamespace(Tile=lambda *cut: cut, fits=lambda *_: True)
+    monkeypatch.setattr(operators, "_own", lambda *_: True)
+    monkeypatch.setattr(operators, "_shared_memory", lambda device: room)
+    monkeypatch.setattr(kernels, "for_gpu", lambda name: fused)
+    x, weight = torch.empty(2, 1, 16, 16, 128), torch.empty(2, 128, 3, 3, 128)
+    found = operators._kernels(operators.OWN, x, weight, 1)
+    assert found == ((fused, operators.OWN[16, 128]) if taken else None)
 
 
 @needs_triton

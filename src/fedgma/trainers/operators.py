@@ -2,9 +2,9 @@
 
 One client's batch of large images fills a GPU by itself, and no library convolves with one set of weights a group fast;
 so a lane is one call of cuDNN. Lanes go round a few streams, so that those too small to fill the device share it, and
-write into one tensor. Layers of few channels in bfloat16 are done for all lanes at once by kernels of our own
-(`kernels.convolutions_3x3_gpu`). Activations are [lane, sample, row, column, channel], weights [lane, out, row, column,
-in].
+write into one tensor. Some layers in bfloat16 are done for all lanes at once by kernels of our own, which are faster
+there (`kernels.convolutions_3x3_gpu`). Activations are [lane, sample, row, column, channel], weights [lane, out, row,
+column, in].
 """
 
 import functools
@@ -24,6 +24,7 @@ Tiles = Mapping[tuple[int, int], tuple[int, ...]]
 # (columns, channels) of layers that our own kernels do faster than cuDNN on an H200, and the tiles that were fastest
 OWN: Tiles = {(16, 128): (128, 128, 32, 8, 3), (4, 512): (128, 64, 64, 8, 3)}
 OWN_WEIGHTS: Tiles = {(32, 64): (64, 64, 32, 4, 3), (16, 128): (64, 64, 64, 8, 3)}
+ROOM = 200_000  # bytes of shared memory that a program must be able to have for these tiles: an H100's, not an A100's
 PROGRAMS = 512  # of a weight gradient, at least, where the batch allows
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -67,12 +68,19 @@ def _own(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> bool:
 
 def _kernels(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> tuple[ModuleType, Any] | None:
     """Our own kernels and their tile for a layer, or None where cuDNN does it."""
-    fused = kernels.for_gpu("convolutions_3x3") if _own(tiles, x, weight, stride) else None
+    wanted = _own(tiles, x, weight, stride) and _shared_memory(x.device) >= ROOM
+    fused = kernels.for_gpu("convolutions_3x3") if wanted else None
     if fused is None:
         return None
     _, samples, rows, columns, channels = x.shape
     tile = fused.Tile(*tiles[columns, channels])
     return (fused, tile) if fused.fits(tile, samples * rows * columns, columns, channels, channels) else None
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have on a GPU."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))  # NVIDIA's alone
 
 
 def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
