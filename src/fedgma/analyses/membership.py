@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedgma import fleet as fleets
 from fedgma.analyses import AnalysisRequest, AnalysisResult
@@ -126,19 +127,31 @@ def _paired_seeds(arms: Mapping[str, Mapping[int, Any]]) -> list[int]:
 
 
 def saved_models(runs: Sequence[tuple[Settings, Path]], device: str) -> dict[str, Models]:
-    """What the last models of run folders answer, by arm; the arms come one after the other, with the same seeds."""
+    """What the last models of run folders answer, by arm; the arms come one after the other, with the same seeds.
+
+    Of the training samples as many members as the paper's attack takes are asked about, evenly spread.
+    """
     materials = Materials(device)
     fleet = fleets.assemble([materials.spec(settings) for settings, _ in runs])
     points = [read_checkpoint(folder / "checkpoints") for _, folder in runs]
     state = fleets.restore(fleet, [point.state for point in points if point is not None])
     train, test, seeds = fleet.specs[0].federation.train, fleet.specs[0].federation.test, len(runs) // len(ARMS)
-    held = np.zeros(len(train.y), bool)
-    held[np.concatenate([np.asarray(own) for own in fleet.specs[0].federation.clients])] = True
-    inside = np.tile(held, (seeds, 1))
+    held = np.unique(np.concatenate([np.asarray(own) for own in fleet.specs[0].federation.clients]))
+    members = spread(held, SAMPLES)
+    inside = np.ones((seeds, len(members)), bool)
     return {
-        arm: answers(fleet, state, range(place * seeds, (place + 1) * seeds), train, test, inside)
+        arm: answers(fleet, state, range(place * seeds, (place + 1) * seeds), train, test, inside, members)
         for place, arm in enumerate(ARMS)
     }
+
+
+def spread(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """So many of the rows, evenly spread.
+
+    >>> spread(np.arange(7), 3).tolist()
+    [0, 2, 4]
+    """
+    return rows[:: max(1, len(rows) // size)][:size]
 
 
 def _given(recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,21 +192,32 @@ def train_models(
 
 
 def answers(
-    fleet: fleets.Fleet, state: State, runs: Sequence[int], train: Pool, test: Pool, inside: npt.NDArray[np.bool_]
+    fleet: fleets.Fleet,
+    state: State,
+    runs: Sequence[int],
+    train: Pool,
+    test: Pool,
+    inside: npt.NDArray[np.bool_],
+    members: npt.NDArray[np.int64] | None = None,
 ) -> Models:
-    """What some runs of a fleet answer on both splits."""
-    # a model that diverged may answer with infinities; it has nothing to tell, and must not stop the others
-    logits = [np.nan_to_num(logits_on(fleet, state, pool, runs)) for pool in (train, test)]
-    return Models(logits[0], logits[1], train.y.cpu().numpy(), test.y.cpu().numpy(), inside)
+    """What some runs of a fleet answer on both splits, or on some of the training samples alone."""
+
+    def on(pool: Pool, rows: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        every = torch.arange(len(pool.y), device=pool.y.device)
+        index = every if rows is None else every[torch.from_numpy(rows)]
+        # a model that diverged may answer with infinities; it has nothing to tell, and must not stop the others
+        return np.nan_to_num(logits_on(fleet, state, pool, runs, index)), pool.y[index].cpu().numpy()
+
+    (trained, own), (tested, other) = on(train, members), on(test, None)
+    return Models(trained, tested, own, other, inside)
 
 
 @torch.no_grad()
 def logits_on(
-    fleet: fleets.Fleet, state: State, pool: Pool, runs: Iterable[int], batch: int = 1000
+    fleet: fleets.Fleet, state: State, pool: Pool, runs: Iterable[int], index: Tensor, batch: int = 1000
 ) -> npt.NDArray[np.float32]:
-    """Logits [run, sample, class] of some runs on a whole pool, run by run."""
+    """Logits [run, sample, class] of some runs on samples of a pool, run by run."""
     forward = run_forward(copy.deepcopy(fleet.model).eval())
-    index = torch.arange(len(pool.y), device=pool.y.device)
     found = []
     for run in runs:
         params = unflatten(state.params[run : run + 1], fleet.shapes)
@@ -274,10 +298,7 @@ def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[
     """The paper's attack on every model: members against test samples; and its losses by epoch, mean over models."""
     size = min(SAMPLES, models.test.shape[1], int(models.inside.sum(1).min()))
     members = np.stack(
-        [
-            row[np.flatnonzero(own)[:: max(1, own.sum() // size)][:size]]
-            for row, own in zip(models.train, models.inside, strict=True)
-        ]
+        [row[spread(np.flatnonzero(own), size)] for row, own in zip(models.train, models.inside, strict=True)]
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = logistic_attack(
