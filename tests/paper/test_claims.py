@@ -70,7 +70,7 @@ def test_data_sets_of_other_seeds_are_told_apart(tmp_path):
         cut = Cut(seeds=seeds, cells=f"{cells},dataset={datasets}")
         write_experiment(tmp_path, experiment("E1"), level, cut=cut, rounds=11)
     found = look_at(compare(experiment("E1"), read_entries([tmp_path])[0], Chosen()))[0]
-    assert found.verdict == "differs by data set"
+    assert found.verdict == "contradicted (mnist, fmnist), holds (cifar10)"
     small, large = found.text.split("; cifar10: ")
     assert small.startswith("mnist, fmnist: ahead in 0 of 2 cells (0 beyond doubt), behind in 2 (2 beyond doubt)")
     assert "4 seeds" in small

@@ -17,7 +17,9 @@ from fedgma.summaries import plain, short, sortable
 from fedgma.verdicts import Verdict, paired
 
 HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
-MIXED = "differs by data set"
+UNHURT = "not contradicted"
+NOT_BEHIND = {OPEN: UNHURT}
+NOT_AHEAD = {HOLDS: FAILS, FAILS: HOLDS, OPEN: UNHURT}
 NEAR = 1.0  # points within which two arms are near each other
 TARGET = 0.95  # share of the lower arm's final level that both have to reach
 
@@ -78,16 +80,24 @@ def _said(verdict: Verdict, unit: str = "points") -> str:
     return f"{verdict.mean:+.2f} {unit}, interval {verdict.low:+.2f} to {verdict.high:+.2f}, {verdict.of} seeds"
 
 
-def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    """How many cells show it, their mean difference, and the printed one; data sets of other seeds are told apart."""
+def _ahead(
+    claim: Claim, cells: Sequence[Compared], comparison: Comparison, turned: Mapping[str, str] | None = None
+) -> tuple[str, str]:
+    """How many cells show it, their mean difference, and the printed one; data sets of other seeds are told apart.
+
+    `turned` says what a verdict is for a claim that turns it round.
+    """
     groups = _of_same_seeds(cells)
     if not groups:
         return OPEN, "the cells share no seed"
-    if len(groups) == 1:
-        return _ahead_in(next(iter(groups.values())))
     found = {names: _ahead_in(own) for names, own in groups.items()}
-    verdicts = {verdict for verdict, _ in found.values()}
-    return verdicts.pop() if len(verdicts) == 1 else MIXED, "; ".join(f"{n}: {text}" for n, (_, text) in found.items())
+    verdicts = {names: (turned or {}).get(verdict, verdict) for names, (verdict, _) in found.items()}
+    if len(groups) == 1:
+        return next(iter(verdicts.values())), next(iter(found.values()))[1]
+    text = "; ".join(f"{names}: {said}" for names, (_, said) in found.items())
+    if len({*verdicts.values()}) == 1:
+        return next(iter(verdicts.values())), text
+    return ", ".join(f"{verdict} ({names})" for names, verdict in verdicts.items()), text
 
 
 def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
@@ -124,14 +134,11 @@ def _counted(cells: Sequence[Compared]) -> str:
 
 
 def _not_behind(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    verdict, text = _ahead(claim, cells, comparison)
-    return ("not contradicted" if verdict == OPEN else verdict), text
+    return _ahead(claim, cells, comparison, NOT_BEHIND)
 
 
 def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    verdict, text = _ahead(claim, cells, comparison)
-    turned = {HOLDS: FAILS, FAILS: HOLDS, OPEN: "not contradicted"}
-    return turned.get(verdict, verdict), text
+    return _ahead(claim, cells, comparison, NOT_AHEAD)
 
 
 def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
