@@ -1,12 +1,11 @@
 """Doctests are collected from every module; those whose extra is not installed are left out."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 collect_ignore = []
 if find_spec("triton") is None:
-    collect_ignore += [
-        f"src/fedgma/kernels/{name}gpu.py" for name in ("", "convolutions_matrix_", "convolutions_thread_")
-    ]
+    collect_ignore += [str(path) for path in (Path(__file__).parent / "src/fedgma/kernels").glob("*gpu.py")]
 if find_spec("numba") is None:
     collect_ignore.append("src/fedgma/kernels/cpu.py")
 if find_spec("flwr") is None:
