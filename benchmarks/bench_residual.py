@@ -26,8 +26,8 @@ import group_norm_cases as norms
 from fedgma.kernels import convolutions_3x3_gpu as convolutions
 from fedgma.kernels import group_norms_gpu as group_norms
 from fedgma.trainers import operators
-from fedgma.trainers.layers import pieces_of
 
+OWN, OWN_WEIGHTS = operators.OWN, operators.OWN_WEIGHTS
 LAYERS = [(32, 64), (16, 128), (8, 256), (4, 512)]  # columns and channels
 TILES = {  # to try beside the present ones
     (32, 64): [(256, 64, 64, 8, 3), (128, 64, 64, 8, 3), (64, 64, 64, 4, 3)],
@@ -71,7 +71,7 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, device: str
     some = lambda *shape: torch.randn(shape, generator=draw, device=device).to(kind)  # noqa: E731
     x, grads = (some(lanes, batch, columns, columns, channels) for _ in range(2))
     weight, out = some(lanes, channels, 3, 3, channels) / (3 * channels**0.5), torch.empty_like(x)
-    turned = weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()
+    turned = operators.turned(weight)
     flops = 2 * batch * columns**2 * 9 * channels**2
 
     def row(which: str, way: str, work: Callable[[], Tensor], wanted: Tensor) -> None:
@@ -85,14 +85,8 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, device: str
         return out
 
     def our_weights(tile: convolutions.Tile) -> Tensor:
-        blocks = lanes * (channels // tile.outs) * (channels // tile.inputs)
-        pieces = pieces_of(blocks, batch, least=operators.PROGRAMS)
-        parts = weight.new_empty((lanes, pieces, *weight.shape[1:]), dtype=torch.float32)
-        convolutions.backward_weights(grads, x, parts, tile)
-        return parts.sum(1, dtype=torch.float32).to(weight.dtype)
+        return operators._sum_weights(convolutions, tile, grads, x)
 
-    own, own_weights = (dict(table) for table in (operators.OWN, operators.OWN_WEIGHTS))
-    operators.OWN.clear(), operators.OWN_WEIGHTS.clear()  # cuDNN does all
     libraries = {
         "forward": lambda: operators._convolve(x, weight, 1),
         "inputs": lambda: operators._convolve(grads, turned, 1),
@@ -101,15 +95,14 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, device: str
     wanted = {which: work() for which, work in libraries.items()}
     for which, work in libraries.items():
         row(which, "cuDNN" if device == "cuda" else "torch", work, wanted[which])
-        tiles = WEIGHT_TILES if which == "weights" else [*TILES[layer]]
-        present = (own_weights if which == "weights" else own).get(layer)
+        tiles = WEIGHT_TILES if which == "weights" else TILES[layer]
+        present = (OWN_WEIGHTS if which == "weights" else OWN).get(layer)
         for cut in dict.fromkeys([*([present] if present else []), *tiles]):
             tile = convolutions.Tile(*cut)
             if not convolutions.fits(tile, batch * columns**2, columns, channels, channels):
                 continue
             call = (lambda t=tile: our_weights(t)) if which == "weights" else (lambda t=tile, w=which: ours(w, t))
             row(which, f"{'present' if cut == present else 'tried'} {cut}", call, wanted[which])
-    operators.OWN.update(own), operators.OWN_WEIGHTS.update(own_weights)
 
 
 def norm_rows(layer: tuple[int, int], lanes: int, batch: int, device: str) -> None:
@@ -132,9 +125,9 @@ def norm_rows(layer: tuple[int, int], lanes: int, batch: int, device: str) -> No
         figures = f"{worst:.0e} | {spent / lanes * 1e6:.2f} | {passes * size / spent / 1e12:.2f}"
         print(f"| {layer} | {which} | {figures} |", flush=True)
 
+    how = {"epsilon": 1e-5, "relu": True}
     for name, added, passes in (("forward", None, 2), ("forward, shortcut", beside, 3)):
-        how = {"epsilon": 1e-5, "relu": True}
-        row(name, lambda a=added, h=how: group_norms.forward(x, weight, bias, a, out, mean, scale, **h), passes)
+        row(name, lambda a=added: group_norms.forward(x, weight, bias, a, out, mean, scale, **how), passes)
     for name, (mask, passes) in MASKS.items():
         given = (out, x, mean, scale, weight, bias, beside, inner, plain, along)
         row(f"back, {name}", lambda m=mask, g=given: group_norms.backward(grads, None, *g, mask=m), passes)
@@ -144,6 +137,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--lanes", type=int, default=40)
     arguments = made.parse_args()
+    operators.OWN = operators.OWN_WEIGHTS = {}  # what is called through the operators here is the library's
     cpu = arguments.device == "cpu"
     lanes, batch = (1, 4) if cpu else (arguments.lanes, 64)
     layers = [(16, 128)] if cpu else LAYERS

@@ -389,10 +389,11 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
         return run(request.device, rounds=request.rounds or 3, shadows=4, **small)
     trained = {"dataset": "cifar10", "model": "resnet18-gn", "algorithm": "fedavg", "partition.name": "label_skew"}
     printed = attack_runs(request.out.parents[1], trained, request.device)
-    on_gpu: dict[str, Any] = {"dataset": "cifar10", "model": "lenet", "precision": "tf32"}
-    cuda = Materials(request.device).device.type == "cuda"
-    own = {**on_gpu, "rounds": request.rounds or 1000} if cuda else {"rounds": request.rounds or 100}
-    shadowed = run(request.device, whole=1 if cuda else request.seeds, **own)
+    if Materials(request.device).device.type == "cuda":
+        on_gpu: dict[str, Any] = {"dataset": "cifar10", "model": "lenet", "precision": "tf32"}
+        shadowed = run(request.device, rounds=request.rounds or 1000, **on_gpu)
+    else:
+        shadowed = run(request.device, rounds=request.rounds or 100, whole=request.seeds)
     return shadowed if printed is None else both(printed, shadowed)
 
 

@@ -40,6 +40,7 @@ def for_gpu(name: str) -> ModuleType | None:
     return importlib.import_module(f"fedgma.kernels.{name}_gpu") if TRITON else None
 
 
+@cache
 def fused() -> ModuleType | None:
     """The fused GPU passes of the tally, or None where triton is missing."""
     return importlib.import_module("fedgma.kernels.gpu") if TRITON else None

@@ -17,9 +17,6 @@ from fedgma.summaries import plain, short, sortable
 from fedgma.verdicts import Verdict, paired
 
 HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
-UNHURT = "not contradicted"
-NOT_BEHIND = {OPEN: UNHURT}
-NOT_AHEAD = {HOLDS: FAILS, FAILS: HOLDS, OPEN: UNHURT}
 NEAR = 1.0  # points within which two arms are near each other
 TARGET = 0.95  # share of the lower arm's final level that both have to reach
 
@@ -27,6 +24,7 @@ ANALYSIS = "analysis"  # the kind of claim that runs alone do not show
 BETWEEN = ("near", "sooner", "versus")  # kinds that put two arms of a cell beside each other
 
 PerSeed = dict[int, float]
+Kind = Callable[[Claim, Sequence[Compared], Comparison], tuple[str, str]]
 
 
 class Finding(NamedTuple):
@@ -80,24 +78,20 @@ def _said(verdict: Verdict, unit: str = "points") -> str:
     return f"{verdict.mean:+.2f} {unit}, interval {verdict.low:+.2f} to {verdict.high:+.2f}, {verdict.of} seeds"
 
 
-def _ahead(
-    claim: Claim, cells: Sequence[Compared], comparison: Comparison, turned: Mapping[str, str] | None = None
-) -> tuple[str, str]:
-    """How many cells show it, their mean difference, and the printed one; data sets of other seeds are told apart.
+def _told_apart(look: Kind) -> Kind:
+    """The same look at data sets of other seeds one after the other, with a verdict each where they differ."""
 
-    `turned` says what a verdict is for a claim that turns it round.
-    """
-    groups = _of_same_seeds(cells)
-    if not groups:
-        return OPEN, "the cells share no seed"
-    found = {names: _ahead_in(own) for names, own in groups.items()}
-    verdicts = {names: (turned or {}).get(verdict, verdict) for names, (verdict, _) in found.items()}
-    if len(groups) == 1:
-        return next(iter(verdicts.values())), next(iter(found.values()))[1]
-    text = "; ".join(f"{names}: {said}" for names, (_, said) in found.items())
-    if len({*verdicts.values()}) == 1:
-        return next(iter(verdicts.values())), text
-    return ", ".join(f"{verdict} ({names})" for names, verdict in verdicts.items()), text
+    def each(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+        groups = _of_same_seeds(cells) or {"": list(cells)}
+        found = {names: look(claim, own, comparison) for names, own in groups.items()}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        verdicts = list(dict.fromkeys(verdict for verdict, _ in found.values()))
+        apart = ", ".join(f"{verdict} ({names})" for names, (verdict, _) in found.items())
+        text = "; ".join(f"{names}: {said}" for names, (_, said) in found.items())
+        return verdicts[0] if len(verdicts) == 1 else apart, text
+
+    return each
 
 
 def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
@@ -113,11 +107,15 @@ def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
     return {", ".join(names): [one for name in names for one in datasets[name]] for names in together.values()}
 
 
-def _ahead_in(cells: Sequence[Compared]) -> tuple[str, str]:
+def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+    """How many cells show it, their mean difference, and the printed one."""
     verdicts = [one.verdict for one in cells if one.verdict is not None]
     means = [verdict.mean for verdict in verdicts]
     sure = sum(v.low > 0 for v in verdicts), sum(v.high < 0 for v in verdicts)
-    whole = paired(over_seeds([one.differences for one in cells]))
+    values = over_seeds([one.differences for one in cells])
+    if not values:
+        return OPEN, "the cells share no seed"
+    whole = paired(values)
     printed = [one.printed_difference for one in cells if one.printed_difference is not None]
     paper = f"; printed {sum(printed) / len(printed):+.2f}; {_counted(cells)}" if printed else ""
     text = (
@@ -134,11 +132,13 @@ def _counted(cells: Sequence[Compared]) -> str:
 
 
 def _not_behind(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    return _ahead(claim, cells, comparison, NOT_BEHIND)
+    verdict, text = _ahead(claim, cells, comparison)
+    return ("not contradicted" if verdict == OPEN else verdict), text
 
 
 def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    return _ahead(claim, cells, comparison, NOT_AHEAD)
+    verdict, text = _ahead(claim, cells, comparison)
+    return (FAILS if verdict == HOLDS else HOLDS if verdict == FAILS else "not contradicted"), text
 
 
 def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
@@ -321,11 +321,10 @@ def _mean(values: Mapping[int, float]) -> float:
     return sum(values.values()) / len(values) if values else float("-inf")
 
 
-Kind = Callable[[Claim, Sequence[Compared], Comparison], tuple[str, str]]
 KINDS: dict[str, Kind] = {
-    "ahead": _ahead,
-    "not_behind": _not_behind,
-    "not_ahead": _not_ahead,
+    "ahead": _told_apart(_ahead),
+    "not_behind": _told_apart(_not_behind),
+    "not_ahead": _told_apart(_not_ahead),
     "trend": _trend,
     "peak": _peak,
     "above": _above,

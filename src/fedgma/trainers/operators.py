@@ -42,8 +42,13 @@ def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
 def convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int = 1) -> Tensor:
     """The gradient of the input [lane, sample, rows, columns, in]."""
     if stride == 1 and not _own(OWN, grads, weight, stride):  # with the weights turned round, which libraries do best
-        return convolve(grads, weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous())
+        return convolve(grads, turned(weight))
     return torch.ops.fedgma.convolve_inputs(grads, weight, rows, columns, stride)  # type: ignore[no-any-return]
+
+
+def turned(weight: Tensor) -> Tensor:
+    """Weights turned round, inputs and outputs exchanged: a convolution with them is the way back to the input."""
+    return weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()
 
 
 def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
@@ -120,12 +125,7 @@ def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, str
 def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
     out = grads.new_empty((len(grads), grads.shape[4], 3, 3, x.shape[4]))
     if own := _kernels(OWN_WEIGHTS, x, out, stride):
-        fused, tile = own
-        blocks = len(x) * (out.shape[1] // tile.outs) * (out.shape[4] // tile.inputs)
-        pieces = pieces_of(blocks, x.shape[1], least=PROGRAMS)
-        parts = out.new_empty((len(out), pieces, *out.shape[1:]), dtype=torch.float32)
-        fused.backward_weights(grads, x, parts, tile)
-        return parts.sum(1, dtype=torch.float32).to(out.dtype)
+        return _sum_weights(*own, grads, x)
 
     def lane(i: int) -> None:
         like = _first(out[i])
@@ -133,6 +133,15 @@ def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
 
     _each(len(grads), grads.device, lane)
     return out
+
+
+def _sum_weights(fused: ModuleType, tile: Any, grads: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the weights by our own kernels, in pieces of the batch, so that few lanes fill the device."""
+    lanes, samples, outs, inputs = *x.shape[:2], grads.shape[4], x.shape[4]
+    pieces = pieces_of(lanes * (outs // tile.outs) * (inputs // tile.inputs), samples, least=PROGRAMS)
+    parts = x.new_empty((lanes, pieces, outs, 3, 3, inputs), dtype=torch.float32)
+    fused.backward_weights(grads, x, parts, tile)
+    return parts.sum(1).to(x.dtype)
 
 
 def _backward(grads: Tensor, x: Tensor, weight: Tensor, stride: int, wanted: list[bool]) -> tuple[Tensor, ...]:
