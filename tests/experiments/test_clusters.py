@@ -30,7 +30,8 @@ def planned(out, settings=CHOSEN, folder=None):
 
 def share_of(runs, out, token, **changes):
     settings, fingerprints = tuple(run.settings for run in runs), tuple(run.fingerprint for run in runs)
-    share = Share(settings, fingerprints, out, token, device="cpu", checkpoint_seconds=10.0, keep_state=True)
+    how = {"device": "cpu", "precision": "fp32", "checkpoint_seconds": 10.0, "keep_state": True}
+    share = Share(settings, fingerprints, out, token, **how)
     return share._replace(**changes)
 
 

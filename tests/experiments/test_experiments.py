@@ -253,6 +253,8 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
         (["run", "rounds=1", "model=nowhere.py:Net"], 2, "there is no file 'nowhere.py'"),
         (["run", "rounds=1", "partition.clients=7"], 2, "7 clients of 2 classes"),
         (["run", "rounds=1", "--device", "quantum"], 2, "unknown device 'quantum'"),
+        (["run", "rounds=1", "--device", "cpu", "--precision", "bf16"], 2, "precision 'bf16' is for a GPU"),
+        (["sweep", "rounds=1", "--precision", "half"], 2, "fp32, tf32, bf16"),
         (["run", "--nonsense"], 2, "No such option"),
         (["run", "rounds=1", "dataset=bad.npz"], 3, "bad"),
         (["run", "rounds=1", "dataset=few.npz", "partition=natural"], 4, "10 clients, but there are 3; set cohort=3"),

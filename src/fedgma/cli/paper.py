@@ -7,7 +7,7 @@ import typer
 
 from fedgma.cli import beside
 from fedgma.cli.beside import RUNS, Cells, Quick, Rates
-from fedgma.cli.play import Checkpoints, Device, say_plan
+from fedgma.cli.play import Checkpoints, Device, Precision, say_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,6 @@ Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="E1 to E18; `fed
 Rounds = Annotated[int | None, typer.Option(min=1, help="Play so many rounds instead of the experiment's own.")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Play so many seeds instead of the experiment's own.")]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders; experiments share runs there.")]
-Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
 Estimate = Annotated[bool, typer.Option(help="Measure for a few rounds how long it will take.")]
 Fleet = Annotated[int | None, typer.Option(min=1, help="Largest number of runs in a fleet; a GPU's memory sets it.")]
 Keep = Annotated[bool, typer.Option(help="Keep the last state of every run: to extend it, or to attack it (E16).")]

@@ -23,6 +23,7 @@ Words = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Checkpoints = Annotated[
@@ -38,6 +39,7 @@ class Manner(NamedTuple):
 
     out: Path
     device: str
+    precision: str
     quiet: bool
     as_json: bool
     checkpoint_seconds: float
@@ -76,7 +78,7 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         from fedgma.experiments.materials import Materials
         from fedgma.experiments.play import missing, pack, plan
 
-        materials = Materials(manner.device, folder=grid.folder)
+        materials = Materials(manner.device, folder=grid.folder, precision=manner.precision)
         planned = plan(grid, materials, manner.out)
         left = missing(planned)
         packed = pack(left, materials)

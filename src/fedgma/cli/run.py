@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-from fedgma.cli.play import Checkpoints, Device, Json, Manner, Out, Quiet, State, Words, grid_of_words, play_grid
+from fedgma.cli.play import (
+    Checkpoints,
+    Device,
+    Json,
+    Manner,
+    Out,
+    Precision,
+    Quiet,
+    State,
+    Words,
+    grid_of_words,
+    play_grid,
+)
 
 
 def run(
@@ -13,6 +25,7 @@ def run(
     show: Annotated[bool, typer.Option("--show", help="Print every setting, and stop.")] = False,
     out: Out = Path("runs"),
     device: Device = "auto",
+    precision: Precision = "fp32",
     quiet: Quiet = False,
     as_json: Json = False,
     checkpoint_seconds: Checkpoints = 10.0,
@@ -30,4 +43,4 @@ def run(
 
         typer.echo(show_settings(grid))
         return
-    play_grid(grid, Manner(out, device, quiet, as_json, checkpoint_seconds, state))
+    play_grid(grid, Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state))

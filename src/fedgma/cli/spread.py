@@ -64,6 +64,7 @@ def _share(members: "Sequence[Planned]", grid: "Grid", manner: Manner, token: "P
         out=manner.out.absolute(),
         token=token,
         device=manner.device,
+        precision=manner.precision,
         checkpoint_seconds=manner.checkpoint_seconds,
         keep_state=manner.keep_state,
     )

@@ -13,6 +13,7 @@ from fedgma.cli.play import (
     Json,
     Manner,
     Out,
+    Precision,
     Quiet,
     State,
     Words,
@@ -40,6 +41,7 @@ def sweep(
     on: On = "here",
     out: Out = Path("runs"),
     device: Device = "auto",
+    precision: Precision = "fp32",
     quiet: Quiet = False,
     as_json: Json = False,
     checkpoint_seconds: Checkpoints = 10.0,
@@ -50,8 +52,8 @@ def sweep(
     from fedgma.experiments.play import plan
 
     grid = grid_of_words(words)
-    manner = Manner(out, device, quiet, as_json, checkpoint_seconds, state)
-    planned = plan(grid, Materials("cpu", folder=grid.folder), out)
+    manner = Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state)
+    planned = plan(grid, Materials("cpu", folder=grid.folder, precision=precision), out)
     states = {run.fingerprint: state_of(run) for run in planned}
     if status and as_json:
         typer.echo(json.dumps({"out": str(out), "runs": states}))

@@ -38,6 +38,7 @@ class Share(NamedTuple):
     out: Path
     token: Path
     device: str
+    precision: str
     checkpoint_seconds: float
     keep_state: bool
 
@@ -93,7 +94,7 @@ def play_share(text: str) -> str:
     """The body of a task: plays what is missing of a share; `{}` or an error as JSON. Never raises on purpose."""
     try:
         share = read_share(text)
-        materials = Materials(share.device)
+        materials = Materials(share.device, precision=share.precision)
         planned = _planned(share, materials)
         for members in pack(missing(planned), materials):
             for _ in play_fleet(

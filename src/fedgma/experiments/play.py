@@ -227,10 +227,11 @@ def rounds(
     model: Model | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
+    precision: str = "fp32",
 ) -> Iterator[Played]:
     """Play every run of a configuration, round by round; with `out`, into run folders, doing only what is missing."""
     grid = grid_of(config)
-    materials = Materials(device, folder=grid.folder, data=data, model=model)
+    materials = Materials(device, folder=grid.folder, data=data, model=model, precision=precision)
     planned = plan(grid, materials, None if out is None else Path(out))
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
@@ -243,10 +244,11 @@ def run(
     model: Model | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
+    precision: str = "fp32",
 ) -> Outcome:
     """Play every run of a configuration and say what came out."""
     grid = grid_of(config)
-    materials = Materials(device, folder=grid.folder, data=data, model=model)
+    materials = Materials(device, folder=grid.folder, data=data, model=model, precision=precision)
     planned = plan(grid, materials, None if out is None else Path(out))
     lines: dict[str, list[Line]] = {}
     for members in pack(missing(planned), materials):
