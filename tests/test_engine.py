@@ -178,6 +178,22 @@ def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
     assert len(engine._stations) == 1
 
 
+def test_memory_of_graphs_is_let_go_with_the_last_of_them():
+    federation, model = make_federation([9, 3, 17], (1, 8, 8)), build("logistic", (1, 8, 8), 10, seed=0)
+    engine, (start, _) = Engine(form_gradients(form_of(model)), compile=False), start_of(model)
+
+    def train(epochs):
+        engine(Task(model, make_cohort(federation, range(3), epochs=epochs), [federation.train], start, {}))
+
+    train(1)
+    engine._memory = memory = object()  # of graphs, which a CPU has none of
+    train(1)
+    assert engine._memory is memory
+    train(9)  # more steps than the station has room for: a new one takes its place
+    assert len(engine._stations) == 1
+    assert engine._memory is None
+
+
 def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
     federation, model = make_federation([3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)

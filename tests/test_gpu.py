@@ -222,6 +222,19 @@ def test_the_engine_equals_the_loop_there(name, shape, precision):
     assert distance(slow.updates, fast.updates) < {"fp32": 1e-3, "tf32": 5e-2}[precision]
 
 
+def test_a_cohort_that_outgrows_its_station_is_captured_too(caplog):
+    federation, model = make_federation([9, 3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).cuda()
+    (start, _), pool = start_of(model), federation.train.to("cuda")
+    engine = Engine(form_gradients(form_of(model)), compile=False)
+    for epochs in (1, 9, 30):
+        task = Task(model, make_cohort(federation, range(4), epochs=epochs), [pool], start, {})
+        with float32_precision("fp32"):
+            slow = loop.train(task)
+        assert distance(slow.updates, engine(task).updates) < 2e-2
+    assert len(engine._stations) == 1
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (8, 256), (4, 512), (7, 12)])
 def test_fused_group_normalisation_has_the_gradients_of_autograd(side, channels, dtype, bound):

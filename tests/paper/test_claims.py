@@ -78,6 +78,35 @@ def test_data_sets_of_other_seeds_are_told_apart(tmp_path):
     assert "2 seeds" in large
 
 
+def test_a_cell_of_one_seed_takes_no_interval_from_the_others(tmp_path):
+    def level(run):
+        return 80 + 3 * (run.aggregator == "gma") + 0.01 * run.seed * (run.aggregator == "mean")
+
+    cells = "dataset=cifar10,partition.name=label_skew,algorithm=fedavg"
+    for clients, seeds in ((10, 1), (100, 2)):
+        cut = Cut(seeds=seeds, cells=f"{cells},partition.clients={clients}")
+        write_experiment(tmp_path, experiment("E1"), level, cut=cut, rounds=11)
+    ahead, _, trend = look_at(compare(experiment("E1"), read_entries([tmp_path])[0], Chosen()))
+    assert ahead.verdict == "holds (cifar10), cannot be told (cifar10 with one seed)"
+    assert (trend.verdict, trend.text[:26]) == ("cannot be told", "no two values of clients w")
+
+
+def test_arms_are_compared_where_both_were_run(tmp_path):
+    def level(run):
+        lifts = {"mean": 0.0, "gma": 1.0, "damped_mean": 2.0, "shuffled_mask": 0.5}
+        return 80 + lifts[run.aggregator] + 0.01 * run.seed * (run.aggregator == "mean")
+
+    cells = "partition.clients=100,algorithm=fedavg"
+    for datasets, arms, seeds in (("mnist", "mean|gma|damped_mean", 4), ("cifar10", "mean|gma", 2)):
+        cut = Cut(seeds=seeds, cells=f"{cells},dataset={datasets},aggregator={arms}")
+        write_experiment(tmp_path, experiment("C1"), level, cut=cut, rounds=11)
+    found = look_at(compare(experiment("C1"), read_entries([tmp_path])[0], Chosen()))
+    versus = {one.claim.second: one for one in found if one.claim.kind == "versus"}
+    assert versus["damped_mean"].verdict == "contradicted"
+    assert versus["damped_mean"].text.startswith("gma ahead of damped_mean in 0 of 1; -1.00 points")
+    assert versus["shuffled_mask"].text.startswith("gma and shuffled_mask share no seed")
+
+
 def test_a_claim_without_runs_says_so(tmp_path):
     made = findings(tmp_path, "E8", lambda run: 90.0, cells="dataset=mnist,momentum=0.9")
     assert verdicts(made) == ["cannot be told", "not run"]

@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +89,10 @@ def run(
     samples = len(base.federation.train.y)
     inside = np.concatenate([halves(shadows, samples, seed=seed), np.ones((whole, samples), bool)])
     models = train_models(base, inside, arms, precision=precision, seed=seed)
-    named = {"dataset": dataset, "model": base.model if isinstance(base.model, str) else "own", "rounds": rounds}
+    model = base.model if isinstance(base.model, str) else "own"
+    chosen = Settings.model_validate({"dataset": dataset, **given})
+    place = {"partition": chosen.partition.name, "algorithm": chosen.algorithm}
+    named = {"dataset": dataset, "model": model, **place, "rounds": rounds}
     return attack(models, shadows, named=named, epochs=epochs)
 
 
@@ -98,8 +102,7 @@ def attack_runs(
     """The paper's attack on finished runs in a folder of run folders that kept their last states.
 
     `wanted` are settings that the runs must have, by dotted name (`dataset`, `partition.name`, ...). Two that differ in
-    the mask alone are a pair; of pairs that differ in more than their seeds the largest group is attacked. None where
-    there is no pair.
+    the mask alone are a pair; pairs that differ in seeds alone are attacked together. None where there is no pair.
     """
     groups: dict[str, dict[str, dict[int, tuple[Settings, Path]]]] = {}
     for _, _, folder in finished(Path(out)):
@@ -110,16 +113,16 @@ def attack_runs(
             shared = frozen(own, ("aggregator", *AGGREGATOR_SETTINGS, "seed", "partition.seed"))
             arms = groups.setdefault(shared, {name: {} for name in ARMS.values()})
             arms[own["aggregator"]][own["seed"]] = (Settings.model_validate(_given(recorded)), folder)
-    runs = max(groups.values(), key=lambda arms: len(_paired_seeds(arms)), default={})
-    seeds = _paired_seeds(runs)
-    if not seeds:
-        return None
-    pairs = [runs[name][seed] for name in ARMS.values() for seed in seeds]
-    models = saved_models(pairs, device)
+    found = [_attack_pairs(arms, device, epochs) for arms in groups.values() if _paired_seeds(arms)]
+    return reduce(both, found) if found else None
+
+
+def _attack_pairs(runs: Mapping[str, Mapping[int, tuple[Settings, Path]]], device: str, epochs: int) -> AnalysisResult:
+    """Runs by arm and seed that are alike in all else."""
+    pairs = [runs[name][seed] for name in ARMS.values() for seed in _paired_seeds(runs)]
     first = pairs[0][0]
-    return attack(
-        models, 0, named={"dataset": first.dataset, "model": first.model, "rounds": first.rounds}, epochs=epochs
-    )
+    named = {name: getattr(first, name) for name in ("dataset", "model", "algorithm", "rounds")}
+    return attack(saved_models(pairs, device), 0, named={**named, "partition": first.partition.name}, epochs=epochs)
 
 
 def _paired_seeds(arms: Mapping[str, Mapping[int, Any]]) -> list[int]:
@@ -317,12 +320,13 @@ def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[
     return rows, losses
 
 
+PLACE = ("dataset", "model", "partition", "algorithm")
 NUMBERS = ("auc_%", "accuracy_%", "tpr_at_0.1%", "tpr_at_1%", "train_%", "test_%", "gap")
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean over targets with its interval, for every arm and attack."""
-    names = [name for name in ("dataset", "model", "rounds", "attack", "models", "arm") if name in rows[0]]
+    names = [name for name in (*PLACE, "rounds", "attack", "models", "arm") if name in rows[0]]
     found = []
     for label in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
         own = [row for row in rows if tuple(row[name] for name in names) == label]
@@ -346,7 +350,7 @@ def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             verdict = paired([one[number] - other[number] for one, other in zip(masked, plain, strict=True)])
             alone = verdict.of < 2
             interval = {"low": None if alone else verdict.low, "high": None if alone else verdict.high}
-            head: dict[str, Any] = {name: own[0][name] for name in ("dataset", "model") if name in own[0]}
+            head: dict[str, Any] = {name: own[0][name] for name in PLACE if name in own[0]}
             head |= {"attack": attacked, "models": kind, "arm": arm, "number": number}
             found.append({**head, "minus_AVG": verdict.mean, **interval, "targets": verdict.of})
     return found
@@ -375,7 +379,7 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
 
 
 def _place(row: Mapping[str, Any]) -> str:
-    return f"{row['dataset']}, {row['model']}: " if "model" in row else ""
+    return f"{', '.join(row[name] for name in PLACE)}: " if PLACE[0] in row else ""
 
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:
@@ -387,8 +391,7 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
         small: dict[str, Any] = {"partition": {"name": "label_skew", "clients": 20}, "epochs": 200}
         small |= data_and_model(request, MINI)
         return run(request.device, rounds=request.rounds or 3, shadows=4, **small)
-    trained = {"dataset": "cifar10", "model": "resnet18-gn", "algorithm": "fedavg", "partition.name": "label_skew"}
-    printed = attack_runs(request.out.parents[1], trained, request.device)
+    printed = attack_runs(request.out.parents[1], {"dataset": "cifar10", "model": "resnet18-gn"}, request.device)
     if Materials(request.device).device.type == "cuda":
         on_gpu: dict[str, Any] = {"dataset": "cifar10", "model": "lenet", "precision": "tf32"}
         shadowed = run(request.device, rounds=request.rounds or 1000, **on_gpu)
@@ -398,7 +401,8 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
 
 
 def both(first: AnalysisResult, second: AnalysisResult) -> AnalysisResult:
-    """Two results as one: tables one below the other, pictures of the first where both have one."""
+    """Two results as one: tables one below the other, all losses in one picture."""
     names = dict.fromkeys((*first.tables, *second.tables))
     tables = {name: [*first.tables.get(name, []), *second.tables.get(name, [])] for name in names}
-    return AnalysisResult(tables, [*first.notes, *second.notes[1:]], {**second.figures, **first.figures})
+    drawn = {**second.figures, **first.figures, "attacker_loss": draw_losses(tables["attacker_losses"])}
+    return AnalysisResult(tables, [*first.notes, *second.notes[1:]], drawn)

@@ -17,6 +17,7 @@ from fedgma.summaries import plain, short, sortable
 from fedgma.verdicts import Verdict, paired
 
 HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
+UNSEEN = ""  # of some data sets, where what the claim is about was not run
 NEAR = 1.0  # points within which two arms are near each other
 TARGET = 0.95  # share of the lower arm's final level that both have to reach
 
@@ -83,7 +84,10 @@ def _told_apart(look: Kind) -> Kind:
 
     def each(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
         groups = _of_same_seeds(cells) or {"": list(cells)}
-        found = {names: look(claim, own, comparison) for names, own in groups.items()}
+        looked = {names: look(claim, own, comparison) for names, own in groups.items()}
+        found = {names: (verdict, text) for names, (verdict, text) in looked.items() if verdict != UNSEEN}
+        if not found:
+            return OPEN, next(iter(looked.values()))[1]
         if len(found) == 1:
             return next(iter(found.values()))
         verdicts = list(dict.fromkeys(verdict for verdict, _ in found.values()))
@@ -95,16 +99,22 @@ def _told_apart(look: Kind) -> Kind:
 
 
 def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
-    """Cells by their data sets, those together whose cells share the same seeds; named by the data sets."""
-    datasets: dict[str, list[Compared]] = {}
+    """Cells by their data sets, those together whose cells share the same seeds; named by the data sets.
+
+    Cells of a single seed have no interval, and would leave the others none: they stand apart.
+    """
+    datasets: dict[tuple[str, bool], list[Compared]] = {}
     for one in cells:
-        datasets.setdefault(str(one.cell.settings["dataset"]), []).append(one)
-    together: dict[frozenset[int], list[str]] = {}
-    for name, own in datasets.items():
+        datasets.setdefault((str(one.cell.settings["dataset"]), len(one.differences) == 1), []).append(one)
+    together: dict[tuple[frozenset[int], bool], list[str]] = {}
+    for (name, alone), own in datasets.items():
         seeds = frozenset[int].intersection(*(frozenset(one.differences) for one in own))
         if seeds:
-            together.setdefault(seeds, []).append(name)
-    return {", ".join(names): [one for name in names for one in datasets[name]] for names in together.values()}
+            together.setdefault((seeds, alone), []).append(name)
+    return {
+        ", ".join(names) + (" with one seed" if alone else ""): [one for name in names for one in datasets[name, alone]]
+        for (_, alone), names in sorted(together.items(), key=lambda group: group[0][1])
+    }
 
 
 def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
@@ -114,7 +124,7 @@ def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> t
     sure = sum(v.low > 0 for v in verdicts), sum(v.high < 0 for v in verdicts)
     values = over_seeds([one.differences for one in cells])
     if not values:
-        return OPEN, "the cells share no seed"
+        return UNSEEN, "the cells share no seed"
     whole = paired(values)
     printed = [one.printed_difference for one in cells if one.printed_difference is not None]
     paper = f"; printed {sum(printed) / len(printed):+.2f}; {_counted(cells)}" if printed else ""
@@ -138,7 +148,8 @@ def _not_behind(claim: Claim, cells: Sequence[Compared], comparison: Comparison)
 
 def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
     verdict, text = _ahead(claim, cells, comparison)
-    return (FAILS if verdict == HOLDS else HOLDS if verdict == FAILS else "not contradicted"), text
+    turned = {HOLDS: FAILS, FAILS: HOLDS, OPEN: "not contradicted"}
+    return turned.get(verdict, verdict), text
 
 
 def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
@@ -156,7 +167,7 @@ def _trend(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> t
     slopes = [_slopes(row) for row in rows]
     values = over_seeds([slope for slope in slopes if slope])
     if not values:
-        return OPEN, f"no two values of {short(claim.axis)} were run"
+        return UNSEEN, f"no two values of {short(claim.axis)} were run"
     verdict = paired(values)
     steps = _levels(rows[0], claim.axis) if len(rows) == 1 else f"{len(rows)} rows"
     return _by_interval(verdict), f"the difference changes by {_said(verdict, 'points a step')}; {steps}"
@@ -227,7 +238,7 @@ def _above(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> t
                 found.append({seed: a[seed] - b[seed] for seed in set(a) & set(b)})
     values = over_seeds(found)
     if not values:
-        return OPEN, f"{claim.first} and {claim.second} were not both run"
+        return UNSEEN, f"{claim.first} and {claim.second} were not both run"
     higher = sum(_mean(one) > 0 for one in found)
     verdict = paired(values)
     return _by_interval(verdict), f"higher in {higher} of {len(found)} pairs; over all {_said(verdict)}"
@@ -258,7 +269,7 @@ def _versus(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
     found = [row for row in _apart(claim, cells, comparison) if row]
     values = over_seeds(found)
     if not values:
-        return OPEN, f"{claim.first} and {claim.second} share no seed"
+        return UNSEEN, f"{claim.first} and {claim.second} share no seed"
     verdict, ahead = paired(values), sum(_mean(row) > 0 for row in found)
     return _by_interval(verdict), f"{claim.first} ahead of {claim.second} in {ahead} of {len(found)}; {_said(verdict)}"
 
@@ -266,7 +277,7 @@ def _versus(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
 def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
     values = over_seeds([row for row in _apart(claim, cells, comparison) if row])
     if not values:
-        return OPEN, f"{claim.first} and {claim.second} share no seed"
+        return UNSEEN, f"{claim.first} and {claim.second} share no seed"
     verdict = paired(values)
     inside = verdict.low >= -NEAR and verdict.high <= NEAR
     apart = verdict.low > NEAR or verdict.high < -NEAR
@@ -281,7 +292,7 @@ def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
     ]
     values = over_seeds([row for row in saved if row])
     if not values:
-        return OPEN, "no seed in which both arms reach a common level"
+        return UNSEEN, "no seed in which both arms reach a common level"
     verdict = paired(values)
     what = f"rounds that {claim.first} needs less than {claim.second} to {TARGET:.0%} of the lower level"
     return _by_interval(verdict), f"{what}: {_said(verdict, 'rounds')}"
@@ -325,12 +336,12 @@ KINDS: dict[str, Kind] = {
     "ahead": _told_apart(_ahead),
     "not_behind": _told_apart(_not_behind),
     "not_ahead": _told_apart(_not_ahead),
-    "trend": _trend,
+    "trend": _told_apart(_trend),
     "peak": _peak,
-    "above": _above,
-    "near": _near,
-    "versus": _versus,
-    "sooner": _sooner,
+    "above": _told_apart(_above),
+    "near": _told_apart(_near),
+    "versus": _told_apart(_versus),
+    "sooner": _told_apart(_sooner),
     "best_pair": _best_pair,
     "same_pair": _same_pair,
 }

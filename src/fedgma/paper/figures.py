@@ -36,8 +36,8 @@ def _run(comparison: Comparison, split: str | None = None) -> list[Compared]:
 
 
 def _named(one: Compared, without: Sequence[str] = ()) -> str:
-    """A cell in a few words: words alone, numbers with their names."""
-    label = {name: value for name, value in one.cell.label.items() if name not in without}
+    """A cell in a few words: words alone, numbers with their names; what a cell leaves open is left out."""
+    label = {name: value for name, value in one.cell.label.items() if name not in without and value is not None}
     return ", ".join(
         value if isinstance(value, str) else f"{short(name)} {plain(value)}" for name, value in label.items()
     )
@@ -56,16 +56,26 @@ def _differences(comparison: Comparison) -> Iterator[Picture]:
         "Open diamonds: the printed difference."
     )
     for dataset, cells in groups.items():
-        rows = [_difference(one) for one in cells if one.verdict is not None]
+        seen = [one for one in cells if one.verdict is not None]
+        rows = [_difference(one, _shared(seen)) for one in seen]
         if rows:
             yield _picture("differences", dataset, "Differences", caption, draw_differences(rows, dataset))
 
 
-def _difference(one: Compared) -> Difference:
+def _shared(cells: Sequence[Compared]) -> list[str]:
+    """Settings that are the same in all cells: they need not be named."""
+    values: dict[str, set[str]] = {}
+    for one in cells:
+        for name, value in one.cell.label.items():
+            values.setdefault(name, set()).add(repr(value))
+    return [name for name, found in values.items() if len(found) == 1]
+
+
+def _difference(one: Compared, without: Sequence[str]) -> Difference:
     verdict = one.verdict
     assert verdict is not None
     low, high = (verdict.low, verdict.high) if verdict.of > 1 else (None, None)
-    label = _named(one, ("dataset",)) or one.cell.part.name
+    label = _named(one, ("dataset", *without)) or one.cell.part.name
     return Difference(label, verdict.mean, low, high, one.printed_difference)
 
 
@@ -122,6 +132,8 @@ def _taus(comparison: Comparison) -> Iterator[Picture]:
         groups: dict[int, list[Compared]] = {}
         for one in row:
             groups.setdefault(mask_step(one.cell.settings), []).append(one)
+        if len(row) < 2:
+            continue
         steps = [
             (
                 [float(one.cell.settings["tau"]) for one in group],

@@ -33,19 +33,32 @@ def draw_attacks(curves: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]]) ->
 
 
 def draw_losses(losses: Sequence[Mapping[str, Any]]) -> Figure:
-    """The paper's attacker: test loss against epoch, a line an arm and a kind of model."""
-    figure, (axes,) = new_figure(2.8, "The paper's attacker: loss on its own test half")
-    for place, kind in enumerate(dict.fromkeys(row["models"] for row in losses)):
-        for arm in dict.fromkeys(row["arm"] for row in losses):
-            own = [row for row in losses if row["models"] == kind and row["arm"] == arm]
-            look: dict[str, Any] = {"color": ARM_COLOURS.get(arm, INK), "ls": DASHES[place], "lw": 1.4}
+    """The paper's attacker: test loss against epoch; a panel for each kind of federation, a line an arm and model."""
+    places = list(dict.fromkeys(_place(row) for row in losses))
+    figure, panels = new_figure(
+        1.2 + 1.6 * len(places), "The paper's attacker: loss on its own test half", (1,) * len(places)
+    )
+    kinds = list(dict.fromkeys(row["models"] for row in losses))
+    for axes, place in zip(panels, places, strict=True):
+        here = [row for row in losses if _place(row) == place]
+        for kind, arm in dict.fromkeys((row["models"], row["arm"]) for row in here):
+            own = [row for row in here if (row["models"], row["arm"]) == (kind, arm)]
+            look: dict[str, Any] = {"color": ARM_COLOURS.get(arm, INK), "ls": DASHES[kinds.index(kind)], "lw": 1.4}
             axes.plot([row["epoch"] for row in own], [row["test_loss"] for row in own], label=f"{arm}, {kind}", **look)
-    axes.axhline(float(np.log(2)), color=INK, lw=0.8, ls=":", label="chance")
-    _legend(figure, axes)
-    name_axes(axes, "epoch of the attacker", "binary cross-entropy")
+        axes.axhline(float(np.log(2)), color=INK, lw=0.8, ls=":", label="chance")
+        axes.annotate(place, (1, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=SIZE, color=INK)
+        name_axes(axes, "", "binary cross-entropy")
+    _legend(figure, *panels)
+    name_axes(panels[-1], "epoch of the attacker", "binary cross-entropy")
     return figure
 
 
-def _legend(figure: Figure, axes: Any) -> None:
-    handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=2, fontsize=SIZE - 0.5, frameon=False, labelcolor=INK)
+def _place(row: Mapping[str, Any]) -> str:
+    return ", ".join(str(row[name]) for name in ("dataset", "model", "partition", "algorithm") if name in row)
+
+
+def _legend(figure: Figure, *panels: Any) -> None:
+    """One legend for all panels, every label once."""
+    lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    look = {"ncols": 2, "fontsize": SIZE - 0.5, "frameon": False, "labelcolor": INK}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", **look)

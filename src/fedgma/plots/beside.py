@@ -29,7 +29,8 @@ class Point(NamedTuple):
 
 def draw_differences(rows: Sequence[Difference], title: str = "") -> Figure:
     """One line a cell: our mean difference with its interval, and the printed one as an open diamond."""
-    figure = Figure(figsize=(WIDTH + 0.6, 0.9 + 0.2 * len(rows)), layout="constrained")
+    longest = max(len(row.label) for row in rows)
+    figure = Figure(figsize=(WIDTH + 0.6 + 0.07 * max(0, longest - 24), 0.9 + 0.2 * len(rows)), layout="constrained")
     axes = figure.subplots()
     dress(axes, "x")
     axes.set_title(title, fontsize=SIZE + 1.5, loc="left", color=INK)

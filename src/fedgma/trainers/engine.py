@@ -185,6 +185,7 @@ class Engine:
                 step()
         except RuntimeError as error:
             log.warning("the step could not be captured and is launched piece by piece: %s", str(error).splitlines()[0])
+            self._memory = None
             return step
         return graph.replay
 
@@ -199,6 +200,8 @@ class Engine:
             if room and station.features == features:
                 return station
         self._stations = [s for s in self._stations if s.lanes != cohort.lanes or s.features != features]
+        if not any(station.graphs for station in self._stations):
+            self._memory = None  # it went with the last of its graphs
         rows = ship(cohort.run, device)
         bench = lanes.lay_out(cohort, features, start, buffers, rows, inputs_last=self.inputs_last)
         # room for other cohorts: the number of steps is part of the compiled shape
