@@ -230,9 +230,7 @@ def rounds(
     precision: str = "fp32",
 ) -> Iterator[Played]:
     """Play every run of a configuration, round by round; with `out`, into run folders, doing only what is missing."""
-    grid = grid_of(config)
-    materials = Materials(device, folder=grid.folder, data=data, model=model, precision=precision)
-    planned = plan(grid, materials, None if out is None else Path(out))
+    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision)
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
 
@@ -247,14 +245,21 @@ def run(
     precision: str = "fp32",
 ) -> Outcome:
     """Play every run of a configuration and say what came out."""
-    grid = grid_of(config)
-    materials = Materials(device, folder=grid.folder, data=data, model=model, precision=precision)
-    planned = plan(grid, materials, None if out is None else Path(out))
+    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision)
     lines: dict[str, list[Line]] = {}
     for members in pack(missing(planned), materials):
         for played in play_fleet(members, materials):
             lines.setdefault(played.run.fingerprint, []).append(played.line)
     return conclude(planned, lines)
+
+
+def _planned(
+    config: Config, out: str | os.PathLike[str] | None, device: str, **own: Any
+) -> tuple[list[Planned], Materials]:
+    """The runs of a configuration, and what they are made of; `own` is that of `Materials`."""
+    grid = grid_of(config)
+    materials = Materials(device, folder=grid.folder, **own)
+    return plan(grid, materials, None if out is None else Path(out)), materials
 
 
 def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Line]] | None = None) -> Outcome:

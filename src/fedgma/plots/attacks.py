@@ -35,9 +35,9 @@ def draw_attacks(curves: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]]) ->
 def draw_losses(losses: Sequence[Mapping[str, Any]]) -> Figure:
     """The paper's attacker: test loss against epoch; a panel for each kind of federation, a line an arm and model."""
     places = list(dict.fromkeys(_place(row) for row in losses))
-    figure, panels = new_figure(
-        1.2 + 1.6 * len(places), "The paper's attacker: loss on its own test half", (1,) * len(places)
-    )
+    figure, panels = new_figure(1.2 + 1.6 * len(places), "", (1,) * len(places))
+    title = "The paper's attacker: loss on its own test half"
+    figure.suptitle(title, fontsize=SIZE + 1.5, color=INK, x=0.02, ha="left")
     kinds = list(dict.fromkeys(row["models"] for row in losses))
     for axes, place in zip(panels, places, strict=True):
         here = [row for row in losses if _place(row) == place]
@@ -46,10 +46,9 @@ def draw_losses(losses: Sequence[Mapping[str, Any]]) -> Figure:
             look: dict[str, Any] = {"color": ARM_COLOURS.get(arm, INK), "ls": DASHES[kinds.index(kind)], "lw": 1.4}
             axes.plot([row["epoch"] for row in own], [row["test_loss"] for row in own], label=f"{arm}, {kind}", **look)
         axes.axhline(float(np.log(2)), color=INK, lw=0.8, ls=":", label="chance")
-        axes.annotate(place, (1, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=SIZE, color=INK)
-        name_axes(axes, "", "binary cross-entropy")
+        axes.set_title(place, fontsize=SIZE, loc="left", color=INK)
+        name_axes(axes, "epoch of the attacker" if axes is panels[-1] else "", "cross-entropy")
     _legend(figure, *panels)
-    name_axes(panels[-1], "epoch of the attacker", "binary cross-entropy")
     return figure
 
 
