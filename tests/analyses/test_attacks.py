@@ -22,7 +22,7 @@ from fedgma.analyses.attacks import (
     rmia,
     trade_off,
 )
-from fedgma.analyses.membership import attack_runs
+from fedgma.analyses.membership import Models, attack_runs, threshold_rows
 from fedgma.errors import ConfigError
 
 
@@ -139,12 +139,25 @@ def test_the_papers_attacker_finds_a_shift_as_well_as_the_best_linear_rule():
     assert found.epochs[-1] == 400
 
 
+def test_confidence_tells_members_from_test_samples_by_as_much_as_it_differs():
+    rng = np.random.default_rng(0)
+    labels, inside = np.zeros(4000, np.int64), np.arange(4000)[None] < 3000
+    confident = lambda shift: np.stack([rng.normal(shift, 1, (1, 4000)), np.zeros((1, 4000))], -1)  # noqa: E731
+    models = Models(confident(1.0), confident(0.0), labels, labels, inside)
+    assert threshold_rows(models, 1) == []
+    (row,) = threshold_rows(models, 0)
+    assert (row["attack"], row["models"], row["target"]) == ("threshold", "all data", 0)
+    assert row["auc_%"] == pytest.approx(100 * ndtr(1 / np.sqrt(2)), abs=1.5)
+    assert row["tpr_at_1%"] == pytest.approx(100 * ndtr(1 + ndtri(0.01)), abs=2)
+
+
 def test_finished_runs_that_kept_their_states_can_be_attacked(tmp_path):
     given = {"model": "logistic", "partition": {"clients": 20}, "rounds": 2, "client_test_size": 0}
     fedgma.run({**given, "aggregator": ["mean", "gma"], "seed": [0, 1]}, out=tmp_path)
     assert attack_runs(tmp_path, {"dataset": "cifar10"}) is None
     found = attack_runs(tmp_path, {"model": "logistic"}, "cpu", epochs=5)
-    assert [(row["arm"], row["targets"]) for row in found.tables["attacks"]] == [("AVG", 2), ("GMA", 2)]
+    rows = [(row["arm"], row["attack"], row["targets"]) for row in found.tables["attacks"]]
+    assert rows == [(arm, attack, 2) for arm in ("AVG", "GMA") for attack in ("logistic, as printed", "threshold")]
     tested = {row["arm"]: row["test_%"] for row in found.tables["gaps"]}
     lines = [json.loads(line) for file in tmp_path.glob("*/rounds.jsonl") for line in file.read_text().splitlines()]
     last = [100 * line["test"]["accuracy"] for line in lines if line["round"] == 2]

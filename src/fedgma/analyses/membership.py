@@ -245,7 +245,7 @@ def attack(
         gaps += [{**labelled, **row} for row in train_test_gaps(own, shadows)]
         attacked, curves[arm] = shadow_rows(own, shadows)
         papers, read = logistic_rows(own, shadows, epochs)
-        rows += [{**labelled, **row} for row in [*papers, *attacked]]
+        rows += [{**labelled, **row} for row in [*papers, *threshold_rows(own, shadows), *attacked]]
         losses += [{**labelled, **row} for row in read]
     summary, differences = summarise(rows), compare(rows)
     tables = {"attacks": summary, "differences": differences, "gaps": summarise(gaps)}
@@ -295,6 +295,18 @@ def shadow_rows(models: Models, shadows: int) -> tuple[list[dict[str, Any]], dic
             found += curve.true_positives[last] / shadows
         curves[name] = (grid, found)
     return rows, curves
+
+
+def threshold_rows(models: Models, shadows: int) -> list[dict[str, Any]]:
+    """The plainest attack on the models that saw all data: confidence in members against that in test samples."""
+    train, test = confidences(models.train, models.train_labels), confidences(models.test, models.test_labels)
+    rows = []
+    for target in range(shadows, len(train)):
+        own = train[target, models.inside[target]]
+        members = np.arange(len(own) + test.shape[1]) < len(own)
+        numbers = figures(np.concatenate([own, test[target]]), members)
+        rows.append({"attack": "threshold", "models": _kind(target, shadows), "target": target, **numbers})
+    return rows
 
 
 def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -366,6 +378,7 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
         numbers = f"train {row['train_%']:.1f} %, test {row['test_%']:.1f} %, gap {row['gap']:.1f}"
         said.append(f"{_place(row)}{row['arm']}, {row['models']}: {numbers}")
     wanted = {"logistic, as printed": ("accuracy_%",), "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%")}
+    wanted |= {"threshold": ("auc_%", "tpr_at_1%")}
     for row in differences:
         if row["number"] in wanted.get(row["attack"], ()):
             between = ""
