@@ -139,6 +139,16 @@ def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return kept
 
 
+def common(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all rows have, with the same value.
+
+    >>> common([{"rounds": 3, "seed": 0}, {"rounds": 3, "seed": 1, "mu": None}])
+    {'rounds': 3}
+    """
+    first = rows[0] if rows else {}
+    return {name: value for name, value in first.items() if all(name in row and row[name] == value for row in rows)}
+
+
 def rows(runs: Sequence[Run]) -> list[Row]:
     """Finished runs grouped over their seeds, plain means before masked ones, with their scores."""
     made = [row._replace(runs=first_of_each_seed(row.runs)) for row in grouped(runs)]

@@ -31,13 +31,13 @@ from fedgma.analyses.attacks import (
     rmia,
     trade_off,
 )
-from fedgma.analyses.rounds import MINI, data_and_model, specs_of
+from fedgma.analyses.rounds import MINI, data_and_model, settings_of
 from fedgma.evaluation import run_forward, seen_by
 from fedgma.experiments.checkpoints import read_checkpoint
 from fedgma.experiments.config import Settings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.records import finished, read_head
-from fedgma.plots.attacks import draw_attacks, draw_losses
+from fedgma.plots.attacks import PLACE, draw_attacks, draw_losses, place_of
 from fedgma.runs import flat
 from fedgma.seeds import seed as keyed
 from fedgma.specs import RunSpec
@@ -85,15 +85,19 @@ def run(
     `arms` names the aggregators; every other arm is compared with AVG.
     """
     given = {"partition": {"name": "label_skew", "clients": 100}, "client_learning_rate": 0.01, **settings}
-    base = specs_of(Materials(device), 1, dataset=dataset, rounds=rounds, client_test_size=0, mask_every=0, **given)[0]
+    (chosen,) = settings_of(1, dataset=dataset, rounds=rounds, client_test_size=0, mask_every=0, **given)
+    base = Materials(device).spec(chosen)
     samples = len(base.federation.train.y)
     inside = np.concatenate([halves(shadows, samples, seed=seed), np.ones((whole, samples), bool)])
     models = train_models(base, inside, arms, precision=precision, seed=seed)
     model = base.model if isinstance(base.model, str) else "own"
-    chosen = Settings.model_validate({"dataset": dataset, **given})
-    place = {"partition": chosen.partition.name, "algorithm": chosen.algorithm}
-    named = {"dataset": dataset, "model": model, **place, "rounds": rounds}
-    return attack(models, shadows, named=named, epochs=epochs)
+    return attack(models, shadows, named={**_names(chosen), "model": model}, epochs=epochs)
+
+
+def _names(settings: Settings) -> dict[str, Any]:
+    """What a row of numbers says about the runs behind it."""
+    place = {"dataset": settings.dataset, "model": settings.model, "partition": settings.partition.name}
+    return {**place, "algorithm": settings.algorithm, "rounds": settings.rounds}
 
 
 def attack_runs(
@@ -120,9 +124,7 @@ def attack_runs(
 def _attack_pairs(runs: Mapping[str, Mapping[int, tuple[Settings, Path]]], device: str, epochs: int) -> AnalysisResult:
     """Runs by arm and seed that are alike in all else."""
     pairs = [runs[name][seed] for name in ARMS.values() for seed in _paired_seeds(runs)]
-    first = pairs[0][0]
-    named = {name: getattr(first, name) for name in ("dataset", "model", "algorithm", "rounds")}
-    return attack(saved_models(pairs, device), 0, named={**named, "partition": first.partition.name}, epochs=epochs)
+    return attack(saved_models(pairs, device), 0, named=_names(pairs[0][0]), epochs=epochs)
 
 
 def _paired_seeds(arms: Mapping[str, Mapping[int, Any]]) -> list[int]:
@@ -332,7 +334,6 @@ def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[
     return rows, losses
 
 
-PLACE = ("dataset", "model", "partition", "algorithm")
 NUMBERS = ("auc_%", "accuracy_%", "tpr_at_0.1%", "tpr_at_1%", "train_%", "test_%", "gap")
 
 
@@ -376,9 +377,12 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
     ]
     for row in gaps:
         numbers = f"train {row['train_%']:.1f} %, test {row['test_%']:.1f} %, gap {row['gap']:.1f}"
-        said.append(f"{_place(row)}{row['arm']}, {row['models']}: {numbers}")
-    wanted = {"logistic, as printed": ("accuracy_%",), "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%")}
-    wanted |= {"threshold": ("auc_%", "tpr_at_1%")}
+        said.append(f"{_prefix(row)}{row['arm']}, {row['models']}: {numbers}")
+    wanted = {
+        "logistic, as printed": ("accuracy_%",),
+        "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%"),
+        "threshold": ("auc_%", "tpr_at_1%"),
+    }
     for row in differences:
         if row["number"] in wanted.get(row["attack"], ()):
             between = ""
@@ -387,12 +391,13 @@ def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[s
                 between = f" ({row['low']:.2f} to {row['high']:.2f}, {row['targets']} targets){seen}"
             number = row["number"].replace("_", " ")
             change = f"{row['arm']} {row['minus_AVG']:+.2f} points against AVG{between}"
-            said.append(f"{_place(row)}{row['attack']}, {row['models']}, {number}: {change}.")
+            said.append(f"{_prefix(row)}{row['attack']}, {row['models']}, {number}: {change}.")
     return said
 
 
-def _place(row: Mapping[str, Any]) -> str:
-    return f"{', '.join(row[name] for name in PLACE)}: " if PLACE[0] in row else ""
+def _prefix(row: Mapping[str, Any]) -> str:
+    place = place_of(row)
+    return f"{place}: " if place else ""
 
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:

@@ -39,8 +39,12 @@ def found_or_mini(request: AnalysisRequest, name: str) -> dict[str, str]:
 
 def specs_of(materials: Materials, seeds: int, **settings: Any) -> list[RunSpec]:
     """One run a seed, by settings as in a settings file; everything else is the paper's."""
-    each = [complete(Settings.model_validate({**settings, "seed": seed})) for seed in range(seeds)]
-    return [materials.spec(one) for one in each]
+    return [materials.spec(one) for one in settings_of(seeds, **settings)]
+
+
+def settings_of(seeds: int, **settings: Any) -> list[Settings]:
+    """The settings of one run a seed, complete."""
+    return [complete(Settings.model_validate({**settings, "seed": seed})) for seed in range(seeds)]
 
 
 def train_clients(fleet: Fleet, state: State, run: int, clients: Sequence[int]) -> tuple[Trained, np.ndarray]:

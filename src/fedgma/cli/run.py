@@ -5,31 +5,19 @@ from typing import Annotated
 
 import typer
 
-from fedgma.cli.play import (
-    Checkpoints,
-    Device,
-    Json,
-    Manner,
-    Out,
-    Precision,
-    Quiet,
-    State,
-    Words,
-    grid_of_words,
-    play_grid,
-)
+from fedgma.cli import play
 
 
 def run(
-    words: Words = None,
+    words: play.Words = None,
     show: Annotated[bool, typer.Option("--show", help="Print every setting, and stop.")] = False,
-    out: Out = Path("runs"),
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    quiet: Quiet = False,
-    as_json: Json = False,
-    checkpoint_seconds: Checkpoints = 10.0,
-    state: State = True,
+    out: play.Out = Path("runs"),
+    device: play.Device = "auto",
+    precision: play.Precision = "fp32",
+    quiet: play.Quiet = False,
+    as_json: play.Json = False,
+    checkpoint_seconds: play.Checkpoints = 10.0,
+    state: play.State = True,
 ) -> None:
     """Train with and without the mask on paired seeds and give a verdict.
 
@@ -37,10 +25,10 @@ def run(
     make a sweep, e.g. tau=0.2,0.4. Finished runs are not repeated; a stopped one goes on where it was, and more rounds=
     go on from where fewer ended.
     """
-    grid = grid_of_words(words)
+    grid = play.grid_of_words(words)
     if show:
         from fedgma.cli.settings import show_settings
 
         typer.echo(show_settings(grid))
         return
-    play_grid(grid, Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state))
+    play.play_grid(grid, play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state))

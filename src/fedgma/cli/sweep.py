@@ -7,20 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgma.cli.play import (
-    Checkpoints,
-    Device,
-    Json,
-    Manner,
-    Out,
-    Precision,
-    Quiet,
-    State,
-    Words,
-    grid_of_words,
-    names_of,
-    play_grid,
-)
+from fedgma.cli import play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,23 +23,23 @@ On = Annotated[
 
 
 def sweep(
-    words: Words = None,
+    words: play.Words = None,
     status: Annotated[bool, typer.Option("--status", help="Only show what is done, running and missing.")] = False,
     on: On = "here",
-    out: Out = Path("runs"),
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    quiet: Quiet = False,
-    as_json: Json = False,
-    checkpoint_seconds: Checkpoints = 10.0,
-    state: State = True,
+    out: play.Out = Path("runs"),
+    device: play.Device = "auto",
+    precision: play.Precision = "fp32",
+    quiet: play.Quiet = False,
+    as_json: play.Json = False,
+    checkpoint_seconds: play.Checkpoints = 10.0,
+    state: play.State = True,
 ) -> None:
     """Play every combination of the lists in a settings file, here or on a Ray cluster; show first what is there."""
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.play import plan
 
-    grid = grid_of_words(words)
-    manner = Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state)
+    grid = play.grid_of_words(words)
+    manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state)
     planned = plan(grid, Materials("cpu", folder=grid.folder, precision=precision), out)
     states = {run.fingerprint: state_of(run) for run in planned}
     if status and as_json:
@@ -62,7 +49,7 @@ def sweep(
     if status:
         return
     if on == "here":
-        play_grid(grid, manner)
+        play.play_grid(grid, manner)
     else:
         from fedgma.cli.spread import spread_grid
 
@@ -85,7 +72,7 @@ def print_states(console: "Console", planned: "Sequence[Planned]", states: dict[
     from rich.table import Table
     from rich.text import Text
 
-    names = names_of(planned)
+    names = play.names_of(planned)
     table = Table("arm", "seeds", "state", box=None, header_style="bold")
     for name in dict.fromkeys(names.values()):
         own = [states[fingerprint] for fingerprint in names if names[fingerprint] == name]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedgma.errors import DataError
 from fedgma.runs import Run, curve, flat, number, numbers, read_runs
-from fedgma.summaries import Summary, summarise
+from fedgma.summaries import Summary, common, summarise
 
 POINTS = 40  # of a thinned curve
 SCALE = 10_000  # accuracies are kept as whole ten-thousandths
@@ -116,17 +116,12 @@ def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] =
     kinds = {json.dumps(kind, sort_keys=True): kind for kind in map(_circumstances, entries)}
     shared = {
         "names": list(entries[0].settings) if entries else [],  # of all settings; one that a line leaves out is none
-        "settings": _shared([entry.settings for entry in entries]),
+        "settings": common([entry.settings for entry in entries]),
         "circumstances": list(kinds.values()),
     }
     lines = [json.dumps(_line(entry, shared, splits), separators=(",", ":")) for entry in entries]
     (folder / "runs.json").write_text(json.dumps(shared, indent=1) + "\n", encoding="utf-8")
     (folder / "runs.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _shared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first = rows[0] if rows else {}
-    return {k: v for k, v in first.items() if all(k in row and row[k] == v for row in rows)}
 
 
 def _circumstances(entry: Entry) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fedgma.plots.grids import draw_rates
 from fedgma.plots.style import plain_text
 from fedgma.reports.pictures import Picture
 from fedgma.reports.tables import slug
-from fedgma.summaries import BASELINE, NAMES, Spread, plain, short
+from fedgma.summaries import BASELINE, NAMES, Spread, common, plain, short
 
 MOST = 16  # pictures of a kind
 
@@ -57,25 +57,18 @@ def _differences(comparison: Comparison) -> Iterator[Picture]:
     )
     for dataset, cells in groups.items():
         seen = [one for one in cells if one.verdict is not None]
-        rows = [_difference(one, _shared(seen)) for one in seen]
+        same = list(common([one.cell.label for one in seen]))  # the data set among them
+        rows = [_difference(one, same) for one in seen]
         if rows:
             yield _picture("differences", dataset, "Differences", caption, draw_differences(rows, dataset))
 
 
-def _shared(cells: Sequence[Compared]) -> list[str]:
-    """Settings that are the same in all cells: they need not be named."""
-    values: dict[str, set[str]] = {}
-    for one in cells:
-        for name, value in one.cell.label.items():
-            values.setdefault(name, set()).add(repr(value))
-    return [name for name, found in values.items() if len(found) == 1]
-
-
 def _difference(one: Compared, without: Sequence[str]) -> Difference:
+    """A cell's line; it is called by the settings that are not `without`."""
     verdict = one.verdict
     assert verdict is not None
     low, high = (verdict.low, verdict.high) if verdict.of > 1 else (None, None)
-    label = _named(one, ("dataset", *without)) or one.cell.part.name
+    label = _named(one, without) or one.cell.part.name
     return Difference(label, verdict.mean, low, high, one.printed_difference)
 
 

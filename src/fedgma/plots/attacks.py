@@ -12,6 +12,7 @@ from fedgma.plots.style import BASE, COLOURS, DASHES, INK, SIZE, name_axes, new_
 
 Numbers = npt.NDArray[np.float64]
 ARM_COLOURS = {"AVG": BASE, "GMA": COLOURS[0]}
+PLACE = ("dataset", "model", "partition", "algorithm")  # which federation's models were attacked
 
 
 def draw_attacks(curves: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]]) -> Figure:
@@ -34,13 +35,13 @@ def draw_attacks(curves: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]]) ->
 
 def draw_losses(losses: Sequence[Mapping[str, Any]]) -> Figure:
     """The paper's attacker: test loss against epoch; a panel for each kind of federation, a line an arm and model."""
-    places = list(dict.fromkeys(_place(row) for row in losses))
+    places = list(dict.fromkeys(place_of(row) for row in losses))
     figure, panels = new_figure(1.2 + 1.6 * len(places), "", (1,) * len(places))
     title = "The paper's attacker: loss on its own test half"
     figure.suptitle(title, fontsize=SIZE + 1.5, color=INK, x=0.02, ha="left")
     kinds = list(dict.fromkeys(row["models"] for row in losses))
     for axes, place in zip(panels, places, strict=True):
-        here = [row for row in losses if _place(row) == place]
+        here = [row for row in losses if place_of(row) == place]
         for kind, arm in dict.fromkeys((row["models"], row["arm"]) for row in here):
             own = [row for row in here if (row["models"], row["arm"]) == (kind, arm)]
             look: dict[str, Any] = {"color": ARM_COLOURS.get(arm, INK), "ls": DASHES[kinds.index(kind)], "lw": 1.4}
@@ -52,8 +53,9 @@ def draw_losses(losses: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _place(row: Mapping[str, Any]) -> str:
-    return ", ".join(str(row[name]) for name in ("dataset", "model", "partition", "algorithm") if name in row)
+def place_of(row: Mapping[str, Any]) -> str:
+    """The federation of a row of numbers in a few words."""
+    return ", ".join(str(row[name]) for name in PLACE if name in row)
 
 
 def _legend(figure: Figure, *panels: Any) -> None:

@@ -16,7 +16,7 @@ from fedgma.reports.tables import (
     unfinished_table,
 )
 from fedgma.runs import Run, read_runs
-from fedgma.summaries import BASELINE, NAMES, Row, plain, rows, short, sortable, telling
+from fedgma.summaries import BASELINE, NAMES, Row, common, plain, rows, short, sortable, telling
 
 
 class Report(NamedTuple):
@@ -69,8 +69,7 @@ def title(runs: Sequence[Run]) -> str:
 
 def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
     """The settings that all runs share."""
-    first = runs[0].settings
-    return {k: v for k, v in first.items() if all(k in run.settings and run.settings[k] == v for run in runs)}
+    return common([run.settings for run in runs])
 
 
 def varied_settings(runs: Sequence[Run]) -> dict[str, str]:
