@@ -5,11 +5,12 @@ from pathlib import Path
 
 collect_ignore = []
 if find_spec("triton") is None:
-    collect_ignore += [str(path) for path in (Path(__file__).parent / "src/fedgma/kernels").glob("*gpu.py")]
+    gpu = Path(__file__).parent / "src/fedgma/training/fast/gpu"
+    collect_ignore += ["src/fedgma/aggregation/kernels/gpu.py", *map(str, gpu.glob("[!_]*.py"))]
 if find_spec("numba") is None:
-    collect_ignore.append("src/fedgma/kernels/cpu.py")
+    collect_ignore.append("src/fedgma/aggregation/kernels/cpu.py")
 if find_spec("flwr") is None:
-    collect_ignore += ["src/fedgma/flower", "src/fedgma/secagg.py"]
+    collect_ignore += ["src/fedgma/flower"]
 if find_spec("nvflare") is None:
     collect_ignore += ["src/fedgma/nvflare.py", "tests/nvflare_client.py"]
 if find_spec("pfl") is None:

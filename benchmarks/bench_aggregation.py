@@ -161,8 +161,8 @@ def imports():
 def gpu(repeats):
     import torch
 
-    from fedgma.kernels import gpu as kernels
-    from fedgma.masks import soft_mask
+    from fedgma.aggregation.kernels import gpu as kernels
+    from fedgma.aggregation.masks import soft_mask
 
     def events(way, count=30, ahead=True):
         for _ in range(5):

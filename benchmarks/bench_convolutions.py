@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from workloads import WORKLOADS, header, make_images, measure, parser, spec_of
 
-from fedgma.kernels import convolutions_matrix_gpu as matrix
-from fedgma.kernels import convolutions_thread_gpu as threads
-from fedgma.trainers import convolutions
-from fedgma.trainers.engine import float32_precision
+from fedgma.training.cuda_graphs import float32_precision
+from fedgma.training.fast import convolutions
+from fedgma.training.fast.gpu import conv_matrix as matrix
+from fedgma.training.fast.gpu import conv_thread as threads
 
 DEVICE = "cuda"
 

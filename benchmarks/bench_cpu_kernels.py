@@ -29,7 +29,7 @@ import workload as work  # noqa: E402
 from network import lenet, train  # noqa: E402
 from runner import measure, table  # noqa: E402
 
-from fedgma.kernels.cohorts import evaluate, images, train_cohort  # noqa: E402
+from fedgma.training.fast.cpu.clients import evaluate, images, train_cohort  # noqa: E402
 
 ENGINES = {
     "kernels, 2 threads": (sys.executable, "run_kernels.py", 2),
@@ -73,7 +73,7 @@ def first_compile() -> str:
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, NUMBA_CACHE_DIR=folder, PYTHONPATH=str(HERE.parent / "src"))
         code = (
-            "import numpy as np; from fedgma.kernels.cohorts import *;"
+            "import numpy as np; from fedgma.training.fast.cpu.clients import *;"
             "d = images(np.zeros((32, 1, 28, 28), np.uint8), np.zeros(32, int));"
             "train_cohort('lenet', np.zeros(61706, 'f'), d, [np.arange(32)[None]], classes=10, lr=0.1)"
         )

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgma.datasets import load
-from fedgma.federation import federate
-from fedgma.partitions import dirichlet, iid, label_skew, natural, quantity
-from fedgma.probes import colour_probe
-from fedgma.shifts import Colour
-from fedgma.splits import divide, hold_out, matching_tests
+from fedgma.data.colour_probe import colour_probe
+from fedgma.data.federation import federate
+from fedgma.data.files import load
+from fedgma.data.partitions import dirichlet, iid, label_skew, natural, quantity
+from fedgma.data.shifts import Colour
+from fedgma.data.splits import divide, hold_out, matching_tests
 
 
 def timed(call, *arguments, **settings):

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import torch
 from workloads import WORKLOADS, header, make_images, measure, parser, progress, spec_of
 
-from fedgma.fleet import play
+from fedgma.simulation.fleet import play
 
 DEFAULT = ["engine", "engine-tf32", "engine-bf16", "engine-generic"]
 

@@ -22,10 +22,11 @@ from bench_engine import options_of
 from workloads import WORKLOADS, header, make_images, measure, parser, spec_of
 
 from fedgma.experiments.lines import line_of
-from fedgma.experiments.records import RunFolder
-from fedgma.fleet import assemble, play_round, start
-from fedgma.trainers import lanes, tallies
-from fedgma.trainers.cohorts import Task, Trained, shapes_of, ship
+from fedgma.records.writer import RunFolder
+from fedgma.simulation.batched import tallies
+from fedgma.simulation.fleet import assemble, play_round, start
+from fedgma.training import lanes
+from fedgma.training.task import Task, Trained, shapes_of, ship
 
 SERVERS = [("sgd", 1.0), ("adam", 0.01), ("momentum", 0.5), ("yogi", 0.01)]
 

@@ -22,7 +22,7 @@ import numpy as np
 from bench_aggregation import resnet18_shapes
 
 import fedgma
-from fedgma.kernels import compiled
+from fedgma.aggregation.kernels import compiled
 
 LENET = {
     "conv1.weight": (6, 1, 5, 5),

@@ -23,9 +23,9 @@ from torch import Tensor
 from workloads import header, parser
 
 import group_norm_cases as norms
-from fedgma.kernels import convolutions_3x3_gpu as convolutions
-from fedgma.kernels import group_norms_gpu as group_norms
-from fedgma.trainers import operators
+from fedgma.training.fast import torch_ops as operators
+from fedgma.training.fast.gpu import conv_3x3 as convolutions
+from fedgma.training.fast.gpu import group_norm as group_norms
 
 OWN, OWN_WEIGHTS = operators.OWN, operators.OWN_WEIGHTS
 LAYERS = [(32, 64), (16, 128), (8, 256), (4, 512)]  # columns and channels

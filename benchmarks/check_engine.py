@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
 
-from fedgma.draws import draw_cohort
 from fedgma.errors import FedgmaError
-from fedgma.fleet import assemble, lay_cohort, play, play_round, restore, start
-from fedgma.models import SmallCNN
-from fedgma.states import export
-from fedgma.trainers.cohorts import Task, unflatten
+from fedgma.simulation.fleet import assemble, lay_cohort, play, play_round, restore, start
+from fedgma.simulation.sampling import draw_cohort
+from fedgma.simulation.state import export
+from fedgma.training.models import SmallCNN
+from fedgma.training.task import Task, unflatten
 
 ALGORITHMS = {
     "fedavg": {},

@@ -40,11 +40,11 @@ from flwr.common.config import flatten_dict  # noqa: E402
 from fmnist_gma import server_app, task  # noqa: E402
 
 import fedgma  # noqa: E402
-from fedgma.experiments.checkpoints import digest  # noqa: E402
-from fedgma.fleet import play  # noqa: E402
 from fedgma.flower.deployment import NAME, Deployment  # noqa: E402
 from fedgma.flower.supervisor import Supervisor  # noqa: E402
-from fedgma.states import export  # noqa: E402
+from fedgma.records.checkpoints import digest  # noqa: E402
+from fedgma.simulation.fleet import play  # noqa: E402
+from fedgma.simulation.state import export  # noqa: E402
 
 TIMEOUT = 120.0  # seconds a round waits for replies
 FAULTS = {"nan": "1@2", "shape": "2@3", "weight": "3@4", "killed": "4@5", "late": "0@7"}

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 from workloads import WORKLOADS, Workload, header, make_images, parser
 
-from fedgma.models import build
+from fedgma.training.models import build
 
 PRIVACY = [
     "dp_accounting",

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedgma.evaluation import evaluate, run_forward, scorer
-from fedgma.fleet import Fleet, assemble, play_round, start
-from fedgma.pools import Pool
-from fedgma.specs import RunSpec
-from fedgma.states import State
-from fedgma.trainers.cohorts import unflatten
+from fedgma.data.pools import Pool
+from fedgma.simulation.fleet import Fleet, assemble, play_round, start
+from fedgma.simulation.spec import RunSpec
+from fedgma.simulation.state import State
+from fedgma.training.evaluation import evaluate, run_forward, scorer
+from fedgma.training.task import unflatten
 
 
 @dataclass(frozen=True)

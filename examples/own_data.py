@@ -9,7 +9,7 @@ its own. Every sensor is a client. Replace `measure` and `Net` by your own.
 import numpy as np
 from torch import Tensor, nn
 
-from fedgma.datasets import from_arrays
+from fedgma.data.files import from_arrays
 from fedgma.experiments.play import Outcome, rounds, run
 
 SENSORS, STATES, FEATURES = 12, 4, 16

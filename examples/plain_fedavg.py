@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import fedgma
-from fedgma.datasets import load
-from fedgma.partitions import label_skew
+from fedgma.data.files import load
+from fedgma.data.partitions import label_skew
 
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
 CLIENTS, SAMPLED, BATCH, LEARNING_RATE, MOMENTUM, TAU = 100, 10, 32, 0.02, 0.9, 0.4

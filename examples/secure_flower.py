@@ -16,8 +16,8 @@ from flwr.server.workflow import DefaultWorkflow
 from flwr.simulation import run_simulation
 
 import fedgma
-from fedgma.secagg import SecureMasked, encoding_mod, secure_workflow
-from fedgma.secure import Encoding
+from fedgma.aggregation.secure import Encoding
+from fedgma.flower.secagg import SecureMasked, encoding_mod, secure_workflow
 
 CLIENTS, ROUNDS = 5, 3
 START = [np.zeros((4, 2)), np.zeros(2)]

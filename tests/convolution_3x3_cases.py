@@ -43,7 +43,7 @@ def wanted(x, weight, grads):
 
 def by_kernels(x, weight, grads, tile, tile_of_weights, pieces=2):
     """The same by the kernels; the sums of the weights' gradient are in pieces."""
-    from fedgma.kernels import convolutions_3x3_gpu as fused
+    from fedgma.training.fast.gpu import conv_3x3 as fused
 
     out, inner = torch.empty_like(grads), torch.empty_like(x)
     fused.forward(x, weight, out, tile)
@@ -54,7 +54,7 @@ def by_kernels(x, weight, grads, tile, tile_of_weights, pieces=2):
 
 
 def main():
-    from fedgma.kernels.convolutions_3x3_gpu import Tile
+    from fedgma.training.fast.gpu.conv_3x3 import Tile
 
     for case in CASES:
         half = case.samples * case.rows * case.columns // 2

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from fedgma.trainers.convolutions import _empty, _outputs
+from fedgma.training.fast.convolutions import _empty, _outputs
 
 
 class Case(NamedTuple):
@@ -73,7 +73,8 @@ def by_kernels(family, case, x, weight, bias, grads, *, pieces=1, tile=None):
 
 
 def main():
-    from fedgma.kernels import convolutions_matrix_gpu, convolutions_thread_gpu
+    from fedgma.training.fast.gpu import conv_matrix as convolutions_matrix_gpu
+    from fedgma.training.fast.gpu import conv_thread as convolutions_thread_gpu
 
     for family, tile in ((convolutions_thread_gpu, (32, 2, 1)), (convolutions_matrix_gpu, (32, 16))):
         for case in CASES:

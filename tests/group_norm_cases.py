@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from fedgma.trainers.normalisations import Norm, normal_back, normalise
+from fedgma.training.fast.normalisations import Norm, normal_back, normalise
 
 NAMES = ("out", "inner", "beside", "weight", "bias")
 
@@ -74,7 +74,7 @@ def found_by_form(case, x, beside, weight, bias, grads):
 
 def found_by_kernels(case, x, beside, weight, bias, grads):
     """The same by the operators of the kernels, whatever the device."""
-    from fedgma.trainers.normalisations import _quick, _quick_back
+    from fedgma.training.fast.normalisations import _quick, _quick_back
 
     out, mean, scale = _quick(x, weight, bias, beside, case.groups, 1e-5, bool(case.relu))
     first, second = (*grads, None)[:2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgma import kernels
+from fedgma.aggregation import kernels
 
 needs_triton = pytest.mark.skipif(not kernels.TRITON, reason="triton is not installed")
 

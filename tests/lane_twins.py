@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from fedgma.trainers.cohorts import Cohort, batch_order, stack_orders
-from fedgma.trainers.gradients import named_tensors
+from fedgma.training.gradients import named_tensors
+from fedgma.training.task import Cohort, batch_order, stack_orders
 
 
 def make_cohort(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, momentum=0.9, mu=0.0, clip=np.inf):

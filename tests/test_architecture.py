@@ -15,25 +15,16 @@ SOURCE = Path(fedgma.__file__).parent
 # Rooms from the ground up: a module may import from its own room and from those before it.
 ROOMS = [
     ["errors", "arrays", "seeds"],
-    [
-        "masks",
-        "kernels",
-        "gate",
-        "stacks",
-        "tally",
-        "aggregates",
-        "fused",
-        "aggregators",
-        "optimizers",
-        "packing",
-        "server",
-        "secure",
-    ],
-    ["datasets", "shifts", "partitions", "splits", "skew"],
-    ["pools", "views", "augmentations", "federation", "models", "trainers", "evaluation", "probes"],
-    ["specs", "draws", "states", "fleet", "verdicts", "runs", "summaries", "comparisons"],
-    ["experiments", "doctor"],
-    ["plots", "reports", "analyses", "paper", "flower", "secagg", "nvflare", "pfl", "cli", "__main__"],
+    ["aggregation"],
+    ["data", "training"],
+    ["simulation"],
+    ["records"],
+    ["statistics"],
+    ["experiments"],
+    ["reports"],
+    ["paper"],
+    ["flower", "nvflare", "pfl"],
+    ["cli", "__main__"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(ROOMS) for module in modules}
 

@@ -11,19 +11,20 @@ import convolution_3x3_cases as squares
 import fedgma
 import group_norm_cases as norms
 from convolution_cases import Case, by_kernels, draw, wanted
-from fedgma import kernels
-from fedgma.datasets import load
-from fedgma.federation import federate
-from fedgma.fleet import assemble, play, play_round, start
-from fedgma.models import build
-from fedgma.partitions import iid
-from fedgma.specs import RunSpec
-from fedgma.trainers import loop
-from fedgma.trainers.choose import choose, choose_scorer
-from fedgma.trainers.cohorts import Task
-from fedgma.trainers.engine import Engine, float32_precision
-from fedgma.trainers.forms import form_gradients, form_of
-from fedgma.trainers.operators import OWN, OWN_WEIGHTS, convolve, convolve_inputs, convolve_weights
+from fedgma.aggregation import kernels
+from fedgma.data.federation import federate
+from fedgma.data.files import load
+from fedgma.data.partitions import iid
+from fedgma.simulation.fleet import assemble, play, play_round, start
+from fedgma.simulation.spec import RunSpec
+from fedgma.training import loop
+from fedgma.training.choose import choose, choose_scorer
+from fedgma.training.cuda_graphs import Engine, float32_precision
+from fedgma.training.fast import gpu
+from fedgma.training.fast.torch_ops import OWN, OWN_WEIGHTS, convolve, convolve_inputs, convolve_weights
+from fedgma.training.fast.written import form_gradients, form_of
+from fedgma.training.models import build
+from fedgma.training.task import Task
 from lane_twins import distance, make_cohort, start_of
 from plain_pools import PlainPool, make_federation
 from strategies import same_bits
@@ -191,7 +192,7 @@ def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(mor
 def test_the_fused_convolutions_have_the_gradients_of_autograd(case, family, dtype):
     given = draw(case, "cuda", dtype)
     with float32_precision("tf32"):  # whole numbers this small are exact in it
-        fused = kernels.for_gpu(f"convolutions_{family}")
+        fused = gpu.kernels(f"conv_{family}")
         found = by_kernels(fused, case, *given, pieces=1 if case.samples % 2 else 2)
     for one, other in zip(found, wanted(case, *given), strict=True):
         assert torch.equal(one, other.to(one.dtype))
@@ -203,7 +204,7 @@ def test_the_fused_convolutions_keep_float32_where_it_is_asked_for(case, family)
     for value in (given[0], given[3]):  # bits that TF32 drops; sums with them are exact, so the same corners win
         value += torch.randint(0, 9, value.shape, generator=generator, device="cuda") / 4096
     with float32_precision("fp32"):
-        found = by_kernels(kernels.for_gpu(f"convolutions_{family}"), case, *given)
+        found = by_kernels(gpu.kernels(f"conv_{family}"), case, *given)
     for one, other in zip(found, wanted(case, *given), strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
 

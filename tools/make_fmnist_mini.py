@@ -1,4 +1,4 @@
-"""Make src/fedgma/datasets/fmnist_mini.npz: a stratified, seeded draw of Fashion-MNIST.
+"""Make src/fedgma/data/files/fmnist_mini.npz: a stratified, seeded draw of Fashion-MNIST.
 
     python tools/make_fmnist_mini.py FOLDER_WITH_THE_FOUR_IDX_GZ_FILES OUTPUT.npz
 

@@ -6,8 +6,8 @@ python tools/write_settings.py
 from pathlib import Path
 from typing import Any, get_args
 
-from fedgma.experiments.config import Settings
-from fedgma.experiments.grids import every_name
+from fedgma.experiments.grid import every_name
+from fedgma.experiments.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "experiments.md"

@@ -6,7 +6,7 @@ import torch
 import workload
 from network import lenet
 
-from fedgma.kernels.cohorts import evaluate, images, train_cohort
+from fedgma.training.fast.cpu.clients import evaluate, images, train_cohort
 
 settings = workload.Settings()
 

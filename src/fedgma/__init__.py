@@ -11,8 +11,10 @@
 
 from typing import Any as _Any
 
-from fedgma.aggregates import Aggregate, finish
-from fedgma.aggregators import (
+from fedgma.aggregation.aggregate import Aggregate, finish
+from fedgma.aggregation.gate import Gate, Refusal
+from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, momentum, sgd, yogi
+from fedgma.aggregation.rules import (
     AGGREGATORS,
     Aggregator,
     and_mask,
@@ -26,12 +28,10 @@ from fedgma.aggregators import (
     shuffled_mask,
     trimmed_mean,
 )
+from fedgma.aggregation.server_round import ServerRound, server_round
+from fedgma.aggregation.tally import Tally
+from fedgma.aggregation.wire import from_bytes, pack, to_bytes, unpack
 from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError, IntegrityError, NotEnoughClients
-from fedgma.gate import Gate, Refusal
-from fedgma.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, momentum, sgd, yogi
-from fedgma.packing import from_bytes, pack, to_bytes, unpack
-from fedgma.server import ServerRound, server_round
-from fedgma.tally import Tally
 
 __version__ = "0.1.0"
 

@@ -20,12 +20,12 @@ from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
-from fedgma.aggregators import AGGREGATORS, Aggregator
+from fedgma.aggregation.gate import Gate
+from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, State
+from fedgma.aggregation.rules import AGGREGATORS, Aggregator
+from fedgma.aggregation.tally import Tally
 from fedgma.arrays import Params, is_torch
 from fedgma.errors import ConfigError, Diverged, NotEnoughClients
-from fedgma.gate import Gate
-from fedgma.optimizers import OPTIMIZERS, ServerOptimizer, State
-from fedgma.tally import Tally
 
 
 class MaskedAggregator(ModelAggregator):

@@ -21,9 +21,9 @@ from pfl.metrics import Metrics, StringMetricName
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import ElementWeightedMappedVectorStatistics, MappedVectorStatistics
 
+from fedgma.aggregation.masks import MASKS, signs
 from fedgma.arrays import Array, all_finite, cast, is_torch, spec, zeros
 from fedgma.errors import ConfigError, DataError, NotEnoughClients
-from fedgma.masks import MASKS, signs
 
 VOTES, COUNTS = "fedgma votes/", "fedgma counts"  # entries of statistics on their way to the server
 

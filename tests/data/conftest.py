@@ -27,8 +27,8 @@ def real_folder():
 @pytest.fixture(scope="session")
 def real(real_folder, tmp_path_factory):
     """load(name) for real data sets, decoded once a session."""
-    from fedgma.datasets import load
-    from fedgma.datasets.registry import SPECS
+    from fedgma.data.files import load
+    from fedgma.data.files.registry import SPECS
 
     cache = tmp_path_factory.mktemp("real-cache")
 
@@ -43,8 +43,8 @@ def real(real_folder, tmp_path_factory):
 @pytest.fixture
 def small_mnist(monkeypatch):
     """Lets `mnist` be a set of 2 training and 1 test image a class."""
-    from fedgma.datasets import idx
-    from fedgma.datasets.registry import SPECS, Place
+    from fedgma.data.files import idx
+    from fedgma.data.files.registry import SPECS, Place
 
     train, test = (2,) * 10, (1,) * 10
     spec = SPECS["mnist"]._replace(places=(Place(idx.finder(test, "mnist"), train, test),))

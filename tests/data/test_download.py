@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from fedgma.datasets import download as downloads
-from fedgma.datasets import load
-from fedgma.datasets.download import download, fetch
-from fedgma.datasets.registry import SPECS, Remote
+from fedgma.data.files import download as downloads
+from fedgma.data.files import load
+from fedgma.data.files.download import download, fetch
+from fedgma.data.files.registry import SPECS, Remote
 from fedgma.errors import ConfigError, DataError, IntegrityError
 
 pytest.importorskip("pooch")

@@ -5,8 +5,8 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from fedgma.datasets import load
-from fedgma.datasets.sets import histogram
+from fedgma.data.files import load
+from fedgma.data.files.dataset import histogram
 from fedgma.errors import ConfigError
 
 
@@ -30,14 +30,14 @@ def test_no_embedded_image_is_in_both_train_and_test():
 
 
 def test_the_embedded_file_is_small_and_carries_its_licence():
-    folder = files("fedgma.datasets")
+    folder = files("fedgma.data.files")
     assert len((folder / "fmnist_mini.npz").read_bytes()) <= 6 * 2**20
     assert "Zalando SE" in (folder / "fmnist_mini.LICENSE.txt").read_text()
 
 
 def test_the_embedded_set_needs_numpy_only():
     code = (
-        "import sys, fedgma.datasets as d; d.load('fmnist-mini');"
+        "import sys, fedgma.data.files as d; d.load('fmnist-mini');"
         "heavy = {'torch', 'PIL', 'pooch', 'pyarrow', 'scipy', 'matplotlib', 'typer'} & set(sys.modules);"
         "sys.exit(','.join(sorted(heavy)))"
     )

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedgma.datasets import load
-from fedgma.datasets.sets import Dataset, Source, Split
-from fedgma.federation import federate, place
-from fedgma.partitions import iid, label_skew
-from fedgma.pools import channel_statistics, seen_moments
-from fedgma.shifts import Colour, Rotation
+from fedgma.data.federation import federate, place
+from fedgma.data.files import load
+from fedgma.data.files.dataset import Dataset, Source, Split
+from fedgma.data.partitions import iid, label_skew
+from fedgma.data.pools import channel_statistics, seen_moments
+from fedgma.data.shifts import Colour, Rotation
 
 
 def small() -> Dataset:

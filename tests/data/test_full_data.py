@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedgma.datasets.registry import MNIST_TEST, MNIST_TRAIN
-from fedgma.datasets.sets import histogram
-from fedgma.federation import federate
-from fedgma.probes import colour_probe
-from fedgma.skew import class_counts
-from fedgma.splits import divide
+from fedgma.data.colour_probe import colour_probe
+from fedgma.data.federation import federate
+from fedgma.data.files.dataset import histogram
+from fedgma.data.files.registry import MNIST_TEST, MNIST_TRAIN
+from fedgma.data.skew import class_counts
+from fedgma.data.splits import divide
 
 pytestmark = pytest.mark.full_data
 
@@ -36,7 +36,7 @@ def test_fashion_mnist_is_complete(real):
 
 
 def test_the_embedded_set_is_a_part_of_fashion_mnist(real):
-    from fedgma.datasets import load
+    from fedgma.data.files import load
 
     whole, mini = real("fmnist"), load("fmnist-mini")
     for part in ("train", "test"):
@@ -86,7 +86,7 @@ def test_femnist_digits_are_tested_on_writers_whom_no_client_knows(real):
 def test_label_skew_of_every_row_of_the_paper(real, name, clients):
     k = LABEL_SKEW[name]
     if name in FULL_LABELS:
-        from fedgma.partitions import label_skew
+        from fedgma.data.partitions import label_skew
 
         labels = FULL_LABELS[name]
         partition = label_skew(labels, clients, classes_per_client=k)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgma.datasets import from_arrays, load, load_images, load_npz
+from fedgma.data.files import from_arrays, load, load_images, load_npz
 from fedgma.errors import ConfigError, DataError
 
 
@@ -112,7 +112,7 @@ def test_a_folder_without_pictures_is_refused(tmp_path):
 
 
 def test_a_picture_that_claims_to_be_huge_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedgma.datasets.images.LARGEST", 7)
+    monkeypatch.setattr("fedgma.data.files.images.LARGEST", 7)
     pictures(tmp_path)
     with pytest.raises(DataError, match="a smaller one"):
         load_images(tmp_path)

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgma.data.partitions import PARTITIONS, dirichlet, iid, label_skew, natural, quantity, split
+from fedgma.data.skew import class_counts
 from fedgma.errors import ConfigError
-from fedgma.partitions import PARTITIONS, dirichlet, iid, label_skew, natural, quantity, split
-from fedgma.skew import class_counts
 
 
 def is_exact(partition, samples):

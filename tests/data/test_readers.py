@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgma.datasets import idx, packed, parquet
-from fedgma.datasets.cifar import find_cifar10, find_cifar100
-from fedgma.datasets.leaf import find_leaf
-from fedgma.datasets.tinyimagenet import find_tinyimagenet
+from fedgma.data.files import idx, parquet
+from fedgma.data.files import npz as packed
+from fedgma.data.files.cifar import find_cifar10, find_cifar100
+from fedgma.data.files.leaf import find_leaf
+from fedgma.data.files.tinyimagenet import find_tinyimagenet
 from fedgma.errors import DataError, IntegrityError
 
 # -- idx ---------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def test_a_cut_archive_and_a_part_of_a_record_are_refused(tmp_path):
 
 
 def test_a_member_that_is_too_large_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedgma.datasets.cifar.LARGEST", 5000)
+    monkeypatch.setattr("fedgma.data.files.cifar.LARGEST", 5000)
     tar_of(tmp_path / "cifar-100-binary.tar.gz", cifar100_members())
     with pytest.raises(DataError, match="more than the 5000"):
         find_cifar100(tmp_path).read()
@@ -340,7 +341,7 @@ def test_a_tile_holds_a_hundred_images_row_by_row():
 
 
 def test_a_packed_file_that_is_not_the_known_one_is_refused(tmp_path):
-    from fedgma.datasets.found import check_sha256
+    from fedgma.data.files.reader import check_sha256
 
     np.savez(tmp_path / "mnist.npz", x=np.zeros(3))
     with pytest.raises(IntegrityError, match="expected sha256 ceb57726"):

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedgma.datasets import Dataset, Source, Split, load
+from fedgma.data.client_views import Rotated
+from fedgma.data.colour_probe import colour_probe
+from fedgma.data.federation import federate
+from fedgma.data.files import Dataset, Source, Split, load
+from fedgma.data.partitions import iid
+from fedgma.data.shifts import Colour, Rotation, client_colouring, held_out_colouring, well_separated
 from fedgma.errors import ConfigError, DataError
-from fedgma.federation import federate
-from fedgma.partitions import iid
-from fedgma.probes import colour_probe
-from fedgma.shifts import Colour, Rotation, client_colouring, held_out_colouring, well_separated
-from fedgma.views import Rotated
 
 LABELS = np.arange(2000) % 10
 

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 import fedgma as fedgma_package
-from fedgma.datasets import load
-from fedgma.federation import federate
-from fedgma.partitions import dirichlet, iid
-from fedgma.plots import draw_classes, draw_images, draw_sizes, examples
-from fedgma.shifts import Colour
-from fedgma.skew import class_counts
+from fedgma.data.federation import federate
+from fedgma.data.files import load
+from fedgma.data.partitions import dirichlet, iid
+from fedgma.data.shifts import Colour
+from fedgma.data.skew import class_counts
+from fedgma.reports.plots import draw_classes, draw_images, draw_sizes, examples
 
 
 def fedgma(*arguments, cwd, **environment):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from data_files import write_idx, write_idx_set
 
-from fedgma.datasets import Dataset, Source, Split, cache, hold_out_writers, load, names
-from fedgma.datasets.registry import SPECS
-from fedgma.datasets.sources import availability
-from fedgma.datasets.writers import digits, without_repeats
+from fedgma.data.files import Dataset, Source, Split, cache, hold_out_writers, load, names
+from fedgma.data.files.locate import availability
+from fedgma.data.files.registry import SPECS
+from fedgma.data.files.writers import digits, without_repeats
+from fedgma.data.shifts import Colour, Rotation
 from fedgma.errors import ConfigError, DataError, IntegrityError
-from fedgma.shifts import Colour, Rotation
 
 
 def test_a_set_is_read_from_a_folder_first_and_from_the_cache_after(tmp_path, small_mnist):
@@ -138,8 +138,8 @@ def test_eight_processes_may_fill_one_cache_at_once(tmp_path):
     code = textwrap.dedent(
         """
         import sys
-        from fedgma.datasets import idx, load
-        from fedgma.datasets.registry import SPECS, Place
+        from fedgma.data.files import idx, load
+        from fedgma.data.files.registry import SPECS, Place
         place = Place(idx.finder((1,) * 10, "mnist"), (200,) * 10, (1,) * 10)
         SPECS["mnist"] = SPECS["mnist"]._replace(places=(place,))
         for _ in range(5):

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgma.datasets import load
+from fedgma.data.files import load
+from fedgma.data.partitions import Partition, dirichlet, label_skew, quantity
+from fedgma.data.skew import class_counts, gini, measure
+from fedgma.data.splits import divide, hold_out, matching_tests
 from fedgma.errors import ConfigError, DataError
-from fedgma.partitions import Partition, dirichlet, label_skew, quantity
-from fedgma.skew import class_counts, gini, measure
-from fedgma.splits import divide, hold_out, matching_tests
 
 
 @settings(deadline=None)

@@ -17,9 +17,9 @@ import fedgma
 from commands import call
 from fedgma.errors import ConfigError
 from fedgma.experiments import play as experiments
-from fedgma.experiments.clusters import Share, look, play_share, progress, read_share, spread, standing, write_share
-from fedgma.experiments.grids import expand
+from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.ray import Share, look, play_share, progress, read_share, spread, standing, write_share
 
 CHOSEN = {**SMALL, "seed": [0, 1], "rounds": 4}
 

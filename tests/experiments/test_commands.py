@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import call
-from fedgma import doctor
 from fedgma.cli.live import spark
-from fedgma.experiments.checkpoints import digest
-from fedgma.experiments.grids import every_name
+from fedgma.experiments import doctor
+from fedgma.experiments.grid import every_name
+from fedgma.records.checkpoints import digest
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +85,7 @@ def test_the_example_gives_a_verdict(capsys):
 
 def test_an_arm_is_called_by_what_tells_it_apart_whatever_its_seed():
     from fedgma.cli.play import names_of
-    from fedgma.experiments.grids import expand
+    from fedgma.experiments.grid import expand
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.play import plan
 
@@ -114,7 +114,7 @@ def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch
     from fedgma.cli.live import Watch
     from fedgma.cli.play import names_of
     from fedgma.experiments import play as experiments
-    from fedgma.experiments.grids import expand
+    from fedgma.experiments.grid import expand
     from fedgma.experiments.materials import Materials
 
     materials = Materials("cpu")

@@ -16,11 +16,11 @@ import fedgma
 from commands import call
 from fedgma.errors import ConfigError, Diverged, NotEnoughClients
 from fedgma.experiments import play as experiments
-from fedgma.experiments.grids import expand
+from fedgma.experiments.grid import expand
 from fedgma.experiments.lines import line_of
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.records import read_head, read_lines
-from fedgma.fleet import assemble, play
+from fedgma.records.writer import read_head, read_lines
+from fedgma.simulation.fleet import assemble, play
 
 
 def command(*words, cwd=None):
@@ -127,7 +127,7 @@ def test_a_client_that_gives_no_finite_update_is_named(small, monkeypatch):
 
     from dataclasses import replace
 
-    from fedgma.fleet import play_round, start
+    from fedgma.simulation.fleet import play_round, start
 
     spoilt_fleet = replace(fleet, train=spoilt)
     _, played = play_round(spoilt_fleet, start(spoilt_fleet))

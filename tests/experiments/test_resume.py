@@ -16,12 +16,12 @@ import pytest
 from small_runs import SMALL
 
 from fedgma.errors import ConfigError, DataError, IntegrityError
-from fedgma.experiments import checkpoints
 from fedgma.experiments import play as experiments
-from fedgma.experiments.checkpoints import read_checkpoint, write_checkpoint
-from fedgma.experiments.grids import expand
+from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.records import RunFolder, is_running, read_lines
+from fedgma.records import checkpoints
+from fedgma.records.checkpoints import read_checkpoint, write_checkpoint
+from fedgma.records.writer import RunFolder, is_running, read_lines
 
 STATEFUL = {**SMALL, "algorithm": ["fedyogi", "scaffold"], "aggregator": "gma", "seed": 0}
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "run", "--quiet", "--checkpoint-seconds", "0"]

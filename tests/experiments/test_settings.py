@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fedgma.cli.settings import show_settings
 from fedgma.errors import ConfigError
-from fedgma.experiments.config import ALGORITHMS, MODELS, USED, Settings, complete, fingerprint, record
-from fedgma.experiments.grids import check, every_name, expand, read_grid
+from fedgma.experiments.grid import check, every_name, expand, read_grid
+from fedgma.experiments.settings import ALGORITHMS, MODELS, USED, Settings, complete, fingerprint, record
 
 
 def fingerprints(grid):
@@ -41,13 +41,13 @@ def test_defaults_are_those_of_the_paper_for_the_data_set(dataset, model, epochs
 
 
 def test_known_models_are_those_that_can_be_built():
-    from fedgma.models import MODELS as BUILT
+    from fedgma.training.models import MODELS as BUILT
 
     assert sorted(BUILT) == sorted(MODELS)
 
 
 def test_algorithms_name_server_optimisers_that_exist():
-    from fedgma.optimizers import FORMULAS
+    from fedgma.aggregation.optimizers import FORMULAS
 
     assert {server for server, _ in ALGORITHMS.values()} == set(FORMULAS)
 

@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord
 from flwr.common.config import flatten_dict
 from fmnist_gma import client_app, server_app, task
 
-from fedgma.experiments.checkpoints import digest
-from fedgma.fleet import play
-from fedgma.states import export
+from fedgma.records.checkpoints import digest
+from fedgma.simulation.fleet import play
+from fedgma.simulation.state import export
 
 APP = Path(task.__file__).parents[1]
 SMALL = {"run.rounds": 2, "run.local_steps": 2, "run.batch_size": 8}

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from fedgma.experiments.config import fingerprint, record
+from fedgma.experiments.settings import fingerprint, record
 from fedgma.paper.plans import WHOLE, plan_runs
 from fedgma.paper.rates import Chosen
 

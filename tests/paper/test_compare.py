@@ -17,7 +17,7 @@ from fedgma.paper.results import export, make_report, write_comparison
 from fedgma.paper.tables import cells_table, taus_note
 from fedgma.reports.report import in_markdown
 from fedgma.reports.tables import markdown
-from fedgma.verdicts import paired
+from fedgma.statistics.verdicts import paired
 
 HERE = Path(__file__).parent
 PRINTED = {1: 88.1, 3: 89.91, 5: 85.71, 10: 84.13, 20: 80.27}  # plain averaging by local epochs, Tables 8 and 9

@@ -12,10 +12,9 @@ import pytest
 from made_runs import write_experiment
 
 from commands import call
-from fedgma import analyses
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import grid_of, plan, play_fleet
-from fedgma.paper import fleets
+from fedgma.paper import analyses, fleets
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.fleets import kind, pack_alike
 from fedgma.paper.plans import Cut

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgma.datasets.cifar import find_cifar100
-from fedgma.datasets.registry import SPECS, Place
-from fedgma.datasets.tinyimagenet import find_tinyimagenet
-from fedgma.experiments.grids import Grid
+from fedgma.data.files.cifar import find_cifar100
+from fedgma.data.files.registry import SPECS, Place
+from fedgma.data.files.tinyimagenet import find_tinyimagenet
+from fedgma.experiments.grid import Grid
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import plan, play_fleet
 from fedgma.paper.catalogue import experiment

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from run_folders import write_duel, write_run
 
 from fedgma.experiments.play import run
+from fedgma.records.reader import read_runs
 from fedgma.reports.pages import page, write_report
 from fedgma.reports.pictures import make_pictures
 from fedgma.reports.report import in_markdown, make_report
-from fedgma.runs import read_runs
-from fedgma.summaries import rows
+from fedgma.statistics.arms import rows
+from run_folders import write_duel, write_run
 
 GOLDEN = Path(__file__).with_name("golden.md")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

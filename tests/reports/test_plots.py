@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fedgma.masks import soft_mask
-from fedgma.plots import (
+from fedgma.aggregation.masks import soft_mask
+from fedgma.reports.plots import (
     draw_accuracy,
     draw_agreement,
     draw_fairness,
@@ -12,8 +12,8 @@ from fedgma.plots import (
     save,
     svg,
 )
-from fedgma.plots.masks import GRID_OF_TAUS, coins, same_mask
-from fedgma.plots.style import colour_of
+from fedgma.reports.plots.masks import GRID_OF_TAUS, coins, same_mask
+from fedgma.reports.plots.style import colour_of
 
 
 def luminance(colour):

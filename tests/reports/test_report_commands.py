@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_folders import write_duel, write_run
 from typer.testing import CliRunner
 
 import fedgma as fedgma_package
 from fedgma.cli.app import app
 from fedgma.errors import FedgmaError
+from run_folders import write_duel, write_run
 
 
 def fedgma(*arguments, cwd):

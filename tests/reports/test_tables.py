@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgma.reports.tables import Table, comma_separated, latex, markdown, slug, text
-from fedgma.summaries import Spread
+from fedgma.statistics.arms import Spread
 
 TABLE = Table(
     "t", "Accuracy", ("arm", "best"), (("mean_1 & 50%", Spread(74.1261, 0.5, 3)), ("GMA", Spread(75.0, None, 1)))

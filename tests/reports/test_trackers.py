@@ -1,11 +1,11 @@
 from importlib.util import find_spec
 
 import pytest
-from run_folders import write_run
 
 from fedgma.errors import ConfigError
+from fedgma.records.reader import read_runs
 from fedgma.reports.trackers import to_mlflow, to_tensorboard
-from fedgma.runs import read_runs
+from run_folders import write_run
 
 WRITERS = {"tensorboard": to_tensorboard, "mlflow": lambda runs, out: to_mlflow(runs, uri=out.as_uri())}
 

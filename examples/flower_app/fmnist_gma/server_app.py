@@ -5,7 +5,7 @@ from flwr.serverapp import Grid, ServerApp
 
 import fedgma
 from fedgma.flower import Masked
-from fedgma.specs import RunSpec
+from fedgma.simulation.spec import RunSpec
 from fmnist_gma import task
 
 app = ServerApp()

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.experiments.grids import read_grid
+from fedgma.experiments.grid import read_grid
 from fedgma.experiments.materials import Materials
-from fedgma.fleet import Fleet, assemble, lay_cohort, start
-from fedgma.specs import RunSpec
-from fedgma.trainers import loop
-from fedgma.trainers.cohorts import unflatten
+from fedgma.simulation.fleet import Fleet, assemble, lay_cohort, start
+from fedgma.simulation.spec import RunSpec
+from fedgma.training import loop
+from fedgma.training.task import unflatten
 
 PREFIX = "run."
 

@@ -39,7 +39,7 @@ def compare(
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.results import find_analysis, notes_of, write_comparison
-    from fedgma.summaries import Summary
+    from fedgma.statistics.arms import Summary
 
     one, paths = experiment(name), runs or [RUNS]
     if statistic is not None:

@@ -9,8 +9,8 @@ import typer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedgma.datasets import Dataset
-    from fedgma.partitions import Partition
+    from fedgma.data.files import Dataset
+    from fedgma.data.partitions import Partition
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, show.")
 
@@ -23,7 +23,7 @@ def list_sets(folder: Folder = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedgma.datasets.sources import availability
+    from fedgma.data.files.locate import availability
 
     table = Table("name", "what", "here", box=None)
     for name, about, here in availability(folder):
@@ -36,10 +36,10 @@ def get(name: Annotated[str, typer.Argument(help="A data set, e.g. cifar10.")]) 
     """Download a data set into the cache, check it and decode it."""
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-    from fedgma.datasets import load
-    from fedgma.datasets.cache import cache_folder
-    from fedgma.datasets.download import download
-    from fedgma.datasets.sources import base_name
+    from fedgma.data.files import load
+    from fedgma.data.files.cache import cache_folder
+    from fedgma.data.files.download import download
+    from fedgma.data.files.locate import base_name
 
     with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()) as bars:
         tasks: dict[str, Any] = {}
@@ -105,9 +105,9 @@ def _show(
     folder: list[Path] | None,
 ) -> dict[str, Any]:
     """Write the pictures and skew.json; returns what is in it."""
-    from fedgma.datasets import load
-    from fedgma.skew import measure
-    from fedgma.splits import divide
+    from fedgma.data.files import load
+    from fedgma.data.skew import measure
+    from fedgma.data.splits import divide
 
     data = load(name, folders=folder)
     parts = divide(data, partition, clients, seed=seed, **settings)
@@ -127,9 +127,9 @@ def _show(
 
 def _draw(data: "Dataset", parts: "Partition", title: str, seed: int) -> dict[str, "Figure"]:
     """The pictures by name; the imports cost seconds, so they come after everything that can be refused."""
-    from fedgma import plots
-    from fedgma.federation import federate
-    from fedgma.skew import class_counts
+    from fedgma.data.federation import federate
+    from fedgma.data.skew import class_counts
+    from fedgma.reports import plots
 
     drawn = {
         "classes": plots.draw_classes(class_counts(parts, data.train.y, len(data.classes)), data.classes, title),

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedgma.doctor import Finding
+    from fedgma.experiments.doctor import Finding
 
 
 def doctor(
@@ -18,7 +18,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
 ) -> None:
     """Look at this machine and say what to do about each problem; exit code 2 where runs cannot be played."""
-    from fedgma.doctor import examine, measure_speed
+    from fedgma.experiments.doctor import examine, measure_speed
 
     findings = list(examine(out))
     broken = any(one.must and one.advice for one in findings)

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedgma.cli.live import Stopping, Watch
-    from fedgma.experiments.grids import Grid
+    from fedgma.experiments.grid import Grid
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.play import Outcome, Planned
-    from fedgma.runs import Run
-    from fedgma.verdicts import Verdict
+    from fedgma.records.reader import Run
+    from fedgma.statistics.verdicts import Verdict
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[FILE] [KEY=VALUE]...", help="A settings file, and settings on top.")
@@ -61,7 +61,7 @@ class Manner(NamedTuple):
 def grid_of_words(words: list[str] | None) -> "Grid":
     """The runs of the words on a command line: at most one file, then key=value."""
     from fedgma.errors import ConfigError
-    from fedgma.experiments.grids import read_grid
+    from fedgma.experiments.grid import read_grid
 
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:
@@ -133,7 +133,7 @@ def end(planned: "Sequence[Planned]", manner: Manner, stopping: "Stopping") -> N
 def names_of(planned: "Sequence[Planned]") -> dict[str, str]:
     """What to call the arm of each run, by fingerprint."""
     from fedgma.experiments.play import as_run
-    from fedgma.summaries import grouped
+    from fedgma.statistics.arms import grouped
 
     return {run.folder.name: row.name for row in grouped([as_run(run) for run in planned]) for run in row.runs}
 
@@ -177,8 +177,8 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
 
 def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
     """The outcome for programs."""
-    from fedgma.comparisons import against_baseline
-    from fedgma.summaries import Summary
+    from fedgma.statistics.arms import Summary
+    from fedgma.statistics.comparisons import against_baseline
 
     by_metric = {name: against_baseline(_scored(outcome), metric=name) for name in Summary._fields}
     verdicts = [
@@ -196,8 +196,8 @@ def _scored(outcome: "Outcome") -> "list[Run]":
 
 
 def _summary(run: "Run") -> dict[str, float] | None:
-    from fedgma.runs import curve
-    from fedgma.summaries import summarise
+    from fedgma.records.reader import curve
+    from fedgma.statistics.arms import summarise
 
     accuracies = curve(run, "test", "accuracy")
     return summarise(accuracies)._asdict() if accuracies else None

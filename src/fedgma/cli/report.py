@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedgma.comparisons import Comparison
+    from fedgma.records.reader import Run
     from fedgma.reports.report import Report
-    from fedgma.runs import Run
+    from fedgma.statistics.comparisons import Comparison
 
 Metric = Annotated[str, typer.Option(help="What verdicts go by: best, last10 or final.")]
 Split = Annotated[
@@ -58,9 +58,9 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Pair two arms over seeds and settings: t interval, signs, Holm's correction over the settings."""
-    from fedgma import comparisons
     from fedgma.errors import DataError
     from fedgma.reports.tables import differences_table, text
+    from fedgma.statistics import comparisons
 
     sides = [_side(name, runs or [Path("runs")]) for name in (first, second)]
     (one, spoken_one), (other, spoken_other) = sides
@@ -81,15 +81,15 @@ def compare(
 
 def _side(name: str, runs: list[Path]) -> "tuple[list[Run], list[str]]":
     """An arm's runs: a folder's, or those among `runs` that fit."""
-    from fedgma.comparisons import select
-    from fedgma.runs import read_runs
+    from fedgma.records.reader import read_runs
+    from fedgma.statistics.comparisons import select
 
     return (read_runs([Path(name)]), []) if Path(name).is_dir() else select(read_runs(runs), name)
 
 
 def _name(own: str, other: str) -> str:
     """What to call an arm; of a folder its last part, where that tells the two apart."""
-    from fedgma.summaries import spoken
+    from fedgma.statistics.arms import spoken
 
     last = Path(own).name if Path(own).is_dir() and Path(own).name != Path(other).name else own
     return spoken(last)

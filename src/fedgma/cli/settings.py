@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from fedgma.experiments.grids import Grid
+    from fedgma.experiments.grid import Grid
 
 
 def show_settings(grid: "Grid") -> str:
     """All settings as a settings file of the same runs: values that differ as lists, those not in use as comments."""
-    from fedgma.experiments.config import SECTIONS, Settings, record
+    from fedgma.experiments.settings import SECTIONS, Settings, record
 
     recorded = [record(settings) for settings in grid.runs]
     defaults = Settings()

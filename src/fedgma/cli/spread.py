@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fedgma.cli.live import Stopping, obeying_signals
 from fedgma.cli.play import Manner, end, say_plan
 from fedgma.errors import ConfigError, FedgmaError
-from fedgma.experiments.clusters import Progress, Share, connected, play_on, progress, spread, standing
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import missing
+from fedgma.experiments.ray import Progress, Share, connected, play_on, progress, spread, standing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-    from fedgma.experiments.grids import Grid
+    from fedgma.experiments.grid import Grid
     from fedgma.experiments.play import Planned
 
 

@@ -58,7 +58,7 @@ def sweep(
 
 def state_of(run: "Planned") -> str:
     """done, running, stopped (it will go on), or missing."""
-    from fedgma.experiments.records import is_done, is_running
+    from fedgma.records.writer import is_done, is_running
 
     if run.folder is None or not (run.folder / "run.json").exists():
         return "missing"

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 import fedgma
-from fedgma.datasets import Dataset
-from fedgma.partitions import Index, Partition
-from fedgma.skew import class_counts
-from fedgma.specs import RoundRecord, RunSpec
-from fedgma.trainers.statistics import Share, VoteStatistics
+from fedgma.data.files import Dataset
+from fedgma.data.partitions import Index, Partition
+from fedgma.data.skew import class_counts
+from fedgma.simulation.batched.votes import Share, VoteStatistics
+from fedgma.simulation.spec import RoundRecord, RunSpec
 
 ALWAYS = ("round", "train", "counted", "refused", "seconds")  # of a line, whatever was evaluated and measured
 MOST = 20_000  # numbers of a table in run.json

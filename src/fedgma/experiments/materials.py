@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgma.datasets import Dataset, from_arrays, load
+from fedgma.data.federation import Federation, Placed, federate, place
+from fedgma.data.files import Dataset, from_arrays, load
+from fedgma.data.shifts import Colour, Rotation, Shift
+from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, NotEnoughClients
-from fedgma.experiments.checkpoints import digest
-from fedgma.experiments.config import ALGORITHMS, OWN, Settings, is_path
-from fedgma.federation import Federation, Placed, federate, place
-from fedgma.models import Model
-from fedgma.shifts import Colour, Rotation, Shift
-from fedgma.specs import RunSpec
-from fedgma.splits import divide
-from fedgma.trainers.gradients import check_precision
+from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
+from fedgma.records.checkpoints import digest
+from fedgma.simulation.spec import RunSpec
+from fedgma.training.gradients import check_precision
+from fedgma.training.models import Model
 
 Data = Dataset | tuple[Any, Any]
 

@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma import fleet as fleets
-from fedgma.comparisons import Comparison, against_baseline
 from fedgma.errors import ConfigError, Diverged, IntegrityError, NotEnoughClients
-from fedgma.experiments.checkpoints import Checkpoint, checkpoint_rounds, read_checkpoint
-from fedgma.experiments.config import Settings, complete, fingerprint, record
-from fedgma.experiments.grids import Grid, expand, read_grid
+from fedgma.experiments.grid import Grid, expand, read_grid
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials
-from fedgma.experiments.records import Line, RunFolder, finished, is_done, read_lines
-from fedgma.models import Model, build, parameter_count
-from fedgma.runs import Run, curve, flat
-from fedgma.specs import Round, RunSpec
-from fedgma.states import State, export
-from fedgma.summaries import Row, rows
+from fedgma.experiments.settings import Settings, complete, fingerprint, record
+from fedgma.records.checkpoints import Checkpoint, checkpoint_rounds, read_checkpoint
+from fedgma.records.reader import Run, curve, flat
+from fedgma.records.writer import Line, RunFolder, finished, is_done, read_lines
+from fedgma.simulation import fleet as fleets
+from fedgma.simulation.spec import Round, RunSpec
+from fedgma.simulation.state import State, export
+from fedgma.statistics.arms import Row, rows
+from fedgma.statistics.comparisons import Comparison, against_baseline
+from fedgma.training.models import Model, build, parameter_count
 
 CHECKPOINT_SECONDS = 10.0
 SMALL = 1_000_000  # parameters of a model whose steps are too short for threads to meet at

@@ -18,12 +18,12 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
-from fedgma.aggregators import Aggregator, masked_mean
+from fedgma.aggregation.gate import Gate
+from fedgma.aggregation.optimizers import ServerOptimizer, sgd
+from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.server import MaskedServer, Reply
+from fedgma.aggregation.server_round import difference
 from fedgma.arrays import Array
-from fedgma.flower.server import MaskedServer, Reply
-from fedgma.gate import Gate
-from fedgma.optimizers import ServerOptimizer, sgd
-from fedgma.server import difference
 
 Result = tuple[ClientProxy, FitRes]
 

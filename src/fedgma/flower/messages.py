@@ -8,12 +8,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedgma.aggregation.gate import Refused, read_weight
+from fedgma.aggregation.server import Reply
+from fedgma.aggregation.server_round import difference
 from fedgma.arrays import Array
 from fedgma.errors import NotEnoughClients
-from fedgma.flower.server import Reply
-from fedgma.gate import Refused, read_weight
 from fedgma.seeds import generator
-from fedgma.server import difference
 
 PAUSE = 0.5  # seconds between looks for replies
 INTRODUCTION = 120.0  # seconds for nodes to say who they are; it starts a process on each of them

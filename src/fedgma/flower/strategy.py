@@ -24,14 +24,14 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedgma.aggregators import Aggregator, masked_mean
+from fedgma.aggregation.gate import Gate, Refusal
+from fedgma.aggregation.optimizers import ServerOptimizer, sgd
+from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Array, Params
 from fedgma.errors import FedgmaError
-from fedgma.flower.folders import SavedRun
 from fedgma.flower.messages import Roster, ask, is_weighted, read_reply, sample, without_arrays
-from fedgma.flower.server import MaskedServer, Reply, pack_state
-from fedgma.gate import Gate, Refusal
-from fedgma.optimizers import ServerOptimizer, sgd
+from fedgma.flower.resume import SavedRun
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 

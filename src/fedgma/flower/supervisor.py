@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fedgma.errors import FedgmaError
-from fedgma.experiments.checkpoints import written_to
-from fedgma.experiments.records import complete_lines, is_running
 from fedgma.flower.deployment import Deployment
+from fedgma.records.checkpoints import written_to
+from fedgma.records.writer import complete_lines, is_running
 
 LOOK = 0.5  # seconds between looks at processes and files
 ASK = 20.0  # seconds between questions to the SuperLink, each of which starts a process

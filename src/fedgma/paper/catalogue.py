@@ -4,7 +4,7 @@ title, source, statistic        what it is, where it is printed, and which numbe
 printed = [{ file, where }]     tables of printed numbers, and which of their rows
 splits = ["test", ...]          what is compared beside test accuracy
 figures, axis                   pictures to draw again, and what stands on their horizontal axis
-analysis                        whether there is an analysis of that number in `fedgma.analyses`
+analysis                        whether there is an analysis of that number in `fedgma.paper.analyses`
 [settings]                      as in a settings file: lists make a sweep; shared by all parts
 [[parts]]                       name, further settings, `rates` ("shared" or "own"), and how the paper names its cells
 [[claims]]                      what the paper says, in our words, and which cells show it

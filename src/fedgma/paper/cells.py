@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedgma.experiments.config import record
+from fedgma.experiments.settings import record
 from fedgma.paper.catalogue import Experiment, Part
 from fedgma.paper.plans import WHOLE, Cut, Plan, plan_runs
 from fedgma.paper.printed import Number, number_of, printed_rows
 from fedgma.paper.rates import KEYS, Chosen
-from fedgma.runs import flat
-from fedgma.summaries import AGGREGATOR_SETTINGS, BASELINE, frozen, telling_names
+from fedgma.records.reader import flat
+from fedgma.statistics.arms import AGGREGATOR_SETTINGS, BASELINE, frozen, telling_names
 
 # settings that do not say which cell a run belongs to: how long it was, how closely it was watched, which seed it had
 LOOSE = ("seed", "partition.seed", "rounds", "evaluate_every", "mask_every", "client_test_size")

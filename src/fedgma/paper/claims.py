@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedgma.masks import votes_needed
+from fedgma.aggregation.masks import votes_needed
 from fedgma.paper.catalogue import Claim
 from fedgma.paper.compare import AGREES, CONTRADICTS, MISSING, NONE, SIGN, UNPRINTED, Compared, Comparison
 from fedgma.paper.entries import Entry
 from fedgma.paper.rates import KEYS
-from fedgma.summaries import plain, short, sortable
-from fedgma.verdicts import Verdict, paired
+from fedgma.statistics.arms import plain, short, sortable
+from fedgma.statistics.verdicts import Verdict, paired
 
 HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
 UNSEEN = ""  # of some data sets, where what the claim is about was not run

@@ -19,8 +19,8 @@ from fedgma.paper.entries import Entry
 from fedgma.paper.plans import WHOLE, Cut
 from fedgma.paper.printed import Number
 from fedgma.paper.rates import KEYS, Chosen
-from fedgma.summaries import Spread, frozen, spread
-from fedgma.verdicts import Verdict, paired
+from fedgma.statistics.arms import Spread, frozen, spread
+from fedgma.statistics.verdicts import Verdict, paired
 
 AGREES, SIGN, NONE, CONTRADICTS = (
     "agrees in sign and interval",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma.errors import DataError
-from fedgma.runs import Run, curve, flat, number, numbers, read_runs
-from fedgma.summaries import Summary, common, summarise
+from fedgma.records.reader import Run, curve, flat, number, numbers, read_runs
+from fedgma.statistics.arms import Summary, common, summarise
 
 POINTS = 40  # of a thinned curve
 SCALE = 10_000  # accuracies are kept as whole ten-thousandths

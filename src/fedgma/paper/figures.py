@@ -6,15 +6,15 @@ import numpy as np
 
 from fedgma.paper.claims import lines, mask_step
 from fedgma.paper.compare import Compared, Comparison
+from fedgma.paper.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
 from fedgma.paper.printed import DID_NOT_LEARN, Number
 from fedgma.paper.rates import KEYS
-from fedgma.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
-from fedgma.plots.curves import draw_accuracy
-from fedgma.plots.grids import draw_rates
-from fedgma.plots.style import plain_text
 from fedgma.reports.pictures import Picture
+from fedgma.reports.plots.curves import draw_accuracy
+from fedgma.reports.plots.grids import draw_rates
+from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
-from fedgma.summaries import BASELINE, NAMES, Spread, common, plain, short
+from fedgma.statistics.arms import BASELINE, NAMES, Spread, common, plain, short
 
 MOST = 16  # pictures of a kind
 

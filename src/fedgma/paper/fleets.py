@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgma.errors import FedgmaError
-from fedgma.experiments.config import Settings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import Planned, pack, play_fleet
+from fedgma.experiments.settings import Settings
 from fedgma.paper.plans import samples
-from fedgma.runs import flat
-from fedgma.summaries import AGGREGATOR_SETTINGS, frozen
+from fedgma.records.reader import flat
+from fedgma.statistics.arms import AGGREGATOR_SETTINGS, frozen
 
 PROBE_ROUNDS = 4
 PROBE_SECONDS = 5.0

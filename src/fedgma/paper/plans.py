@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedgma.datasets.sources import availability
+from fedgma.data.files.locate import availability
 from fedgma.errors import ConfigError
-from fedgma.experiments.config import Settings, fingerprint, record
-from fedgma.experiments.grids import Grid, every_name, expand
+from fedgma.experiments.grid import Grid, every_name, expand
+from fedgma.experiments.settings import Settings, fingerprint, record
 from fedgma.paper.catalogue import Experiment, Part, merged
 from fedgma.paper.rates import Chosen, rated
-from fedgma.runs import flat
+from fedgma.records.reader import flat
 
 # training samples, and those of a writer where every writer is a client
 SIZES = {

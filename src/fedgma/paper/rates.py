@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma.errors import ConfigError
-from fedgma.experiments.config import Settings
-from fedgma.experiments.grids import check
+from fedgma.experiments.grid import check
+from fedgma.experiments.settings import Settings
 from fedgma.paper.catalogue import CHOSEN, Part
 
 Pair = tuple[float, float]  # client rate, server rate

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgma.analyses import ANALYSES, AnalysisRequest
+from fedgma.paper.analyses import ANALYSES, AnalysisRequest
 from fedgma.paper.catalogue import Experiment, catalogue
 from fedgma.paper.claims import Finding, look_at
 from fedgma.paper.compare import Comparison, compare
@@ -14,8 +14,8 @@ from fedgma.paper.plans import WHOLE, Cut
 from fedgma.paper.printed import read_printed
 from fedgma.paper.rates import Chosen
 from fedgma.paper.tables import cells_table, claims_table, taus_note
-from fedgma.plots.style import save
 from fedgma.reports.pages import page
+from fedgma.reports.plots.style import save
 from fedgma.reports.report import Report, write_tables
 from fedgma.reports.tables import Table
 
@@ -101,7 +101,7 @@ def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) ->
 
 def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str) -> list[str]:
     """Do the analysis of an experiment and write it down; returns what it says."""
-    from fedgma.analyses.saving import save as save_analysis
+    from fedgma.paper.analyses.saving import save as save_analysis
 
     folder = out / ANALYSES_FOLDER / experiment.id
     folder.mkdir(parents=True, exist_ok=True)

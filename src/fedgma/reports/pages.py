@@ -5,12 +5,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedgma.plots.style import save, svg
+from fedgma.records.reader import Run
 from fedgma.reports.pictures import Picture, make_pictures
+from fedgma.reports.plots.style import save, svg
 from fedgma.reports.report import Report, common_settings, varied_settings, write_tables
 from fedgma.reports.tables import Table, numeric, said
-from fedgma.runs import Run
-from fedgma.summaries import plain
+from fedgma.statistics.arms import plain
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2329; --soft: #59636e; --paper: #fff; --card: #f5f7f9; --line: #d9dee4;

@@ -7,14 +7,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedgma.errors import FedgmaError
-from fedgma.plots.curves import BANDS, draw_accuracy
-from fedgma.plots.federations import draw_classes
-from fedgma.plots.grids import MARKS, draw_fairness, draw_rates
-from fedgma.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_stability, draw_taus, same_mask
-from fedgma.plots.style import plain_text
+from fedgma.records.reader import Record, Run, curve, number, numbers
+from fedgma.reports.plots.curves import BANDS, draw_accuracy
+from fedgma.reports.plots.federations import draw_classes
+from fedgma.reports.plots.grids import MARKS, draw_fairness, draw_rates
+from fedgma.reports.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_stability, draw_taus, same_mask
+from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
-from fedgma.runs import Record, Run, curve, number, numbers
-from fedgma.summaries import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, spelt
+from fedgma.statistics.arms import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, spelt
 
 MOST = 12  # settings whose accuracy is drawn
 CLOSELY = 4  # settings whose masks and clients are drawn
@@ -264,10 +264,10 @@ def _class_names(recorded: Any, classes: int) -> tuple[str, ...]:
 
 
 def _dealt_again(run: Run) -> tuple[Any, tuple[str, ...]] | None:
-    from fedgma.datasets import load
-    from fedgma.datasets.sources import names
-    from fedgma.skew import class_counts
-    from fedgma.splits import divide
+    from fedgma.data.files import load
+    from fedgma.data.files.locate import names
+    from fedgma.data.skew import class_counts
+    from fedgma.data.splits import divide
 
     wanted = {k.removeprefix("partition."): v for k, v in run.settings.items() if k.startswith("partition.")}
     name, clients, seed = (wanted.pop(key, None) for key in ("name", "clients", "seed"))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma.comparisons import Comparison, against_baseline
 from fedgma.errors import DataError
+from fedgma.records.reader import Run, read_runs
 from fedgma.reports.tables import (
     WRITERS,
     Table,
@@ -15,8 +15,8 @@ from fedgma.reports.tables import (
     splits_table,
     unfinished_table,
 )
-from fedgma.runs import Run, read_runs
-from fedgma.summaries import BASELINE, NAMES, Row, common, plain, rows, short, sortable, telling
+from fedgma.statistics.arms import BASELINE, NAMES, Row, common, plain, rows, short, sortable, telling
+from fedgma.statistics.comparisons import Comparison, against_baseline
 
 
 class Report(NamedTuple):

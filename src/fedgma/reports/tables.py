@@ -5,9 +5,9 @@ import io
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedgma.comparisons import Comparison
-from fedgma.runs import Run, curve
-from fedgma.summaries import Row, Spread, Summary, plain, short, spread, summarise, telling
+from fedgma.records.reader import Run, curve
+from fedgma.statistics.arms import Row, Spread, Summary, plain, short, spread, summarise, telling
+from fedgma.statistics.comparisons import Comparison
 
 Value = str | float | int | Spread | None
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgma.errors import ConfigError
-from fedgma.runs import Record, Run
-from fedgma.summaries import plain
+from fedgma.records.reader import Record, Run
+from fedgma.statistics.arms import plain
 
 
 def scalars(record: Record, before: str = "") -> Iterator[tuple[str, float]]:

@@ -1,0 +1,100 @@
+"""What a round gives, and `finish`, which reads it off a tally: the whole of masked averaging (SPEC 2.2, 2.6)."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedgma.aggregation import kernels
+from fedgma.aggregation.kernels.plain import Sums, mean
+from fedgma.aggregation.masks import MASKS, Mask, VoteMask
+from fedgma.aggregation.tally import Tally
+from fedgma.arrays import Array, Spec, blocks, delivered, is_torch, zeros
+from fedgma.errors import ConfigError, Diverged, NotEnoughClients
+
+
+class Aggregate(NamedTuple):
+    """One round's answer: the weighted mean, the mask beside it (None: all ones), buffers, and notes.
+
+    `mean` and `mask` stay apart because the mask belongs after the server optimiser's preconditioner. `notes` holds the
+    number of `clients` counted, their total `weight` and the `refused` ones with reasons.
+    """
+
+    mean: dict[str, Array]
+    mask: dict[str, Array] | None
+    notes: dict[str, Any]
+    buffers: dict[str, Array] = {}  # noqa: RUF012  updates of buffers (mean) and counters (maximum): added as they are
+
+    @property
+    def update(self) -> dict[str, Array]:
+        """What a plain server adds to its parameters: mask times mean, and the buffers' updates."""
+        masked = {name: self.masked(name, value) for name, value in self.mean.items()}
+        return {**masked, **self.buffers}
+
+    def masked(self, name: str, step: Array) -> Array:
+        """One entry's step times its mask, in the step's own number type."""
+        if self.mask is None:
+            return step
+        product = step * self.mask[name]
+        return product.to(step.dtype) if is_torch(step) else np.asarray(product, dtype=step.dtype)
+
+
+def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release: bool = False) -> Aggregate:
+    """The whole of masked averaging: the mean, and the mask that the votes give at `tau`.
+
+    `mask` is "soft" (the paper's), "hard" (AND-mask), "none" (plain mean), or a function (votes, clients, dtype) of
+    your own. A tally can be finished many times, at several tau; `release=True` frees and empties it on the way.
+    """
+    rule = _rule(mask, tau)
+    if tally.schema is None or not tally.clients:
+        reasons = ", ".join(sorted({refusal.reason for refusal in tally.refused})) or "none came"
+        raise NotEnoughClients(
+            f"no valid update to average ({len(tally.refused)} refused: {reasons}); nothing was changed"
+        )
+    means: dict[str, Array] = {}
+    masks: dict[str, Array] = {}
+    buffers: dict[str, Array] = {}
+    for name, entry in tally.schema.items():
+        if name not in tally._sums:
+            buffers[name] = delivered(tally._maxima[name], entry, tally._home)
+            continue
+        sums = tally._sums.pop(name) if release else tally._sums[name]
+        votes, target = sums.votes, buffers if sums.votes is None else means
+        target[name] = delivered(_mean(name, sums, tally.weight, entry, release), entry, tally._home)
+        del sums  # released: the mask takes its place
+        if rule is not None and votes is not None:
+            kind = "float64" if entry.dtype == "float64" else "float32"
+            masks[name] = delivered(_mask(rule, votes, tally.clients, kind), Spec(entry.shape, kind), tally._home)
+    notes = tally.notes
+    if release:
+        tally._clear()
+    return Aggregate(means, None if rule is None else masks, notes, buffers)
+
+
+def _rule(mask: str | Mask, tau: float) -> Mask | None:
+    if callable(mask):
+        return mask
+    if mask == "none":
+        return None
+    if mask not in MASKS:
+        raise ConfigError(
+            f"unknown mask {mask!r}; known: {', '.join(sorted([*MASKS, 'none']))}, or a function of votes"
+        )
+    return MASKS[mask](tau)
+
+
+def _mask(rule: Mask, votes: Array, clients: int, kind: str) -> Array:
+    if not isinstance(rule, VoteMask):  # a user's own may look at the whole array
+        return rule(votes, clients, kind)
+    mask = zeros(len(votes), kind, votes)
+    for part in blocks(len(votes)):
+        mask[part] = rule(votes[part], clients, kind)
+    return mask
+
+
+def _mean(name: str, sums: Sums, weight: float, entry: Spec, reuse: bool) -> Array:
+    native_type = "float32" if entry.dtype == "bfloat16" else entry.dtype
+    value = mean(sums, weight, native_type, reuse=reuse)
+    # a mean of float32 or smaller lies within its own range; only float64 sums can overflow
+    if entry.dtype == "float64" and kernels.first_stranger([value]) is not None:
+        raise Diverged(f"the weighted sum of {name!r} overflows float64; nothing was changed, scale the updates down")
+    return value

@@ -1,0 +1,254 @@
+"""Server optimisers: an `Aggregate` in, new parameters out; the mask sits after the preconditioner (SPEC 2.3).
+
+    sgd        FedAvg, FedProx   d = mean
+    momentum   FedAvgM           z = beta z + mean;                           d = z
+    adagrad    FedAdagrad        v = v + mean^2;                              d = mean / (sqrt(v) + epsilon)
+    adam       FedAdam           v = beta2 v + (1 - beta2) mean^2;            d = z / (sqrt(v) + epsilon)
+    yogi       FedYogi           v = v - (1 - beta2) mean^2 sign(v - mean^2); d = z / (sqrt(v) + epsilon)
+
+    z = beta1 z + (1 - beta1) mean for adam and yogi;  params + learning_rate * mask * d for all.
+
+Moments see the unmasked mean, start at z = 0 and v = epsilon^2, and are not corrected for bias. An entry on which
+nobody agrees is frozen for the round while its moments go on. `mask_position="before"` feeds mask * mean to the moments
+instead: an ablation, not the paper's algorithm. Buffers are added as they are: no learning rate, no moments.
+
+State is a dict of plain arrays, passed in and out; nothing is changed in place, and a step whose result would not be
+finite raises `Diverged` with parameters and state as they were.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedgma.aggregation.aggregate import Aggregate
+from fedgma.arrays import FLOATS, Array, Params, cast, is_torch, spec
+from fedgma.errors import ConfigError, DataError, Diverged
+
+State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
+
+
+class Rates(NamedTuple):
+    """Coefficients of the moments: numbers, or columns of them where many servers step at once."""
+
+    keep1: Any  # beta1
+    take1: Any  # 1 - beta1
+    keep2: Any
+    take2: Any
+    epsilon: Any
+
+
+class ServerOptimizer(NamedTuple):
+    """`init(params) -> state` and `step(aggregate, state, params) -> (params, state)`."""
+
+    name: str
+    init: Callable[[Params], State]
+    step: Callable[[Aggregate, State, Params], tuple[dict[str, Array], State]]
+    settings: Mapping[str, Any]
+
+
+def sgd(learning_rate: float = 1.0, *, mask_position: str = "after") -> ServerOptimizer:
+    """FedAvg's server: add the masked mean.
+
+    >>> from fedgma.aggregation.rules import masked_mean
+    >>> server, params = sgd(), {"w": np.array([1.0, 1.0])}
+    >>> merged = masked_mean(tau=1.0)({"w": np.array([[1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])})
+    >>> server.step(merged, server.init(params), params)[0]["w"].round(3).tolist()
+    [2.0, 1.111]
+    """
+    return _optimizer("sgd", learning_rate, mask_position)
+
+
+def momentum(learning_rate: float = 1.0, beta: float = 0.9, *, mask_position: str = "after") -> ServerOptimizer:
+    """FedAvgM's server: a running sum of means."""
+    return _optimizer("momentum", learning_rate, mask_position, beta1=beta)
+
+
+def adagrad(learning_rate: float = 0.1, epsilon: float = 1e-3, *, mask_position: str = "after") -> ServerOptimizer:
+    """FedAdagrad's server (Reddi et al. 2021)."""
+    return _optimizer("adagrad", learning_rate, mask_position, epsilon=epsilon)
+
+
+def adam(
+    learning_rate: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    epsilon: float = 1e-3,
+    *,
+    mask_position: str = "after",
+) -> ServerOptimizer:
+    """FedAdam's server (Reddi et al. 2021)."""
+    return _optimizer("adam", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
+
+
+def yogi(
+    learning_rate: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    epsilon: float = 1e-3,
+    *,
+    mask_position: str = "after",
+) -> ServerOptimizer:
+    """FedYogi's server (Reddi et al. 2021)."""
+    return _optimizer("yogi", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
+
+
+OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
+    "sgd": sgd,
+    "momentum": momentum,
+    "adagrad": adagrad,
+    "adam": adam,
+    "yogi": yogi,
+}
+
+
+# -- the formulas: (mean, z, v, rates) -> (step, z, v); moments that a server does not have are passed through ---------
+
+Step = tuple[Array, Array, Array]
+
+
+def _sgd(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    return mean, z, v
+
+
+def _momentum(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    z = rates.keep1 * z + mean
+    return z, z, v
+
+
+def _adagrad(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    v = v + mean * mean
+    return mean / (_root(v) + rates.epsilon), z, v
+
+
+def _adam(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    return _preconditioned(mean, z, rates.keep2 * v + rates.take2 * (mean * mean), rates)
+
+
+def _yogi(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    square = mean * mean
+    return _preconditioned(mean, z, v - rates.take2 * square * _sign(v - square), rates)
+
+
+def _preconditioned(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+    z = rates.keep1 * z + rates.take1 * mean
+    return z / (_root(v) + rates.epsilon), z, v
+
+
+FORMULAS: dict[str, Callable[[Array, Array, Array, Rates], Step]] = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "adagrad": _adagrad,
+    "adam": _adam,
+    "yogi": _yogi,
+}
+MOMENTS = {"sgd": (), "momentum": ("z",), "adagrad": ("v",), "adam": ("z", "v"), "yogi": ("z", "v")}
+
+
+def _optimizer(
+    name: str,
+    learning_rate: float,
+    mask_position: str,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    epsilon: float = 1e-3,
+) -> ServerOptimizer:
+    """The one server step; the formula is all that tells one optimiser from another."""
+    check_settings(learning_rate, beta1, beta2, epsilon, mask_position)
+    rates = Rates(beta1, 1 - beta1, beta2, 1 - beta2, epsilon)
+    formula, kept, after = FORMULAS[name], MOMENTS[name], mask_position == "after"
+    first = {"z": 0.0, "v": epsilon**2}
+
+    def init(params: Params) -> State:
+        trainable = {key: array for key, array in params.items() if spec(array).dtype in FLOATS}
+        return {moment: {key: _filled(first[moment], array) for key, array in trainable.items()} for moment in kept}
+
+    def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
+        _check_entries(aggregate, state, params, kept)
+        moved: dict[str, Array] = {}
+        moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
+        for key, mean in aggregate.mean.items():
+            wide = cast(mean, _working(params[key]))
+            wide = wide if after else aggregate.masked(key, wide)
+            held = {moment: state[moment][key] for moment in kept}
+            move, z, v = formula(wide, held.get("z"), held.get("v"), rates)
+            move = aggregate.masked(key, move) if after else move
+            moved[key] = cast(cast(params[key], _working(params[key])) + learning_rate * move, spec(params[key]).dtype)
+            for moment, array in (("z", z), ("v", v)):
+                if moment in kept:
+                    moments[moment][key] = array
+        for key, change in aggregate.buffers.items():
+            moved[key] = cast(params[key] + change, spec(params[key]).dtype)
+        _check_finite(moved)
+        return {**params, **moved}, moments
+
+    named = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+    known = {"learning_rate": learning_rate, **named, "mask_position": mask_position}
+    return ServerOptimizer(name, init, step, known)
+
+
+def check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:
+    """Refuse settings of a server that cannot be, with a sentence."""
+    _check_positive(learning_rate=learning_rate, epsilon=epsilon)
+    _check_share(beta1=beta1, beta2=beta2)
+    if mask_position not in ("after", "before"):
+        raise ConfigError(f"mask_position is 'after' (the paper's) or 'before' the moments, got {mask_position!r}")
+
+
+def _working(array: Array) -> str:
+    """The number type a server computes in: float64 for float64, float32 for it and everything smaller."""
+    return "float64" if spec(array).dtype == "float64" else "float32"
+
+
+def _filled(value: float, like: Array) -> Array:
+    kind = _working(like)
+    if is_torch(like):
+        import torch
+
+        return torch.full(like.shape, value, dtype=getattr(torch, kind), device=like.device)
+    return np.full(np.shape(like), value, kind)
+
+
+def _root(array: Array) -> Array:
+    if is_torch(array) and array.device.type == "cpu":  # torch's own CPU root can be off in the last bit
+        import torch
+
+        return torch.from_numpy(np.asarray(np.sqrt(array.numpy())))
+    return array.sqrt() if is_torch(array) else np.sqrt(array)
+
+
+def _sign(array: Array) -> Array:
+    return array.sign() if is_torch(array) else np.sign(array)
+
+
+def _check_entries(aggregate: Aggregate, state: State, params: Params, kept: tuple[str, ...]) -> None:
+    for key, change in (*aggregate.mean.items(), *aggregate.buffers.items()):
+        if key not in params:
+            raise DataError(f"the aggregate holds {key!r}, which the parameters lack")
+        if tuple(change.shape) != tuple(params[key].shape):
+            raise DataError(
+                f"{key!r} has shape {list(change.shape)} in the aggregate, {list(params[key].shape)} in the model"
+            )
+    for moment in kept:
+        if moment not in state or not aggregate.mean.keys() <= state[moment].keys():
+            raise DataError(f"the optimiser's state lacks {moment!r} of some entries; make it with init(params)")
+
+
+def _check_finite(params: Mapping[str, Array]) -> None:
+    for key, array in params.items():
+        finite = array.isfinite().all() if is_torch(array) else np.isfinite(array).all()
+        if not bool(finite):
+            raise Diverged(f"{key!r} would not be finite after this step; parameters and state are unchanged")
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise ConfigError(f"{name} is a number above 0, got {value!r}")
+
+
+def _check_share(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise ConfigError(f"{name} is a number from 0 to below 1, got {value!r}")

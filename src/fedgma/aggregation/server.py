@@ -1,0 +1,136 @@
+"""A masked server between messages: what it keeps from round to round, and what it makes of a round's replies.
+
+Replies go one at a time through the same tally as everywhere else, so memory does not grow with their number. A round
+commits as a whole or not at all: where too few replies are valid or a step would not be finite, model, moments and all
+else stay as they were, and the reason comes back.
+"""
+
+import sys
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fedgma.aggregation.aggregate import Aggregate
+from fedgma.aggregation.gate import Gate, Refusal, norm, treatment
+from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
+from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.tally import Tally
+from fedgma.arrays import Array, Params, flat, native, spec
+from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
+
+WINDOW = 5  # rounds whose norms are remembered
+Reply = tuple[Params, object, Hashable]  # update, weight, client
+
+
+class Step(NamedTuple):
+    """What a round's replies gave: the next model, or None and the reason why it stays as it is."""
+
+    params: dict[str, Array] | None
+    refused: tuple[Refusal, ...]
+    statistics: dict[str, float]
+    error: FedgmaError | None = None
+
+
+@dataclass
+class MaskedServer:
+    """Aggregator, server optimiser and gate, with the optimiser's state and the lengths of recent updates.
+
+    An update longer than `norm_factor` times the usual length is refused. The usual length is the median over the last
+    five rounds of each round's median, both the lower one, over all updates that could be read: known before the round
+    begins, so that replies need not be kept, and moved neither by a minority of clients nor by one bad round. In the
+    first round the length of the model itself stands in for it; a model of zeros has no limit then.
+    """
+
+    aggregator: Aggregator = field(default_factory=masked_mean)
+    optimizer: ServerOptimizer = field(default_factory=sgd)
+    gate: Gate = field(default_factory=Gate)
+    buffers: Collection[str] | None = None
+    norm_factor: float | None = 10.0
+    quorum: int = 1
+    state: State | None = None
+    medians: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.norm_factor is not None and not self.norm_factor > 0:
+            raise ConfigError(f"norm_factor is a number above 0, or None for no limit, got {self.norm_factor!r}")
+        if self.quorum < 1:
+            raise ConfigError(f"quorum is the least number of valid replies, at least 1, got {self.quorum!r}")
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What must be the same for a stopped run to go on."""
+        return {
+            "aggregator": [self.aggregator.name, dict(self.aggregator.settings)],
+            "optimizer": [self.optimizer.name, dict(self.optimizer.settings)],
+            "norm_factor": self.norm_factor,
+            "quorum": self.quorum,
+        }
+
+    def step(self, params: Params, replies: Iterable[Reply], selected: Collection[Hashable] | None = None) -> Step:
+        """Tally the replies, mask, step. `selected` are the clients that were asked; others are refused."""
+        tally = Tally(params, buffers=self.buffers, gate=self._gate(params, selected))
+        try:
+            merged = self.aggregator.over(replies, tally, self.buffers)
+            if tally.clients < self.quorum:
+                raise NotEnoughClients(f"{tally.clients} valid replies, but the quorum is {self.quorum}")
+            state = self.optimizer.init(params) if self.state is None else self.state
+            moved, self.state = self.optimizer.step(merged, state, params)
+        except (NotEnoughClients, Diverged) as error:
+            return Step(None, tuple(tally.refused), {}, error)
+        finally:
+            if tally.norms:
+                self.medians = [*self.medians, _lower_median(tally.norms)][-WINDOW:]
+        return Step(moved, tuple(tally.refused), statistics(merged))
+
+    def _gate(self, params: Params, selected: Collection[Hashable] | None) -> Gate:
+        asked = selected if self.gate.selected is None else self.gate.selected
+        if self.norm_factor is None:
+            return replace(self.gate, selected=asked)
+        usual = _lower_median(self.medians) if self.medians else _length(params, self.buffers)
+        limit = self.norm_factor * usual or sys.float_info.max  # finite: lengths are measured all the same
+        return replace(self.gate, selected=asked, max_norm=min(self.gate.max_norm, limit))
+
+
+def statistics(merged: Aggregate) -> dict[str, float]:
+    """A round's mask in numbers."""
+    masks = [np.asarray(mask) for mask in (merged.mask or {}).values()]
+    entries = sum(mask.size for mask in masks)
+    kept = sum(float(mask.sum(dtype=np.float64)) for mask in masks) / entries if entries else 1.0
+    whole = sum(int((mask == 1).sum()) for mask in masks) / entries if entries else 1.0
+    return {
+        "gma-clients": int(merged.notes["clients"]),
+        "gma-refused": len(merged.notes["refused"]),
+        "gma-mask-mean": kept,
+        "gma-share-unmasked": whole,
+    }
+
+
+def pack_state(server: MaskedServer, params: Params) -> dict[str, np.ndarray]:
+    """Model and server as named arrays, enough to go on from."""
+    packed = {f"arrays/{name}": np.asarray(array) for name, array in params.items()}
+    for moment, arrays in (server.state or {}).items():
+        packed |= {f"state/{moment}/{name}": np.asarray(array) for name, array in arrays.items()}
+    return {**packed, "medians": np.array(server.medians, np.float64)}
+
+
+def unpack_state(server: MaskedServer, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Put a server back to where `pack_state` saw it, and give back the model."""
+    state: State = {}
+    for key, array in packed.items():
+        if key.startswith("state/"):
+            _, moment, name = key.split("/", 2)
+            state.setdefault(moment, {})[name] = array
+    server.state, server.medians = state or None, packed["medians"].tolist()
+    return {key.removeprefix("arrays/"): array for key, array in packed.items() if key.startswith("arrays/")}
+
+
+def _length(params: Params, buffers: Collection[str] | None) -> float:
+    voters = [array for name, array in params.items() if treatment(name, spec(array), buffers) == "masked"]
+    return norm(flat(native(array)) for array in voters)
+
+
+def _lower_median(values: list[float]) -> float:
+    """The middle value, of two the smaller: one of two clients cannot move it up."""
+    return sorted(values)[(len(values) - 1) // 2]

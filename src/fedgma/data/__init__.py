@@ -1,0 +1,1 @@
+"""Samples and who holds them: files, partitions, shifts, pools."""

@@ -1,0 +1,18 @@
+"""Data sets by name: `load("fmnist-mini")` and no download; see `docs/data.md` for the others and for your own."""
+
+from fedgma.data.files.dataset import Dataset, Source, Split
+from fedgma.data.files.locate import load, names
+from fedgma.data.files.own import from_arrays, load_images, load_npz
+from fedgma.data.files.writers import hold_out_writers
+
+__all__ = [
+    "Dataset",
+    "Source",
+    "Split",
+    "from_arrays",
+    "hold_out_writers",
+    "load",
+    "load_images",
+    "load_npz",
+    "names",
+]

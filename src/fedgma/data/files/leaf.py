@@ -1,0 +1,71 @@
+"""FEMNIST as LEAF writes it: folders `train` and `test` of JSON files, each with some writers' images."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgma.data.files.dataset import Split
+from fedgma.data.files.reader import Found, Raw
+from fedgma.errors import DataError
+
+LARGEST = 1 << 31  # bytes of one JSON file
+CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+
+
+def find_leaf(folder: Path) -> Found | None:
+    """LEAF's two folders, directly or below `femnist` or `femnist/data`."""
+    for place in (folder / "femnist" / "data", folder / "femnist", folder / "data", folder):
+        train, test = (sorted((place / part).glob("*.json")) for part in ("train", "test"))
+        if train and test:
+            return Found((*train, *test), lambda train=train, test=test: read_leaf(train, test))  # type: ignore[misc]
+    return None
+
+
+def read_leaf(train: Sequence[Path], test: Sequence[Path]) -> Raw:
+    """Both parts, with writers numbered in the order of their names."""
+    parts = [_gather(train), _gather(test)]
+    names = sorted({name for part in parts for name, _, _ in part})
+    number = {name: n for n, name in enumerate(names)}
+    return Raw(_split(parts[0], number), _split(parts[1], number), CHARACTERS)
+
+
+def _gather(files: Sequence[Path]) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """(writer, images, labels) of every writer of these files."""
+    return [entry for file in files for entry in _writers(_json(file), file.name)]
+
+
+def _json(file: Path) -> Any:
+    if file.stat().st_size > LARGEST:
+        raise DataError(f"{file.name} is larger than the {LARGEST} bytes that are read")
+    try:
+        return json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file.name} is not valid JSON, or truncated: {error}") from None
+
+
+def _writers(content: Any, file: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    try:
+        users, counts, data = content["users"], content["num_samples"], content["user_data"]
+        found = [(str(user), _pixels(data[user]["x"], file), np.array(data[user]["y"], np.int64)) for user in users]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{file} does not have LEAF's users, num_samples and user_data: {error!r}") from None
+    for (user, x, y), count in zip(found, counts, strict=False):
+        if not len(x) == len(y) == count:
+            raise DataError(f"{file}: writer {user} should have {count} samples, not {len(x)} images, {len(y)} labels")
+    return found
+
+
+def _pixels(rows: Any, file: str) -> np.ndarray:
+    """LEAF writes grey levels as multiples of 1/255, white paper 1."""
+    x = np.array(rows, np.float64).reshape(-1, 784)
+    if not (np.isfinite(x).all() and x.min(initial=0) >= 0 and x.max(initial=0) <= 1):
+        raise DataError(f"{file} holds pixels outside [0, 1]")
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
+
+
+def _split(part: list[tuple[str, np.ndarray, np.ndarray]], number: dict[str, int]) -> Split:
+    writers = np.repeat([number[name] for name, _, _ in part], [len(y) for _, _, y in part]).astype(np.int64)
+    return Split(np.concatenate([x for _, x, _ in part]), np.concatenate([y for _, _, y in part]), writers)

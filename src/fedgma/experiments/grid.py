@@ -1,0 +1,238 @@
+"""From a settings file and `key=value` words to runs: a list of values makes a sweep.
+
+Every unknown name is refused with the nearest known one, every value with its key, what was expected and what came.
+"""
+
+import difflib
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedgma.errors import ConfigError
+from fedgma.experiments.settings import (
+    SECTIONS,
+    USED,
+    PartitionSettings,
+    Settings,
+    ShiftSettings,
+    complete,
+    fingerprint,
+    record,
+)
+
+# what a file that says nothing about them compares: with and without the mask, on the same three seeds
+COMPARED: dict[str, Any] = {"aggregator": ["mean", "gma"], "seed": [0, 1, 2]}
+LARGEST = 2**20  # bytes of a settings file
+MOST = 100_000  # runs of a sweep
+
+_MODELS: dict[str, type[BaseModel]] = {"": Settings, "partition": PartitionSettings, "shift": ShiftSettings}
+
+
+class Grid(NamedTuple):
+    """The runs of a settings file, and the keys that differ between them (seed last)."""
+
+    runs: tuple[Settings, ...]
+    axes: tuple[str, ...]
+    folder: Path | None = None  # of the settings file: paths in it are meant from there
+
+
+def read_grid(file: Path | None = None, words: Sequence[str] = ()) -> Grid:
+    """The runs of a settings file (or of the defaults) with `key=value` words on top.
+
+    >>> grid = read_grid(None, ["rounds=20", "tau=0.2,0.4", "seed=[0, 1]"])
+    >>> len(grid.runs), grid.axes                         # the plain mean knows no tau: it is run once a seed
+    (6, ('aggregator', 'tau', 'seed'))
+    """
+    given = {} if file is None else read_file(file)
+    for word in words:
+        given = _set(given, *_parse_word(word))
+    return expand(given)._replace(folder=None if file is None else file.resolve().parent)
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """A settings file as it stands."""
+    try:
+        if file.stat().st_size > LARGEST:
+            raise ConfigError(f"{file} is larger than {LARGEST} bytes, which no settings file is")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings file {str(file)!r}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, ValueError):
+        raise ConfigError(f"the settings file {str(file)!r} is not UTF-8 text") from None
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file.name} is not TOML: {_point(text, str(error))}") from None
+
+
+def expand(given: Mapping[str, Any]) -> Grid:
+    """All runs of nested settings in which any value may be a list: the product of the lists, seeds innermost."""
+    check_names(given)
+    wanted = {**COMPARED, **given}
+    axes = _axes(wanted)
+    total = 1
+    for dotted, values in axes.items():
+        _check_axis(dotted, values)
+        total *= len(values)
+    if total > MOST:
+        raise ConfigError(f"the lists multiply to {total} runs, more than {MOST}; shorten one of: {', '.join(axes)}")
+    runs: dict[str, Settings] = {}
+    for chosen in itertools.product(*axes.values()):
+        one: Mapping[str, Any] = wanted
+        for dotted, value in zip(axes, chosen, strict=True):
+            one = _set(one, dotted, value)
+        settings = complete(check(one))
+        runs.setdefault(fingerprint({**record(settings), "dataset": settings.dataset}), settings)
+    _check_used(given, list(runs.values()))
+    return Grid(tuple(runs.values()), tuple(dotted for dotted, values in axes.items() if len(values) > 1))
+
+
+def check(given: Mapping[str, Any]) -> Settings:
+    """Settings of one run, or a sentence that says which one cannot be.
+
+    >>> check({"tua": 0.4})
+    Traceback (most recent call last):
+    ...
+    fedgma.errors.ConfigError: unknown setting 'tua'; did you mean 'tau'?
+    """
+    check_names(given)
+    try:
+        return Settings.model_validate(dict(given))
+    except ValidationError as error:
+        raise ConfigError(_sentence(error.errors()[0])) from None
+
+
+def check_names(given: Mapping[str, Any], section: str = "") -> None:
+    """Refuse a name that is no setting, with the nearest one that is."""
+    known = list(_MODELS[section].model_fields)
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(_unknown(name, section))
+        if not section and name in SECTIONS:
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, Mapping):
+                    check_names(one, name)
+
+
+def every_name() -> list[str]:
+    """All settings by their dotted names, in order."""
+    top = [name for name in Settings.model_fields if name not in SECTIONS]
+    return [*top, *(f"{section}.{name}" for section in SECTIONS for name in _MODELS[section].model_fields)]
+
+
+def _unknown(name: str, section: str) -> str:
+    dotted = f"{section}.{name}" if section else name
+    inside = [f"{section}.{known}" for known in _MODELS[section].model_fields] if section else []
+    near = difflib.get_close_matches(dotted, inside or [*Settings.model_fields, *every_name()], 1, 0.5)
+    near = near or difflib.get_close_matches(name, [known.rsplit(".", 1)[-1] for known in every_name()], 1, 0.6)
+    hint = f"did you mean {near[0]!r}?" if near else "`fedgma run --show` lists them all"
+    return f"unknown setting {dotted!r}; {hint}"
+
+
+def _sentence(found: ErrorDetails) -> str:
+    """A pydantic error in one sentence that names the key."""
+    where = ".".join(str(part) for part in found["loc"])
+    message = str(found["msg"]).removeprefix("Value error, ")
+    if not where:
+        return message  # our own checks name their key
+    message = message[:1].lower() + message[1:]
+    value = repr(found["input"])
+    return f"{where}: {message}, got {value if len(value) < 80 else value[:77] + '...'}{_nearest(found)}"
+
+
+def _nearest(found: ErrorDetails) -> str:
+    """A hint for a value that is almost one of those allowed."""
+    allowed = re.findall(r"'([^']*)'", str(found.get("ctx", {}).get("expected", "")))
+    near = difflib.get_close_matches(str(found["input"]), allowed, 1, 0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _axes(given: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Dotted name -> values of everything that is a list; `seed` comes last, so that pairs stand together."""
+    found: dict[str, list[Any]] = {}
+    for name, value in given.items():
+        if isinstance(value, list):
+            found[name] = value
+        elif isinstance(value, Mapping):
+            found |= {f"{name}.{key}": values for key, values in _axes(value).items()}
+    if "seed" in found:
+        found["seed"] = found.pop("seed")
+    return found
+
+
+def _check_axis(dotted: str, values: list[Any]) -> None:
+    if not values:
+        raise ConfigError(f"{dotted}: an empty list makes no run; give one value or more")
+    if any(isinstance(value, list) for value in values):
+        raise ConfigError(f"{dotted}: a list inside a list means nothing here; give one list of values")
+    for place, value in enumerate(values):
+        if value in values[:place] and not isinstance(value, bool):
+            raise ConfigError(f"{dotted}: {value!r} stands twice in the list")
+
+
+def _check_used(given: Mapping[str, Any], runs: Sequence[Settings]) -> None:
+    """Refuse a setting that was given but that no run uses: it would be ignored in silence."""
+    for dotted in _leaves(given):
+        used = USED.get(dotted)
+        if used is not None and not any(used(settings) for settings in runs):
+            raise ConfigError(f"{dotted} is given but no run uses it; leave it out, or see `fedgma run --show`")
+
+
+def _leaves(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for name, value in given.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Mapping):
+                yield from _leaves(one, f"{before}{name}.")
+            else:
+                yield f"{before}{name}"
+
+
+def _set(given: Mapping[str, Any], dotted: str, value: Any) -> dict[str, Any]:
+    """Nested settings with one value put in place; a section named by a string stays that name."""
+    name, _, rest = dotted.partition(".")
+    if not rest:
+        return {**given, name: value}
+    held = given.get(name, {})
+    parts = [{"name": part} if isinstance(part, str) else part for part in (held if isinstance(held, list) else [held])]
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise ConfigError(f"{dotted}: {name!r} has no settings of its own below it, its value is {held!r}")
+    new = [_set(part, rest, value) for part in parts]
+    return {**given, name: new if isinstance(held, list) else new[0]}
+
+
+def _parse_word(word: str) -> tuple[str, Any]:
+    """`tau=0.4`, `partition.clients=50`, `aggregator=mean,gma`, `seed=[0, 1, 2]`."""
+    dotted, sign, text = word.partition("=")
+    dotted = dotted.strip()
+    if not sign or not text.strip():
+        raise ConfigError(f"expected key=value, got {word!r}")
+    section, _, name = dotted.rpartition(".")
+    if section not in _MODELS or name not in _MODELS[section].model_fields:
+        raise ConfigError(_unknown(name, section) if section in _MODELS else _unknown(dotted, ""))
+    return dotted, _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        pass
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if "," not in bare and bare == text:
+        return text  # a word without quotes
+    return [_value(part.strip()) for part in bare.split(",") if part.strip()]
+
+
+def _point(text: str, message: str) -> str:
+    """A parser's message with the line it speaks of."""
+    found = re.search(r"at line (\d+)", message)
+    lines = text.splitlines()
+    if found and 0 < int(found[1]) <= len(lines):
+        return f"{message}: {lines[int(found[1]) - 1].strip()[:80]!r}"
+    return message

@@ -1,0 +1,123 @@
+"""Agreement and homogeneity (E11, the paper's Figure 4): how many entries fall below tau as clients grow alike.
+
+Counted along runs of plain FedAvg, so that the mask that is measured does not change what it is measured on.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgma.aggregation.masks import votes_needed
+from fedgma.experiments.materials import Materials
+from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
+from fedgma.paper.analyses.rounds import data_and_model, specs_of
+from fedgma.paper.plots.analyses import draw_homogeneity
+from fedgma.reports.plots.masks import coins
+from fedgma.simulation import fleet as fleets
+from fedgma.simulation.spec import RunSpec
+from fedgma.statistics.verdicts import paired
+
+ALPHAS = (0.1, 0.5, 1.0, 5.0, 10.0, 100.0)
+CLIENTS = 10
+
+
+def share_below(counts: npt.NDArray[np.number[Any]], tau: float) -> npt.NDArray[np.float64]:
+    """The share of entries whose agreement is below tau, given how many have |votes| = 0 .. clients on the last axis.
+
+    >>> share_below(np.array([5, 0, 2, 0, 3]), 0.6).item()  # four clients: |votes| of 3 or more pass
+    0.7
+    """
+    below = counts[..., : votes_needed(tau, counts.shape[-1] - 1)].sum(-1)
+    return np.asarray(below / np.maximum(counts.sum(-1), 1))
+
+
+def fair_share_below(clients: int, tau: float) -> float:
+    """The same share where every vote is a fair coin, exactly: what heterogeneity has to be held against.
+
+    >>> [round(fair_share_below(clients, 0.4), 3) for clients in (2, 5, 10, 30)]
+    [0.5, 0.625, 0.656, 0.957]
+    """
+    return float(share_below(coins(clients), tau))
+
+
+def along_runs(specs: Sequence[RunSpec], tau: float) -> Iterator[dict[str, Any]]:
+    """A row for each run, round and layer, and for the whole model; runs are measured in every round."""
+    for played in fleets.play([replace(spec, measure_every=1) for spec in specs]):
+        scores = {record.run: record.scores["test"]["accuracy"] for record in played.records if record.scores}
+        for run, votes in played.votes.items():
+            counts = votes.counts.cpu().numpy()
+            shares = share_below(np.concatenate([counts.sum(0)[None], counts]), tau)
+            tested = 100 * scores[run] if run in scores else None
+            for layer, share in zip(("all", *votes.names), shares.tolist(), strict=True):
+                row = {"run": run, "round": int(played.rounds[run]), "layer": layer}
+                yield {**row, "below_%": 100 * share, "test_accuracy_%": tested}
+
+
+def measure(request: AnalysisRequest, tau: float) -> list[dict[str, Any]]:
+    """Plain FedAvg with every client in every round, for each concentration and seed."""
+    materials, rounds = Materials(request.device), 3 if request.quick else request.rounds or 30
+    made = [(alpha, seed) for alpha in ALPHAS for seed in range(request.seeds)]
+    specs = []
+    for alpha in ALPHAS:
+        partition = {"name": "dirichlet", "clients": CLIENTS, "alpha": alpha}
+        settings = {"partition": partition, "rounds": rounds, "aggregator": "mean", "client_learning_rate": 0.01}
+        more = {"evaluate_every": rounds, "client_test_size": 0, **data_and_model(request, "mnist")}
+        specs += specs_of(materials, request.seeds, **settings, **more)
+    return [dict(zip(("alpha", "seed"), made[row.pop("run")], strict=True)) | row for row in along_runs(specs, tau)]
+
+
+def summarise(rows: list[dict[str, Any]], tau: float) -> list[dict[str, Any]]:
+    """Mean over rounds, then over seeds with its interval, by concentration and layer; the first and last round."""
+    found = []
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        for alpha in ALPHAS:
+            own = [row for row in rows if row["layer"] == layer and row["alpha"] == alpha]
+            seeds = sorted({row["seed"] for row in own})
+            means = [float(np.mean([row["below_%"] for row in own if row["seed"] == seed])) for seed in seeds]
+            verdict = paired(means)
+            ends = {row["round"] for row in own}
+            first, last = ([row["below_%"] for row in own if row["round"] == end] for end in (min(ends), max(ends)))
+            tested = [row["test_accuracy_%"] for row in own if row["test_accuracy_%"] is not None]
+            head = {"layer": layer, "alpha": alpha, "seeds": len(seeds), "below_%": verdict.mean}
+            interval = {"low": verdict.low, "high": verdict.high} if len(seeds) > 1 else {"low": None, "high": None}
+            rest = {"first_round": float(np.mean(first)), "last_round": float(np.mean(last))}
+            fair = {"fair_coins": 100 * fair_share_below(CLIENTS, tau), "test_accuracy_%": float(np.mean(tested))}
+            found.append({**head, **interval, **rest, **fair})
+    return found
+
+
+def analyse(request: AnalysisRequest, tau: float = 0.4) -> AnalysisResult:
+    """E11: the share of entries below tau against the Dirichlet concentration, for the whole model and by layer."""
+    rows = measure(request, tau)
+    summary = summarise(rows, tau)
+    reference = 100 * fair_share_below(CLIENTS, tau)
+    figures = {"homogeneity": draw_homogeneity(summary, rows, reference)}
+    # every round of every layer is much; the page and the figure need the whole model's
+    curves = [row for row in rows if row["layer"] == "all"]
+    return AnalysisResult({"agreement": summary, "rounds": curves}, say(rows, summary, reference), figures)
+
+
+def say(rows: list[dict[str, Any]], summary: list[dict[str, Any]], reference: float) -> list[str]:
+    """What the shares say about the paper's claim that they fall as alpha rises."""
+    whole = [row for row in summary if row["layer"] == "all"]
+    shares = [row["below_%"] for row in whole]
+    falling = all(one > two for one, two in pairwise(shares))
+    means = {(row["alpha"], row["seed"]): 0.0 for row in rows}
+    for alpha, seed in means:
+        own = [r["below_%"] for r in rows if (r["layer"], r["alpha"], r["seed"]) == ("all", alpha, seed)]
+        means[alpha, seed] = float(np.mean(own))
+    seeds = sorted({seed for _, seed in means})
+    verdict = paired([means[ALPHAS[0], seed] - means[ALPHAS[-1], seed] for seed in seeds])
+    between = f", interval {verdict.low:.2f} to {verdict.high:.2f}" if verdict.of > 1 else ", one seed"
+    listed = ", ".join(f"{row['below_%']:.1f} % at {row['alpha']:g}" for row in whole)
+    first, last = (f"{whole[0][end]:.1f} % to {whole[-1][end]:.1f} %" for end in ("first_round", "last_round"))
+    return [
+        f"Entries below tau, mean over rounds: {listed}; {'falling' if falling else 'not falling'} all the way.",
+        f"From alpha {ALPHAS[0]:g} to {ALPHAS[-1]:g} the share falls by {verdict.mean:.2f} points{between}.",
+        f"In the first round alone it goes from {first}, in the last from {last}.",
+        f"Independent fair signs would give {reference:.1f} % at every alpha.",
+    ]

@@ -1,0 +1,417 @@
+"""Membership inference on federated global models (E16): the paper's attack, and attacks with shadow models beside it.
+
+What the attacker sees: the global model after the last round, its logits for any picture asked for, and nothing of the
+rounds: no updates, no models in between. The shadow attacks also know the partition, the algorithm and its settings,
+and can train whole federations on random halves of the data. Somebody at the server sees more, and could do better. A
+member is a sample in the half that some client held, whether or not that client was ever sampled.
+"""
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.settings import Settings
+from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
+from fedgma.paper.analyses.attacks import ATTACKS, confidences, figures, halves, lira, logistic_attack, rmia, trade_off
+from fedgma.paper.analyses.rounds import MINI, data_and_model, settings_of
+from fedgma.paper.plots.attacks import PLACE, draw_attacks, draw_losses, place_of
+from fedgma.records.checkpoints import read_checkpoint
+from fedgma.records.reader import flat
+from fedgma.records.writer import finished, read_head
+from fedgma.seeds import seed as keyed
+from fedgma.simulation import fleet as fleets
+from fedgma.simulation.spec import RunSpec
+from fedgma.simulation.state import State
+from fedgma.statistics.arms import AGGREGATOR_SETTINGS, frozen
+from fedgma.statistics.verdicts import paired
+from fedgma.training.cuda_graphs import float32_precision
+from fedgma.training.evaluation import run_forward, seen_by
+from fedgma.training.task import Pool, unflatten
+
+__all__ = ["Models", "analyse", "attack", "confidences", "figures", "halves", "lira", "logistic_attack", "rmia", "run"]
+
+log = logging.getLogger(__name__)
+ARMS = {"AVG": "mean", "GMA": "gma"}
+SAMPLES = 10_000  # of each side in the paper's attack
+Numbers = npt.NDArray[np.float64]
+
+
+class Models(NamedTuple):
+    """What an attacker can ask of some models: arrays with the model axis first."""
+
+    train: npt.NDArray[np.float32]  # logits [model, sample, class] on the training split
+    test: npt.NDArray[np.float32]
+    train_labels: npt.NDArray[np.int64]
+    test_labels: npt.NDArray[np.int64]
+    inside: npt.NDArray[np.bool_]  # [model, sample], what each was trained on
+
+
+def run(
+    device: str = "auto",
+    *,
+    dataset: str = "fmnist",
+    rounds: int = 200,
+    shadows: int = 16,
+    whole: int = 1,
+    precision: str = "fp32",
+    epochs: int = 5000,
+    seed: int = 0,
+    arms: Mapping[str, str] = ARMS,
+    **settings: Any,
+) -> AnalysisResult:
+    """Train `shadows` federations on random halves of the data, and `whole` on all of it, with and without the mask.
+
+    Both arms share halves, first weights, cohorts and batches. More settings (`model`, `partition`,
+    `client_learning_rate`, ...) are those of a settings file; two classes a client, 100 clients, 10 a round by default.
+    `arms` names the aggregators; every other arm is compared with AVG.
+    """
+    given = {"partition": {"name": "label_skew", "clients": 100}, "client_learning_rate": 0.01, **settings}
+    (chosen,) = settings_of(1, dataset=dataset, rounds=rounds, client_test_size=0, mask_every=0, **given)
+    base = Materials(device).spec(chosen)
+    samples = len(base.federation.train.y)
+    inside = np.concatenate([halves(shadows, samples, seed=seed), np.ones((whole, samples), bool)])
+    models = train_models(base, inside, arms, precision=precision, seed=seed)
+    model = base.model if isinstance(base.model, str) else "own"
+    return attack(models, shadows, named={**_names(chosen), "model": model}, epochs=epochs)
+
+
+def _names(settings: Settings) -> dict[str, Any]:
+    """What a row of numbers says about the runs behind it."""
+    place = {"dataset": settings.dataset, "model": settings.model, "partition": settings.partition.name}
+    return {**place, "algorithm": settings.algorithm, "rounds": settings.rounds}
+
+
+def attack_runs(
+    out: str | Path, wanted: Mapping[str, Any], device: str = "auto", *, epochs: int = 5000
+) -> AnalysisResult | None:
+    """The paper's attack on finished runs in a folder of run folders that kept their last states.
+
+    `wanted` are settings that the runs must have, by dotted name (`dataset`, `partition.name`, ...). Two that differ in
+    the mask alone are a pair; pairs that differ in seeds alone are attacked together. None where there is no pair.
+    """
+    groups: dict[str, dict[str, dict[int, tuple[Settings, Path]]]] = {}
+    for _, _, folder in finished(Path(out)):
+        recorded = read_head(folder)["settings"]
+        own = dict(flat(recorded))
+        fits = own["aggregator"] in ARMS.values() and all(own.get(name) == value for name, value in wanted.items())
+        if fits and any((folder / "checkpoints").glob("*/*.json")):
+            shared = frozen(own, ("aggregator", *AGGREGATOR_SETTINGS, "seed", "partition.seed"))
+            arms = groups.setdefault(shared, {name: {} for name in ARMS.values()})
+            arms[own["aggregator"]][own["seed"]] = (Settings.model_validate(_given(recorded)), folder)
+    found = [_attack_pairs(arms, device, epochs) for arms in groups.values() if _paired_seeds(arms)]
+    return reduce(both, found) if found else None
+
+
+def _attack_pairs(runs: Mapping[str, Mapping[int, tuple[Settings, Path]]], device: str, epochs: int) -> AnalysisResult:
+    """Runs by arm and seed that are alike in all else."""
+    pairs = [runs[name][seed] for name in ARMS.values() for seed in _paired_seeds(runs)]
+    return attack(saved_models(pairs, device), 0, named=_names(pairs[0][0]), epochs=epochs)
+
+
+def _paired_seeds(arms: Mapping[str, Mapping[int, Any]]) -> list[int]:
+    return sorted(set.intersection(*(set(own) for own in arms.values()))) if arms else []
+
+
+def saved_models(runs: Sequence[tuple[Settings, Path]], device: str) -> dict[str, Models]:
+    """What the last models of run folders answer, by arm; the arms come one after the other, with the same seeds.
+
+    Of the training samples as many members as the paper's attack takes are asked about, evenly spread.
+    """
+    materials = Materials(device)
+    fleet = fleets.assemble([materials.spec(settings) for settings, _ in runs])
+    points = [read_checkpoint(folder / "checkpoints") for _, folder in runs]
+    state = fleets.restore(fleet, [point.state for point in points if point is not None])
+    train, test, seeds = fleet.specs[0].federation.train, fleet.specs[0].federation.test, len(runs) // len(ARMS)
+    held = np.unique(np.concatenate([np.asarray(own) for own in fleet.specs[0].federation.clients]))
+    members = spread(held, SAMPLES)
+    inside = np.ones((seeds, len(members)), bool)
+    return {
+        arm: answers(fleet, state, range(place * seeds, (place + 1) * seeds), train, test, inside, members)
+        for place, arm in enumerate(ARMS)
+    }
+
+
+def spread(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """So many of the rows, evenly spread.
+
+    >>> spread(np.arange(7), 3).tolist()
+    [0, 2, 4]
+    """
+    return rows[:: max(1, len(rows) // size)][:size]
+
+
+def _given(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded settings as they can be given again: what a run does not use is recorded as None."""
+    return {
+        name: _given(value) if isinstance(value, Mapping) else value
+        for name, value in recorded.items()
+        if value is not None
+    }
+
+
+def train_models(
+    base: RunSpec,
+    inside: npt.NDArray[np.bool_],
+    arms: Mapping[str, str] = ARMS,
+    *,
+    precision: str = "fp32",
+    seed: int = 0,
+) -> dict[str, Models]:
+    """One federation for each row of `inside` and each arm, all as one fleet; by arm what they answer."""
+    specs = []
+    for name in arms.values():
+        for row, chosen in enumerate(inside):
+            clients = tuple(own[chosen[own]] for own in base.federation.clients)
+            federation = replace(base.federation, clients=clients)  # type: ignore[type-var]
+            own = keyed(seed, "shadow", row)
+            specs.append(replace(base, federation=federation, seed=own, aggregator=name, evaluate_every=0))
+    fleet = fleets.assemble(specs, precision=precision)
+    state = fleets.start(fleet)
+    for round in range(base.rounds):
+        state, _ = fleets.play_round(fleet, state)
+        log.info("round %d of %d", round + 1, base.rounds)
+    found = {}
+    for place, arm in enumerate(arms):
+        rows = range(place * len(inside), (place + 1) * len(inside))
+        found[arm] = answers(fleet, state, rows, base.federation.train, base.federation.test, inside)
+    return found
+
+
+def answers(
+    fleet: fleets.Fleet,
+    state: State,
+    runs: Sequence[int],
+    train: Pool,
+    test: Pool,
+    inside: npt.NDArray[np.bool_],
+    members: npt.NDArray[np.int64] | None = None,
+) -> Models:
+    """What some runs of a fleet answer on both splits, or on some of the training samples alone."""
+
+    def on(pool: Pool, rows: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        every = torch.arange(len(pool.y), device=pool.y.device)
+        index = every if rows is None else every[torch.from_numpy(rows)]
+        # a model that diverged may answer with infinities; it has nothing to tell, and must not stop the others
+        return np.nan_to_num(logits_on(fleet, state, pool, runs, index)), pool.y[index].cpu().numpy()
+
+    (trained, own), (tested, other) = on(train, members), on(test, None)
+    return Models(trained, tested, own, other, inside)
+
+
+@torch.no_grad()
+def logits_on(
+    fleet: fleets.Fleet, state: State, pool: Pool, runs: Iterable[int], index: Tensor, batch: int = 1000
+) -> npt.NDArray[np.float32]:
+    """Logits [run, sample, class] of some runs on samples of a pool, run by run."""
+    forward = run_forward(copy.deepcopy(fleet.model).eval())
+    found = []
+    for run in runs:
+        params = unflatten(state.params[run : run + 1], fleet.shapes)
+        buffers = {name: value[run : run + 1] for name, value in state.buffers.items()}
+        with float32_precision(fleet.precision):
+            parts = [
+                forward(params, buffers, pool.batch(part, seen_by(pool, part))[0])[0].float().cpu()
+                for part in torch.split(index, batch)
+            ]
+        found.append(torch.cat(parts))
+    return torch.stack(found).numpy()
+
+
+def attack(
+    models: dict[str, Models], shadows: int, *, named: dict[str, Any] | None = None, epochs: int = 5000
+) -> AnalysisResult:
+    """Attack the models of all arms: the first `shadows` of each are one another's shadows, the rest saw all data."""
+    named = named or {}
+    rows, gaps, curves, losses = [], [], {}, []
+    for arm, own in models.items():
+        labelled = {**named, "arm": arm}
+        gaps += [{**labelled, **row} for row in train_test_gaps(own, shadows)]
+        attacked, curves[arm] = shadow_rows(own, shadows)
+        papers, read = logistic_rows(own, shadows, epochs)
+        rows += [{**labelled, **row} for row in [*papers, *threshold_rows(own, shadows), *attacked]]
+        losses += [{**labelled, **row} for row in read]
+    summary, differences = summarise(rows), compare(rows)
+    tables = {"attacks": summary, "differences": differences, "gaps": summarise(gaps)}
+    tables |= {"targets": rows, "attacker_losses": losses}
+    drawn = {"attacker_loss": draw_losses(losses)}
+    if shadows:
+        drawn["trade_off"] = draw_attacks(curves)
+    return AnalysisResult(tables, say(differences, tables["gaps"]), drawn)
+
+
+def train_test_gaps(models: Models, shadows: int) -> list[dict[str, Any]]:
+    """Accuracy of every model on what it was trained on, and on the test split; the gap explains most plain attacks."""
+    right = models.train.argmax(-1) == models.train_labels
+    tested = 100 * (models.test.argmax(-1) == models.test_labels).mean(1)
+    trained = [100 * float(row[chosen].mean()) for row, chosen in zip(right, models.inside, strict=True)]
+    return [
+        {
+            "models": _kind(place, shadows),
+            "target": place,
+            "train_%": one,
+            "test_%": float(other),
+            "gap": one - float(other),
+        }
+        for place, (one, other) in enumerate(zip(trained, tested, strict=True))
+    ]
+
+
+def _kind(place: int, shadows: int) -> str:
+    return "half of the data" if place < shadows else "all data"
+
+
+def shadow_rows(models: Models, shadows: int) -> tuple[list[dict[str, Any]], dict[str, tuple[Numbers, Numbers]]]:
+    """The shadow attacks on every model in turn, and for a picture each attack's mean trade-off."""
+    confidence = confidences(models.train[:shadows], models.train_labels)
+    inside, rows = models.inside[:shadows], []
+    curves: dict[str, tuple[Numbers, Numbers]] = {}
+    grid = np.geomspace(1e-4, 1, 200)
+    for name, scored in ATTACKS.items() if shadows else ():
+        found = np.zeros_like(grid)
+        for target in range(shadows):
+            scores = scored(confidence, inside, target)
+            rows.append(
+                {"attack": name, "models": _kind(target, shadows), "target": target, **figures(scores, inside[target])}
+            )
+            curve = trade_off(scores, inside[target])
+            last = np.searchsorted(curve.false_positives, grid, side="right") - 1
+            found += curve.true_positives[last] / shadows
+        curves[name] = (grid, found)
+    return rows, curves
+
+
+def threshold_rows(models: Models, shadows: int) -> list[dict[str, Any]]:
+    """The plainest attack on the models that saw all data: confidence in members against that in test samples."""
+    train, test = confidences(models.train, models.train_labels), confidences(models.test, models.test_labels)
+    rows = []
+    for target in range(shadows, len(train)):
+        own = train[target, models.inside[target]]
+        members = np.arange(len(own) + test.shape[1]) < len(own)
+        numbers = figures(np.concatenate([own, test[target]]), members)
+        rows.append({"attack": "threshold", "models": _kind(target, shadows), "target": target, **numbers})
+    return rows
+
+
+def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The paper's attack on every model: members against test samples; and its losses by epoch, mean over models."""
+    size = min(SAMPLES, models.test.shape[1], int(models.inside.sum(1).min()))
+    members = np.stack(
+        [row[spread(np.flatnonzero(own), size)] for row, own in zip(models.train, models.inside, strict=True)]
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = logistic_attack(
+        torch.from_numpy(members).to(device), torch.from_numpy(models.test).to(device), epochs=epochs
+    )
+    rows: list[dict[str, Any]] = []
+    losses = []
+    for place, (accuracy, auc) in enumerate(zip(found.accuracy, found.auc, strict=True)):
+        numbers = {"auc_%": 100 * float(auc), "accuracy_%": 100 * float(accuracy)}
+        rows.append({"attack": "logistic, as printed", "models": _kind(place, shadows), "target": place, **numbers})
+    for kind in dict.fromkeys(row["models"] for row in rows):
+        own = [row["target"] for row in rows if row["models"] == kind]
+        train, test = found.train_loss[own].mean(0), found.test_loss[own].mean(0)
+        for epoch, one, other in zip(found.epochs.tolist(), train, test, strict=True):
+            losses.append({"models": kind, "epoch": epoch, "train_loss": float(one), "test_loss": float(other)})
+    return rows, losses
+
+
+NUMBERS = ("auc_%", "accuracy_%", "tpr_at_0.1%", "tpr_at_1%", "train_%", "test_%", "gap")
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean over targets with its interval, for every arm and attack."""
+    names = [name for name in (*PLACE, "rounds", "attack", "models", "arm") if name in rows[0]]
+    found = []
+    for label in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
+        own = [row for row in rows if tuple(row[name] for name in names) == label]
+        out: dict[str, Any] = {**dict(zip(names, label, strict=True)), "targets": len(own)}
+        for number in (number for number in NUMBERS if number in own[0]):
+            verdict = paired([row[number] for row in own])
+            out |= {number: verdict.mean, f"{number} ±": None if len(own) < 2 else verdict.high - verdict.mean}
+        found.append(out)
+    return found
+
+
+def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every other arm minus AVG, target by target, for every attack and number."""
+    found = []
+    for attacked, kind, arm in dict.fromkeys((row["attack"], row["models"], row["arm"]) for row in rows):
+        if arm == "AVG":
+            continue
+        own = [row for row in rows if (row["attack"], row["models"]) == (attacked, kind)]
+        masked, plain = ([row for row in own if row["arm"] == name] for name in (arm, "AVG"))
+        for number in (number for number in NUMBERS if number in own[0]):
+            verdict = paired([one[number] - other[number] for one, other in zip(masked, plain, strict=True)])
+            alone = verdict.of < 2
+            interval = {"low": None if alone else verdict.low, "high": None if alone else verdict.high}
+            head: dict[str, Any] = {name: own[0][name] for name in PLACE if name in own[0]}
+            head |= {"attack": attacked, "models": kind, "arm": arm, "number": number}
+            found.append({**head, "minus_AVG": verdict.mean, **interval, "targets": verdict.of})
+    return found
+
+
+def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[str]:
+    """The attacker's view, the gaps, and what the two attacks say of the paper's claim."""
+    said = [
+        "The attacker sees the last global model's logits and nothing of the rounds. Targets share shadows, so the "
+        "intervals over targets are a little too narrow."
+    ]
+    for row in gaps:
+        numbers = f"train {row['train_%']:.1f} %, test {row['test_%']:.1f} %, gap {row['gap']:.1f}"
+        said.append(f"{_prefix(row)}{row['arm']}, {row['models']}: {numbers}")
+    wanted = {
+        "logistic, as printed": ("accuracy_%",),
+        "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%"),
+        "threshold": ("auc_%", "tpr_at_1%"),
+    }
+    for row in differences:
+        if row["number"] in wanted.get(row["attack"], ()):
+            between = ""
+            if row["low"] is not None:
+                seen = "" if row["low"] > 0 or row["high"] < 0 else ": no difference to be seen"
+                between = f" ({row['low']:.2f} to {row['high']:.2f}, {row['targets']} targets){seen}"
+            number = row["number"].replace("_", " ")
+            change = f"{row['arm']} {row['minus_AVG']:+.2f} points against AVG{between}"
+            said.append(f"{_prefix(row)}{row['attack']}, {row['models']}, {number}: {change}.")
+    return said
+
+
+def _prefix(row: Mapping[str, Any]) -> str:
+    place = place_of(row)
+    return f"{place}: " if place else ""
+
+
+def analyse(request: AnalysisRequest) -> AnalysisResult:
+    """E16: the attack as printed on E1's ResNet18-GN on CIFAR-10, if its runs kept their last states, and shadows.
+
+    The shadow attacks train federations of LeNet, on a GPU 34 on CIFAR-10, on a CPU on Fashion-MNIST.
+    """
+    if request.quick:
+        small: dict[str, Any] = {"partition": {"name": "label_skew", "clients": 20}, "epochs": 200}
+        small |= data_and_model(request, MINI)
+        return run(request.device, rounds=request.rounds or 3, shadows=4, **small)
+    printed = attack_runs(request.out.parents[1], {"dataset": "cifar10", "model": "resnet18-gn"}, request.device)
+    if Materials(request.device).device.type == "cuda":
+        on_gpu: dict[str, Any] = {"dataset": "cifar10", "model": "lenet", "precision": "tf32"}
+        shadowed = run(request.device, rounds=request.rounds or 1000, **on_gpu)
+    else:
+        shadowed = run(request.device, rounds=request.rounds or 100, whole=request.seeds)
+    return shadowed if printed is None else both(printed, shadowed)
+
+
+def both(first: AnalysisResult, second: AnalysisResult) -> AnalysisResult:
+    """Two results as one: tables one below the other, all losses in one picture."""
+    names = dict.fromkeys((*first.tables, *second.tables))
+    tables = {name: [*first.tables.get(name, []), *second.tables.get(name, [])] for name in names}
+    drawn = {**second.figures, **first.figures, "attacker_loss": draw_losses(tables["attacker_losses"])}
+    return AnalysisResult(tables, [*first.notes, *second.notes[1:]], drawn)

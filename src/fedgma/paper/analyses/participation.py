@@ -1,0 +1,220 @@
+"""Clients that take part in a round and clients that do not (E7, the paper's Tables 4 and 5).
+
+`paired` takes one trained model and one set of client updates and aggregates them both ways, so nothing but the mask
+differs. `separate` trains the two arms apart and looks at the same rounds. Every client is tested on test images with
+its own mix of classes. A change is relative, 100 (GMA / AVG - 1), as in the paper.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgma.experiments.materials import Materials
+from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
+from fedgma.paper.analyses.rounds import data_and_model, specs_of
+from fedgma.paper.plots.analyses import draw_participation
+from fedgma.paper.printed import read_printed
+from fedgma.simulation import fleet as fleets
+from fedgma.simulation.spec import RoundRecord, RunSpec
+from fedgma.simulation.state import export
+from fedgma.statistics.verdicts import Verdict, paired
+
+ARMS = {"AVG": "mean", "GMA": "gma"}
+GROUPS = ("participating", "non_participating")
+COHORTS = (5, 2)
+CLIENTS = 10
+PARTITION: Mapping[str, Any] = {"name": "label_skew", "classes_per_client": 2}
+AFTER = (5, 10, 20, 40)  # rounds of training before the one that is looked at
+
+
+def group_means(accuracies: npt.NDArray[np.floating[Any]], cohort: Sequence[int]) -> dict[str, float]:
+    """Mean accuracy of the clients in the cohort and of the others, in percent; those without tests are left out.
+
+    >>> group_means(np.array([0.9, 0.5, 0.7, np.nan]), [0])
+    {'participating': 90.0, 'non_participating': 60.0}
+    """
+    there = np.isin(np.arange(len(accuracies)), list(cohort))
+    parts = {"participating": accuracies[there], "non_participating": accuracies[~there]}
+    return {name: round(100 * float(np.nanmean(part)), 6) for name, part in parts.items()}
+
+
+def relative_change(gma: float, avg: float) -> float:
+    """100 (GMA / AVG - 1).
+
+    >>> round(relative_change(86.67, 89.64), 1), round(relative_change(75.77, 71.57), 1)
+    (-3.3, 5.9)
+    """
+    return 100 * (gma / avg - 1)
+
+
+def trial_rows(record: RoundRecord, runs: int) -> Iterator[dict[str, Any]]:
+    """A round's rows, one for each group of clients; the runs of one arm come after those of the other."""
+    assert record.client_accuracies is not None
+    head = {"run": record.run % runs, "after": record.round - 1, "arm": list(ARMS)[record.run // runs]}
+    for group, value in group_means(record.client_accuracies, record.cohort).items():
+        yield {**head, "group": group, "accuracy_%": value}
+
+
+def _both_arms(specs: Sequence[RunSpec], after: Sequence[int]) -> list[RunSpec]:
+    looked = {"rounds": max(after) + 1, "evaluate_every": 1, "per_client": True}
+    return [replace(spec, aggregator=name, **looked) for name in ARMS.values() for spec in specs]  # type: ignore[arg-type]
+
+
+def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """From plain FedAvg's model after so many rounds, one round aggregated both ways; a row an arm and a group."""
+    trunk = fleets.assemble([replace(spec, aggregator="mean", rounds=max(after), evaluate_every=0) for spec in specs])
+    fork = fleets.assemble(_both_arms(specs, after))
+    state, done = fleets.start(trunk), 0
+    for point in sorted(after):
+        for _ in range(point - done):
+            state, _ = fleets.play_round(trunk, state)
+        done = point
+        plain = [export(trunk, state, run) for run in range(len(specs))]
+        _, played = fleets.play_round(fork, fleets.restore(fork, plain * len(ARMS)))
+        for record in played.records:
+            yield from trial_rows(record, len(specs))
+
+
+def separate_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Both arms trained apart from the same first weights with the same cohorts, looked at in the same rounds."""
+    for played in fleets.play(_both_arms(specs, after)):
+        if int(played.rounds[0]) - 1 in after:
+            for record in played.records:
+                yield from trial_rows(record, len(specs))
+
+
+MODES = {"paired": paired_trials, "separate": separate_trials}
+
+
+def trials(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -> list[dict[str, Any]]:
+    """All trials of both modes and both cohorts."""
+    after = (1, 2) if request.quick else AFTER if request.rounds is None else _points(request.rounds)
+    materials, specs, rows = Materials(request.device), [], []
+    for cohort in COHORTS:
+        settings = {**data_and_model(request, "fmnist"), "partition": {**partition, "clients": CLIENTS}}
+        rates = {"cohort": cohort, "client_learning_rate": 0.01, "local_epochs": 3, "mask_every": 0}
+        specs += specs_of(materials, request.seeds, **settings, **rates, client_test_size=2000)
+    for mode, play in MODES.items():
+        for row in play(specs, after):
+            place = row.pop("run")
+            named = {"mode": mode, "cohort": specs[place].cohort, "seed": specs[place].seed}
+            rows.append({**named, **row})
+    return rows
+
+
+def _points(rounds: int) -> tuple[int, ...]:
+    return tuple(sorted({max(1, rounds // 8), max(1, rounds // 4), max(1, rounds // 2), rounds}))
+
+
+def changes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Relative change in every group, per starting round and over all of them, with its interval over seeds."""
+    found = []
+    for mode in MODES:
+        for cohort in COHORTS:
+            own = [row for row in rows if row["mode"] == mode and row["cohort"] == cohort]
+            points = sorted({row["after"] for row in own})
+            for point in [*points, "all"]:
+                picked = [row for row in own if point in ("all", row["after"])]
+                for group in GROUPS:
+                    found.append({"mode": mode, "cohort": cohort, "after": point, **_change(picked, group)})
+    return found
+
+
+def _change(rows: list[dict[str, Any]], group: str) -> dict[str, Any]:
+    """One group's accuracies and change; several starting rounds of a seed are one trial, their mean."""
+    seeds = sorted({row["seed"] for row in rows})
+    means = {arm: [_mean(rows, group=group, arm=arm, seed=seed) for seed in seeds] for arm in ARMS}
+    pairs = list(zip(means["GMA"], means["AVG"], strict=True))
+    points = paired([gma - avg for gma, avg in pairs])
+    each = [relative_change(gma, avg) for gma, avg in pairs if avg > 0]
+    relative = paired(each) if each else None
+    averages = {arm: float(np.mean(values)) for arm, values in means.items()}
+    return {
+        "group": group,
+        "seeds": len(seeds),
+        "AVG_%": averages["AVG"],
+        "GMA_%": averages["GMA"],
+        "points": points.mean,
+        **_interval(points, "points_"),
+        "GMA_ahead": f"{points.ahead} of {points.of}",
+        "change_of_means_%": relative_change(averages["GMA"], averages["AVG"]) if averages["AVG"] else None,
+        "change_%": None if relative is None else relative.mean,
+        **_interval(relative),
+    }
+
+
+def _interval(verdict: Verdict | None, before: str = "") -> dict[str, float | None]:
+    alone = verdict is None or verdict.of < 2
+    ends = (None, None) if alone or verdict is None else (verdict.low, verdict.high)
+    return {f"{before}low": ends[0], f"{before}high": ends[1]}
+
+
+def _mean(rows: list[dict[str, Any]], **wanted: Any) -> float:
+    return float(
+        np.mean([row["accuracy_%"] for row in rows if all(row[key] == value for key, value in wanted.items())])
+    )
+
+
+def printed() -> list[dict[str, Any]]:
+    """The paper's own numbers: means and relative changes of Tables 4 and 5."""
+    rows = []
+    for cohort in COHORTS:
+        for row in read_printed(f"table_nonparticipating_{cohort}of10.csv"):
+            named = {"cohort": cohort, "trial": row["trial"], "group": row["client_group"], "arm": row["aggregation"]}
+            rows.append({**named, "value": float(row["value"])})
+    return rows
+
+
+def printed_changes() -> dict[tuple[int, str], float]:
+    """The paper's relative changes by cohort and group."""
+    return {(r["cohort"], r["group"]): r["value"] for r in printed() if r["trial"] == "relative_improvement_pct"}
+
+
+def beside(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Our changes over all starting rounds beside the printed ones."""
+    changed = printed_changes()
+    means = {(r["cohort"], r["group"], r["arm"]): r["value"] for r in printed() if r["trial"] == "mean"}
+    rows = []
+    for row in summary:
+        if row["after"] == "all":
+            key = row["cohort"], row["group"]
+            levels = {f"printed_{arm}_%": means[*key, arm] for arm in ARMS}
+            points = {"printed_points": means[*key, "GMA"] - means[*key, "AVG"], "printed_change_%": changed[key]}
+            rows.append({**row, **levels, **points, "verdict": _verdict(row, points["printed_points"])})
+    return rows
+
+
+def _verdict(row: dict[str, Any], value: float) -> str:
+    """Our interval in points held against the printed difference."""
+    low, high = row["points_low"], row["points_high"]
+    if low is None or low <= 0 <= high:
+        return "no difference to be seen"
+    if row["points"] * value < 0:
+        return "contradicts"
+    return "agrees in sign and interval" if low <= value <= high else "agrees in sign"
+
+
+def say(row: dict[str, Any]) -> str:
+    """One comparison in a sentence."""
+    head = f"{row['mode']}, {row['cohort']} of {CLIENTS} clients, {row['group'].replace('_', '-')}"
+    between = "" if row["points_low"] is None else f" ({row['points_low']:.1f} to {row['points_high']:.1f})"
+    change = "undefined" if row["change_of_means_%"] is None else f"{row['change_of_means_%']:.1f} %"
+    levels = f"AVG {row['AVG_%']:.1f} %, GMA {row['GMA_%']:.1f} %, {row['points']:.1f} points{between}"
+    printed = f"AVG {row['printed_AVG_%']:.1f} %, {row['printed_points']:.1f} points, {row['printed_change_%']:g} %"
+    return f"{head}: {levels}, relative change {change}; printed {printed}: {row['verdict']}."
+
+
+def analyse(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -> AnalysisResult:
+    """E7: accuracy on participating and other clients after a round, with and without the mask.
+
+    The paper does not say how its clients' classes were dealt; `partition` takes another way, as in a settings file.
+    """
+    rows = trials(request, partition)
+    summary = changes(rows)
+    compared = beside(summary)
+    notes = [say(row) for row in compared]
+    figures = {"participation": draw_participation(compared)}
+    return AnalysisResult({"compared": compared, "changes": summary, "trials": rows}, notes, figures)

@@ -1,0 +1,78 @@
+"""Rounds with the lid off: the specs of an analysis, every client's update, and the mask that the updates give."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.data.files import load
+from fedgma.errors import DataError
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.settings import Settings, complete
+from fedgma.paper.analyses import AnalysisRequest
+from fedgma.simulation.batched import optimizers as servers
+from fedgma.simulation.batched import tallies
+from fedgma.simulation.fleet import Fleet, lay_cohort
+from fedgma.simulation.sampling import draw_cohort
+from fedgma.simulation.spec import RunSpec
+from fedgma.simulation.state import State
+from fedgma.training.task import Task, Trained, unflatten
+
+MINI = "fmnist-mini"
+
+
+def data_and_model(request: AnalysisRequest, dataset: str) -> dict[str, str]:
+    """The data set of an analysis with its model; for a quick look the embedded one and logistic regression."""
+    return {"dataset": MINI, "model": "logistic"} if request.quick else {"dataset": dataset}
+
+
+def found_or_mini(request: AnalysisRequest, name: str) -> dict[str, str]:
+    """The same with the embedded data set where the other one is not on this machine."""
+    try:
+        load(name)
+    except DataError:
+        return data_and_model(request, MINI)
+    return data_and_model(request, name)
+
+
+def specs_of(materials: Materials, seeds: int, **settings: Any) -> list[RunSpec]:
+    """One run a seed, by settings as in a settings file; everything else is the paper's."""
+    return [materials.spec(one) for one in settings_of(seeds, **settings)]
+
+
+def settings_of(seeds: int, **settings: Any) -> list[Settings]:
+    """The settings of one run a seed, complete."""
+    return [complete(Settings.model_validate({**settings, "seed": seed})) for seed in range(seeds)]
+
+
+def train_clients(fleet: Fleet, state: State, run: int, clients: Sequence[int]) -> tuple[Trained, np.ndarray]:
+    """Local training of some clients of one run in its next round, and their weights; nothing is aggregated."""
+    cohort, weights = lay_cohort(fleet, state, [(run, int(client)) for client in clients])
+    start = unflatten(state.params, fleet.shapes)
+    return fleet.train(Task(fleet.model, cohort, fleet.pools, start, state.buffers)), weights
+
+
+def retrain(fleet: Fleet, state: State, run: int, clients: Sequence[int], repeats: int) -> Iterator[Tensor]:
+    """The clients' updates [client, entry] from the same weights, again and again, each time in new batch orders.
+
+    The orders are those of the rounds to come, which are keyed by the round's number.
+    """
+    for ahead in range(repeats):
+        yield train_clients(fleet, replace(state, rounds=state.rounds + ahead), run, clients)[0].flat
+
+
+def open_round(fleet: Fleet, state: State) -> tuple[State, tallies.Sums, tallies.Merged]:
+    """A round as `fleet.play_round` plays it, with its votes and mask, and without evaluation; not for SCAFFOLD."""
+    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
+    for run, spec in enumerate(fleet.specs):
+        clients = draw_cohort(spec, int(state.rounds[run]) + 1)
+        trained, weights = train_clients(fleet, state, run, clients.tolist())
+        metrics = torch.stack([trained.loss, trained.accuracy], 1)
+        tallies.add(sums, np.full(len(clients), run), weights, trained.flat, trained.buffers, metrics)
+    merged = tallies.merge(sums, fleet.masks, state.buffers)
+    params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
+    after = replace(state, rounds=state.rounds + 1, params=params, buffers=merged.buffers, moments=moments)
+    return after, sums, merged

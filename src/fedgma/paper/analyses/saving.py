@@ -1,0 +1,57 @@
+"""An analysis's result as files: each table as CSV, all of them and the notes as one Markdown page, pictures as PNG."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from fedgma.paper.analyses import AnalysisResult
+from fedgma.reports.plots.style import save as save_figure
+from fedgma.reports.tables import Table, comma_separated, markdown
+
+LINES = 60  # rows of a table in the Markdown page; longer ones are in their CSV file alone
+
+
+def save(result: AnalysisResult, folder: Path, title: str) -> list[Path]:
+    """Write a result into a folder; gives back the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {name: as_table(name, rows) for name, rows in result.tables.items() if rows}
+    files = []
+    for name, table in tables.items():
+        files.append(folder / f"{name}.csv")
+        files[-1].write_text(comma_separated(table))
+    for name, figure in result.figures.items():
+        files.append(save_figure(figure, folder / f"{name}.png"))
+        _shrink(files[-1])
+    files.append(folder / "README.md")
+    files[-1].write_text(page(result, tables, title))
+    return files
+
+
+def _shrink(picture: Path) -> None:
+    """Line drawings need few colours; a third of the bytes is left."""
+    with Image.open(picture) as drawn:
+        few = drawn.convert("RGB").quantize(64)
+    few.save(picture, optimize=True)
+
+
+def as_table(name: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Rows as a table; a row without some column has an empty place there.
+
+    >>> as_table("some_rows", [{"a": 1}, {"a": 2, "b": 0.5}]).rows
+    ((1, None), (2, 0.5))
+    """
+    header = tuple(dict.fromkeys(key for row in rows for key in row))
+    return Table(name, name.replace("_", " ").capitalize(), header, tuple(tuple(map(row.get, header)) for row in rows))
+
+
+def page(result: AnalysisResult, tables: dict[str, Table], title: str) -> str:
+    """Notes, pictures and the tables that are short enough to read."""
+    parts = [f"# {title}", "\n".join(f"- {note}" for note in result.notes)]
+    parts += [f"![{name.replace('_', ' ')}]({name}.png)" for name in result.figures]
+    for name, table in tables.items():
+        long = len(table.rows) > LINES
+        said = f"## {table.title}\n\n{len(table.rows)} rows: [{name}.csv]({name}.csv)" if long else markdown(table)
+        parts.append(said)
+    return "\n\n".join(part for part in parts if part) + "\n"

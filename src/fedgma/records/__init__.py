@@ -1,0 +1,1 @@
+"""Run folders: one format, one writer, one reader."""

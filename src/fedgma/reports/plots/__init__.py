@@ -1,0 +1,23 @@
+"""Pictures: of a federation's data, of accuracy over rounds, of where clients disagree, of grids. No torch needed."""
+
+from fedgma.reports.plots.curves import draw_accuracy
+from fedgma.reports.plots.federations import draw_classes, draw_images, draw_sizes, examples
+from fedgma.reports.plots.grids import draw_fairness, draw_rates
+from fedgma.reports.plots.masks import draw_agreement, draw_layers, draw_stability, draw_taus
+from fedgma.reports.plots.style import save, svg
+
+__all__ = [
+    "draw_accuracy",
+    "draw_agreement",
+    "draw_classes",
+    "draw_fairness",
+    "draw_images",
+    "draw_layers",
+    "draw_rates",
+    "draw_sizes",
+    "draw_stability",
+    "draw_taus",
+    "examples",
+    "save",
+    "svg",
+]

@@ -1,0 +1,130 @@
+"""Pictures of a federation's data: who holds which classes, how large clients are, what their images look like."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedgma.data.partitions import Index, Labels
+from fedgma.seeds import generator
+
+if TYPE_CHECKING:  # a report draws partitions without torch
+    from fedgma.data.federation import Federation
+    from fedgma.data.pools import Pool
+
+BUBBLES = 120  # clients, and CLASSES classes, above which bubbles are too small and a heat map takes over
+CLASSES = 40
+COLUMNS = 300  # of the heat map; more clients than that share one
+NAMED = 25  # classes, above which only every fifth (or so) is named
+BLUE = "#2b6ca3"
+
+
+def draw_classes(counts: Index, classes: Sequence[str], title: str = "") -> Figure:
+    """Client by class: bubbles for few clients, a heat map of sorted clients for many; `counts` is [client, class]."""
+    clients = len(counts)
+    few = clients <= BUBBLES and len(classes) <= CLASSES
+    width = 5 + clients * 0.075 if few else 12
+    figure = Figure(figsize=(width, 1.6 + 0.24 * min(len(classes), NAMED)), layout="constrained")
+    axes = figure.subplots()
+    (_bubbles if few else _heat)(figure, axes, counts)
+    step = -(-len(classes) // NAMED)
+    axes.set_yticks(range(0, len(classes), step), [classes[c][:18] for c in range(0, len(classes), step)], fontsize=8)
+    axes.set_ylim(-0.6, len(classes) - 0.4)
+    axes.set_title(title, fontsize=10, loc="left")
+    return figure
+
+
+def _bubbles(figure: Figure, axes: Axes, counts: Index) -> None:
+    client, label = np.nonzero(counts)
+    held = counts[client, label]
+    height = 72 * 0.24 * min(1.0, NAMED / counts.shape[1])
+    largest = min(height, 72 * figure.get_figwidth() * 0.85 / len(counts)) * 0.95  # points between two neighbours
+    axes.scatter(client, label, s=largest**2 * held / counts.max(), color=BLUE, linewidths=0)
+    axes.set_xlim(-0.8, len(counts) - 0.2)
+    axes.set_xlabel(f"client  (area = samples; the largest bubble is {counts.max()})", fontsize=9)
+    axes.grid(color="#eeeeee")
+    axes.set_axisbelow(True)
+
+
+def _heat(figure: Figure, axes: Axes, counts: Index) -> None:
+    """Share of each class, clients sorted by what they hold most of; neighbours are averaged where there are many."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    order = np.lexsort(
+        (*np.sort(-shares, axis=1).T[::-1], np.argsort(-shares, axis=1, kind="stable")[:, 1], shares.argmax(axis=1))
+    )
+    groups = np.array_split(shares[order], min(len(shares), COLUMNS))
+    picture = np.stack([group.mean(axis=0) for group in groups], axis=1)  # [class, column]
+    extent = (0.0, float(len(shares)), -0.5, counts.shape[1] - 0.5)
+    shown = axes.imshow(
+        picture, aspect="auto", origin="lower", cmap="Blues", vmin=0, extent=extent, interpolation="none"
+    )
+    figure.colorbar(shown, ax=axes, label="share of the client's samples", pad=0.01)
+    each = f", {len(shares) / len(groups):.3g} to a column" if len(groups) < len(shares) else ""
+    axes.set_xlabel(f"{len(shares)} clients, sorted by their commonest class{each}", fontsize=9)
+
+
+def draw_sizes(sizes: Index, title: str = "") -> Figure:
+    """Histogram of client sizes, with the median."""
+    figure = Figure(figsize=(6, 2.8), layout="constrained")
+    axes = figure.subplots()
+    low, high = int(sizes.min()), int(sizes.max())
+    bins = np.linspace(low - 0.5, high + 0.5, min(40, high - low + 1) + 1).tolist()
+    axes.hist(sizes, bins=bins, color=BLUE, rwidth=0.92)
+    median = float(np.median(sizes))
+    axes.axvline(median, color="#c0392b", linewidth=1)
+    axes.set_xlabel(f"samples of a client  (smallest {low}, median {median:g}, largest {high})", fontsize=9)
+    axes.set_ylabel("clients", fontsize=9)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if low == high:
+        axes.set_xlim(low - 5, high + 5)
+    axes.set_title(title, fontsize=10, loc="left")
+    return figure
+
+
+def draw_images(federation: "Federation", clients: Sequence[int], *, columns: int = 20, seed: int = 0) -> Figure:
+    """Contact sheet: a row of images for each of these clients as it sees them, then the test environments."""
+    rows: list[tuple[str, Pool, Index, int | None]] = []
+    rows += [(f"client {n}", federation.train, federation.clients[n], n) for n in clients]
+    tests = {"test": federation.test, **{f"test: {name}": pool for name, pool in federation.more_tests.items()}}
+    rows += [(name, pool, np.arange(len(pool), dtype=np.int64), None) for name, pool in tests.items()]
+    figure = Figure(figsize=(11, 0.62 * len(rows) + 0.1), layout="constrained")
+    for axes, (name, pool, index, client) in zip(figure.subplots(len(rows), squeeze=False)[:, 0], rows, strict=True):
+        chosen = examples(pool.y.cpu().numpy(), index, columns, seed)
+        axes.imshow(_strip(pool, chosen, client, columns), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+def examples(labels: Labels, index: Index, count: int, seed: int) -> Index:
+    """Up to `count` of the samples, the classes present in turn, ordered by class.
+
+    >>> examples(np.array([0, 0, 0, 1]), np.arange(4), 2, seed=0).shape
+    (2,)
+    """
+    mixed = generator(seed, "examples").permutation(index)
+    by_class = mixed[np.argsort(labels[mixed], kind="stable")]
+    first = np.searchsorted(labels[by_class], labels[by_class])
+    turn = np.arange(len(by_class)) - first  # 0 for the first sample of every class, then 1, ...
+    chosen = by_class[np.argsort(turn, kind="stable")[:count]]
+    ordered: Index = chosen[np.argsort(labels[chosen], kind="stable")]
+    return ordered
+
+
+def _strip(pool: "Pool", chosen: Index, client: int | None, columns: int) -> npt.NDArray[np.float32]:
+    """Images side by side with white gaps: [height, width, channel]."""
+    import torch
+
+    index = torch.from_numpy(chosen).to(pool.y.device)
+    seen = pool.seen(index, pool.home[index] if client is None else torch.full_like(index, client)).cpu().numpy()
+    side = seen.shape[-1] + 2
+    strip = np.ones((seen.shape[-2], side * columns, seen.shape[1]), np.float32)
+    for place, image in enumerate(seen):
+        strip[:, place * side : place * side + side - 2] = image.transpose(1, 2, 0)
+    return strip

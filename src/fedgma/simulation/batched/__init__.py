@@ -1,0 +1,1 @@
+"""Aggregation of many runs at once, run axis first."""

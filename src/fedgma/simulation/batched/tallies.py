@@ -1,0 +1,162 @@
+"""The tally of many runs at once: weighted sums in float64 and integer sign votes, run axis first, then mask and mean.
+
+The sums are those of a single tally and are made by the same kernels, so a run in a fleet aggregates to the bits that
+`fedgma.Tally` gives; a client whose update is not finite is left out of mean and count. Clients are added in order,
+so chunking does not change a bit.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.aggregation import kernels
+from fedgma.arrays import native
+from fedgma.training.task import Stacked, ship
+
+
+@dataclass
+class Sums:
+    """Sums over the clients counted so far, for each run; changed in place."""
+
+    total: Tensor  # float64 [run, entry]: weighted sum of updates
+    rest: Tensor  # float32 [run, entry]: what `total` rounded away
+    votes: Tensor  # int32 [run, entry]
+    weight: Tensor  # float64 [run]
+    clients: Tensor  # int64 [run]
+    buffers: Stacked  # float64 sums or integer maxima [run, ...]
+    metrics: Tensor  # float64 [run, 2]: weighted loss and accuracy
+
+
+class Merged(NamedTuple):
+    """Mean and mask of every run, and the buffers' new values."""
+
+    mean: Tensor  # float32 [run, entry]
+    mask: Tensor | None  # float32 [run, entry]; None is all ones
+    buffers: Stacked
+    alive: Tensor  # bool [run]: at least one client was counted
+
+
+def empty(device: torch.device, runs: int, entries: int, buffers: Stacked) -> Sums:
+    """Nothing counted yet; `buffers` tells names, shapes and kinds."""
+    sums = {name: _empty_buffer(value) for name, value in buffers.items()}
+    return Sums(
+        total=torch.zeros((runs, entries), dtype=torch.float64, device=device),
+        rest=torch.zeros((runs, entries), device=device),
+        votes=torch.zeros((runs, entries), dtype=torch.int32, device=device),
+        weight=torch.zeros(runs, dtype=torch.float64, device=device),
+        clients=torch.zeros(runs, dtype=torch.int64, device=device),
+        buffers=sums,
+        metrics=torch.zeros((runs, 2), dtype=torch.float64, device=device),
+    )
+
+
+def _empty_buffer(value: Tensor) -> Tensor:
+    if value.is_floating_point():
+        return torch.zeros_like(value, dtype=torch.float64)
+    return torch.full_like(value, torch.iinfo(value.dtype).min if value.dtype != torch.bool else 0)
+
+
+def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffers: Stacked, metrics: Tensor) -> Tensor:
+    """Count lanes: `run` [lane], rising, says whose each one is; gives back which were counted."""
+    fine: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1).isfinite()  # one pass; NaN comes through
+    for value in buffers.values():
+        fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
+    weight = ship(weights.astype(np.float64), updates.device) * fine
+    if updates.device.type == "cuda" and kernels.fused() is not None:
+        edges = ship(np.searchsorted(run, np.arange(len(sums.weight) + 1)), updates.device)
+        kept = fine.to(torch.uint8)
+        kernels.fused().add_runs(sums.total, sums.rest, sums.votes, updates, weight, kept, edges)  # type: ignore[union-attr]
+    else:
+        _add_lanes(sums, run, fine, weights, updates)
+    if buffers:
+        for rows, lanes in slots(run, updates.device):
+            for name, value in buffers.items():
+                _add_buffer(sums.buffers[name], rows, value[lanes], fine[lanes], weight[lanes])
+    _add_numbers(sums, run, fine, weight, metrics)
+    return fine
+
+
+def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:
+    """One lane after the other, by the tally's own kernel."""
+    parts = [native(part) for part in (sums.total, sums.rest, sums.votes)]
+    rows = native(updates)
+    for lane in np.flatnonzero(fine.cpu().numpy()):
+        own = kernels.plain.Sums(*(part[run[lane]] for part in parts))
+        kernels.add([own], [rows[lane]], float(weights[lane]))
+
+
+def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
+    """Weights, counts, loss and accuracy, by a product with the table of which lane is whose."""
+    runs = len(sums.weight)
+    owner = ship(run == np.arange(runs)[:, None], fine.device).double()  # [run, lane]
+    found = torch.where(fine[:, None], metrics.double(), 0.0) * weight[:, None]
+    columns = torch.cat([weight[:, None], fine.double()[:, None], found], 1)
+    totals = owner @ columns
+    sums.weight += totals[:, 0]
+    sums.clients += totals[:, 1].round().to(torch.int64)
+    sums.metrics += totals[:, 2:]
+
+
+def _add_buffer(total: Tensor, rows: slice | Tensor, value: Tensor, sure: Tensor, factor: Tensor) -> None:
+    wide = (-1, *(1,) * (value.dim() - 1))
+    if value.is_floating_point():
+        _add_rows(total, rows, torch.where(sure.view(wide), value.double() * factor.view(wide), 0.0))
+    else:
+        held = total[rows]
+        total[rows] = torch.where(sure.view(wide), torch.maximum(held, value), held)
+
+
+def slots(run: np.ndarray, device: torch.device | str = "cpu") -> list[tuple[slice | Tensor, slice | Tensor]]:
+    """Lanes grouped so that a group has at most one lane of each run, each run's lanes in their order: (runs, lanes).
+
+    >>> [(runs.tolist(), lanes.tolist()) for runs, lanes in slots(np.array([0, 0, 2]))]
+    [([0, 2], [0, 2]), ([0], [1])]
+    """
+    if not len(run):
+        return []
+    firsts = np.flatnonzero(np.diff(run, prepend=run[0] - 1))
+    sizes = np.diff(np.append(firsts, len(run)))
+    regular = len(run) > 1 and (sizes == sizes[0]).all()
+    if regular and np.array_equal(run[firsts], np.arange(run[0], run[0] + len(firsts))):
+        rows = slice(int(run[0]), int(run[0]) + len(firsts))
+        return [(rows, slice(slot, None, int(sizes[0]))) for slot in range(int(sizes[0]))]
+    rank = np.arange(len(run)) - np.repeat(firsts, sizes)
+    groups = [np.flatnonzero(rank == slot) for slot in range(int(rank.max()) + 1)]
+    return [(ship(run[group], device), ship(group, device)) for group in groups]
+
+
+def _add_rows(total: Tensor, rows: slice | Tensor, values: Tensor) -> None:
+    if isinstance(rows, slice):
+        total[rows] += values
+    else:
+        total.index_add_(0, rows, values)  # rows are distinct: deterministic on every device
+
+
+def merge(sums: Sums, masks: tuple[Tensor, Tensor] | None, like: Stacked) -> Merged:
+    """Mean and mask of every run.
+
+    `masks` holds the least |votes| that passes at each number of clients counted [run, clients + 1], and what the mask
+    is below that [run]: a number, or NaN for the agreement itself. None is no mask anywhere.
+    """
+    alive = sums.clients > 0
+    weight = torch.where(alive, sums.weight, 1.0)
+    mean = ((sums.total + sums.rest) / weight[:, None]).float()
+    buffers = {name: _merged_buffer(total, like[name], weight, alive) for name, total in sums.buffers.items()}
+    if masks is None:
+        return Merged(mean, None, buffers, alive)
+    needed, below = masks
+    size = sums.votes.abs()
+    agreement = size.float() / sums.clients.clamp(min=1).float()[:, None]
+    under = torch.where(below.isnan()[:, None], agreement, below[:, None])
+    passed = size >= needed.gather(1, sums.clients[:, None])
+    return Merged(mean, torch.where(passed, 1.0, under), buffers, alive)
+
+
+def _merged_buffer(total: Tensor, old: Tensor, weight: Tensor, alive: Tensor) -> Tensor:
+    wide = (-1, *(1,) * (old.dim() - 1))
+    new = (total / weight.view(wide)).to(old.dtype) if old.is_floating_point() else total
+    return torch.where(alive.view(wide), new, old)

@@ -1,0 +1,374 @@
+"""Plays rounds for a list of runs that share model, input shape and batch size; a run alone is a fleet of one.
+
+Everything is batched over runs: local training over all sampled clients of all runs, tally and mask and server over
+[run, entry], evaluation over runs. What a run draws depends on its own seed, round and clients alone, so it draws the
+same alone and in company. The state goes in and comes out as plain data, so a run can be stopped and resumed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgma.data.augmentations import augmented
+from fedgma.errors import ConfigError
+from fedgma.seeds import seed
+from fedgma.simulation.batched import controls, tallies
+from fedgma.simulation.batched import optimizers as servers
+from fedgma.simulation.batched import votes as statistics
+from fedgma.simulation.sampling import draw_cohorts, draw_orders
+from fedgma.simulation.spec import AGGREGATORS, Round, RunSpec, mask_tables
+from fedgma.simulation.state import State, restored
+from fedgma.training import memory
+from fedgma.training.choose import choose, choose_scorer
+from fedgma.training.cuda_graphs import float32_precision
+from fedgma.training.evaluation import Scorer, client_means, sample_scores
+from fedgma.training.gradients import named_tensors
+from fedgma.training.models import build
+from fedgma.training.same_pools import distinct
+from fedgma.training.task import (
+    Cohort,
+    LocalTrainer,
+    Pool,
+    Stacked,
+    Task,
+    effective_steps,
+    flatten,
+    ship,
+    stack,
+    unflatten,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """What does not change from round to round: runs, model, trainer, tables on the device."""
+
+    specs: tuple[RunSpec, ...]
+    model: nn.Module
+    shapes: tuple[tuple[str, torch.Size], ...]  # of the trainable parameters, in order
+    train: LocalTrainer
+    score: Scorer
+    precision: str
+    pools: tuple[Pool, ...]  # distinct training pools
+    pool: np.ndarray  # [run], which of them
+    tests: tuple[dict[str, Pool], ...]  # per run, by name; equal ones are one object
+    servers: servers.Servers
+    masks: tuple[Tensor, Tensor] | None
+    controls: controls.Controls | None
+    clients: Tensor  # int64 [run, 1], how many there are
+    layers: statistics.Layers
+    client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
+    chunk: int  # lanes trained at a time
+    eval_batch: int
+    device: torch.device
+
+
+def assemble(
+    specs: Sequence[RunSpec],
+    *,
+    trainer: str = "auto",
+    precision: str = "fp32",
+    budget: int | None = None,
+    chunk: int | None = None,
+    form: bool = True,
+) -> Fleet:
+    """Check that the runs fit together and prepare everything that does not change from round to round.
+
+    `trainer`, `precision` and `form` are those of `trainers.choose`. `budget` is the memory for lanes in
+    bytes; by default a share of the device's. `chunk` sets the number of lanes trained at a time outright.
+    """
+    specs = tuple(specs)
+    _check_together(specs)
+    pools, pool = distinct([spec.federation.train for spec in specs], apart=("home",))
+    pools = tuple(augmented(one, specs[0].augment) for one in pools)
+    sample = pools[0]
+    device = sample.y.device
+    model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
+    shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
+    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget)
+    return Fleet(
+        specs=specs,
+        model=model,
+        shapes=shapes,
+        train=choose(trainer, model, pools, precision=precision, form=form),
+        score=choose_scorer(trainer, model, sample, form=form),
+        precision=precision,
+        pools=pools,
+        pool=pool,
+        tests=_shared_tests(specs),
+        servers=servers.lay_out(specs, device),
+        masks=mask_tables(specs, device),
+        controls=controls.lay_out(specs, shapes, device),
+        clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
+        layers=statistics.lay_out(shapes, device),
+        client_tests=tuple(_client_tests(spec, device) for spec in specs),
+        chunk=chunk or cost.lanes,
+        eval_batch=max(1, cost.samples // len(specs)),
+        device=device,
+    )
+
+
+def start(fleet: Fleet) -> State:
+    """The state before the first round: every run's own initial weights."""
+    drawn = [_initial(fleet, spec) for spec in fleet.specs]
+    params = flatten(stack([p for p, _ in drawn]))
+    scaffold = any(spec.scaffold for spec in fleet.specs)
+    variates = [torch.zeros(len(s.federation.clients), params.shape[1]) if s.scaffold else None for s in fleet.specs]
+    return State(
+        rounds=np.zeros(len(fleet.specs), np.int64),
+        params=params,
+        buffers=stack([b for _, b in drawn]),
+        moments=servers.init_moments(fleet.servers, params),
+        control=torch.zeros_like(params) if scaffold else None,
+        variates=tuple(None if v is None else v.to(fleet.device) for v in variates),
+        looks=(None,) * len(fleet.specs),
+    )
+
+
+def play(
+    specs: Sequence[RunSpec], states: Sequence[dict[str, np.ndarray]] | None = None, **options: object
+) -> Iterator[Round]:
+    """Play all runs to their last round, round by round; `states` resumes where exported states left off.
+
+    Options are those of `assemble`. Reading a round's records waits for the device; not reading them does not.
+    """
+    fleet = assemble(specs, **options)  # type: ignore[arg-type]
+    state = start(fleet) if states is None else restore(fleet, states)
+    while any(state.rounds[run] < spec.rounds for run, spec in enumerate(fleet.specs)):
+        state, played = play_round(fleet, state)
+        yield replace(played, state=state)
+
+
+def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
+    """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
+    busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
+    cohorts = draw_cohorts(fleet.specs, state.rounds + 1, busy)
+    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
+    drift = torch.zeros_like(sums.total) if state.control is not None else None
+    zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
+    counted = [_train_chunk(fleet, state, lanes, sums, drift, zeros) for lanes in _chunks(cohorts, fleet.chunk)]
+    merged = controls.apply(fleet.controls, tallies.merge(sums, fleet.masks, state.buffers))
+    params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
+    control = state.control
+    if control is not None and drift is not None:
+        control = control + (drift / fleet.clients).float()
+    rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
+    state = replace(state, rounds=rounds, params=params, buffers=merged.buffers, moments=moments, control=control)
+    played = replace(_record(fleet, state, cohorts, sums, merged, zeros), counted=tuple(counted))
+    return replace(state, looks=_look(fleet, state, sums)), played
+
+
+def _train_chunk(
+    fleet: Fleet, state: State, lanes: list[tuple[int, int]], sums: tallies.Sums, drift: Tensor | None, zeros: Tensor
+) -> tuple[np.ndarray, np.ndarray, Tensor]:
+    """Train some lanes and count them; gives back whose they are and which were counted."""
+    cohort, weights = lay_cohort(fleet, state, lanes)
+    start = unflatten(state.params, fleet.shapes)
+    correction = _correction(state, cohort) if state.control is not None else None
+    named = unflatten(correction, fleet.shapes) if correction is not None else None
+    trained = fleet.train(Task(fleet.model, cohort, fleet.pools, start, state.buffers, named))
+    updates = trained.flat
+    metrics = torch.stack([trained.loss, trained.accuracy], 1)
+    counted = tallies.add(sums, cohort.run, weights, updates, trained.buffers, metrics)
+    measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
+    rows = np.flatnonzero(np.isin(cohort.run, measured))
+    if len(rows):
+        picked: slice | Tensor = slice(None) if len(rows) == cohort.lanes else ship(rows, fleet.device)
+        owner = ship(cohort.run[rows], fleet.device)
+        statistics.count_zeros(zeros, owner, fleet.layers, updates[picked], counted[picked])
+    if drift is not None and state.control is not None:
+        _update_variates(fleet, state, cohort, updates, counted, drift)
+    return cohort.run, cohort.client, counted
+
+
+def lay_cohort(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[Cohort, np.ndarray]:
+    """The cohort of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
+    runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
+    specs = [fleet.specs[run] for run, _ in lanes]
+    drawn = draw_orders(specs, state.rounds[runs] + 1, clients)
+    rates = {n: np.array([getattr(s, n) for s in specs], np.float32) for n in ("lr", "momentum", "mu", "clip")}
+    return Cohort(runs, clients, fleet.pool[runs], *drawn.batches, seeds=drawn.seeds, **rates), drawn.samples
+
+
+def _correction(state: State, cohort: Cohort) -> Tensor:
+    """SCAFFOLD's c - c_i for every lane; zero for lanes of runs without it."""
+    assert state.control is not None
+    rows = []
+    for run, client in zip(cohort.run.tolist(), cohort.client.tolist(), strict=True):
+        own = state.variates[run]
+        rows.append(torch.zeros_like(state.control[run]) if own is None else state.control[run] - own[client])
+    return torch.stack(rows)
+
+
+def _update_variates(
+    fleet: Fleet, state: State, cohort: Cohort, updates: Tensor, counted: Tensor, drift: Tensor
+) -> None:
+    """SCAFFOLD's option II: c_i moves to the mean gradient of its local steps; `drift` gathers the changes.
+
+    c_i+ = c_i - c + (w_global - w_local) / (K lr). Under momentum K is the number of plain gradients that the
+    displacement amounts to, else the variates would be too large by up to 1 / (1 - momentum).
+    """
+    assert state.control is not None
+    scale = cohort.lr * effective_steps(cohort.steps, cohort.momentum)
+    change = (
+        -state.control[ship(cohort.run, fleet.device)] - updates / ship(scale.astype(np.float32), fleet.device)[:, None]
+    )
+    change = torch.where(counted[:, None], change, 0.0)
+    for lane, (run, client) in enumerate(zip(cohort.run.tolist(), cohort.client.tolist(), strict=True)):
+        own = state.variates[run]
+        if own is not None:
+            own[client] += change[lane]
+            drift[run] += change[lane]
+
+
+def _record(
+    fleet: Fleet,
+    state: State,
+    cohorts: dict[int, np.ndarray],
+    sums: tallies.Sums,
+    merged: tallies.Merged,
+    zeros: Tensor,
+) -> Round:
+    """The round's numbers, still on the device."""
+    weight = sums.weight.clamp(min=1)[:, None]
+    columns = [sums.metrics / weight, sums.clients[:, None].double(), sums.weight[:, None]]
+    mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
+    agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
+    columns += [mask[:, None].double(), agreement[:, None].double()]
+    scores, clients = _evaluate(fleet, state, sorted(cohorts))
+    return Round(
+        rounds=state.rounds.copy(),
+        cohorts=cohorts,
+        table=torch.cat(columns, 1),
+        scores=scores,
+        votes={
+            run: _count_votes(fleet, state, run, sums, merged, zeros[run])
+            for run in cohorts
+            if fleet.specs[run].is_measured(int(state.rounds[run]))
+        },
+        client_scores=clients,
+    )
+
+
+def _count_votes(
+    fleet: Fleet, state: State, run: int, sums: tallies.Sums, merged: tallies.Merged, zeros: Tensor
+) -> statistics.VoteCounts:
+    rule = _rule(fleet, run)
+    mask = None if rule is None or merged.mask is None else merged.mask[run]
+    votes, clients, mean = sums.votes[run], sums.clients[run], merged.mean[run]
+    before = state.looks[run]
+    most = fleet.specs[run].cohort
+    return statistics.count(votes, clients, fleet.layers, mean, mask, most=most, zeros=zeros, rule=rule, before=before)
+
+
+def _rule(fleet: Fleet, run: int) -> tuple[Tensor, Tensor] | None:
+    """A run's row of the mask tables; None where it does not mask."""
+    masked = AGGREGATORS[fleet.specs[run].aggregator] is not None
+    return (fleet.masks[0][run], fleet.masks[1][run]) if masked and fleet.masks is not None else None
+
+
+def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor, Tensor] | None, ...]:
+    """Which entries passed, of the runs whose votes were looked at in their turn.
+
+    An extra look at the last round is not kept: the run may go on, and a longer one would not have taken it.
+    """
+    looks = list(state.looks)
+    for run, spec in enumerate(fleet.specs):
+        round, rule = int(state.rounds[run]), _rule(fleet, run)
+        if rule is not None and spec.is_measured(round, extra=False):
+            looks[run] = statistics.look(sums.votes[run], sums.clients[run], rule[0], round, looks[run])
+    return tuple(looks)
+
+
+def _evaluate(
+    fleet: Fleet, state: State, runs: list[int]
+) -> tuple[dict[str, tuple[np.ndarray, Tensor]], dict[int, Tensor]]:
+    """The runs whose turn it is, on each of their test pools: name -> (runs, [run, 2]); and run -> [client]."""
+    found: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
+    clients: dict[int, Tensor] = {}
+    due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
+    for name, pool, rows in _test_pools(fleet, due):
+        picked = ship(rows, fleet.device)
+        params = unflatten(state.params[picked], fleet.shapes)
+        buffers = {key: value[picked] for key, value in state.buffers.items()}
+        with float32_precision(fleet.precision):
+            loss, hit = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
+        found.setdefault(name, []).append((rows, torch.stack([loss.mean(1), hit.float().mean(1)], 1)))
+        for row, run in enumerate(rows.tolist()):
+            if name == "test" and (own := fleet.client_tests[run]) is not None:
+                clients[run] = client_means(hit[row], own)
+    return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in found.items()}, clients
+
+
+def _client_tests(spec: RunSpec, device: torch.device) -> Tensor | None:
+    """The clients' test samples as one table, padded with -1."""
+    own = getattr(spec.federation, "client_tests", None) if spec.per_client else None
+    if own is None:
+        return None
+    table = np.full((len(own), max(map(len, own))), -1, np.int64)
+    for client, index in enumerate(own):
+        table[client, : len(index)] = index
+    return torch.from_numpy(table).to(device)
+
+
+def _test_pools(fleet: Fleet, runs: list[int]) -> list[tuple[str, Pool, np.ndarray]]:
+    """Every test pool to look at, with the runs that share it."""
+    groups: dict[tuple[str, int], tuple[Pool, list[int]]] = {}
+    for run in runs:
+        for name, pool in fleet.tests[run].items():
+            groups.setdefault((name, id(pool)), (pool, []))[1].append(run)
+    return [(name, pool, np.array(rows)) for (name, _), (pool, rows) in groups.items()]
+
+
+def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
+    """The test pools of each run, with equal pools made one, so that runs are evaluated on them together."""
+    named = [spec.test_pools() for spec in specs]
+    pools, place = distinct([pool for own in named for pool in own.values()])
+    where = iter(place.tolist())
+    return tuple({name: pools[next(where)] for name in own} for own in named)
+
+
+def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
+    """The fleet's state out of one exported state for each run."""
+    if len(states) != len(fleet.specs):
+        raise ConfigError(f"expected one state for each of {len(fleet.specs)} runs, got {len(states)}")
+    return restored(fleet, start(fleet), states)
+
+
+def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
+    sample = spec.federation.train
+    model = build(spec.model, _input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
+    params, buffers = named_tensors(model)
+    return {name: value.detach() for name, value in params.items()}, buffers
+
+
+def _chunks(cohorts: dict[int, np.ndarray], size: int) -> Iterator[list[tuple[int, int]]]:
+    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others."""
+    lanes = [(run, int(client)) for run, clients in cohorts.items() for client in clients]
+    pieces = -(-len(lanes) // size)
+    step = -(-len(lanes) // max(pieces, 1))  # all but the last alike: one shape to compile
+    for begin in range(0, len(lanes), max(step, 1)):
+        yield lanes[begin : begin + step]
+
+
+def _input_shape(pool: Pool) -> tuple[int, ...]:
+    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
+    return tuple(pool.batch(none, none)[0].shape[1:])
+
+
+def _check_together(specs: tuple[RunSpec, ...]) -> None:
+    if not specs:
+        raise ConfigError("a fleet needs at least one run")
+    for spec in specs:
+        shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
+        same = all(getattr(spec, name) == getattr(specs[0], name) for name in ("model", "batch_size", "augment"))
+        if not same or shape != first:
+            raise ConfigError(
+                "the runs of a fleet share model, batch size, augmentation and input shape; "
+                "play the others in a fleet of their own"
+            )
+        if spec.federation.train.y.device != specs[0].federation.train.y.device:
+            raise ConfigError("the runs of a fleet are on one device")

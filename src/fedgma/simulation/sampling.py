@@ -1,0 +1,69 @@
+"""What runs draw for a round: the clients that take part and the order of their samples.
+
+A draw depends on federation, seed, round and client alone, so the arms of a comparison draw alike; here each draw is
+made once, however many runs share it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedgma.data.augmentations import vary
+from fedgma.seeds import generator, seed
+from fedgma.simulation.spec import RunSpec
+from fedgma.training.task import batch_order, stack_orders
+
+
+class Drawn(NamedTuple):
+    """What lanes drew."""
+
+    batches: tuple[np.ndarray, np.ndarray, np.ndarray]  # order [lane], orders [order, step, batch], counts [lane, step]
+    seeds: np.ndarray  # int64 [lane], of dropout masks
+    samples: np.ndarray  # int64 [lane], how many a client has
+
+
+def draw_cohort(spec: RunSpec, round: int) -> np.ndarray:
+    """The clients sampled in a round, uniformly and without replacement, in rising order; empty ones are left out."""
+    drawn = generator(spec.seed, "cohort", round).choice(len(spec.federation.clients), spec.cohort, replace=False)
+    return np.array([client for client in np.sort(drawn) if len(spec.federation.clients[client])], np.int64)
+
+
+def draw_cohorts(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Sequence[int]) -> dict[int, np.ndarray]:
+    """The clients of some runs in their rounds [run]; runs that draw alike share one array."""
+    drawn: dict[tuple[int, ...], np.ndarray] = {}
+    cohorts = {}
+    for run in runs:
+        spec, round = specs[run], int(rounds[run])
+        key = (id(spec.federation), spec.seed, round, spec.cohort)
+        if key not in drawn:
+            drawn[key] = draw_cohort(spec, round)
+        cohorts[run] = drawn[key]
+    return cohorts
+
+
+def draw_orders(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> Drawn:
+    """The batches of lanes: run, round and client of each are given."""
+    own = [spec.federation.clients[client] for spec, client in zip(specs, clients.tolist(), strict=True)]
+    place: dict[tuple[int | None, ...], int] = {}
+    firsts: list[int] = []  # the lanes that draw
+    order = np.empty(len(specs), np.int64)
+    for lane, (spec, round, client) in enumerate(zip(specs, rounds.tolist(), clients.tolist(), strict=True)):
+        lengths = (spec.local_epochs, spec.batch_size, spec.local_steps)  # augmentation is the same in a fleet
+        key = (id(own[lane]), spec.seed, round, client, *lengths)
+        order[lane] = place.setdefault(key, len(place))
+        if len(place) > len(firsts):
+            firsts.append(lane)
+    drawn = [_draw(specs[lane], int(rounds[lane]), int(clients[lane]), own[lane]) for lane in firsts]
+    orders, counts = stack_orders(drawn, specs[0].batch_size)
+    seeds = [seed(specs[lane].seed, "dropout", int(rounds[lane]), int(clients[lane])) for lane in firsts]
+    samples = np.array([len(samples) for samples in own], np.int64)
+    return Drawn((order, orders, counts[order]), np.array(seeds, np.int64)[order], samples)
+
+
+def _draw(spec: RunSpec, round: int, client: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A client's batches of a round, and how many samples of each are real."""
+    key = {"seed": spec.seed, "round": round, "client": client}
+    size, epochs, steps = spec.batch_size, spec.local_epochs, spec.local_steps
+    index, counts = batch_order(samples, **key, epochs=epochs, batch=size, steps=steps)
+    return vary(index, spec.augment, **key), counts

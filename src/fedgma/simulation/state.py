@@ -1,0 +1,85 @@
+"""Where the runs of a fleet stand, and that as plain arrays: enough to stop, and to go on bit-identically."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.aggregation.optimizers import MOMENTS
+from fedgma.simulation.batched import optimizers as servers
+from fedgma.training.task import Stacked, flatten, unflatten
+
+if TYPE_CHECKING:
+    from fedgma.simulation.fleet import Fleet
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where all runs stand, run axis first; `export` and `restore` make plain data of it."""
+
+    rounds: np.ndarray  # int64 [run], rounds played
+    params: Tensor  # float32 [run, entry]
+    buffers: Stacked
+    moments: servers.Moments
+    control: Tensor | None  # [run, entry], SCAFFOLD's c
+    variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
+    # per run, the round in which its votes were last looked at (0 is never) and which entries passed
+    looks: tuple[tuple[Tensor, Tensor] | None, ...]
+
+
+def export(fleet: "Fleet", state: State, run: int) -> dict[str, np.ndarray]:
+    """One run's state as plain arrays: enough to go on bit-identically, alone or in another fleet."""
+    plain = {"round": np.array(state.rounds[run])}
+    moments = {part: getattr(state.moments, part) for part in MOMENTS[fleet.specs[run].server]}
+    for part, flat in {"params": state.params, **moments}.items():
+        named = unflatten(flat[run : run + 1], fleet.shapes)
+        plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
+    plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
+    own = state.variates[run]
+    if own is not None and state.control is not None:
+        plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": own.cpu().numpy().copy()}
+    if (look := state.looks[run]) is not None and int(look[0]):
+        plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
+    return plain
+
+
+def restored(fleet: "Fleet", fresh: State, states: Sequence[dict[str, np.ndarray]]) -> State:
+    """The state of a fleet out of exported ones; `fresh` is the state that it would start from."""
+
+    def rows(part: str, given: Tensor) -> Tensor:
+        """As exported; what a run has not is as it starts."""
+        table = given.clone()
+        for run, plain in enumerate(states):
+            if part == "params" or part in MOMENTS[fleet.specs[run].server]:
+                named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in fleet.shapes}
+                table[run] = flatten(named)[0].to(fleet.device)
+        return table
+
+    buffers = {
+        n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers
+    }
+    variates, control = list(fresh.variates), fresh.control
+    for run, plain in enumerate(states):
+        if variates[run] is not None and control is not None:
+            variates[run] = torch.from_numpy(plain["variates"]).to(fleet.device, copy=True)
+            control[run] = torch.from_numpy(plain["control"]).to(fleet.device)
+    return State(
+        rounds=np.array([int(s["round"]) for s in states], np.int64),
+        params=rows("params", fresh.params),
+        buffers=buffers,
+        moments=servers.Moments(rows("z", fresh.moments.z), rows("v", fresh.moments.v)),
+        control=control,
+        variates=tuple(variates),
+        looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
+    )
+
+
+def _restored_look(fleet: "Fleet", plain: dict[str, np.ndarray], entries: int) -> tuple[Tensor, Tensor] | None:
+    if "look/passed" not in plain:
+        return None
+    passed = np.unpackbits(plain["look/passed"], count=entries).astype(bool)
+    round = torch.tensor(int(plain["look/round"]), device=fleet.device)
+    return round, torch.from_numpy(passed).to(fleet.device)

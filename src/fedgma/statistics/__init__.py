@@ -1,0 +1,1 @@
+"""What runs say: arms over seeds, paired comparisons, verdicts."""

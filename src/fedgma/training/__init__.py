@@ -1,0 +1,1 @@
+"""Local training: models, the reference loop, lanes, and what is fast."""

@@ -1,0 +1,265 @@
+"""Lanes on a GPU: the step compiled, captured in a CUDA graph and replayed; no wait for the device inside a round.
+
+A station holds the static tensors of so many lanes. A round copies its arrays into them, resets the weights, and
+replays one graph a step; the graph finds its row of the batch table by a counter on the device. A cohort with fewer
+lanes than the station is filled up with idle ones, so that few shapes are ever compiled.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedgma.training import lanes
+from fedgma.training.fast.compile import compiled
+from fedgma.training.gradients import GradientFunction, mixes_samples
+from fedgma.training.lanes import Bench, Features, Work
+from fedgma.training.task import LANE_WISE, Cohort, Pool, Stacked, Task, Trained, keyed_generators, ship, ship_batches
+
+log = logging.getLogger(__name__)
+SHRINK = 4  # every size of the work is compiled for itself, so there are few
+FEWEST = 8  # steps that are worth a size of their own
+WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
+
+
+@contextmanager
+def float32_precision(precision: str) -> Iterator[None]:
+    """Inside, float32 products keep its accuracy ("fp32") or may use TF32 ("tf32", "bf16"); outside it is as before."""
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    loose = precision != "fp32"
+    torch.set_float32_matmul_precision("high" if loose else "highest")
+    torch.backends.cudnn.allow_tf32 = loose
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@dataclass
+class Station:
+    """Static tensors for so many lanes, and the graphs that work on them."""
+
+    bench: Bench
+    rows: Tensor  # [lane]: row of the starting weights
+    step: Tensor  # [1], the row of the batch table that comes next
+    features: Features
+    graphs: dict[tuple[int, int, int, bool], Callable[[], None]] = field(default_factory=dict)  # of pool and work
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes fit."""
+        return len(self.rows)
+
+
+class Engine:
+    """A local trainer for a GPU; called like `lanes.train`. It keeps compiled steps, and nothing of a run."""
+
+    def __init__(
+        self,
+        gradients: GradientFunction,
+        *,
+        padding: bool = False,
+        inputs_last: bool = False,
+        precision: str = "fp32",
+        compile: bool = True,
+        graphs: bool = True,
+    ) -> None:
+        self.gradients = gradients
+        self.padding = padding  # whether the gradients keep padding from the real samples of any batch
+        self.inputs_last = inputs_last  # how the gradients want the weights of convolutions in memory
+        self.precision = precision
+        self.graphs = graphs
+        self.learn: Callable[..., None] = compiled(_step) if compile else _step
+        self.start_up = 0.0  # seconds spent on compiling and capturing
+        self._stations: list[Station] = []
+        self._memory: Any = None  # of the graphs
+
+    def __call__(self, task: Task) -> Trained:
+        """Train all lanes of the cohort; see `lanes.train`. A graph has one pool: those of others come after it."""
+        cohort, pools = task.cohort, task.pools
+        groups = [np.flatnonzero(cohort.pool == one) for one in np.unique(cohort.pool)]
+        if len(groups) == 1:
+            return self._train(task, pools[cohort.pool[0]])
+        device = pools[0].y.device
+        parts = []
+        for rows in groups:
+            own = lanes.take_rows(task.correction, ship(rows, device)) if task.correction else None
+            part = task._replace(cohort=cohort.take(rows), correction=own)
+            parts.append(self._train(part, pools[cohort.pool[rows[0]]]))
+        return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
+
+    def _train(self, task: Task, pool: Pool) -> Trained:
+        """Lanes whose samples are all in one pool."""
+        model, cohort, _, start, buffers, correction = task
+        order = np.argsort(-cohort.steps, kind="stable")
+        cohort, device = cohort.take(order), pool.y.device
+        if correction:
+            correction = lanes.take_rows(correction, ship(order, device))
+        model.train()
+        exact = not self.padding and mixes_samples(model)
+        with float32_precision(self.precision), keyed_generators(device, int(cohort.seeds[0])):
+            station = self._station(cohort, device, start, buffers, correction)
+            filled = _filled(cohort, station)
+            works = lanes.schedule(filled.counts, exact=exact, batch=cohort.batch, shrink=SHRINK, fewest=FEWEST)
+            if not all(work.all_busy for work in works):  # one way of playing all steps: half as much to compile
+                works = [work._replace(all_busy=False) for work in works]
+            _load(station, filled, start, buffers, correction)
+            for work in works:
+                self._play(station, work, pool)
+            trained = lanes.finish(station.bench, start, station.rows, order)
+            # the next cohort is trained on the same bench
+            return trained._replace(buffers={name: value.clone() for name, value in trained.buffers.items()})
+
+    def _play(self, station: Station, work: Work, pool: Pool) -> None:
+        if not isinstance(work.lanes, int):
+            alone = np.zeros(station.lanes, np.int64)
+            lanes.play(station.bench, work, (pool,), alone, station.features, self.gradients)
+            station.step.fill_(work.step + 1)
+            return
+        key = (id(pool), work.lanes, work.batch, work.all_busy)
+        if key not in station.graphs:
+            with keyed_generators(station.step.device, 0):  # trying a step out must not use up the round's draws
+                station.graphs[key] = self._prepare(station, work, pool)
+        station.graphs[key]()
+
+    def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
+        """The step for this many lanes, compiled and captured; the bench is left as it was."""
+        assert isinstance(work.lanes, int)
+        part = station.bench if work.lanes == station.lanes else lanes.take_part(station.bench, slice(work.lanes))
+        begun, kept = time.perf_counter(), [value.clone() for value in _changing(station)]
+
+        def restore() -> None:
+            for value, old in zip(_changing(station), kept, strict=True):
+                value.copy_(old)
+
+        def step_with(learn: Callable[..., None]) -> Callable[[], None]:
+            return lambda: learn(part, station.step, pool, station.features, self.gradients, work.batch, work.all_busy)
+
+        call = step_with(self.learn)
+        try:
+            call()
+        except Exception as error:  # compilers fail in many ways; the step itself is fine
+            log.warning("the step could not be compiled and runs as it is: %s", str(error).splitlines()[0])
+            self.learn = _step
+            call = step_with(self.learn)
+        restore()
+        if self.graphs and station.step.device.type == "cuda":
+            call = self._captured(call, restore)
+        seconds = time.perf_counter() - begun
+        self.start_up += seconds
+        log.info("prepared a step of %d lanes x %d samples in %.1f s", work.lanes, work.batch, seconds)
+        return call
+
+    def _captured(self, step: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
+        """The step as a CUDA graph, or as it is where the model cannot be captured."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                step()
+                restore()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # graphs of an engine never run at the same time and keep nothing, so they share their memory
+            self._memory = self._memory or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._memory):
+                step()
+        except RuntimeError as error:
+            log.warning("the step could not be captured and is launched piece by piece: %s", str(error).splitlines()[0])
+            self._memory = None
+            return step
+        return graph.replay
+
+    def _station(
+        self, cohort: Cohort, device: torch.device, start: Stacked, buffers: Stacked, correction: Stacked | None
+    ) -> Station:
+        """A station that the cohort fits on, and fills at least half of; a new one where there is none."""
+        features = lanes.features_of(cohort, correction)
+        steps = cohort.counts.shape[1]
+        for station in self._stations:
+            room = station.lanes // 2 < cohort.lanes <= station.lanes and steps <= len(station.bench.counts)
+            if room and station.features == features:
+                return station
+        self._stations = [s for s in self._stations if s.lanes != cohort.lanes or s.features != features]
+        if not any(station.graphs for station in self._stations):
+            self._memory = None  # it went with the last of its graphs
+        rows = ship(cohort.run, device)
+        bench = lanes.lay_out(cohort, features, start, buffers, rows, inputs_last=self.inputs_last)
+        # room for other cohorts: the number of steps is part of the compiled shape
+        room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
+        bench.counts = F.pad(bench.counts, (0, 0, 0, room))
+        bench.index = F.pad(bench.index, (0, 0, 0, 0, 0, room))
+        station = Station(bench, rows, torch.zeros(1, dtype=torch.int64, device=rows.device), features)
+        self._stations.append(station)
+        return station
+
+
+def _step(
+    bench: Bench,
+    step: Tensor,
+    pool: Pool,
+    features: Features,
+    gradients: GradientFunction,
+    batch: int,
+    all_busy: bool,
+) -> None:
+    """Fetch the next batch and learn from it; the counter moves on."""
+    index = bench.index.index_select(0, step)[0, :, :batch]
+    count = bench.counts.index_select(0, step)[0]
+    x, y = pool.batch(index, bench.client[:, None])
+    lanes.learn(bench, x, y, count, features, gradients, all_busy=all_busy)
+    step.add_(1)
+
+
+def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
+    """Lanes that were trained in groups, as one; `back` puts them into their order."""
+    buffers = {name: torch.cat([part.buffers[name] for part in parts])[back] for name in parts[0].buffers}
+    flat, loss, accuracy = (
+        torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.accuracy) for p in parts), strict=True)
+    )
+    return Trained(flat, parts[0].shapes, buffers, loss, accuracy)
+
+
+def _changing(station: Station) -> list[Tensor]:
+    """What a step changes: preparing one must leave it as it was."""
+    bench = station.bench
+    stacks = (bench.params, bench.momentum, bench.buffers)
+    return [*(v for part in stacks for v in part.values()), bench.loss, bench.hits, station.step]
+
+
+def _filled(cohort: Cohort, station: Station) -> Cohort:
+    """The cohort with idle lanes at the end and empty steps, as large as the station."""
+    idle = station.lanes - cohort.lanes
+    if not idle:
+        return cohort
+    counts = np.pad(cohort.counts, ((0, idle), (0, 0)))
+    padded = {name: np.pad(getattr(cohort, name), (0, idle), mode="edge") for name in LANE_WISE}
+    return replace(cohort, counts=counts, **padded)
+
+
+def _load(station: Station, cohort: Cohort, start: Stacked, buffers: Stacked, correction: Stacked | None) -> None:
+    """Copy a round into the station's tensors, without waiting."""
+    bench, device, steps = station.bench, station.rows.device, cohort.counts.shape[1]
+    station.rows.copy_(ship(cohort.run, device))
+    bench.index[:steps].copy_(ship_batches(cohort, device))
+    bench.counts.zero_()
+    bench.counts[:steps].copy_(ship(cohort.counts.T, device))
+    bench.client.copy_(ship(cohort.client, device))
+    bench.rates.copy_(ship(lanes.rates_of(cohort), device))
+    for source, targets in ((start, (bench.params, bench.anchor)), (buffers, (bench.buffers,))):
+        for target in targets:
+            for name, value in target.items():
+                torch.index_select(source[name], 0, station.rows, out=value)
+    for name, value in (correction or {}).items():
+        bench.correction[name][: len(value)].copy_(value)
+    for value in (*bench.momentum.values(), bench.loss, bench.hits, station.step):
+        value.zero_()

@@ -1,0 +1,1 @@
+"""Compiled CPU kernels: LeNet and logistic regression."""

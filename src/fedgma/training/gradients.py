@@ -1,0 +1,109 @@
+"""Gradients of many lanes at once, for any module that torch.func accepts.
+
+A gradient function takes stacked parameters and buffers, a batch [lane, batch, ...] and the number of real samples of
+each lane's batch. It gives stacked gradients of each lane's mean loss, the new buffers, and the sum of losses and the
+number of hits over the real samples. `lane_gradients` makes one out of any module; `forms` has hand-written ones.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from fedgma.errors import ConfigError
+from fedgma.training.task import Pool, Stacked, keyed_generators
+
+
+class Product(NamedTuple):
+    """A dense layer's weight gradient that is not multiplied out: a step can then add it to the weights at once."""
+
+    left: Tensor  # [lane, sample, out]
+    right: Tensor  # [lane, sample, in]
+
+    def tensor(self) -> Tensor:
+        """The gradient [lane, out, in]."""
+        product = self.left.transpose(1, 2) @ self.right
+        return product.float() if product.dtype == torch.bfloat16 else product
+
+
+Found = Mapping[str, Tensor | Product]
+Gradients = tuple[Found, Stacked, Tensor, Tensor]  # gradients, buffers, loss sum [lane], hits [lane]
+GradientFunction = Callable[[Stacked, Stacked, Tensor, Tensor, Tensor], Gradients]
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+def batch_loss(logits: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean loss, loss sum and hits of the first `count` rows of a batch; the rest is padding.
+
+    >>> mean, total, hits = batch_loss(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]), torch.tensor(2))
+    >>> round(mean.item(), 4), round(total.item(), 4), hits.item()
+    (0.6931, 1.3863, 2)
+    """
+    real = torch.arange(y.shape[-1], device=y.device) < count
+    total = torch.where(real, F.cross_entropy(logits, y, reduction="none"), 0.0).sum()
+    hits = (real & (logits.argmax(-1) == y)).sum()
+    return total / count.clamp(min=1), total, hits
+
+
+def multiplied(grads: Found) -> Stacked:
+    """Gradients as plain tensors."""
+    return {name: value if isinstance(value, Tensor) else value.tensor() for name, value in grads.items()}
+
+
+def lane_gradients(model: nn.Module, precision: str = "fp32") -> GradientFunction:
+    """The gradient function of any module, by `torch.func`: one forward and backward for all lanes."""
+    half = precision == "bf16"
+
+    def loss(
+        params: Stacked, buffers: Stacked, x: Tensor, y: Tensor, count: Tensor
+    ) -> tuple[Tensor, tuple[Stacked, Tensor, Tensor]]:
+        after = {name: value.clone() for name, value in buffers.items()}  # batch normalisation writes into these
+        used = {name: value.bfloat16() for name, value in params.items()} if half else params
+        seen = x.bfloat16() if half and x.is_floating_point() else x
+        logits = functional_call(model, {**used, **after}, (seen,))
+        mean, total, hits = batch_loss(logits.float() if half else logits, y, count)
+        return mean, (after, total.detach(), hits)
+
+    batched = vmap(grad(loss, has_aux=True), randomness="different")
+
+    def gradients(params: Stacked, buffers: Stacked, x: Tensor, y: Tensor, count: Tensor) -> Gradients:
+        grads, (after, total, hits) = batched(params, buffers, x, y, count)
+        return grads, after, total, hits
+
+    return gradients
+
+
+def mixes_samples(model: nn.Module) -> bool:
+    """Whether a sample's output may depend on the rest of its batch, so that padding must not reach the model."""
+    kinds = (nn.modules.batchnorm._BatchNorm,)
+    return any(isinstance(part, kinds) for part in model.modules()) or any(True for _ in model.buffers())
+
+
+def why_not_lanes(model: nn.Module, pool: Pool) -> str | None:
+    """Why a model cannot be trained in lanes, or None where it can: it is tried on two lanes of two samples."""
+    device = pool.y.device
+    params, buffers = ({n: torch.stack([v.detach()] * 2) for n, v in part.items()} for part in named_tensors(model))
+    index, count = torch.zeros((2, 2), dtype=torch.int64, device=device), torch.tensor([2, 2], device=device)
+    x, y = pool.batch(index, index)
+    try:
+        with keyed_generators(device, 0):
+            lane_gradients(model)(params, buffers, x, y, count)
+    except Exception as error:  # any module may fail in its own way; the reason is handed on
+        return f"{type(model).__name__} cannot be vectorised over lanes: {str(error).strip().splitlines()[0][:300]}"
+    return None
+
+
+def named_tensors(model: nn.Module) -> tuple[Stacked, Stacked]:
+    """A module's trainable parameters, and everything else in its state: buffers and frozen parameters."""
+    params: Stacked = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    return params, {name: value for name, value in model.state_dict().items() if name not in params}
+
+
+def check_precision(precision: str) -> str:
+    """The precision itself, if there is such a one."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
+    return precision

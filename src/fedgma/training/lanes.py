@@ -1,0 +1,295 @@
+"""The engine: many clients, of one run or of many, trained at once with the lane axis in front of everything.
+
+Lanes are sorted by their number of steps. A lane that has finished keeps its weights, momentum and buffers to the bit;
+when half of the lanes at work have finished, the work shrinks to the rest. Everything a step needs is on the device
+before the first one, and nothing is read back, so a step can be compiled and captured in a CUDA graph (`engine`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.training.fast.torch_ops import subtract_product
+from fedgma.training.gradients import Found, GradientFunction, Product, lane_gradients, mixes_samples, multiplied
+from fedgma.training.task import (
+    Cohort,
+    Pool,
+    Stacked,
+    Task,
+    Trained,
+    keyed_generators,
+    shapes_of,
+    ship,
+    ship_batches,
+    unflatten,
+)
+
+Rows = slice | Tensor
+
+
+class Work(NamedTuple):
+    """One step of some lanes: which, with how many samples, and whether all of them really take it."""
+
+    step: int
+    lanes: tuple[int, ...] | int  # the first so many, or these
+    batch: int
+    all_busy: bool
+
+
+class Features(NamedTuple):
+    """What the lanes of a cohort need; what none of them needs is left out of the step."""
+
+    momentum: bool
+    prox: bool
+    clip: bool
+    correction: bool
+
+
+@dataclass
+class Bench:
+    """The tensors that the steps of a round work on, all on the device, lane axis first, changed in place."""
+
+    params: Stacked
+    momentum: Stacked  # empty where no lane has momentum, and so the next two
+    anchor: Stacked
+    correction: Stacked
+    buffers: Stacked
+    index: Tensor  # [step, lane, batch]
+    counts: Tensor  # [step, lane]
+    client: Tensor  # [lane]
+    rates: Tensor  # [4, lane]: lr, momentum, mu, clip
+    loss: Tensor  # [lane]
+    hits: Tensor  # [lane]
+
+
+def train(task: Task, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
+    """Train all lanes of the cohort together; the result is that of `loop.train` up to the rounding of float32.
+
+    `padding` says that the gradients keep padding from the real samples of any batch, whatever the model.
+    """
+    model, cohort, pools, start, buffers, correction = task
+    order = np.argsort(-cohort.steps, kind="stable")
+    cohort, device = cohort.take(order), pools[0].y.device
+    features = features_of(cohort, correction)
+    rows = ship(cohort.run, device)
+    bench = lay_out(cohort, features, start, buffers, rows)
+    if correction:
+        bench.correction = take_rows(correction, ship(order, device))
+    find = gradients or lane_gradients(model)
+    model.train()
+    with keyed_generators(device, int(cohort.seeds[0])):
+        exact = not padding and mixes_samples(model)
+        for work in schedule(cohort.counts, exact=exact, batch=cohort.batch):
+            play(bench, work, pools, cohort.pool, features, find)
+    return finish(bench, start, rows, order)
+
+
+def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2, fewest: int = 1) -> list[Work]:
+    """The steps to play, for lanes sorted by falling number of steps; `exact` keeps padding out of every batch.
+
+    The lanes at work are all of them or a `shrink`-th, or a `shrink`-th of that, and so on: few different sizes. They
+    grow no fewer when less than `fewest` steps are left.
+
+    >>> [(w.lanes, w.all_busy) for w in schedule(np.array([[2, 2, 1], [2, 0, 0], [2, 0, 0]]), exact=False, batch=2)]
+    [(3, True), (1, True), (1, True)]
+    """
+    works, size = [], len(counts)
+    for step in range(counts.shape[1]):
+        busy = int((counts[:, step] > 0).sum())
+        if exact:
+            works += _equal_batches(counts[:busy, step], step)
+            continue
+        while -(-size // shrink) >= busy and size > 1 and counts.shape[1] - step >= fewest:
+            size = -(-size // shrink)
+        works.append(Work(step, size, batch, busy == size))
+    return works
+
+
+def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
+    """One piece of work for each batch size that occurs."""
+    sizes = np.unique(counts)
+    if len(sizes) == 1:
+        return [Work(step, len(counts), int(sizes[0]), True)]
+    return [Work(step, tuple(np.flatnonzero(counts == size).tolist()), int(size), True) for size in sizes]
+
+
+def features_of(cohort: Cohort, correction: Stacked | None) -> Features:
+    """What this cohort's hyper-parameters call for."""
+    clips = bool(np.isfinite(cohort.clip).any())
+    return Features(bool(cohort.momentum.any()), bool(cohort.mu.any()), clips, bool(correction))
+
+
+def lay_out(
+    cohort: Cohort, features: Features, start: Stacked, buffers: Stacked, rows: Tensor, *, inputs_last: bool = False
+) -> Bench:
+    """A bench for the cohort, on the device of its rows; one copy for each array of the host.
+
+    `inputs_last` is an order of memory: the weights of a convolution with its inputs side by side.
+    """
+    device, lanes = rows.device, len(rows)
+    params = take_rows(start, rows)
+    if inputs_last:
+        params = {name: _inputs_last(value) for name, value in params.items()}
+    return Bench(
+        params=params,
+        momentum={name: torch.zeros_like(value) for name, value in params.items()} if features.momentum else {},
+        anchor={name: value.clone() for name, value in params.items()} if features.prox else {},
+        correction={name: torch.zeros_like(value) for name, value in params.items()} if features.correction else {},
+        buffers=take_rows(buffers, rows),
+        index=ship_batches(cohort, device),
+        counts=ship(cohort.counts.T, device),
+        client=ship(cohort.client, device),
+        rates=ship(rates_of(cohort), device),
+        loss=torch.zeros(lanes, device=device),
+        hits=torch.zeros(lanes, device=device),
+    )
+
+
+def rates_of(cohort: Cohort) -> np.ndarray:
+    """Hyper-parameters as float32 [4, lane]."""
+    return np.stack([cohort.lr, cohort.momentum, cohort.mu, cohort.clip]).astype(np.float32)
+
+
+def play(
+    bench: Bench,
+    work: Work,
+    pools: Sequence[Pool],
+    pool: np.ndarray,
+    features: Features,
+    gradients: GradientFunction,
+) -> None:
+    """One piece of work, in place; `pool` [lane] says where each lane's samples are."""
+    rows: Rows = slice(work.lanes)
+    if not isinstance(work.lanes, int):
+        rows = ship(np.array(work.lanes), bench.client.device)
+    part = bench if work.lanes == len(bench.client) else take_part(bench, rows)
+    host_rows = slice(work.lanes) if isinstance(work.lanes, int) else list(work.lanes)
+    x, y = gather(pools, pool[host_rows], part.index[work.step, :, : work.batch], part.client)
+    learn(part, x, y, part.counts[work.step], features, gradients, all_busy=work.all_busy)
+    if isinstance(rows, Tensor):
+        _put_back(bench, part, rows)
+
+
+def learn(
+    bench: Bench,
+    x: Tensor,
+    y: Tensor,
+    count: Tensor,
+    features: Features,
+    gradients: GradientFunction,
+    *,
+    all_busy: bool,
+) -> None:
+    """Gradient and step of all lanes on a batch, in place: pure tensor code, to be compiled and captured."""
+    grads, buffers, loss, hits = gradients(bench.params, bench.buffers, x, y, count)
+    busy = None if all_busy else count > 0
+    descend(bench, grads, features, busy)
+    for name, value in buffers.items():
+        bench.buffers[name].copy_(
+            value if busy is None else torch.where(_wide(busy, value), value, bench.buffers[name])
+        )
+    bench.loss.add_(loss)
+    bench.hits.add_(hits)
+
+
+def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None) -> None:
+    """SGD with momentum on every lane, as torch.optim.SGD does it; lanes that are not busy stay as they are."""
+    lr, rho, mu, clip = bench.rates
+    if not any(features):  # nothing needs the gradient itself: products go straight into the weights
+        products = {n: p for n, p in found.items() if isinstance(p, Product) and p.left.dtype == torch.float32}
+        for name, product in products.items():
+            # a lane that is not busy has no loss, so its product is zero
+            subtract_product(bench.params[name], product.left * _wide(lr, product.left), product.right)
+        found = {name: value for name, value in found.items() if name not in products}
+    grads = multiplied(found)
+    if features.prox:
+        grads = {n: g + _wide(mu, g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
+    if features.clip:
+        norm = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
+        scale = (clip / (norm + 1e-6)).clamp(max=1.0)
+        grads = {n: g * _wide(scale, g) for n, g in grads.items()}
+    for name, gradient in grads.items():
+        step = gradient + bench.correction[name] if features.correction else gradient
+        if features.momentum:
+            velocity = bench.momentum[name]
+            step = torch.addcmul(step, velocity, _wide(rho, step))
+            velocity.copy_(step if busy is None else torch.where(_wide(busy, step), step, velocity))
+        move = _wide(lr, step) * step
+        bench.params[name].sub_(move if busy is None else torch.where(_wide(busy, move), move, 0.0))
+
+
+def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Trained:
+    """Updates, buffers, loss and accuracy of the first lanes on the bench, in the order that they came in."""
+    lanes = len(order)
+    if np.array_equal(order, np.arange(lanes)):
+        back: Rows = slice(lanes)
+    else:
+        back = ship(np.argsort(order), rows.device)
+    shapes = shapes_of(bench.params)
+    kind = next(iter(bench.params.values())).dtype
+    flat = torch.empty(len(rows), sum(shape.numel() for _, shape in shapes), dtype=kind, device=rows.device)
+    for name, row in unflatten(flat, shapes).items():
+        began = start[name] if len(start[name]) == 1 else start[name].index_select(0, rows)
+        torch.sub(bench.params[name], began, out=row)
+    seen = bench.counts.sum(0).clamp(min=1)
+    loss, accuracy = (bench.loss / seen)[back], (bench.hits / seen)[back]
+    buffers = {name: value[back] for name, value in bench.buffers.items()}
+    return Trained(flat[back], shapes, buffers, loss, accuracy)
+
+
+def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples [lane, batch, ...] as the lanes' clients see them; lanes of several pools are gathered pool by pool."""
+    used = np.unique(pool)
+    if len(used) == 1:
+        x, y = pools[used[0]].batch(index, client[:, None])
+        return x, y
+    groups = [ship(np.flatnonzero(pool == one), index.device) for one in used]
+    parts = [pools[one].batch(index[rows], client[rows, None]) for one, rows in zip(used, groups, strict=True)]
+    back = ship(np.argsort(np.argsort(pool, kind="stable"), kind="stable"), index.device)
+    x, y = (torch.cat(column).index_select(0, back) for column in zip(*parts, strict=True))
+    return x, y
+
+
+def take_part(bench: Bench, rows: Rows) -> Bench:
+    """Some lanes of the bench: views where they are the first so many, else copies."""
+    return Bench(
+        params=take_rows(bench.params, rows),
+        momentum=take_rows(bench.momentum, rows),
+        anchor=take_rows(bench.anchor, rows),
+        correction=take_rows(bench.correction, rows),
+        buffers=take_rows(bench.buffers, rows),
+        index=bench.index[:, rows],
+        counts=bench.counts[:, rows],
+        client=bench.client[rows],
+        rates=bench.rates[:, rows],
+        loss=bench.loss[rows],
+        hits=bench.hits[rows],
+    )
+
+
+def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
+    """Write the copies of chosen lanes back to their places."""
+    for name in ("params", "momentum", "buffers"):
+        for key, value in getattr(part, name).items():
+            getattr(bench, name)[key].index_copy_(0, rows, value)
+    bench.loss.index_copy_(0, rows, part.loss)
+    bench.hits.index_copy_(0, rows, part.hits)
+
+
+def take_rows(stacked: Stacked, rows: Rows) -> Stacked:
+    """The same rows of every array."""
+    return {name: value[rows] for name, value in stacked.items()}
+
+
+def _inputs_last(weight: Tensor) -> Tensor:
+    """[lane, out, in, row, column] as it was, but [lane, out, row, column, in] in memory; others stay as they are."""
+    return weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if weight.dim() == 5 else weight
+
+
+def _wide(per_lane: Tensor, like: Tensor) -> Tensor:
+    """[lane] as [lane, 1, 1, ...] to multiply with."""
+    return per_lane.view(-1, *(1,) * (like.dim() - 1))

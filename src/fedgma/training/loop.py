@@ -1,0 +1,75 @@
+"""The reference: one client after the other, plain torch, nothing clever.
+
+Everything else is compared with this. It also trains what cannot be vectorised over lanes.
+"""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedgma.training.task import Cohort, Pool, Stacked, Task, Trained, flatten, keyed_generators, shapes_of, stack
+
+
+def train(task: Task) -> Trained:
+    """Train each lane of the cohort."""
+    model, cohort, pools, start, buffers, correction = task
+    model = copy.deepcopy(model)
+    trained = []
+    for lane, run in enumerate(cohort.run.tolist()):
+        weights = {name: value[run] for name, value in start.items()}
+        extra = {name: value[lane] for name, value in correction.items()} if correction else None
+        model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
+        trained.append(train_client(model, cohort, lane, pools[cohort.pool[lane]], weights, extra))
+    updates, after, losses, accuracies = zip(*trained, strict=True)
+    flat = flatten(stack(updates))
+    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(accuracies))
+
+
+def train_client(
+    model: nn.Module, cohort: Cohort, lane: int, pool: Pool, start: Stacked, correction: Stacked | None = None
+) -> tuple[Stacked, Stacked, Tensor, Tensor]:
+    """One client's local training: update, buffers, mean loss and accuracy on the batches as they came.
+
+    The model holds the global weights, of which `start` is a copy, and is left with the client's.
+    """
+    trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    optimizer = torch.optim.SGD(trainable.values(), lr=float(cohort.lr[lane]), momentum=float(cohort.momentum[lane]))
+    device, who = pool.y.device, int(cohort.client[lane])
+    loss_sum, hits, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
+    model.train()
+    with keyed_generators(device, int(cohort.seeds[lane])):
+        batches = cohort.orders[cohort.order[lane]].astype(np.int64)
+        for index, count in zip(batches, cohort.counts[lane].tolist(), strict=True):
+            if count == 0:
+                break
+            x, y = pool.batch(torch.from_numpy(index[:count]).to(device), torch.tensor(who, device=device))
+            optimizer.zero_grad()
+            logits = model(x)
+            loss = F.cross_entropy(logits, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            _adjust(trainable, start, correction, mu=float(cohort.mu[lane]), clip=float(cohort.clip[lane]))
+            optimizer.step()
+            seen += count
+            loss_sum += loss.detach() * count
+            hits += (logits.detach().argmax(1) == y).sum()
+    update = {name: value.detach() - start[name] for name, value in trainable.items()}
+    after = {name: value.detach().clone() for name, value in model.state_dict().items() if name not in trainable}
+    return update, after, loss_sum / max(seen, 1), hits / max(seen, 1)
+
+
+def _adjust(
+    trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, *, mu: float, clip: float
+) -> None:
+    """What the algorithms do to a gradient: pull to the global weights (prox), clip, correct the drift (SCAFFOLD)."""
+    for name, value in trainable.items():
+        if mu and value.grad is not None:
+            value.grad += mu * (value.detach() - start[name])
+    if clip != float("inf"):
+        nn.utils.clip_grad_norm_(trainable.values(), clip)
+    if correction:
+        for name, value in trainable.items():
+            if value.grad is not None:
+                value.grad += correction[name]

@@ -1,0 +1,52 @@
+"""How many lanes fit: what one lane costs is measured on the model itself, and the budget is a share of the device."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedgma.training.task import Pool, keyed_generators
+
+CPU_BUDGET = 512 * 2**20  # bytes; lanes do not get faster beyond a few on a CPU
+CUDA_SHARE = 0.6  # of the card's whole memory, not of what is free: the same chunks, so the same bits, on each start
+
+
+class Capacity(NamedTuple):
+    """What fits at a time."""
+
+    lanes: int
+    samples: int  # of one run, in evaluation
+
+
+def measure(model: nn.Module, pool: Pool, batch: int, *, budget: int | None = None) -> Capacity:
+    """Lanes that can be trained and samples that can be evaluated at a time within the budget in bytes."""
+    device = pool.y.device
+    if budget is None:
+        cuda = device.type == "cuda"
+        budget = int(torch.cuda.get_device_properties(device).total_memory * CUDA_SHARE) if cuda else CPU_BUDGET
+    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    activations = activation_bytes(model, pool, batch)
+    # weights, anchor, momentum, gradient, correction and update; activations and their gradients
+    lane = 6 * weights + 2 * activations
+    return Capacity(max(1, budget // lane), max(1, budget // (4 * max(1, activations // batch))))
+
+
+def activation_bytes(model: nn.Module, pool: Pool, batch: int) -> int:
+    """Bytes that one forward pass of a batch keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    index = torch.zeros(min(2, batch), dtype=torch.int64, device=pool.y.device)
+    before: dict[str, Any] = {name: value.clone() for name, value in model.state_dict().items()}
+    with keyed_generators(pool.y.device, 0), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        x, y = pool.batch(index, index)
+        F.cross_entropy(model(x).float(), y)
+    model.load_state_dict(before)  # the pass may have moved running statistics
+    own = {value.untyped_storage().data_ptr() for value in model.state_dict().values()}
+    size = sum(count for where, count in kept.items() if where not in own)
+    return size * batch // len(index)

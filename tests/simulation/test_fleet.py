@@ -1,0 +1,373 @@
+"""A run alone, in company, chunked, stopped and resumed: the same run."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import fedgma
+from fedgma.data.federation import federate
+from fedgma.data.files import load
+from fedgma.data.partitions import dirichlet, iid
+from fedgma.data.shifts import Colour
+from fedgma.errors import ConfigError
+from fedgma.simulation.fleet import assemble, lay_cohort, play, play_round, restore, start
+from fedgma.simulation.sampling import draw_cohort
+from fedgma.simulation.spec import RunSpec
+from fedgma.simulation.state import export
+from fedgma.training.task import Task, ship_batches, unflatten
+from plain_pools import PlainFederation, make_federation, make_pool
+
+SHAPE = (1, 28, 28)
+UNEVEN = [20, 13, 30, 8, 25, 40]
+SENT = [(0, "gma"), (0, "mean"), (1, "and_mask")]
+
+
+def last(specs, **options):
+    *_, played = play(specs, **options)
+    return played
+
+
+def run_of(federation, **settings):
+    return RunSpec(federation, **{"model": "logistic", "rounds": 3, "cohort": 4, "batch_size": 8, **settings})
+
+
+def fifty_runs():
+    federations = [make_federation(UNEVEN, SHAPE, seed=s) for s in range(2)]
+    federations.append(PlainFederation(federations[0].train, federations[0].test, federations[0].clients[:5]))
+    names, kinds = (
+        ["gma", "mean", "and_mask", "damped_mean", "shuffled_mask"],
+        ["sgd", "momentum", "adagrad", "adam", "yogi"],
+    )
+    return [
+        run_of(
+            federations[i % 3],
+            seed=i,
+            cohort=2 + i % 4,
+            aggregator=names[i % len(names)],
+            tau=0.1 * (i % 10),
+            server=kinds[i % 5],
+            server_lr=1.0 if kinds[i % 5] in ("sgd", "momentum") else 0.01,
+            lr=[0.05, 0.01, 0.1][i % 3],
+            momentum=0.9 * (i % 2),
+            mu=0.1 * (i % 3),
+            local_epochs=1 + i % 2,
+            scaffold=i % 7 == 0,
+            rounds=2 + i % 2,
+        )
+        for i in range(50)
+    ]
+
+
+def relative(one, two):
+    return ((one - two).norm() / one.norm()).item()
+
+
+def test_a_run_alone_and_in_a_fleet_of_fifty_is_the_same_run():
+    specs = fifty_runs()
+    company = {}
+    for played in play(specs, trainer="lanes"):
+        for record in played.records:
+            company[record.run, record.round] = record
+    for run in (0, 3, 7, 14, 22, 33, 49):
+        rounds = list(play([specs[run]], trainer="lanes"))
+        assert len(rounds) == specs[run].rounds
+        for alone in rounds:
+            beside = company[run, alone.records[0].round]
+            assert alone.records[0].cohort == beside.cohort
+            assert alone.records[0].train_loss == pytest.approx(beside.train_loss, rel=1e-5)
+        assert relative(rounds[-1].state.params[0], played.state.params[run]) < 1e-5
+
+
+@pytest.mark.parametrize("scaffold", [False, True])
+def test_lanes_and_loop_give_the_same_run(scaffold):
+    specs = [
+        run_of(make_federation(UNEVEN, SHAPE), model="lenet", scaffold=scaffold, server=kind, server_lr=rate, lr=0.01)
+        for kind, rate in (("sgd", 1.0), ("adam", 0.01))
+    ]
+    one, two = (last(specs, trainer=name).state for name in ("loop", "lanes"))
+    assert relative(one.params, two.params) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def images():
+    mini = load("fmnist-mini")
+    return [federate(mini, dirichlet(mini.train.y, 30, alpha=0.5, seed=s)) for s in (0, 1)]
+
+
+@pytest.mark.parametrize("model", ["lenet", "logistic"])
+def test_compiled_kernels_and_loop_give_the_same_fleet(images, model):
+    pytest.importorskip("numba")
+    specs = [
+        RunSpec(
+            images[i % 2], model=model, rounds=2, cohort=3, seed=i, lr=0.01, local_steps=3, evaluate_every=0, **more
+        )
+        for i, more in enumerate(
+            ({}, {"mu": 0.1, "server": "adam", "server_lr": 0.01}, {"scaffold": True, "clip": 1.0})
+        )
+    ]
+    one, two = (last(specs, trainer=name) for name in ("loop", "kernels"))
+    assert relative(one.state.params, two.state.params) < 1e-5
+    for slow, fast in zip(one.records, two.records, strict=True):
+        assert slow.cohort == fast.cohort
+        assert slow.train_loss == pytest.approx(fast.train_loss, rel=1e-4)
+
+
+def test_a_model_without_a_compiled_kernel_is_refused_only_when_it_is_asked_for():
+    federation = make_federation(UNEVEN, SHAPE)
+    with pytest.raises(ConfigError, match="no CPU kernel for Logistic on this data"):
+        assemble([run_of(federation)], trainer="kernels")
+    assert last([run_of(federation)], trainer="auto").records[0].clients == 4
+
+
+@pytest.mark.parametrize("trainer", ["loop", "lanes"])
+def test_the_same_fleet_gives_the_same_bits(trainer):
+    one, two = (last(fifty_runs()[:8], trainer=trainer).state for _ in range(2))
+    assert torch.equal(one.params, two.params)
+    assert torch.equal(one.moments.v, two.moments.v)
+
+
+def test_chunking_the_cohort_does_not_change_a_bit_of_the_loop():
+    specs = fifty_runs()[:8]
+    whole, cut = last(specs, trainer="loop", chunk=1000).state, last(specs, trainer="loop", chunk=3).state
+    assert torch.equal(whole.params, cut.params)
+
+
+def test_chunking_the_cohort_leaves_lanes_the_same():
+    specs = fifty_runs()[:8]
+    whole, cut = last(specs, trainer="lanes", chunk=1000).state, last(specs, trainer="lanes", chunk=3).state
+    assert relative(whole.params, cut.params) < 1e-5
+
+
+def test_a_large_cohort_is_trained_a_few_lanes_at_a_time():
+    fleet = assemble([run_of(make_federation([6] * 40, SHAPE), cohort=40)], trainer="loop", chunk=7)
+    seen = []
+
+    def watched(task):
+        seen.append(task.cohort.index.nbytes)
+        assert task.cohort.lanes <= 7
+        return fleet.train(task)
+
+    _, played = play_round(replace(fleet, train=watched), start(fleet))
+    assert len(seen) == 6
+    assert max(seen) == 7 * 8 * 8  # lanes x one batch of 8 indices of 8 bytes, whatever the cohort
+    assert played.records[0].clients == 40
+
+
+@pytest.mark.parametrize("trainer", ["loop", "lanes"])
+def test_a_resumed_run_is_the_same_to_the_bit(trainer):
+    specs = [
+        run_of(make_federation(UNEVEN, SHAPE), rounds=4, scaffold=i == 1, server=kind, seed=i)
+        for i, kind in enumerate(("yogi", "sgd", "momentum"))
+    ]
+    straight = last(specs, trainer=trainer).state
+    fleet = assemble(specs, trainer=trainer)
+    state = start(fleet)
+    for _ in range(2):
+        state, _ = play_round(fleet, state)
+    saved = [export(fleet, state, run) for run in range(3)]
+    resumed = last(specs, states=saved, trainer=trainer).state
+    assert torch.equal(straight.params, resumed.params)
+    assert torch.equal(straight.moments.z, resumed.moments.z)
+    assert torch.equal(straight.control, resumed.control)
+
+
+def test_an_exported_state_is_plain_arrays_with_the_models_names():
+    fleet = assemble([run_of(make_federation(UNEVEN, SHAPE))])
+    saved = export(fleet, start(fleet), 0)
+    assert all(type(value) is np.ndarray for value in saved.values())
+    assert saved["params/linear.weight"].shape == (10, 784)
+    assert int(saved["round"]) == 0
+
+
+def test_runs_at_different_rounds_resume_together():
+    specs = [run_of(make_federation(UNEVEN, SHAPE), seed=i, evaluate_every=0) for i in range(2)]
+    straight = last(specs, trainer="loop").state
+    fleet = assemble(specs[:1], trainer="loop")
+    ahead, _ = play_round(fleet, start(fleet))
+    fresh = assemble(specs[1:], trainer="loop")
+    mixed = [export(fleet, ahead, 0), export(fresh, start(fresh), 0)]
+    assert torch.equal(last(specs, states=mixed, trainer="loop").state.params, straight.params)
+
+
+def test_a_cohort_has_no_client_twice_and_depends_on_seed_and_round_alone():
+    spec = run_of(make_federation([5] * 40, SHAPE), cohort=20)
+    first, again, later = draw_cohort(spec, 1), draw_cohort(spec, 1), draw_cohort(spec, 2)
+    assert len(set(first.tolist())) == 20
+    assert first.tolist() == again.tolist() != later.tolist()
+
+
+def test_clients_without_samples_are_left_out():
+    federation = make_federation([10, 10, 10], SHAPE)
+    federation = PlainFederation(federation.train, federation.test, (*federation.clients, np.array([], np.int64)))
+    record = last([run_of(federation, rounds=1)]).records[0]
+    assert record.cohort == (0, 1, 2)
+    assert record.clients == 3
+
+
+def test_a_client_that_diverges_is_left_out_of_mean_and_count():
+    federation = make_federation([10, 10, 10], SHAPE)
+    federation.train.x[federation.clients[1][0]] = float("nan")
+    spec = run_of(federation, rounds=1, cohort=3, aggregator="mean")
+    played = last([spec])
+    healthy = PlainFederation(federation.train, federation.test, (federation.clients[0], federation.clients[2]))
+    assert played.records[0].clients == 2
+    assert torch.isfinite(played.state.params).all()
+    assert len(healthy.clients) == 2
+
+
+def test_a_round_in_which_every_client_diverges_changes_nothing():
+    federation = make_federation([10, 10], SHAPE)
+    spec = run_of(federation, rounds=1, cohort=2, lr=1e38, server="adam")
+    fleet = assemble([spec])
+    before = start(fleet)
+    after, played = play_round(fleet, before)
+    assert played.records[0].clients == 0
+    assert torch.equal(before.params, after.params)
+    assert torch.equal(before.moments.v, after.moments.v)
+
+
+def test_batch_normalisation_statistics_take_the_mean_and_counters_the_maximum():
+    federation = make_federation([8, 4], (3, 8, 8))
+    played = last([run_of(federation, model="resnet18-bn", rounds=1, cohort=2, batch_size=4)], trainer="lanes")
+    assert played.state.buffers["norm1.num_batches_tracked"].item() == 2
+    assert (played.state.buffers["norm1.running_var"] > 0).all()
+
+
+def test_runs_that_do_not_fit_together_are_refused():
+    one = run_of(make_federation(UNEVEN, SHAPE))
+    with pytest.raises(ConfigError, match="share model, batch size, augmentation and input shape"):
+        assemble([one, run_of(one.federation, batch_size=4)])
+    with pytest.raises(ConfigError, match="at least one run"):
+        assemble([])
+    with pytest.raises(ConfigError, match="one state for each of 1 runs, got 2"):
+        restore(assemble([one]), [{}, {}])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"cohort": 7}, "6 clients, got 7"),
+        ({"aggregator": "median"}, "known: and_mask, damped_mean, gma, mean"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"tau": 1.5}, "0 <= tau <= 1"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        run_of(make_federation(UNEVEN, SHAPE), **wrong)
+
+
+def test_an_unknown_server_trainer_precision_or_pool_is_refused():
+    federation = make_federation(UNEVEN, SHAPE)
+    with pytest.raises(ConfigError, match="known: adagrad, adam, momentum, sgd, yogi"):
+        assemble([run_of(federation, server="sgdm")])
+    with pytest.raises(ConfigError, match="known: auto, engine, kernels, lanes, loop"):
+        assemble([run_of(federation)], trainer="fast")
+    with pytest.raises(ConfigError, match="known: fp32, tf32, bf16"):
+        assemble([run_of(federation)], precision="fp8")
+    with pytest.raises(ConfigError, match="this federation has: test, train"):
+        last([run_of(federation, evaluate_on=("ood",))])
+
+
+def test_training_lowers_the_loss_and_raises_the_accuracy():
+    federation = make_federation([30] * 6, SHAPE)
+    first, *_, final = [p.records[0] for p in play([run_of(federation, rounds=6, lr=0.01, aggregator="gma")])]
+    assert final.train_loss < 0.5 * first.train_loss
+    assert final.scores["test"]["accuracy"] > 0.8
+    assert 0 < final.mask_mean < 1
+
+
+def test_evaluation_comes_every_so_many_rounds_and_at_the_end():
+    federation = make_federation(UNEVEN, SHAPE)
+    rounds = list(play([run_of(federation, rounds=5, evaluate_every=2)]))
+    assert [bool(p.records[0].scores) for p in rounds] == [False, True, False, True, True]
+
+
+def test_a_fleet_takes_runs_with_several_training_pools():
+    one, two = make_federation(UNEVEN, SHAPE, seed=0), make_federation(UNEVEN, SHAPE, seed=1)
+    two = PlainFederation(two.train, make_pool(50, SHAPE, seed=5), two.clients)
+    specs = [run_of(f, seed=4) for f in (one, two)]
+    both = last(specs, trainer="lanes")
+    for run, spec in enumerate(specs):
+        alone = last([spec], trainer="lanes")
+        assert relative(alone.state.params[0], both.state.params[run]) < 1e-5
+        assert alone.records[0].scores["test"]["loss"] == pytest.approx(
+            both.records[run].scores["test"]["loss"], rel=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", ["damped_mean", "shuffled_mask"])
+def test_a_control_masks_as_the_aggregator_of_its_name(name):
+    federation = make_federation(UNEVEN, SHAPE)
+    spec = run_of(federation, aggregator=name, rounds=1, seed=5)
+    fleet = assemble([spec, replace(spec, aggregator="gma")], trainer="loop")
+    before = start(fleet)
+    after, _ = play_round(fleet, before)
+    cohort, weights = lay_cohort(fleet, before, [(0, int(client)) for client in draw_cohort(spec, 1)])
+    own = {name: value[:1] for name, value in unflatten(before.params, fleet.shapes).items()}
+    updates = fleet.train(Task(fleet.model, cohort, fleet.pools, own, {})).updates
+    controls = {"damped_mean": fedgma.damped_mean(0.4), "shuffled_mask": fedgma.shuffled_mask(0.4, seed=5)}
+    wanted = controls[name](updates, weights.tolist()).update
+    moved = {name: value[0] for name, value in unflatten(after.params - before.params, fleet.shapes).items()}
+    for entry, value in wanted.items():
+        assert torch.allclose(moved[entry], value, rtol=1e-4, atol=1e-7)
+    assert relative(after.params[0], after.params[1]) > 1e-6  # the control is not the mask itself
+
+
+def test_runs_of_differently_coloured_federations_share_a_fleet():
+    mini = load("fmnist-mini")
+    parts = iid(mini.train.y[:60], 6)
+    colours = [Colour(), Colour(jitter=0.5), Colour()]
+    federations = [federate(mini, parts, shift=shift, seed=3) for shift in colours]
+    fleet = assemble([run_of(one, rounds=1) for one in federations], trainer="lanes")
+    assert len(fleet.pools) == 2
+    assert fleet.pool.tolist() == [0, 1, 0]
+    together, _ = play_round(fleet, start(fleet))
+    alone = last([fleet.specs[1]], trainer="lanes").state
+    assert relative(alone.params[0], together.params[1]) < 1e-5
+
+
+def test_what_paired_runs_draw_alike_is_drawn_once():
+    federation = make_federation(UNEVEN, SHAPE)
+    arms = [{"tau": 0.0}, {"tau": 0.9}, {"lr": 0.1}, {"local_epochs": 2}]
+    specs = [run_of(federation, seed=seed, **arm) for seed in range(2) for arm in arms]
+    fleet = assemble(specs, trainer="lanes")
+    state = start(fleet)
+    lanes = [(run, int(client)) for run, spec in enumerate(specs) for client in draw_cohort(spec, 1)]
+    cohort, weights = lay_cohort(fleet, state, lanes)
+    assert len(cohort.orders) == 2 * 4 * 2  # seeds x clients x numbers of epochs
+    assert weights.tolist() == [len(federation.clients[client]) for _, client in lanes]
+    for lane, (run, client) in enumerate(lanes):
+        alone, _ = lay_cohort(fleet, state, [(run, client)])
+        steps = alone.counts.shape[1]
+        assert np.array_equal(cohort.index[lane, :steps], alone.index[0])
+        assert np.array_equal(cohort.counts[lane, :steps], alone.counts[0])
+        assert not cohort.counts[lane, steps:].any()
+        assert cohort.seeds[lane] == alone.seeds[0]
+
+
+def test_some_lanes_of_a_cohort_keep_their_batches():
+    federation = make_federation(UNEVEN, SHAPE)
+    fleet = assemble([run_of(federation, seed=seed) for seed in (0, 0, 1)], trainer="lanes")
+    cohort, _ = lay_cohort(fleet, start(fleet), [(0, 2), (1, 2), (2, 5), (0, 3), (1, 3)])
+    part = cohort.take(np.array([4, 2, 3]))
+    steps = part.counts.shape[1]
+    assert len(part.orders) == 2
+    assert np.array_equal(part.index, cohort.index[[4, 2, 3], :steps])
+    assert np.array_equal(ship_batches(part, torch.device("cpu")).numpy(), part.index.transpose(1, 0, 2))
+
+
+def test_a_round_that_was_sent_reads_the_same():
+    federation = replace(make_federation(UNEVEN, SHAPE), client_tests=tuple(np.split(np.arange(60), 6)))
+    specs = [run_of(federation, seed=s, aggregator=a, measure_every=1, per_client=True) for s, a in SENT]
+    fleet = assemble(specs)
+    state = start(fleet)
+    for _ in range(2):
+        state, played = play_round(fleet, state)
+        for one, two in zip(played.records, played.sent().records, strict=True):
+            accuracies, others = one.client_accuracies, two.client_accuracies
+            assert accuracies.dtype == others.dtype
+            assert np.array_equal(accuracies, others)
+            assert one._replace(client_accuracies=None) == two._replace(client_accuracies=None)

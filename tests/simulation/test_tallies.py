@@ -1,0 +1,119 @@
+"""The batched tally against one client after the other, counted by hand."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedgma
+from fedgma.aggregation.masks import votes_needed
+from fedgma.simulation.batched import optimizers as servers
+from fedgma.simulation.batched import tallies
+
+CPU = torch.device("cpu")
+
+
+def merged(updates, weights, run, runs, *, tau=0.4, below=float("nan"), chunk=None):
+    sums = tallies.empty(CPU, runs, updates.shape[1], {})
+    lanes = np.arange(len(run))
+    for part in np.array_split(lanes, chunk or 1):
+        rows = torch.from_numpy(part)
+        tallies.add(sums, run[part], weights[part], updates[rows], {}, torch.zeros(len(part), 2))
+    needed = torch.tensor([[votes_needed(tau, c) for c in range(len(run) + 1)]] * runs, dtype=torch.int32)
+    return tallies.merge(sums, (needed, torch.full((runs,), below)), {}), sums
+
+
+def test_a_split_vote_scales_the_entry_down():
+    updates = torch.tensor([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])
+    found, _ = merged(updates, np.ones(3), np.zeros(3, int), 1, tau=0.5)
+    np.testing.assert_allclose(found.mean * found.mask, [[3.0, 1 / 3]])  # mean 1, agreement 1/3
+
+
+def test_weights_change_the_mean_and_not_the_votes():
+    updates = torch.tensor([[1.0], [-1.0]])
+    found, sums = merged(updates, np.array([3, 1]), np.zeros(2, int), 1)
+    assert found.mean.item() == 0.5
+    assert sums.votes.item() == 0
+
+
+def test_a_zero_is_no_vote_but_stays_in_the_count():
+    found, sums = merged(torch.tensor([[1.0], [0.0], [-0.0]]), np.ones(3), np.zeros(3, int), 1)
+    assert sums.clients.item() == 3
+    assert found.mask.item() == pytest.approx(1 / 3)
+
+
+def test_a_lane_that_is_not_finite_is_left_out_of_mean_and_count():
+    updates = torch.tensor([[1.0, 1.0], [float("nan"), 1.0], [3.0, float("inf")], [3.0, 3.0]])
+    found, sums = merged(updates, np.array([1, 5, 5, 1]), np.zeros(4, int), 1)
+    assert found.mean.tolist() == [[2.0, 2.0]]
+    assert sums.clients.item() == 2
+
+
+def test_the_hard_mask_is_zero_where_too_few_agree():
+    found, _ = merged(torch.tensor([[3.0, 3.0], [3.0, -3.0]]), np.ones(2), np.zeros(2, int), 1, below=0.0)
+    assert found.mask.tolist() == [[1.0, 0.0]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12).map(sorted), st.integers(1, 5), st.integers(0, 2**31))
+def test_batched_chunked_sums_are_those_of_one_client_after_the_other(run, pieces, seed):
+    rng = np.random.default_rng(seed)
+    run, weights = np.array(run), rng.integers(1, 50, len(run))
+    updates = rng.choice([-1.5, -0.1, 0.0, 0.3, 7.0], (len(run), 3)).astype(np.float32)
+    found, sums = merged(torch.from_numpy(updates), weights, run, 6, chunk=pieces)
+    for row in range(6):
+        total, votes = np.zeros(3), np.zeros(3, int)
+        for lane in np.flatnonzero(run == row):
+            total += updates[lane].astype(np.float64) * weights[lane]
+            votes += np.sign(updates[lane]).astype(int)
+        np.testing.assert_array_equal(sums.total[row] + sums.rest[row], total)
+        np.testing.assert_array_equal(sums.votes[row], votes)
+        assert bool(found.alive[row]) == bool((run == row).any())
+
+
+@pytest.mark.parametrize(("clients", "tau", "needed"), [(10, 0.2, 2), (100, 0.4, 40), (20, 0.7, 14), (10, 0.3, 3)])
+def test_a_tie_with_the_threshold_passes(clients, tau, needed):
+    assert votes_needed(tau, clients) == needed
+
+
+def test_a_fleet_tallies_to_the_bits_of_a_tally():
+    rng = np.random.default_rng(0)
+    updates = torch.from_numpy(rng.standard_normal((12, 50)).astype(np.float32))
+    updates[5, 2] = float("nan")
+    weights = rng.integers(1, 900, 12)
+    found, _ = merged(updates, weights, np.repeat(np.arange(3), 4), 3, chunk=2)
+    for run in range(3):
+        lanes = slice(4 * run, 4 * run + 4)
+        alone = fedgma.masked_mean(0.4)({"w": updates[lanes]}, weights[lanes])
+        assert torch.equal(found.mean[run], alone.mean["w"])
+        assert torch.equal(found.mask[run], alone.mask["w"])
+
+
+class Settings:
+    server_lr, beta1, beta2, epsilon, mask_position = 0.1, 0.9, 0.99, 1e-3, "after"
+
+    def __init__(self, server, mask_position="after"):
+        self.server, self.mask_position = server, mask_position
+
+
+def test_servers_follow_the_formulas_and_the_mask_comes_after_the_moments():
+    kinds = ["sgd", "momentum", "adagrad", "adam", "yogi", "adam"]
+    specs = [Settings(kind) for kind in kinds[:5]] + [Settings("adam", "before")]
+    table = servers.lay_out(specs, CPU)
+    params = torch.zeros(6, 1)
+    moments = servers.init_moments(table, params)
+    delta, mask, v0 = 0.5, 0.4, 1e-6
+    found = tallies.Merged(torch.full((6, 1), delta), torch.full((6, 1), mask), {}, torch.ones(6, dtype=torch.bool))
+    new, after = servers.step(table, found, moments, params)
+    square = delta**2
+    second = {"adagrad": v0 + square, "adam": 0.99 * v0 + 0.01 * square, "yogi": v0 + 0.01 * square}
+    for row, kind in enumerate(kinds[:5]):
+        if kind in second:
+            assert after.v[row].item() == pytest.approx(second[kind], rel=1e-5)
+            first = delta if kind == "adagrad" else 0.1 * delta
+            wanted = first / (second[kind] ** 0.5 + 1e-3)
+        else:
+            wanted = delta
+        assert new[row].item() == pytest.approx(0.1 * mask * wanted, rel=1e-5)
+    assert after.z[5].item() == pytest.approx(0.1 * mask * delta)

@@ -1,0 +1,76 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedgma.errors import ConfigError
+from fedgma.statistics.verdicts import holm, p_value, paired, sign_test
+
+points = st.floats(-50, 50).map(lambda value: round(value, 3))
+several = st.lists(points, min_size=2, max_size=12).filter(lambda values: np.std(values) > 1e-3)
+shares = st.lists(st.floats(0, 1), min_size=1, max_size=12)
+
+
+@given(several)
+def test_the_interval_and_p_are_those_of_scipys_paired_t_test(differences):
+    test = stats.ttest_rel(differences, np.zeros(len(differences)))
+    interval = test.confidence_interval(0.95)
+    verdict = paired(differences)
+    np.testing.assert_allclose([verdict.low, verdict.high], interval, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(p_value(differences), test.pvalue, rtol=1e-7, atol=1e-12)
+
+
+@given(several)
+def test_an_arm_is_called_ahead_exactly_where_p_is_below_five_percent(differences):
+    said = paired(differences, ("one", "other")).text
+    assert said.startswith(("one ahead", "other ahead")) == (p_value(differences) < 0.05)
+
+
+@given(several)
+def test_swapping_the_arms_swaps_the_verdict(differences):
+    verdict, swapped = paired(differences, ("a", "b")), paired([-d for d in differences], ("b", "a"))
+    assert (swapped.mean, swapped.low, swapped.high) == (-verdict.mean, -verdict.high, -verdict.low)
+    if " ahead by" in verdict.text:
+        assert swapped.text == verdict.text
+
+
+@given(shares)
+def test_holm_is_what_its_definition_says(p_values):
+    expected = [
+        max(min(1.0, (len(p_values) - rank) * q) for rank, q in enumerate(sorted(p_values)) if q <= p) for p in p_values
+    ]
+    assert holm(p_values) == pytest.approx(expected)
+
+
+@given(shares)
+def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
+    corrected = holm(p_values)
+    assert all(after >= before for before, after in zip(p_values, corrected, strict=True))
+    order = np.argsort(p_values, kind="stable")
+    assert np.all(np.diff(np.array(corrected)[order]) >= 0)
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_the_sign_test_is_scipys_binomial_test(ahead, behind):
+    expected = stats.binomtest(ahead, ahead + behind).pvalue if ahead + behind else 1.0
+    assert sign_test(ahead, behind) == pytest.approx(expected)
+
+
+def test_one_seed_has_a_difference_but_no_interval():
+    verdict = paired([-0.5], ("GMA", "mean"))
+    assert (verdict.low, verdict.high) == (-math.inf, math.inf)
+    assert verdict.text == "mean ahead by 0.50 points in the one seed there is; no interval without a second"
+
+
+def test_equal_runs_show_no_difference_at_all():
+    assert paired([0.0, 0.0, 0.0]).text == "no difference at all in 3 of 3 seeds"
+    assert p_value([0.0, 0.0, 0.0]) == 1.0
+
+
+@pytest.mark.parametrize("differences", [[], [math.nan], [1.0, math.inf]])
+def test_what_is_no_number_is_refused(differences):
+    with pytest.raises(ConfigError, match="finite difference"):
+        paired(differences)

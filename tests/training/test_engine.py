@@ -1,0 +1,272 @@
+"""The GPU engine's bookkeeping, on whatever device there is, and the hand-written gradients behind it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedgma.training import loop
+from fedgma.training.choose import choose, written_form, written_gradients
+from fedgma.training.cuda_graphs import Engine, float32_precision
+from fedgma.training.fast.normalisations import Norm, normalise, running
+from fedgma.training.fast.written import form_gradients, form_of
+from fedgma.training.gradients import lane_gradients, multiplied
+from fedgma.training.memory import measure
+from fedgma.training.models import ResNet18, build
+from fedgma.training.same_pools import distinct
+from fedgma.training.task import Task
+from lane_twins import correction_like, distance, make_cohort, start_of
+from plain_pools import DoublePool, make_federation, make_pool
+
+FORMS = [
+    ("logistic", (1, 28, 28)),
+    ("lenet", (1, 28, 28)),
+    ("lenet", (3, 28, 28)),
+    ("lenet", (1, 30, 26)),  # pooling drops a row and a column
+    ("cnn", (3, 12, 12)),
+    ("cnn", (3, 13, 12)),
+]
+
+
+def some_lanes(name, shape, lanes=3, batch=6):
+    model = build(name, shape, 10, seed=0)
+    if name == "cnn":
+        model.dropout = (0.0, 0.0)
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda *size: torch.randn(size, generator=generator)  # noqa: E731
+    params = {n: v.detach() + 0.05 * draw(lanes, *v.shape) for n, v in model.named_parameters()}
+    x, y = draw(lanes, batch, *shape), torch.arange(lanes * batch).view(lanes, batch) % 10
+    x[0, 0] = 0.3  # a flat image: its pooling windows are all ties
+    return model, params, x, y, torch.tensor([batch, batch // 2, 0])
+
+
+@pytest.mark.parametrize(("name", "shape"), FORMS)
+def test_hand_written_gradients_are_those_of_autograd(name, shape):
+    model, params, x, y, count = some_lanes(name, shape)
+    form = form_of(model)
+    assert form is not None
+    wanted, found = lane_gradients(model)(params, {}, x, y, count), form_gradients(form)(params, {}, x, y, count)
+    grads = multiplied(found[0])
+    for entry in params:
+        torch.testing.assert_close(grads[entry], wanted[0][entry], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found[2], wanted[2])
+    assert torch.equal(found[3], wanted[3])
+
+
+def some_residual_lanes(name, batch):
+    # in double precision: in single, a ReLU that stands at zero within rounding moves a gradient by a thousandth
+    model, params, x, y, _ = some_lanes(name, (3, 16, 16), batch=batch)
+    model, params, x = model.double(), {n: v.double() for n, v in params.items()}, x.double()
+    generator = torch.Generator().manual_seed(2)
+    buffers = {n: torch.stack([v] * 3) for n, v in model.named_buffers()}
+    moved = {n: v + 0.1 * torch.rand(v.shape, generator=generator).to(v) for n, v in buffers.items() if "running" in n}
+    return model, params, {**buffers, **moved}, x, y
+
+
+@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+def test_the_residual_form_has_the_gradients_of_autograd(name):
+    model, params, buffers, x, y = some_residual_lanes(name, batch=4)
+    count = torch.tensor([4, 4, 4])
+    wanted = lane_gradients(model)(params, buffers, x, y, count)
+    found = written_gradients(model)(params, buffers, x, y, count)
+    assert distance(wanted[0], multiplied(found[0])) < 1e-12
+    assert found[1].keys() == wanted[1].keys()
+    for entry, value in wanted[1].items():
+        torch.testing.assert_close(found[1][entry], value)
+    torch.testing.assert_close(found[2], wanted[2])
+    assert torch.equal(found[3], wanted[3])
+
+
+@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+def test_padding_reaches_neither_gradients_nor_statistics(name):
+    model, params, buffers, x, y = some_residual_lanes(name, batch=5)
+    x[1, 3:] = 1e4  # padding that nobody could overlook
+    found = written_gradients(model)(params, buffers, x, y, torch.tensor([5, 3, 0]))
+    grads = multiplied(found[0])
+    for lane, count in ((0, 5), (1, 3)):
+        one, own, rest = ({n: v[lane : lane + 1] for n, v in part.items()} for part in (params, grads, buffers))
+        wanted = lane_gradients(model)(one, rest, x[lane, :count][None], y[lane, :count][None], torch.tensor([count]))
+        assert distance(wanted[0], own) < 1e-12
+        for entry, value in wanted[1].items():
+            torch.testing.assert_close(found[1][entry][lane : lane + 1], value)
+        torch.testing.assert_close(found[2][lane : lane + 1], wanted[2])
+    assert all((value[2] == 0).all() for value in grads.values())
+    assert all(value[2].isfinite().all() for value in found[1].values())
+
+
+def test_one_value_a_channel_is_normalised_to_the_offset():
+    norm, ones = Norm(None, 1e-5, 0.1), torch.ones(1, 3)
+    state = {"n.weight": ones, "n.bias": 2 * ones, "n.running_mean": ones, "n.running_var": ones}
+    state["n.num_batches_tracked"] = torch.tensor([4])
+    out, kept = normalise(norm, torch.full((1, 1, 1, 1, 3), 5.0), state, "n", torch.tensor([1]))
+    assert out.flatten().tolist() == [2.0, 2.0, 2.0]
+    after = running(norm, kept, state, "n", torch.tensor([1]))
+    torch.testing.assert_close(after["n.running_mean"], 1.4 * ones)
+    torch.testing.assert_close(after["n.running_var"], 0.9 * ones)
+    assert after["n.num_batches_tracked"].tolist() == [5]
+
+
+def test_a_residual_form_needs_one_normalisation_that_is_written_out_and_whole_images():
+    resnet = lambda shape, norm: ResNet18(shape, 10, norm)  # noqa: E731
+    for name in ("resnet18-gn", "resnet18-bn"):
+        assert written_form(build(name, (3, 8, 8), 10, seed=0)) is not None
+        assert written_form(build(name, (3, 12, 12), 10, seed=0)) is None
+    assert written_form(resnet((3, 8, 8), lambda c: nn.BatchNorm2d(c, momentum=None))) is None
+    assert written_form(resnet((3, 8, 8), lambda c: nn.GroupNorm(2 if c < 512 else 4, c))) is None
+    assert written_form(resnet((3, 8, 8), nn.InstanceNorm2d)) is None
+
+
+def test_a_model_with_a_frozen_part_has_no_form():
+    model = build("lenet", (1, 28, 28), 10, seed=0)
+    model.conv1.weight.requires_grad_(False)
+    assert written_form(model) is None
+
+
+@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+def test_the_residual_form_in_half_precision_stays_near_single(name):
+    model, params, buffers, x, y = some_residual_lanes(name, batch=4)
+    params = {n: v.float() for n, v in params.items()}
+    buffers = {n: v.float() if v.is_floating_point() else v for n, v in buffers.items()}
+    exact, half = (
+        written_gradients(model, precision)(params, buffers, x.float(), y, torch.tensor([4, 4, 0]))
+        for precision in ("fp32", "bf16")
+    )
+    assert distance(multiplied(exact[0]), multiplied(half[0])) < 0.5  # a batch of four blows rounding up
+    for entry, value in exact[1].items():
+        assert half[1][entry].dtype == value.dtype
+        torch.testing.assert_close(half[1][entry], value, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 28, 28)), ("cnn", (3, 12, 12))])
+def test_half_precision_stays_near_single(name, shape):
+    model, params, x, y, count = some_lanes(name, shape)
+    form = form_of(model)
+    functions = [form_gradients(form, precision) for precision in ("fp32", "bf16")]
+    exact, half, generic = (
+        multiplied(find(params, {}, x, y, count)[0]) for find in (*functions, lane_gradients(model, "bf16"))
+    )
+    for entry in params:
+        assert half[entry].dtype == torch.float32
+        for found in (half, generic):
+            assert (found[entry] - exact[entry]).norm() < 0.25 * exact[entry].norm() + 1e-3
+
+
+def test_the_small_cnn_drops_units_while_training_and_only_then():
+    model, params, x, _, _ = some_lanes("cnn", (3, 12, 12))
+    model.dropout = (0.25, 0.5)
+    form = form_of(model)
+    torch.manual_seed(0)
+    full = torch.full((3,), x.shape[1])
+    assert not torch.equal(form.forward(params, x, full).logits, form.forward(params, x, full).logits)
+    assert torch.equal(form.forward(params, x, None).logits, form.forward(params, x, None).logits)
+
+
+def engine_of(model):
+    return Engine(form_gradients(form_of(model)), compile=False)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mu": 0.1}, {"clip": 0.5}, {"momentum": 0.0}], ids=str)
+def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
+    federation, model = make_federation([9, 3, 17, 1, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
+    (start, _), engine = start_of(model), engine_of(model)
+    for clients in ([0, 1, 2, 3, 4], [2, 4, 0], [4, 3, 2, 1]):
+        cohort = make_cohort(federation, clients, **settings)
+        wanted = loop.train(Task(model, cohort, [federation.train], start, {}))
+        found = engine(Task(model, cohort, [federation.train], start, {}))
+        assert distance(wanted.updates, found.updates) < 1e-5
+        np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-4)
+    assert len(engine._stations) == 1
+
+
+def test_memory_of_graphs_is_let_go_with_the_last_of_them():
+    federation, model = make_federation([9, 3, 17], (1, 8, 8)), build("logistic", (1, 8, 8), 10, seed=0)
+    engine, (start, _) = Engine(form_gradients(form_of(model)), compile=False), start_of(model)
+
+    def train(epochs):
+        engine(Task(model, make_cohort(federation, range(3), epochs=epochs), [federation.train], start, {}))
+
+    train(1)
+    engine._memory = memory = object()  # of graphs, which a CPU has none of
+    train(1)
+    assert engine._memory is memory
+    train(9)  # more steps than the station has room for: a new one takes its place
+    assert len(engine._stations) == 1
+    assert engine._memory is None
+
+
+def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
+    federation, model = make_federation([3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
+    start, _ = start_of(model)
+    cohort, extra = make_cohort(federation, range(3)), correction_like(start, 3)
+    wanted = loop.train(Task(model, cohort, [federation.train], start, {}, extra))
+    assert (
+        distance(wanted.updates, engine_of(model)(Task(model, cohort, [federation.train], start, {}, extra)).updates)
+        < 1e-5
+    )
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools(written):
+    federation, model = make_federation([7, 3], (3, 16, 16)), build("resnet18-bn", (3, 16, 16), 10, seed=0)
+    gradients = written_gradients(model) if written else lane_gradients(model)
+    engine = Engine(gradients, padding=written, compile=False)
+    cohort, pools = make_cohort(federation, range(2), lr=0.001), [federation.train, make_pool(10, (3, 16, 16), seed=4)]
+    cohort.pool[:] = [1, 0]
+    wanted, found = (t(Task(model, cohort, pools, *start_of(model))) for t in (loop.train, engine))
+    assert distance(wanted.buffers, found.buffers) < 1e-4
+
+
+@pytest.mark.parametrize("trainer", ["lanes", "engine"])
+def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shape(trainer):
+    federation, model = make_federation([7, 4, 11], (3, 8, 8)), build("resnet18-bn", (3, 8, 8), 10, seed=0).double()
+    pool = DoublePool(federation.train.x, federation.train.y, 10)
+    train, (start, buffers) = choose(trainer, model, [pool]), start_of(model)
+    for clients in ([0, 1, 2], [2, 0]):  # the second round leaves a lane of the engine's station idle
+        cohort = make_cohort(federation, clients, lr=0.001, batch=4)
+        wanted, found = (t(Task(model, cohort, [pool], start, buffers)) for t in (loop.train, train))
+        assert distance(wanted.updates, found.updates) < 1e-9
+        assert distance(wanted.buffers, found.buffers) < 1e-9
+        assert found.buffers["norm1.num_batches_tracked"].tolist() == cohort.steps.tolist()
+        np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
+    if trainer == "engine":
+        assert {(lanes, batch) for _, lanes, batch, _ in train._stations[0].graphs} == {(3, 4)}
+
+
+def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
+    federation, model = make_federation([5, 3], (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
+    start, _ = start_of(model)
+    engine, cohort = engine_of(model), make_cohort(federation, range(2))
+
+    def broken(bench, *rest):
+        bench.params["linear.weight"].zero_()
+        raise RuntimeError("no compiler here\nand a long story")
+
+    engine.learn = broken
+    found = engine(Task(model, cohort, [federation.train], start, {}))
+    assert distance(loop.train(Task(model, cohort, [federation.train], start, {})).updates, found.updates) < 1e-5
+    assert caplog.messages == ["the step could not be compiled and runs as it is: no compiler here"]
+
+
+def test_precision_is_set_inside_and_put_back():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with float32_precision("tf32"):
+        assert torch.get_float32_matmul_precision() == "high"
+    with float32_precision("fp32"):
+        assert not torch.backends.cudnn.allow_tf32
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_more_memory_fits_more_lanes_and_measuring_moves_nothing():
+    federation, model = make_federation([8, 8], (3, 8, 8)), build("resnet18-bn", (3, 8, 8), 10, seed=0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    small, large = (measure(model, federation.train, 4, budget=size * 2**30) for size in (1, 4))
+    assert 1 <= small.lanes < large.lanes <= 4 * small.lanes + 4
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert measure(model, federation.train, 4, budget=1).lanes == 1
+
+
+def test_equal_pools_are_made_one():
+    one, two, other = make_pool(5, (4,)), make_pool(5, (4,)), make_pool(5, (4,), seed=2)
+    pools, place = distinct([one, two, other, one])
+    assert len(pools) == 2
+    assert place.tolist() == [0, 0, 1, 0]
