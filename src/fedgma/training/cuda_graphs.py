@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from fedgma.training import lanes
 from fedgma.training.fast.compile import compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
+from fedgma.training.hints import without_hints
 from fedgma.training.lanes import Bench, Features, Work
 from fedgma.training.task import LANE_WISE, Cohort, Pool, Stacked, Task, Trained, keyed_generators, ship, ship_batches
 
@@ -82,6 +83,7 @@ class Engine:
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
 
+    @without_hints()
     def __call__(self, task: Task) -> Trained:
         """Train all lanes of the cohort; see `lanes.train`. A graph has one pool: those of others come after it."""
         cohort, pools = task.cohort, task.pools

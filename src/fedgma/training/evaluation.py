@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from fedgma.training.hints import without_hints
 from fedgma.training.task import Pool, Stacked
 
 Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> logits
@@ -28,7 +29,7 @@ def run_forward(model: nn.Module) -> Forward:
     def one(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         return functional_call(model, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
 
-    together = vmap(one, in_dims=(0, 0, None), randomness="different")
+    together = without_hints()(vmap(one, in_dims=(0, 0, None), randomness="different"))
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))

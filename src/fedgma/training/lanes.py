@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedgma.training.fast.torch_ops import subtract_product
 from fedgma.training.gradients import Found, GradientFunction, Product, lane_gradients, mixes_samples, multiplied
+from fedgma.training.hints import without_hints
 from fedgma.training.task import (
     Cohort,
     Pool,
@@ -66,6 +67,7 @@ class Bench:
     hits: Tensor  # [lane]
 
 
+@without_hints()
 def train(task: Task, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
     """Train all lanes of the cohort together; the result is that of `loop.train` up to the rounding of float32.
 

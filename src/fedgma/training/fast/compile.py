@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fedgma.training.hints import without_hints
+
 SHAPES = 1024  # of one function; torch would stop compiling at 8
 
 
@@ -15,7 +17,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     made = torch.compile(function, dynamic=False)
 
     def call(*arguments: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES):
+        limits = torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES)
+        with limits, without_hints():
             return made(*arguments)
 
     return call

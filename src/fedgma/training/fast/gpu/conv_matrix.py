@@ -174,7 +174,7 @@ def _backward_weights(
     tl.store(parts_at + at, total, (entry < KERNEL * KERNEL * CHANNELS) & (n < OUTS))
     n = tl.arange(0, N)
     at = lane * lane_by[4] + piece * biases_by[1] + n * biases_by[2]
-    tl.store(biases_at + at, tl.sum(bias, 0), (n < OUTS) & (chunk == 0))
+    tl.store(biases_at + at, tl.sum(bias, 0), chunk * N + n < OUTS)  # the first chunk alone: N is at least OUTS
 
 
 def forward(
