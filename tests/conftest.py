@@ -10,9 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 if find_spec("hypothesis") is not None:  # a GPU machine may have pytest alone
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("steady", deadline=None, max_examples=60, derandomize=True)
+    slow = [HealthCheck.too_slow]  # drawing takes longer beside other processes
+    settings.register_profile("steady", deadline=None, max_examples=60, derandomize=True, suppress_health_check=slow)
     settings.load_profile("steady")
 
 

@@ -110,9 +110,9 @@ def test_two_ink_and_two_ground_colours_a_class():
 
 def test_a_colour_probe_reads_the_label_on_training_clients_and_guesses_in_the_test_environment():
     probe = colour_probe(federate(grey_squares(), iid(LABELS, 10), shift=Colour()))
-    assert probe.train > 0.8
+    assert probe.train > 0.7
     assert probe.seen is not None
-    assert probe.seen > 0.8
+    assert probe.seen > 0.7
     assert 0.05 < probe.test < 0.15
 
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from fake_grids import Nodes, failure, record, reply
+from fake_grids import Clock, Nodes, failure, record, reply
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 import fedgma
@@ -15,8 +15,8 @@ START = {"w": np.linspace(-1, 1, 6, dtype=np.float32), "steps": np.array(0)}
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch):
-    monkeypatch.setattr(messages_module, "PAUSE", 0.0)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(messages_module, "time", Clock())
 
 
 def trained(node, message):
@@ -35,7 +35,7 @@ def strategy(**options):
 
 def play(rounds, folder=None, answer=trained, ids=(1, 2, 3), **options):
     grid = Nodes(ids, answer)
-    return strategy(**options).start(grid, record(START), rounds, timeout=0.05, folder=folder)
+    return strategy(**options).start(grid, record(START), rounds, timeout=1.0, folder=folder)
 
 
 def model(result):
