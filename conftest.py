@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+collect_ignore_glob = ["*/conftest.py"]  # several of one name, and no doctests in them
 collect_ignore = []
 if find_spec("triton") is None:
     gpu = Path(__file__).parent / "src/fedgma/training/fast/gpu"
