@@ -1,6 +1,6 @@
 """The GPU engine's bookkeeping, on whatever device there is, and the hand-written gradients behind it.
 
-Networks with kinks are compared in double precision: in single, a ReLU or a maximum that stands within rounding of a tie
+Networks with kinks are compared in double precision: in single, a ReLU or a maximum that is within rounding of a tie
 moves a gradient, on one processor and not on another.
 """
 

@@ -1,6 +1,6 @@
 """Lanes and the loop are twins: same batches, same steps, same weights up to rounding.
 
-Networks with kinks are compared in double precision: in single, a ReLU or a maximum that stands within rounding of a tie
+Networks with kinks are compared in double precision: in single, a ReLU or a maximum that is within rounding of a tie
 moves a gradient, on one processor and not on another.
 """
 
