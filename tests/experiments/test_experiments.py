@@ -19,7 +19,7 @@ from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.lines import line_of
 from fedgma.experiments.materials import Materials
-from fedgma.records.writer import read_head, read_lines
+from fedgma.records.reader import read_head, read_lines
 from fedgma.simulation.fleet import assemble, play
 
 

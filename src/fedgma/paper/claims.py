@@ -13,7 +13,7 @@ from fedgma.paper.catalogue import Claim
 from fedgma.paper.compare import AGREES, CONTRADICTS, MISSING, NONE, SIGN, UNPRINTED, Compared, Comparison
 from fedgma.paper.entries import Entry
 from fedgma.paper.rates import KEYS
-from fedgma.statistics.arms import plain, short, sortable
+from fedgma.statistics.labels import plain, short, sortable
 from fedgma.statistics.verdicts import Verdict, paired
 
 HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"

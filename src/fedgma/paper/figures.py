@@ -14,7 +14,8 @@ from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.grids import draw_rates
 from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
-from fedgma.statistics.arms import BASELINE, NAMES, Spread, common, plain, short
+from fedgma.statistics.arms import Spread, common
+from fedgma.statistics.labels import BASELINE, NAMES, plain, short
 
 MOST = 16  # pictures of a kind
 
