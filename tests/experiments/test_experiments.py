@@ -257,7 +257,12 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
         (["sweep", "rounds=1", "--precision", "half"], 2, "fp32, tf32, bf16"),
         (["run", "--nonsense"], 2, "No such option"),
         (["run", "rounds=1", "dataset=bad.npz"], 3, "bad"),
-        (["run", "rounds=1", "dataset=few.npz", "partition=natural"], 4, "10 clients, but there are 3; set cohort=3"),
+        (["run", "rounds=1", "dataset=few.npz"], 2, "model lenet could not be built for samples of shape (6,)"),
+        (
+            ["run", "rounds=1", "dataset=few.npz", "partition=natural", "model=logistic"],
+            4,
+            "10 clients, but there are 3; set cohort=3",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_sentence_and_the_documented_code(tmp_path, monkeypatch, words, code, said):

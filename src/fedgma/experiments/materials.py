@@ -19,7 +19,7 @@ from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_arrays, load
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
-from fedgma.errors import ConfigError, NotEnoughClients
+from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, data_identity, is_installed, model_identity
 from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
 from fedgma.records.format import Identity
@@ -110,7 +110,14 @@ class Materials:
         data = self.dataset(settings)
         key = ("model", settings.model, self._input_shape(settings), len(data.classes))
         if key not in self._identities:
-            self._identities[key] = model_identity(self.network(settings), key[2], key[3])
+            network = self.network(settings)
+            try:
+                self._identities[key] = model_identity(network, key[2], key[3])
+            except FedgmaError:
+                raise
+            except Exception as error:
+                what = f"model {settings.model} could not be built for samples of shape {key[2]}"
+                raise ConfigError(f"{what} ({type(error).__name__}: {error})") from error
         return cast(ModelIdentity, self._identities[key])
 
     def _data_identity(self, settings: Settings) -> dict[str, str]:

@@ -51,15 +51,19 @@ class Run(NamedTuple):
 
 def read_runs(paths: PathLike | Iterable[PathLike]) -> list[Run]:
     """The runs in a folder, or in several, and all below, each once, in the order of their names."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    return [read_run(folder) for folder in run_folders(paths)]
+
+
+def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
+    """The run folders at or below a path or several, each once, in the order of their names."""
     found: dict[Path, None] = {}
-    for path in map(Path, given):
+    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         here = sorted(_folders(path))
         if not here:
             what = "no run.json in it or below" if path.is_dir() else "no such folder"
             raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
         found.update(dict.fromkeys(folder.resolve() for folder in here))
-    return [read_run(folder) for folder in found]
+    return list(found)
 
 
 def _folders(path: Path) -> Iterator[Path]:
