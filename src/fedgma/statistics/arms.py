@@ -134,17 +134,30 @@ def telling(runs: Sequence[Run], without: Sequence[str] = ("seed",)) -> list[str
 def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names whose values tell the rows apart, the commonest first; one that follows from the others is left out.
 
+    The version of data or model is named wherever one setting has several, whatever else tells its rows apart.
+
     >>> telling_names([{"mu": 0.1, "algorithm": "fedprox"}, {"mu": None, "algorithm": "fedavg"}])
     ['algorithm']
+    >>> telling_names([{"aggregator": "mean", "data_version": "a"}, {"aggregator": "gma", "data_version": "b"}])
+    ['data_version', 'aggregator']
     """
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    names.sort(key=rank)
-    kept: list[str] = []
-    groups = 1
+    names = sorted(dict.fromkeys(name for row in rows for name in row), key=rank)
+    kept = _splitting(rows, [name for name in names if name not in VERSIONS.values()])
+    settings = [name for name in kept if name not in AGGREGATION]
+    versions = _splitting(rows, [name for name in names if name in VERSIONS.values()], settings)
+    return sorted([*kept, *versions], key=rank)
+
+
+def _splitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], given: Sequence[str] = ()) -> list[str]:
+    """The names that, one after the other, split the rows further than those before them and those given."""
+
+    def groups(of: Sequence[str]) -> int:
+        return len({frozen({name: row.get(name) for name in of}, without=()) for row in rows})
+
+    kept, count = [], groups(given)
     for name in names:
-        split = len({frozen({k: row.get(k) for k in [*kept, name]}, without=()) for row in rows})
-        if split > groups:
-            kept, groups = [*kept, name], split
+        if (split := groups([*given, *kept, name])) > count:
+            kept, count = [*kept, name], split
     return kept
 
 
