@@ -25,9 +25,9 @@ def test_runs_of_other_data_are_not_paired(tmp_path):
         write_run(tmp_path, aggregator="gma", seed=seed, dataset="t.npz", data=OTHER, lift=20)
     (made,) = against_baseline(read_runs(tmp_path))
     assert made.cells == ()
-    assert made.versions == ("6 runs used another version of t.npz",)
+    assert made.versions == ("the arms used different versions of t.npz",)
     report = make_report(tmp_path)
-    assert "nothing can be paired: 6 runs used another version of t.npz" in report.verdicts[0]
+    assert "nothing can be paired: the arms used different versions of t.npz" in report.verdicts[0]
     assert [row.label for row in report.rows] == [
         {"data_version": "abababab", "aggregator": "mean"},
         {"data_version": "efefefef", "aggregator": "gma"},
@@ -61,6 +61,17 @@ def test_every_version_that_has_both_arms_is_a_cell_of_its_own(tmp_path):
     assert made.apart == ()
 
 
+def test_a_version_is_named_where_a_data_set_has_several_whatever_else_differs(tmp_path):
+    write_duel(tmp_path, seeds=2, rounds=6)
+    write_run(tmp_path, rounds=3, data=OTHER)
+    labels = [row.label for row in make_report(tmp_path).rows]
+    assert [(label["rounds"], label["data_version"]) for label in labels] == [
+        (3, "efefefef"),
+        (6, "abababab"),
+        (6, "abababab"),
+    ]
+
+
 def test_runs_whose_data_were_not_recorded_pair_with_their_like_only(tmp_path):
     for folder in [*write_duel(tmp_path, seeds=2), write_run(tmp_path, seed=5)]:
         head = json.loads((folder / "run.json").read_text())
@@ -80,9 +91,9 @@ def test_other_models_and_precisions_are_other_versions_too(tmp_path):
         (folder / "run.json").write_text(json.dumps({**head, "format": 2, "identity": identity}))
     (made,) = against_baseline(read_runs(tmp_path))
     assert made.cells == ()
-    said = " and ".join(made.versions)
-    assert "used another version of model m.py:Net" in said
-    assert "used another precision" in said
+    (said,) = made.versions
+    assert "different versions of model m.py:Net" in said
+    assert "different precisions" in said
 
 
 @pytest.mark.parametrize(
@@ -188,11 +199,11 @@ def test_the_mean_on_one_file_and_gma_on_another_of_its_name_are_not_compared(tm
     run("model=logistic", "aggregator=gma")
     code, said, _ = call("report", "runs")
     assert code == 0
-    assert "another version of t.npz" in said.splitlines()[0]
+    assert "different versions of t.npz" in said.splitlines()[0]
     assert "ahead" not in said.splitlines()[0]
     code, _, error = call("compare", "gma", "mean")
     assert code == 3
-    assert "6 runs used another version of t.npz" in error
+    assert "the arms used different versions of t.npz" in error
     run("model=logistic", "aggregator=mean")  # the partner: now there is one cell, and the first runs stand apart
     said = call("compare", "gma", "mean")[1]
     assert "3 runs used another version of t.npz and are left out." in said

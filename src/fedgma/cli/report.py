@@ -79,7 +79,8 @@ def compare(
         extended = len(shorter) + len(also)
     made = comparisons.compare(one, other, names, metric=metric, split=split, apart=apart)
     if not made.cells:
-        raise DataError(f"{names[0]} and {names[1]}: {made.text}; they have to agree in all but {apart or 'the arm'}")
+        free = ", ".join(dict.fromkeys(apart)) or "the arm"
+        raise DataError(f"{names[0]} and {names[1]}: {made.text}; they have to agree in all but {free}")
     if as_json:
         typer.echo(json.dumps(_plain(made), indent=1))
         return

@@ -106,7 +106,8 @@ def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
 
 def varied_settings(runs: Sequence[Run]) -> dict[str, str]:
     """The other settings with their values: first those that tell the runs apart, then those that follow from them."""
-    telling_first = dict.fromkeys((*telling(runs, without=()), *(name for run in runs for name in run.settings)))
+    settings = dict.fromkeys(name for run in runs for name in run.settings)
+    telling_first = dict.fromkeys((*(name for name in telling(runs, without=()) if name in settings), *settings))
     shared = common_settings(runs)
     return {
         name: ", ".join(sorted({plain(run.settings.get(name)) for run in runs}, key=sortable))

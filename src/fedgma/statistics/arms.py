@@ -27,6 +27,7 @@ from fedgma.statistics.labels import (
 )
 
 WINDOW = 10  # rounds
+VERSIONED = ("dataset", "shift.name", "model")  # what there may be several versions of
 
 
 class Summary(NamedTuple):
@@ -134,7 +135,7 @@ def telling(runs: Sequence[Run], without: Sequence[str] = ("seed",)) -> list[str
 def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names whose values tell the rows apart, the commonest first; one that follows from the others is left out.
 
-    The version of data or model is named wherever one setting has several, whatever else tells its rows apart.
+    The version of data or model is named wherever one data set or model has several, whatever else tells rows apart.
 
     >>> telling_names([{"mu": 0.1, "algorithm": "fedprox"}, {"mu": None, "algorithm": "fedavg"}])
     ['algorithm']
@@ -143,8 +144,7 @@ def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     names = sorted(dict.fromkeys(name for row in rows for name in row), key=rank)
     kept = _splitting(rows, [name for name in names if name not in VERSIONS.values()])
-    settings = [name for name in kept if name not in AGGREGATION]
-    versions = _splitting(rows, [name for name in names if name in VERSIONS.values()], settings)
+    versions = _splitting(rows, [name for name in names if name in VERSIONS.values()], VERSIONED)
     return sorted([*kept, *versions], key=rank)
 
 
@@ -154,7 +154,8 @@ def _splitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], given: S
     def groups(of: Sequence[str]) -> int:
         return len({frozen({name: row.get(name) for name in of}, without=()) for row in rows})
 
-    kept, count = [], groups(given)
+    kept: list[str] = []
+    count = groups(given)
     for name in names:
         if (split := groups([*given, *kept, name])) > count:
             kept, count = [*kept, name], split

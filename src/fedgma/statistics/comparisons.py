@@ -110,8 +110,16 @@ def compare(
         groups.setdefault(cell, {}).setdefault(a.seed, (a, b))
     cells = _cells([by_seed(group) for group in groups.values()], names, metric, split)
     differ = tuple(name for name in sorted(free - {"seed"}) if any(_differs(a, b, name) for a, b in pairs))
-    left = len(alone) - len(other)
-    return Comparison(names, metric, split, differ, tuple(cells), left, tuple(run for run, _ in other), _words(other))
+    return Comparison(
+        names=names,
+        metric=metric,
+        split=split,
+        differ=differ,
+        cells=tuple(cells),
+        alone=len(alone) - len(other),
+        apart=tuple(run for run, _ in other),
+        versions=_counted(other) if cells else _different(other),
+    )
 
 
 def against_baseline(runs: Sequence[Run], *, metric: str = "last10", split: str = "test") -> list[Comparison]:
@@ -277,17 +285,26 @@ def _parts(run: Run, other: Run) -> list[str]:
     return [part for part in PARTS if run.identity.get(part) != other.identity.get(part)]
 
 
-def _words(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
-    """How many runs used other data or another model, by what it was."""
+def _counted(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
+    """How many runs used other data or another model than those that are compared."""
     counts = Counter(" and ".join(_version(part, run) for part in _parts(run, other)) for run, other in apart)
     return tuple(f"{count} {'run' if count == 1 else 'runs'} used {what}" for what, count in counts.items())
 
 
-def _version(part: str, run: Run) -> str:
-    named = {"data": str(run.settings.get("dataset")), "model": f"model {run.settings.get('model')}"}
-    if part in named:
-        return f"{'another' if part in run.identity else 'an unrecorded'} version of {named[part]}"
-    return {"clients": "other client ids", "precision": "another precision"}.get(part, "another version")
+def _different(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
+    """What keeps two arms from being compared at all."""
+    whats = dict.fromkeys(_version(part, run, many=True) for run, other in apart for part in _parts(run, other))
+    return (f"the arms used {' and '.join(whats)}",) if whats else ()
+
+
+def _version(part: str, run: Run, *, many: bool = False) -> str:
+    """A part of a run's identity in words: "another version of t.npz", or of several "different versions of t.npz"."""
+    named = {"data": f" of {run.settings.get('dataset')}", "model": f" of model {run.settings.get('model')}"}
+    noun = {"clients": "client ids", "precision": "precision"}.get(part, "version")
+    if many:
+        return f"different {noun.removesuffix('s')}s{named.get(part, '')}"
+    which = "other" if part == "clients" else "another" if part in run.identity else "an unrecorded"
+    return f"{which} {noun}{named.get(part, '')}"
 
 
 def _differs(a: Run, b: Run, name: str) -> bool:
