@@ -130,7 +130,9 @@ def versions() -> Mapping[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout that holds the package; empty for an installed one."""
+    """The commit of the checkout that holds the package, or what $FEDGMA_COMMIT says of a copy; empty if neither."""
+    if named := os.environ.get("FEDGMA_COMMIT"):
+        return named
     here = Path(__file__).resolve().parent
     if not (here.parents[2] / ".git").exists():
         return ""
