@@ -31,7 +31,7 @@ TINY = {
     "client_test_size": 0,
     "mask_every": 0,
 }
-NATURAL = {**TINY, "partition": "natural", "cohort": 2}
+NATURAL = {**TINY, "partition": "natural", "clients_per_round": 2}
 WIDTH = 3
 
 

@@ -13,7 +13,6 @@ from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import missing, plan
 from fedgma.records import convert as conversion
-from fedgma.records import format as record_format
 from fedgma.records.convert import convert
 from fedgma.records.format import fingerprint
 from fedgma.records.reader import read_head, read_run, read_runs
@@ -32,10 +31,11 @@ TINY = {
 
 
 def in_format_1(out):
-    """Run folders as the last version wrote them: no identity, and names of its own."""
+    """Run folders as the last version wrote them: no identity, and other names of a setting and of the folders."""
     for folder in list(out.iterdir()):
         head = json.loads((folder / "run.json").read_text())
         del head["identity"]
+        head["settings"]["cohort"] = head["settings"].pop("clients_per_round")
         name = hashlib.sha256(json.dumps(head["settings"], sort_keys=True).encode()).hexdigest()[:16]
         head |= {"format": 1, "fingerprint": name, "lineage": f"of {name}"}
         (folder / "run.json").write_text(json.dumps(head))
@@ -121,13 +121,16 @@ def test_a_run_of_unknown_code_is_rewritten_under_the_name_it_has(tmp_path):
     assert "model" not in read_head(folder)["identity"]
 
 
-def test_settings_are_read_under_the_names_they_have_now(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_format, "RENAMED", {"local_epochs": "epochs"})
+def test_settings_are_read_under_the_names_they_have_now(tmp_path):
     folder = write_run(tmp_path, rounds=3)
-    assert read_run(folder).settings["epochs"] == 1
+    head = json.loads((folder / "run.json").read_text())
+    head["settings"]["cohort"] = head["settings"].pop("clients_per_round")
+    (folder / "run.json").write_text(json.dumps(head))
+    assert read_run(folder).settings["clients_per_round"] == 10
     (one,) = convert(tmp_path)
-    assert json.loads((one.folder / "run.json").read_text())["settings"]["epochs"] == 1
-    assert "local_epochs" not in read_run(one.folder).settings
+    settings = json.loads((one.folder / "run.json").read_text())["settings"]
+    assert settings["clients_per_round"] == 10
+    assert "cohort" not in settings
 
 
 def test_a_format_1_run_is_read_as_one_of_format_2(tmp_path):

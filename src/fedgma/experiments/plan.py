@@ -11,6 +11,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import Identity, fingerprint, lineage
 from fedgma.records.reader import is_done
+from fedgma.simulation.spec import SHARED
 from fedgma.training.models import build, parameter_count
 
 BYTES_AN_ENTRY = 64  # of a run's state and sums, while its fleet plays
@@ -70,11 +71,11 @@ def missing(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
-    """Runs in groups that can play in one fleet: those that share data set, shift, model, batch size, augmentation."""
+    """Runs in groups that fit into one fleet: those that share data set and shift, and what `SHARED` names."""
     together: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         chosen = run.settings
-        key = (chosen.dataset, chosen.shift.name, chosen.model, chosen.batch_size, chosen.augment)
+        key = (chosen.dataset, chosen.shift.name, *(getattr(chosen, name) for name in SHARED))
         together.setdefault(key, []).append(run)
     return list(together.values())
 

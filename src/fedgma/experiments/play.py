@@ -25,7 +25,8 @@ from fedgma.records.format import FORMAT, Done, Head, Line, Record
 from fedgma.records.reader import Run, curve, finished, flat, read_lines
 from fedgma.records.writer import RunFolder
 from fedgma.simulation import fleet as fleets
-from fedgma.simulation.spec import Round, RunSpec
+from fedgma.simulation.device_round import Round
+from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State, export
 from fedgma.statistics.arms import Row, rows
 from fedgma.statistics.comparisons import Comparison, against_baseline
@@ -119,7 +120,7 @@ def _play_on(
             began = began if waiting else time.perf_counter()
             state, played = fleets.play_round(fleet, state)
             waiting.append(played.sent())
-            ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.cohorts)
+            ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.sampled)
         due = not on or time.monotonic() - saved >= checkpoint_seconds
         while len(waiting) > (1 if ahead and not (due or ended) else 0):
             records = waiting.pop(0).records

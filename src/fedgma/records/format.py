@@ -20,8 +20,7 @@ from typing import Any, Required, TypedDict
 FORMAT = 2  # of run.json, rounds.jsonl and done
 CHECKPOINT_FORMAT = 1  # of a checkpoint's manifest
 
-# settings of format 1 that have another name now; `{"cohort": "clients_per_round"}` once the setting is renamed
-RENAMED: dict[str, str] = {}
+RENAMED = {"cohort": "clients_per_round"}  # settings of format 1 that have another name now
 
 Record = Mapping[str, Any]
 

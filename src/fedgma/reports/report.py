@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import DataError
 from fedgma.records.reader import PathLike, Run, read_runs
 from fedgma.reports.tables import (
@@ -19,7 +20,7 @@ from fedgma.reports.tables import (
 from fedgma.statistics.arms import Row, common, rows, telling, without_extended
 from fedgma.statistics.comparisons import Comparison, against_baseline
 from fedgma.statistics.comparisons import where as filtered
-from fedgma.statistics.labels import BASELINE, NAMES, plain, short, sortable
+from fedgma.statistics.labels import NAMES, plain, short, sortable
 
 
 class Report(NamedTuple):

@@ -12,12 +12,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import DataError
 from fedgma.records.reader import Run, curve
 from fedgma.statistics.labels import (
     AGGREGATION,
     AGGREGATION_SETTINGS,
-    BASELINE,
     VERSIONS,
     arm,
     rank,

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import ConfigError
 from fedgma.records.format import PARTS
 from fedgma.records.reader import Run
 from fedgma.statistics.arms import Summary, frozen, score, telling_names, trait, traits
 from fedgma.statistics.labels import (
     AGGREGATION_SETTINGS,
-    BASELINE,
     VERSIONS,
     plain,
     sortable,

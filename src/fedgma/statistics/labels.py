@@ -1,22 +1,16 @@
 """What runs, arms and settings are called in tables, titles and sentences."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedgma.aggregation.rules import AGGREGATORS
+from fedgma.aggregation.rules import RULES
 from fedgma.records.reader import Run
 
-BASELINE = "mean"
-NAMES = {"gma": "GMA", "and_mask": "AND-mask", "rlr": "RLR"}
+NAMES = {name: row.label for name, row in RULES.items()}
 # settings that belong to the aggregation: those of the rules, and where a mask is put; the seed is the run's
-AGGREGATION_SETTINGS = tuple(
-    dict.fromkeys(
-        name
-        for names in (*(inspect.signature(rule).parameters for rule in AGGREGATORS.values()), ("mask_position",))
-        for name in names
-        if name != "seed"
-    )
+AGGREGATION_SETTINGS = (
+    *dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"),
+    "mask_position",
 )
 AGGREGATION = ("aggregator", *AGGREGATION_SETTINGS)
 # parts of a run's identity, by the names that they have beside settings
@@ -66,9 +60,10 @@ def spoken(aggregator: str) -> str:
     """An aggregator in a sentence.
 
     >>> spoken("gma"), spoken("mean"), spoken("median")
-    ('GMA', 'the mean', 'median')
+    ('GMA', 'the mean', 'the median')
     """
-    return "the mean" if aggregator == BASELINE else NAMES.get(aggregator, aggregator)
+    row = RULES.get(aggregator)
+    return aggregator if row is None else row.noun or row.label
 
 
 def spelt(name: str, value: Any) -> str:
