@@ -69,6 +69,12 @@ def test_a_converted_run_has_the_name_that_a_new_one_would_have_and_everything_i
     assert play({**TINY, "rounds": 3}, tmp_path) == [3, 3]  # and extended, not begun anew
 
 
+def test_a_run_of_format_1_can_be_extended_as_it_is(tmp_path):
+    play(TINY, tmp_path)
+    in_format_1(tmp_path)
+    assert play({**TINY, "rounds": 3}, tmp_path) == [3, 3]
+
+
 def test_converting_twice_changes_nothing(tmp_path):
     write_duel(tmp_path, seeds=2, rounds=3)
     convert(tmp_path)

@@ -1,4 +1,4 @@
-"""`fedgma convert`: run folders of an older format, rewritten to the present one."""
+"""`fedgma convert`: run folders of an older format, rewritten to the present run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,19 +18,19 @@ def convert(
     from fedgma.records.format import FORMAT
 
     converted = convert_folders(folders)
-    failed = [one for one in converted if one.problem]
-    rewritten = [one for one in converted if one.rewritten]
+    failed = [run for run in converted if run.problem]
+    rewritten = [run for run in converted if run.rewritten]
     same = len(converted) - len(rewritten) - len(failed)
     typer.echo(
         f"{len(rewritten)} of {len(converted)} run folders were rewritten to format {FORMAT}; {same} were already."
     )
-    if renamed := sum(one.renamed for one in converted):
+    if renamed := sum(run.renamed for run in converted):
         typer.echo(f"{renamed} folders were renamed after the new fingerprint of their run.")
-    if unknown := sum(not one.known for one in rewritten):
+    if unknown := sum(not run.known for run in rewritten):
         typer.echo(
             f"{unknown} rewritten runs do not say which code or data they used; they are compared with their like only."
         )
-    for one in failed:
-        typer.echo(f"left as it was: {one.folder.name}: {one.problem}")
+    for run in failed:
+        typer.echo(f"left as it was: {run.folder.name}: {run.problem}")
     if failed:
         raise DataError(f"{len(failed)} run folders could not be converted; they were left as they were")

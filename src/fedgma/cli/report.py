@@ -70,14 +70,14 @@ def compare(
     from fedgma.statistics.arms import without_extended
 
     sides = [_side(name, runs or [Path("runs")], where or []) for name in (first, second)]
-    (one, spoken_one), (other, spoken_other) = sides
+    (ours, spoken), (theirs, also_spoken) = sides
     names = (_name(first, second), _name(second, first))
-    apart = [*spoken_one, *spoken_other]
+    apart = [*spoken, *also_spoken]
     extended = 0
     if "rounds" not in apart:
-        (one, shorter), (other, also) = without_extended(one), without_extended(other)
+        (ours, shorter), (theirs, also) = without_extended(ours), without_extended(theirs)
         extended = len(shorter) + len(also)
-    made = comparisons.compare(one, other, names, metric=metric, split=split, apart=apart)
+    made = comparisons.compare(ours, theirs, names, metric=metric, split=split, apart=apart)
     if not made.cells:
         free = ", ".join(dict.fromkeys(apart)) or "the arm"
         raise DataError(f"{names[0]} and {names[1]}: {made.text}; they have to agree in all but {free}")
@@ -87,7 +87,7 @@ def compare(
     typer.echo(f"{made.text}.\nThe arms differ in {', '.join(made.differ) or 'nothing that was set'}.")
     left = (
         (made.alone, "finished runs have no partner"),
-        (_late([*one, *other]), "runs are unfinished"),
+        (_late([*ours, *theirs]), "runs are unfinished"),
         (extended, "runs were extended to more rounds"),
     )
     for count, what in left:

@@ -56,14 +56,14 @@ def read_runs(paths: PathLike | Iterable[PathLike]) -> list[Run]:
 
 def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     """The run folders at or below a path or several, each once, in the order of their names."""
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         here = sorted(_folders(path))
         if not here:
             what = "no run.json in it or below" if path.is_dir() else "no such folder"
             raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
-        found.update(dict.fromkeys(folder.resolve() for folder in here))
-    return list(found)
+        folders.update(dict.fromkeys(folder.resolve() for folder in here))
+    return list(folders)
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -182,10 +182,10 @@ def _rounds(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Reco
     """
     lines = _content(path).split(b"\n") if path.exists() else [b""]
     read: list[tuple[bytes, Record]] = []
-    for place, line in enumerate(lines[:-1], 1):
+    for number, line in enumerate(lines[:-1], 1):
         try:
-            record = _parsed(line, f"{path}, line {place},")
-            _check_line(record, place, path, scored=scored)
+            record = _parsed(line, f"{path}, line {number},")
+            _check_line(record, number, path, scored=scored)
         except DataError as error:
             return read, error
         read.append((line, record))
@@ -193,13 +193,13 @@ def _rounds(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Reco
     return read, DataError(half) if lines[-1] else None
 
 
-def _check_line(record: Record, place: int, path: Path, *, scored: bool) -> None:
-    if record.get("round") != place:
-        raise DataError(f"{path}, line {place}, should be round {place} but says {record.get('round')!r}")
+def _check_line(record: Record, number: int, path: Path, *, scored: bool) -> None:
+    if record.get("round") != number:
+        raise DataError(f"{path}, line {number}, should be round {number} but says {record.get('round')!r}")
     for split, scores in record.items() if scored else ():
         accuracy = scores.get("accuracy") if isinstance(scores, dict) else None
         if accuracy is not None and not (_real(accuracy) and 0 <= accuracy <= 1):
-            raise DataError(f"{path}, line {place}: {split} accuracy should be from 0 to 1, got {accuracy!r}")
+            raise DataError(f"{path}, line {number}: {split} accuracy should be from 0 to 1, got {accuracy!r}")
 
 
 def _real(value: Any) -> bool:

@@ -44,29 +44,22 @@ def make_report(
 ) -> Report:
     """Read run folders and work everything out; `where` takes filters such as `dataset=t.npz` or `model=lenet,cnn`."""
     runs, extended = without_extended(filtered(read_runs(paths), where))
-    finished = [run for run in runs if run.finished]
-    if not finished:
-        furthest = max(runs, key=lambda run: len(run.rounds) / max(run.planned, 1))
-        raise DataError(
-            f"none of the {len(runs)} runs has finished (the furthest is at round {len(furthest.rounds)} of "
-            f"{furthest.planned}); run the same command again to go on with them"
-        )
+    finished = _finished(runs)
     comparisons = against_baseline(finished, metric=metric, split=split)
     made, apart = _set_apart(rows(finished), comparisons)
-    versions = list(dict.fromkeys(words for one in comparisons if one.cells for words in one.versions))
+    versions = list(dict.fromkeys(words for pair in comparisons if pair.cells for words in pair.versions))
     optional = [splits_table(made), apart_table(apart, versions), unfinished_table(runs)]
-    tables = [
-        results_table(made),
-        *(differences_table(c) for c in comparisons if c.cells),
-        *(table for table in optional if table),
-    ]
     return Report(
         title=title(runs),
-        verdicts=tuple(_verdict(one, len(comparisons) == 1) for one in comparisons) or (_without_pair(finished),),
+        verdicts=tuple(_verdict(pair, len(comparisons) == 1) for pair in comparisons) or (_without_pair(finished),),
         runs=tuple(runs),
         rows=tuple(made),
         comparisons=tuple(comparisons),
-        tables=tuple(tables),
+        tables=(
+            results_table(made),
+            *(differences_table(pair) for pair in comparisons if pair.cells),
+            *(table for table in optional if table),
+        ),
         notes=(
             *_notes(runs, [*made, *apart], comparisons, metric, split),
             *(f"{words} and are listed apart" for words in versions),
@@ -75,12 +68,23 @@ def make_report(
     )
 
 
+def _finished(runs: Sequence[Run]) -> list[Run]:
+    finished = [run for run in runs if run.finished]
+    if not finished:
+        furthest = max(runs, key=lambda run: len(run.rounds) / max(run.planned, 1))
+        raise DataError(
+            f"none of the {len(runs)} runs has finished (the furthest is at round {len(furthest.rounds)} of "
+            f"{furthest.planned}); run the same command again to go on with them"
+        )
+    return finished
+
+
 def _set_apart(made: Sequence[Row], comparisons: Sequence[Comparison]) -> tuple[list[Row], list[Row]]:
     """Rows that are compared or have nothing to be compared with, and those of which only the version has no partner.
 
     Where no two runs can be paired at all, none is set apart: the verdict says so, and the labels tell the versions.
     """
-    other = {id(run) for one in comparisons if one.cells for run in one.apart}
+    other = {id(run) for pair in comparisons if pair.cells for run in pair.apart}
     apart = [row for row in made if all(id(run) in other for run in row.runs)]
     kept = [row for row in made if not all(id(run) in other for run in row.runs)]
     return kept, apart

@@ -107,8 +107,8 @@ def traits(run: Run) -> dict[str, Any]:
     """
     seed = run.settings.get("seed")
     used = {name: value for name, value in run.settings.items() if value is not None}
-    own = [name for name, value in used.items() if name.endswith(".seed") and value == seed]
-    return {name: value for name, value in used.items() if name not in own} | versions(run)
+    same = [name for name, value in used.items() if name.endswith(".seed") and value == seed]
+    return {name: value for name, value in used.items() if name not in same} | versions(run)
 
 
 def trait(run: Run, name: str) -> Any:

@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
     split: str
     differ: tuple[str, ...]  # the settings in which the arms differ
     cells: tuple[Cell, ...]
-    alone: int  # runs of either arm that found no partner
+    alone: int  # runs of either arm that have no partner
     apart: tuple[Run, ...] = ()  # runs whose only partners are of other data or of another model
     versions: tuple[str, ...] = ()  # how these differ, in words
 
@@ -188,16 +188,16 @@ def where(runs: Sequence[Run], filters: str | Sequence[str]) -> list[Run]:
 
 def _conditions(runs: Sequence[Run], text: str) -> list[tuple[str, list[str]]]:
     """`dataset=a,b,tau=0.4` as names with the values that each may have."""
-    found: list[tuple[str, list[str]]] = []
+    conditions: list[tuple[str, list[str]]] = []
     for part in text.split(","):
         name, mark, value = (piece.strip() for piece in part.partition("="))
         if mark:
-            found.append((_known(runs, name), [value]))
-        elif found:
-            found[-1][1].append(name)
+            conditions.append((_known(runs, name), [value]))
+        elif conditions:
+            conditions[-1][1].append(name)
         else:
-            found.append((_word(runs, name), [name]))
-    return found
+            conditions.append((_word(runs, name), [name]))
+    return conditions
 
 
 def _known(runs: Sequence[Run], name: str) -> str:
@@ -235,13 +235,13 @@ def _disjoint(first: Sequence[Run], second: Sequence[Run]) -> list[str]:
     """Settings of which the arms share no value; a setting of the aggregation that an arm has not is no value."""
     sides = [[traits(run) for run in side] for side in (first, second)]
     names = dict.fromkeys(name for side in sides for known in side for name in known if name not in VERSIONS.values())
-    found = []
+    disjoint = []
     for name in names:
         optional = name in AGGREGATION_SETTINGS or name.endswith(".seed")
         values = [{plain(known.get(name)) for known in side if name in known or not optional} for side in sides]
         if not values[0] & values[1]:
-            found.append(name)
-    return found
+            disjoint.append(name)
+    return disjoint
 
 
 def _pairs(first: Sequence[Run], second: Sequence[Run], free: set[str]) -> tuple[list[tuple[Run, Run]], list[Run]]:
@@ -271,13 +271,13 @@ def _of_other_versions(
         for run in runs:
             if run.finished:
                 side.setdefault(frozen(traits(run), without), []).append(run)
-    own = set(map(id, first))
-    found = []
+    of_first = set(map(id, first))
+    apart = []
     for run in alone:
-        others = sides[1 if id(run) in own else 0].get(frozen(traits(run), without), [])
+        others = sides[1 if id(run) in of_first else 0].get(frozen(traits(run), without), [])
         if others and not any(other.identity == run.identity for other in others):
-            found.append((run, min(others, key=lambda other: len(_parts(run, other)))))
-    return found
+            apart.append((run, min(others, key=lambda other: len(_parts(run, other)))))
+    return apart
 
 
 def _parts(run: Run, other: Run) -> list[str]:
@@ -308,8 +308,8 @@ def _version(part: str, run: Run, *, many: bool = False) -> str:
 
 
 def _differs(a: Run, b: Run, name: str) -> bool:
-    one, other = trait(a, name), trait(b, name)
-    return one != "" and other != "" and bool(one != other)
+    values = trait(a, name), trait(b, name)
+    return "" not in values and bool(values[0] != values[1])
 
 
 def _labels(pairs: Sequence[tuple[Run, Run]]) -> list[dict[str, str]]:

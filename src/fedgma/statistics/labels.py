@@ -51,9 +51,9 @@ def arm(run: Run, names: Sequence[str] = ()) -> str:
     >>> arm(Run(Path(), {}, {"aggregator": "gma", "tau": 0.4}, (), None), ["tau"])
     'GMA, tau 0.4'
     """
-    own = [name for name in names if name in AGGREGATION_SETTINGS and run.settings.get(name) is not None]
+    named = [name for name in names if name in AGGREGATION_SETTINGS and run.settings.get(name) is not None]
     aggregator = str(run.settings["aggregator"])
-    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(run.settings[name])}" for name in own)])
+    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(run.settings[name])}" for name in named)])
 
 
 def spoken(aggregator: str) -> str:
