@@ -90,9 +90,10 @@ def test_rates_are_searched_on_held_out_samples(tmp_path):
     rows = (tmp_path / "rates" / "rates.csv").read_text().splitlines()
     assert (
         rows[0]
-        == "dataset,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,validation_last10"
+        == "dataset,partition,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,"
+        "validation_last10"
     )
-    found = {(arm, float(client)): float(score) for _, _, _, arm, client, _, _, score in csv.reader(rows[1:])}
+    found = {(arm, float(client)): float(score) for *_, arm, client, _, _, score in csv.reader(rows[1:])}
     assert len(found) == 8
     pairs = [client for arm, client in found if arm == "mean"]
     best = max(pairs, key=lambda client: found["mean", client] + found["gma", client])
