@@ -89,8 +89,7 @@ def test_rates_are_searched_on_held_out_samples(tmp_path):
     assert code == 0, said
     rows = (tmp_path / "rates" / "rates.csv").read_text().splitlines()
     assert (
-        rows[0]
-        == "dataset,partition,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,"
+        rows[0] == "dataset,partition,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,"
         "validation_last10"
     )
     found = {(arm, float(client)): float(score) for *_, arm, client, _, _, score in csv.reader(rows[1:])}
