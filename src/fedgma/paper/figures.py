@@ -67,7 +67,7 @@ def _difference(one: Compared, without: Sequence[str]) -> Difference:
     """A cell's line; it is called by the settings that are not `without`."""
     verdict = one.verdict
     assert verdict is not None
-    low, high = (verdict.low, verdict.high) if verdict.of > 1 else (None, None)
+    low, high = verdict.interval or (None, None)
     label = _named(one, without) or one.cell.part.name
     return Difference(label, verdict.mean, low, high, one.printed_difference)
 
@@ -147,18 +147,19 @@ def _rates(comparison: Comparison) -> Iterator[Picture]:
         groups.setdefault(_named(one, (*KEYS, "aggregator")), []).append(one)
     for title, cells in list(groups.items())[:MOST]:
         client, server = (sorted({one.cell.settings[key] for one in cells}) for key in KEYS)
-        maps: dict[str, dict[tuple[float, float], float]] = {}
+        ours: dict[str, dict[tuple[float, float], float]] = {}
+        printed: dict[str, dict[tuple[float, float], float]] = {}
         for one in cells:
             at = (one.cell.settings[KEYS[0]], one.cell.settings[KEYS[1]])
             for name, level, number in zip(_arms(one), one.levels, one.printed, strict=True):
                 if level is not None:
-                    maps.setdefault(name, {})[at] = level.mean
+                    ours.setdefault(name, {})[at] = level.mean
                 if number is not None:
                     learned = number.value != DID_NOT_LEARN
-                    maps.setdefault(f"{name}, printed", {})[at] = number.value if learned else np.nan
+                    printed.setdefault(f"{name}, printed", {})[at] = number.value if learned else np.nan
         grids = {
             name: np.array([[found.get((c, s), np.nan) for s in server] for c in client])
-            for name, found in sorted(maps.items(), key=lambda item: "printed" in item[0])
+            for name, found in (ours | printed).items()
         }
         yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client, title))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedgma.paper.claims import Finding, mask_step
+from fedgma.paper.claims import Answer, mask_step
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.printed import Number
 from fedgma.reports.tables import Table, Value
@@ -14,15 +14,15 @@ VERDICTS = (
 )
 
 
-def claims_table(findings: Sequence[Finding]) -> Table:
+def claims_table(answers: Sequence[Answer]) -> Table:
     """One row a claim."""
-    rows = tuple((found.claim.text, found.verdict, found.text) for found in findings)
+    rows = tuple((answer.claim.text, answer.verdict, answer.text) for answer in answers)
     return Table("claims", "Claims", ("claim", "verdict", "what we found"), rows)
 
 
-def summary_table(found: Mapping[str, Sequence[Finding]]) -> Table:
+def summary_table(answers: Mapping[str, Sequence[Answer]]) -> Table:
     """The claims of several experiments under each other."""
-    rows = tuple((name, one.claim.text, one.verdict, one.text) for name, findings in found.items() for one in findings)
+    rows = tuple((name, one.claim.text, one.verdict, one.text) for name, own in answers.items() for one in own)
     return Table("claims", "Claims", ("experiment", "claim", "verdict", "what we found"), rows)
 
 
@@ -46,16 +46,22 @@ def cells_table(comparison: Comparison, split: str) -> Table:
 
 def _values(one: Compared) -> tuple[Value, ...]:
     verdict, printed = one.verdict, one.printed_difference
-    interval = (verdict.low, verdict.high) if verdict is not None and verdict.of > 1 else (None, None)
+    interval = None if verdict is None else verdict.interval
     inside = None
-    if printed is not None and interval[0] is not None and interval[1] is not None:
+    if printed is not None and interval is not None:
         inside = "yes" if interval[0] <= printed <= interval[1] else "no"
     seeds = len(one.differences) or len(one.plain) or len(one.masked)
     return (
         seeds,
         *one.levels,
         *map(_printed, one.printed),
-        *(None if verdict is None else round(verdict.mean, 9) + 0.0, *interval, printed, inside, one.says),
+        *(
+            None if verdict is None else round(verdict.mean, 9) + 0.0,
+            *(interval or (None, None)),
+            printed,
+            inside,
+            one.agreement,
+        ),
     )
 
 

@@ -23,6 +23,11 @@ class Verdict(NamedTuple):
     of: int
     text: str
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % CI of the mean; None for one pair."""
+        return (self.low, self.high) if self.of > 1 else None
+
 
 def paired(differences: Sequence[float], names: tuple[str, str] = ("GMA", "the mean")) -> Verdict:
     """The verdict on paired differences, first arm minus second, in points.
