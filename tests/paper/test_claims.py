@@ -76,9 +76,9 @@ def test_data_sets_of_other_seeds_are_told_apart(tmp_path):
     found = look_at(compare(experiment("E1"), read_entries([tmp_path])[0], Chosen()))[0]
     assert found.verdict == "contradicted (mnist, fmnist), holds (cifar10)"
     small, large = found.text.split("; cifar10: ")
-    assert small.startswith("mnist, fmnist: ahead in 0 of 2 cells (0 beyond doubt), behind in 2 (2 beyond doubt)")
+    assert small.startswith("mnist, fmnist: ahead in 0 of 2 cells (0 significant), behind in 2 (2 significant)")
     assert "4 seeds" in small
-    assert large.startswith("ahead in 1 of 1 cells (1 beyond doubt)")
+    assert large.startswith("ahead in 1 of 1 cells (1 significant)")
     assert "2 seeds" in large
 
 
@@ -107,7 +107,7 @@ def test_arms_are_compared_where_both_were_run(tmp_path):
     found = look_at(compare(experiment("C1"), read_entries([tmp_path])[0], Chosen()))
     versus = {one.claim.second: one for one in found if one.claim.kind == "versus"}
     assert versus["damped_mean"].verdict == "contradicted"
-    assert versus["damped_mean"].text.startswith("gma ahead of damped_mean in 0 of 1; -1.00 points")
+    assert versus["damped_mean"].text.startswith("gma ahead of damped_mean in 0 of 1 cells; -1.00 points")
     assert versus["shuffled_mask"].text.startswith("gma and shuffled_mask share no seed")
 
 

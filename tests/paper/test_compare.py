@@ -67,7 +67,9 @@ def test_each_cell_has_its_verdict(epochs):
 def test_claims_are_looked_at_over_all_cells(epochs):
     ahead, grows = look_at(epochs[1])
     assert ahead.verdict == "holds"
-    assert ahead.text.startswith("ahead in 4 of 5 cells (3 beyond doubt), behind in 1 (1 beyond doubt); over all +1.56")
+    assert ahead.text.startswith(
+        "ahead in 4 of 5 cells (3 significant), behind in 1 (1 significant); over all cells +1.56"
+    )
     assert grows.verdict == "holds"
     assert "1: +0.30, 3: +0.10, 5: -1.00, 10: +2.00, 20: +6.40" in grows.text
 
@@ -136,7 +138,7 @@ def test_of_short_and_long_runs_the_long_ones_count(tmp_path):
         write_run(tmp_path, settings, 60.0, rounds=20)
     made, cell = levels(tmp_path)
     assert set(cell.masked.values()) == {60.0}
-    assert "4 runs of the same cells with other rounds, rates or precision were passed over" in made.notes
+    assert "4 runs of the same cells with other rounds, rates or precision are left out" in made.notes
 
 
 def test_the_rounds_that_were_asked_for_count_before_longer_runs(tmp_path):
@@ -186,7 +188,7 @@ def test_unfinished_runs_are_counted_and_left_out(tmp_path):
     (folders[0] / "done").unlink()
     made, cell = levels(tmp_path)
     assert len(cell.differences) == 1
-    assert "1 unfinished runs are in no number" in made.notes
+    assert "1 unfinished runs are left out" in made.notes
 
 
 def test_runs_stopped_late_count_as_they_are_where_they_are_asked_for(tmp_path):

@@ -1,7 +1,7 @@
-"""What the paper claims, looked at over the cells that it is about: one sentence and one verdict a claim.
+"""What the paper claims, tested on the cells that it is about: one sentence and one verdict a claim.
 
-Over several cells the interval is that of the seeds: a seed's difference is its mean over the cells, so that cells that
-share their seeds are not counted as if they were independent.
+Over several cells the 95 % CI is over seeds: a seed's difference is its mean over the cells, because cells that share
+their seeds are not independent.
 """
 
 from collections import Counter
@@ -77,7 +77,7 @@ def _look(claim: Claim, comparison: Comparison) -> Answer:
     verdicts = {names: verdict for names, (verdict, _) in looked.items() if verdict is not None}
     texts = [f"{names}: {looked[names][1]}" if len(verdicts) > 1 else looked[names][1] for names in verdicts]
     text = "; ".join(texts) or next(iter(looked.values()))[1]
-    part = f" ({len(run)} of {len(cells)} cells)" if len(run) < len(cells) else ""
+    part = f"; {len(run)} of {len(cells)} cells were run" if len(run) < len(cells) else ""
     return Answer(claim, verdicts or {"": ClaimVerdict.INCONCLUSIVE}, text + part)
 
 
@@ -100,7 +100,13 @@ def over_seeds(rows: Sequence[PerSeed]) -> list[float]:
 def _estimate(verdict: Verdict, unit: str = "points") -> str:
     if verdict.interval is None:
         return f"{verdict.mean:+.2f} {unit}, one seed"
-    return f"{verdict.mean:+.2f} {unit}, interval {verdict.low:+.2f} to {verdict.high:+.2f}, {verdict.of} seeds"
+    return f"{verdict.mean:+.2f} {unit}, 95 % CI {verdict.low:+.2f} to {verdict.high:+.2f}, {verdict.of} seeds"
+
+
+def _said(verdict: Verdict, unit: str = "points") -> str:
+    """The estimate, and how many seeds would be enough where these are not."""
+    advice = f" ({verdict.advice})" if verdict.advice else ""
+    return _estimate(verdict, unit) + advice
 
 
 def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
@@ -126,16 +132,17 @@ def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> L
     """How many cells show it, their mean difference, and the printed one."""
     verdicts = [one.verdict for one in cells if one.verdict is not None]
     means = [verdict.mean for verdict in verdicts]
-    sure = sum(v.low > 0 for v in verdicts), sum(v.high < 0 for v in verdicts)
+    outcomes = [verdict.outcome for verdict in verdicts]
+    sure = outcomes.count("first ahead"), outcomes.count("second ahead")
     values = over_seeds([one.differences for one in cells])
     if not values:
         return None, "the cells share no seed"
     whole = paired(values)
     printed = [one.printed_difference for one in cells if one.printed_difference is not None]
-    paper = f"; printed {sum(printed) / len(printed):+.2f}; {_counted(cells)}" if printed else ""
+    paper = f"; printed {sum(printed) / len(printed):+.2f}, by cell: {_counted(cells)}" if printed else ""
     text = (
-        f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} beyond doubt), behind in "
-        f"{sum(m < 0 for m in means)} ({sure[1]} beyond doubt); over all {_estimate(whole)}{paper}"
+        f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} significant), behind in "
+        f"{sum(m < 0 for m in means)} ({sure[1]} significant); over all cells {_said(whole)}{paper}"
     )
     return judged(whole.interval), text
 
@@ -143,7 +150,7 @@ def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> L
 def _counted(cells: Sequence[Compared]) -> str:
     """How many cells have which verdict."""
     counts = Counter(one.agreement for one in cells if one.printed_difference is not None)
-    return ", ".join(f"{agreement}: {counts[agreement]}" for agreement in Agreement if counts[agreement])
+    return ", ".join(f"{agreement} {counts[agreement]}" for agreement in Agreement if counts[agreement])
 
 
 def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
@@ -168,8 +175,8 @@ def _trend(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> L
     if not values:
         return None, f"no two values of {short(claim.axis)} were run"
     verdict = paired(values)
-    steps = _levels(rows[0], claim.axis) if len(rows) == 1 else f"{len(rows)} rows"
-    return judged(verdict.interval), f"the difference changes by {_estimate(verdict, 'points a step')}; {steps}"
+    steps = _levels(rows[0], claim.axis) if len(rows) == 1 else f"mean of {len(rows)} settings"
+    return judged(verdict.interval), f"the difference changes by {_said(verdict, 'points a step')}; {steps}"
 
 
 def _slopes(row: Sequence[Compared]) -> PerSeed:
@@ -202,7 +209,7 @@ def _peak(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Lo
         at, top = plain(claim.at), plain(best.cell.settings[claim.axis])
         said.append(
             f"{where}best at {top} ({_mean(best.masked):.2f}); {at} minus the best other "
-            f"({plain(rival.cell.settings[claim.axis])}): {_estimate(paired(list(found[-1].values())))}"
+            f"({plain(rival.cell.settings[claim.axis])}): {_said(paired(list(found[-1].values())))}"
         )
     if not found:
         return None, f"{claim.at} or its rivals were not run"
@@ -240,7 +247,7 @@ def _above(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> L
         return None, f"{claim.first} and {claim.second} were not both run"
     higher = sum(_mean(one) > 0 for one in found)
     verdict = paired(values)
-    return judged(verdict.interval), f"higher in {higher} of {len(found)} pairs; over all {_estimate(verdict)}"
+    return judged(verdict.interval), f"higher in {higher} of {len(found)} pairs; over all pairs {_said(verdict)}"
 
 
 def _between(claim: Claim, cells: Sequence[Compared]) -> list[tuple[dict[int, Entry], dict[int, Entry]]]:
@@ -270,9 +277,8 @@ def _versus(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
     if not values:
         return None, f"{claim.first} and {claim.second} share no seed"
     verdict, ahead = paired(values), sum(_mean(row) > 0 for row in found)
-    return judged(
-        verdict.interval
-    ), f"{claim.first} ahead of {claim.second} in {ahead} of {len(found)}; {_estimate(verdict)}"
+    text = f"{claim.first} ahead of {claim.second} in {ahead} of {len(found)} cells; {_said(verdict)}"
+    return judged(verdict.interval), text
 
 
 def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
@@ -283,7 +289,7 @@ def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Lo
     inside = verdict.low >= -NEAR and verdict.high <= NEAR
     apart = verdict.low > NEAR or verdict.high < -NEAR
     says = ClaimVerdict.HOLDS if inside else ClaimVerdict.CONTRADICTED if apart else ClaimVerdict.INCONCLUSIVE
-    return says, f"{claim.first} minus {claim.second}: {_estimate(verdict)}"
+    return says, f"{claim.first} minus {claim.second}: {_estimate(verdict)}; near is within {NEAR:g} point"
 
 
 def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
@@ -296,8 +302,8 @@ def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
     if not values:
         return None, "no seed in which both arms reach a common level"
     verdict = paired(values)
-    what = f"rounds that {claim.first} needs less than {claim.second} to {TARGET:.0%} of the lower level"
-    return judged(verdict.interval), f"{what}: {_estimate(verdict, 'rounds')}"
+    what = f"rounds that {claim.first} needs less than {claim.second} to reach {TARGET:.0%} of the lower level"
+    return judged(verdict.interval), f"{what}: {_said(verdict, 'rounds')}"
 
 
 def rounds_saved(one: Entry, other: Entry, split: str = "test") -> float | None:
@@ -316,7 +322,7 @@ def _best_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) 
     seeds = sorted(set(best_plain.plain) & set(best_masked.masked))
     verdict = paired([best_masked.masked[seed] - best_plain.plain[seed] for seed in seeds])
     pairs = [" and ".join(plain(one.cell.settings[key]) for key in KEYS) for one in (best_plain, best_masked)]
-    return judged(verdict.interval), f"best of plain at {pairs[0]}, of masked at {pairs[1]}: {_estimate(verdict)}"
+    return judged(verdict.interval), f"best of plain at {pairs[0]}, of masked at {pairs[1]}: {_said(verdict)}"
 
 
 def _same_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:

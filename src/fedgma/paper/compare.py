@@ -1,4 +1,4 @@
-"""Our runs beside the printed numbers, cell by cell: levels, the paired difference with its interval, a verdict.
+"""Our runs beside the printed numbers, cell by cell: levels, the paired difference with its 95 % CI, a verdict.
 
 The verdict on a cell goes by our 95 % CI of the paired difference, masked minus plain:
 
@@ -246,11 +246,11 @@ def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, un
     pairs = [(entry.played, int(entry.settings["rounds"])) for entry in used.values()]
     stopped = Counter((played, planned) for played, planned in pairs if played < planned)
     for (played, planned), count in sorted(stopped.items()):
-        notes.append(f"{count} runs were stopped after {played} of {planned} rounds and count as they stood then")
+        notes.append(f"{count} runs were stopped after {played} of {planned} rounds and count as they were then")
     if left:
         notes.append("cells that were not run: " + ", ".join(f"{count} of {name}" for name, count in left.items()))
     if passed:
-        notes.append(f"{passed} runs of the same cells with other rounds, rates or precision were passed over")
+        notes.append(f"{passed} runs of the same cells with other rounds, rates or precision are left out")
     if unfinished:
-        notes.append(f"{unfinished} unfinished runs are in no number")
+        notes.append(f"{unfinished} unfinished runs are left out")
     return notes

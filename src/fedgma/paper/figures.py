@@ -52,8 +52,8 @@ def _differences(comparison: Comparison) -> Iterator[Picture]:
     for one in _run(comparison):
         groups.setdefault(str(one.cell.settings["dataset"]), []).append(one)
     caption = (
-        "Masked minus plain averaging, mean over seeds and 95 % t interval; filled where the interval leaves out zero. "
-        "Open diamonds: the printed difference."
+        "Masked minus plain averaging, mean over seeds and 95 % CI; filled where the CI excludes zero. Open diamonds: "
+        "the printed difference."
     )
     for dataset, cells in groups.items():
         seen = [one for one in cells if one.verdict is not None]
@@ -85,8 +85,8 @@ def _curves(comparison: Comparison, split: str = "test") -> Iterator[Picture]:
     shown = [(title, arms) for title, arms in scenes.items() if arms]
     more = f" {MOST} of {len(shown)} settings are drawn." if len(shown) > MOST else ""
     caption = (
-        f"Accuracy on {split.replace('_', ' ')} after each evaluated round, mean of {seeds} seeds; band: one sample "
-        f"deviation. Below: the paired difference with its 95 % interval.{more}"
+        f"Accuracy on {split.replace('_', ' ')} after each evaluated round, mean of {seeds} seeds; band: one standard "
+        f"deviation. Below: the paired difference with its 95 % CI.{more}"
     )
     for title, arms in shown[:MOST]:
         figure = draw_accuracy(arms, title, split)
@@ -101,7 +101,7 @@ def _gap(comparison: Comparison) -> Iterator[Picture]:
 
 def _axis(comparison: Comparison) -> Iterator[Picture]:
     axis = comparison.experiment.axis
-    caption = "Mean and sample deviation over seeds. Open diamonds: printed."
+    caption = "Mean and standard deviation over seeds. Open diamonds: printed."
     for title, row in lines(_run(comparison), axis).items():
         arms: dict[str, dict[float, Point]] = {}
         for one in row:
@@ -118,7 +118,7 @@ def _point(level: Spread, number: Number | None) -> Point:
 
 def _taus(comparison: Comparison) -> Iterator[Picture]:
     caption = (
-        "Accuracy of masked averaging by threshold, mean and sample deviation over seeds, and of the plain mean. "
+        "Accuracy of masked averaging by threshold, mean and standard deviation over seeds, and of the plain mean. "
         "Thresholds on one step give the same mask wherever every client moves an entry."
     )
     for title, row in lines([one for one in _run(comparison) if one.masked], "tau").items():

@@ -9,21 +9,25 @@ from fedgma.reports.tables import Table, Value
 from fedgma.statistics.arms import plain, short
 
 VERDICTS = (
-    "Difference: masked minus plain averaging in points, paired by seed, with its 95 % t interval. A cell agrees or "
-    "contradicts only where the interval leaves out zero; `inside` says whether the printed difference lies in it."
+    "Difference: masked minus plain averaging in points, paired by seed, with its 95 % CI. A cell agrees or "
+    "contradicts only where the CI excludes zero; `inside` says whether the CI includes the printed difference."
+)
+CLAIMS = (
+    "A claim holds or is contradicted where the 95 % CI over seeds excludes zero. Significant cells are counted one by "
+    "one at 5 %, without a correction for their number."
 )
 
 
 def claims_table(answers: Sequence[Answer]) -> Table:
     """One row a claim."""
     rows = tuple((answer.claim.text, answer.verdict, answer.text) for answer in answers)
-    return Table("claims", "Claims", ("claim", "verdict", "what we found"), rows)
+    return Table("claims", "Claims", ("claim", "verdict", "result"), rows, CLAIMS)
 
 
 def summary_table(answers: Mapping[str, Sequence[Answer]]) -> Table:
     """The claims of several experiments under each other."""
     rows = tuple((name, one.claim.text, one.verdict, one.text) for name, own in answers.items() for one in own)
-    return Table("claims", "Claims", ("experiment", "claim", "verdict", "what we found"), rows)
+    return Table("claims", "Claims", ("experiment", "claim", "verdict", "result"), rows, CLAIMS)
 
 
 def cells_table(comparison: Comparison, split: str) -> Table:
@@ -36,7 +40,7 @@ def cells_table(comparison: Comparison, split: str) -> Table:
         *map(short, names),
         "seeds",
         *("AVG", masked, "AVG printed", f"{masked} printed"),
-        *("difference", "low", "high", "printed difference", "inside", "verdict"),
+        *("difference", "CI low", "CI high", "printed difference", "inside", "verdict"),
     )
     first = split == comparison.experiment.splits[0]
     name = "cells" if first else f"cells-{split}"
@@ -72,7 +76,7 @@ def _printed(number: Number | None) -> Value:
 
 
 def taus_note(comparison: Comparison) -> str:
-    """Which thresholds are one algorithm; empty where thresholds were not varied."""
+    """Which thresholds give the same mask; empty where thresholds were not varied."""
     taus = {one.cell.settings["tau"]: mask_step(one.cell.settings) for one in comparison.on() if one.cell.masked}
     groups: dict[int, list[str]] = {}
     for tau in sorted(taus):
@@ -81,6 +85,6 @@ def taus_note(comparison: Comparison) -> str:
         return ""
     said = "; ".join(" = ".join(group) for group in groups.values() if len(group) > 1)
     return (
-        f"Of {len(taus)} thresholds {len(groups)} differ, since without zero updates the votes are as odd or "
-        f"even as the clients: {said}. Those differ only in entries that some client does not move at all"
+        f"Of {len(taus)} thresholds {len(groups)} give different masks, since without zero updates the votes are odd "
+        f"or even as the number of clients is: {said}. These differ only in entries that some client does not move"
     )

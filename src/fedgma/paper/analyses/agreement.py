@@ -113,12 +113,12 @@ def find(rows: list[dict[str, Any]], summary: list[dict[str, Any]], reference: f
         means[alpha, seed] = float(np.mean(own))
     seeds = sorted({seed for _, seed in means})
     verdict = paired([means[ALPHAS[0], seed] - means[ALPHAS[-1], seed] for seed in seeds])
-    between = f", interval {verdict.low:.2f} to {verdict.high:.2f}" if verdict.interval else ", one seed"
+    between = f", 95 % CI {verdict.low:.2f} to {verdict.high:.2f}" if verdict.interval else ", one seed"
     listed = ", ".join(f"{row['below_%']:.1f} % at {row['alpha']:g}" for row in whole)
     first, last = (f"{whole[0][end]:.1f} % to {whole[-1][end]:.1f} %" for end in ("first_round", "last_round"))
     way = "falling" if falling else "not falling"
     fall = f"From alpha {ALPHAS[0]:g} to {ALPHAS[-1]:g} the share falls by {verdict.mean:.2f} points{between}."
-    ends = f"In the first round alone it goes from {first}, in the last from {last}."
+    ends = f"In the first round it goes from {first}, in the last from {last}."
     chance = f"Independent fair signs would give {reference:.1f} % at every alpha."
     return [
         Finding("agreement/shares", f"Entries below tau, mean over rounds: {listed}; {way} all the way."),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgma.paper.analyses.attacks import LOGISTIC
-from fedgma.paper.findings import Finding, judged
+from fedgma.paper.findings import ClaimVerdict, Finding, judged
 from fedgma.paper.plots.attacks import PLACE, place_of
 from fedgma.reports.tables import slug
 from fedgma.statistics.verdicts import paired
@@ -61,18 +61,18 @@ def find(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[
 
 
 def _gap(row: Mapping[str, Any]) -> Finding:
-    numbers = f"train {row['train_%']:.1f} %, test {row['test_%']:.1f} %, gap {row['gap']:.1f}"
-    text = f"{_prefix(row)}{row['arm']}, {row['models']}: {numbers}"
+    numbers = f"train {row['train_%']:.1f} %, test {row['test_%']:.1f} %, gap {row['gap']:.1f} points"
+    text = f"{_prefix(row)}{row['arm']}, {row['models']}: {numbers}."
     return Finding(_id(row, "gap", row["models"], row["arm"]), text, estimate=row["gap"], n=row["targets"])
 
 
 def _difference(row: Mapping[str, Any]) -> Finding:
     """A masked arm minus AVG; the claim is about the printed attack, and a lower number is on its side."""
     interval = None if row["low"] is None else (row["low"], row["high"])
-    between = ""
+    between = ", one target"
     if interval:
-        seen = "" if row["low"] > 0 or row["high"] < 0 else ": inconclusive"
-        between = f" ({row['low']:.2f} to {row['high']:.2f}, {row['targets']} targets){seen}"
+        seen = ": inconclusive" if judged(interval) is ClaimVerdict.INCONCLUSIVE else ""
+        between = f", 95 % CI {row['low']:.2f} to {row['high']:.2f}, {row['targets']} targets{seen}"
     number = row["number"].replace("_", " ")
     change = f"{row['arm']} {row['minus_AVG']:+.2f} points against AVG{between}"
     text = f"{_prefix(row)}{row['attack']}, {row['models']}, {number}: {change}."

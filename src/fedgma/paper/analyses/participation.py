@@ -17,7 +17,7 @@ from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
 from fedgma.paper.analyses.rounds import data_and_model, specs_of
 from fedgma.paper.compare import Agreement, judge
 from fedgma.paper.findings import ClaimVerdict, Finding
-from fedgma.paper.plots.analyses import draw_participation
+from fedgma.paper.plots.analyses import PARTICIPATING, draw_participation
 from fedgma.paper.printed import read_printed
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.spec import RoundRecord, RunSpec
@@ -25,7 +25,7 @@ from fedgma.simulation.state import export
 from fedgma.statistics.verdicts import Verdict, paired
 
 ARMS = {"AVG": "mean", "GMA": "gma"}
-GROUPS = ("participating", "non_participating")
+GROUPS = (PARTICIPATING, "non_participating")
 COHORTS = (5, 2)
 CLIENTS = 10
 PARTITION: Mapping[str, Any] = {"name": "label_skew", "classes_per_client": 2}
@@ -201,7 +201,7 @@ def _points_interval(row: dict[str, Any]) -> tuple[float, float] | None:
 def find(row: dict[str, Any]) -> Finding:
     """One comparison: the change in points, and what it says of the printed one."""
     head = f"{row['mode']}, {row['cohort']} of {CLIENTS} clients, {row['group'].replace('_', '-')}"
-    between = "" if row["points_low"] is None else f" ({row['points_low']:.1f} to {row['points_high']:.1f})"
+    between = "" if row["points_low"] is None else f", 95 % CI {row['points_low']:.1f} to {row['points_high']:.1f}"
     change = "undefined" if row["change_of_means_%"] is None else f"{row['change_of_means_%']:.1f} %"
     levels = f"AVG {row['AVG_%']:.1f} %, GMA {row['GMA_%']:.1f} %, {row['points']:.1f} points{between}"
     printed = f"AVG {row['printed_AVG_%']:.1f} %, {row['printed_points']:.1f} points, {row['printed_change_%']:g} %"

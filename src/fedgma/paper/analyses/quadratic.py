@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedgma.aggregation.masks import soft_mask
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
 from fedgma.paper.findings import ClaimVerdict, Finding
-from fedgma.paper.plots.analyses import draw_density, draw_slowdown
+from fedgma.paper.plots.analyses import POWERS, draw_density, draw_slowdown
 from fedgma.reports.tables import slug
 from fedgma.seeds import generator
 from fedgma.statistics.verdicts import paired
@@ -126,7 +126,8 @@ def rounds_to(norms: Numbers, target: float) -> npt.NDArray[np.int64]:
     return np.where(there.any(1), there.argmax(1), -1)
 
 
-RULES: dict[str, Callable[[float], float]] = {"alpha / (K L)": lambda alpha: alpha, "1 / (K L)": lambda alpha: 1.0}
+SCALES: tuple[Callable[[float], float], ...] = (lambda alpha: alpha, lambda alpha: 1.0)
+RULES = dict(zip(POWERS, SCALES, strict=True))  # client rate -> its factor on 1 / (K L)
 
 
 def slowdown(problem: Problem, alphas: Sequence[float], seeds: int) -> list[dict[str, Any]]:
