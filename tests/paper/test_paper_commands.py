@@ -16,7 +16,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.experiments.play import grid_of, plan, play_fleet
 from fedgma.paper import analyses, fleets
 from fedgma.paper.catalogue import experiment
-from fedgma.paper.findings import Finding, read_findings
+from fedgma.paper.findings import ClaimVerdict, Finding, read_findings, write_findings
 from fedgma.paper.fleets import kind, pack_alike
 from fedgma.paper.plans import Cut
 from fedgma.paper.rates import read_chosen
@@ -121,6 +121,19 @@ def test_an_analysis_is_done_written_and_shown(tmp_path, monkeypatch):
     code, printed, _ = call("paper", "results", tmp_path, "--out", tmp_path / "results", "--only", "E7")
     assert (code, printed) == (0, f"E7: 0 runs and the analysis in {tmp_path / 'results' / 'E7'}\n")
     assert {"asked.csv", "findings.json"} <= {path.name for path in (tmp_path / "results" / "E7").iterdir()}
+
+
+def test_results_are_exported_again_in_place_with_what_the_analysis_says(tmp_path):
+    results = tmp_path / "results"
+    write_experiment(tmp_path / "runs", experiment("E11"), lambda run: 90.0, cut=Cut(seeds=2), rounds=11)
+    (tmp_path / "runs" / "analyses" / "E11").mkdir(parents=True)
+    write_findings([Finding("agreement/fall", "It falls.", ClaimVerdict.HOLDS)], tmp_path / "runs" / "analyses" / "E11")
+    assert call("paper", "results", tmp_path / "runs", "--out", results, "--only", "E11")[0] == 0
+    report = (results / "E11" / "report.md").read_text()
+    assert "falls as clients become more similar: holds." in report
+    (results / "E11" / "report.md").write_text("an old report")
+    assert call("paper", "results", results, "--out", results, "--only", "E11")[0] == 0
+    assert (results / "E11" / "report.md").read_text() == report
 
 
 @pytest.mark.parametrize(

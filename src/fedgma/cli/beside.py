@@ -98,8 +98,8 @@ def results(
     entries, unfinished = read_entries(runs, unfinished_from)
     chosen = read_chosen(rates)
     for one in [experiment(name) for name in only] if only else catalogue().values():
+        analysed = export_analysis(one, runs, out)  # first: an older report beside it is written over
         count = export(one, entries, chosen, out, findings=findings_of(one, runs))
-        analysed = export_analysis(one, runs, out)
         if count or analysed:
             typer.echo(f"{one.id}: {count} runs{' and the analysis' if analysed else ''} in {out / one.id}")
     if unfinished:

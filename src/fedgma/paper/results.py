@@ -99,10 +99,11 @@ def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) ->
     found = find_analysis(experiment, paths)
     if found is None:
         return False
-    (out / experiment.id).mkdir(parents=True, exist_ok=True)
+    target = out / experiment.id
+    target.mkdir(parents=True, exist_ok=True)
     for file in found.iterdir():
-        if file.is_file():
-            shutil.copyfile(file, out / experiment.id / file.name)
+        if file.is_file() and found.resolve() != target.resolve():
+            shutil.copyfile(file, target / file.name)
     return True
 
 

@@ -151,7 +151,7 @@ def _notes(
     listed = [record.get("refused") for run in runs for record in run.rounds]
     refused = sum(len(clients) for clients in listed if isinstance(clients, list))
     if refused:
-        notes.append(f"the gate refused {refused} client updates")
+        notes.append(f"The gate refused {refused} client updates")
     return notes
 
 
