@@ -217,6 +217,8 @@ def numeric(table: Table) -> list[bool]:
 def _raw(value: Value, two: bool) -> list[str]:
     if isinstance(value, Spread):
         return [repr(value.mean), "" if value.deviation is None else repr(value.deviation)]
+    if isinstance(value, float):
+        value = float(value)  # numpy's floats are floats whose repr names their type
     written = "" if value is None else repr(value) if isinstance(value, float) else " ".join(str(value).splitlines())
     # a text that a spreadsheet would run as a formula is kept a text
     written = f"'{written}" if isinstance(value, str) and written[:1] in ("=", "+", "-", "@") else written
