@@ -57,7 +57,11 @@ class Scene:
         self.folder = Path(tempfile.mkdtemp(prefix="flower-faults-"))
         self.nodes, self.rounds, self.kinds = options.nodes, options.rounds, options.kinds
         self.words = [f'run.dataset="{options.dataset}"', f"run.rounds={self.rounds}", "run.local_steps=5"]
-        self.words += [f"run.partition.clients={self.nodes}", f"run.cohort={self.nodes}", f"timeout={TIMEOUT}"]
+        self.words += [
+            f"run.partition.clients={self.nodes}",
+            f"run.clients_per_round={self.nodes}",
+            f"timeout={TIMEOUT}",
+        ]
         self.words += ['run.partition.name="iid"'] if self.nodes % 5 else []
         self.app, self.signs = self.folder / "app", self.folder / "signs"
         self.signs.mkdir()
@@ -280,7 +284,7 @@ def observed(scene: Scene, supervisor: Supervisor, kind: str, strategy: str) -> 
         f'strategy="{strategy}"',
         "run.rounds=2",
         "run.partition.clients=3",
-        "run.cohort=3",
+        "run.clients_per_round=3",
     ]
     words += ['run.dataset="fmnist-mini"', 'run.partition.name="iid"', "run.local_steps=2", "timeout=60.0"]
     plan = replace(supervisor.deployment, run_config=(*words, f'signs="{scene.signs}"'))

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedgma.data.pools import Pool
+from fedgma.data.pools import ImagePool
 from fedgma.simulation.fleet import Fleet, assemble, play_round, start
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State
 from fedgma.training.evaluation import evaluate, run_forward, scorer
-from fedgma.training.task import unflatten
+from fedgma.training.stacked import unflatten
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Workload:
     shape: tuple[int, int, int]
     clients: int
     samples: int
-    cohort: int
+    clients_per_round: int
     batch: int
     lr: float = 0.05
     momentum: float = 0.9
@@ -49,8 +49,8 @@ WORKLOADS = {
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    train: Pool
-    test: Pool
+    train: ImagePool
+    test: ImagePool
     clients: tuple[np.ndarray, ...]
 
 
@@ -64,14 +64,14 @@ def make_images(work: Workload, device: str, clients: int | None = None, seed: i
 
     centres = integers(0, 256, 10, *work.shape)
 
-    def pool(size: int) -> Pool:
+    def pool(size: int) -> ImagePool:
         y = integers(0, 10, size, kind=torch.int64)
         x = torch.empty((size, *work.shape), dtype=torch.uint8, device=device)
         for part, labels in zip(x.split(10000), y.split(10000), strict=True):
             noise = integers(-128, 128, *part.shape)
             part.copy_((centres[labels] // 4 + 96 + noise // 2).clamp(0, 255))
         centre = torch.full((work.shape[0], 1, 1), 0.5, device=device)
-        return Pool(x, y, 10, torch.zeros_like(y), centre, centre / 2)
+        return ImagePool(x, y, 10, torch.zeros_like(y), centre, centre / 2)
 
     size = min(clients * work.samples, 60000)
     order = np.random.default_rng(seed).permutation(size)
@@ -81,7 +81,13 @@ def make_images(work: Workload, device: str, clients: int | None = None, seed: i
 
 
 def spec_of(work: Workload, images: Images, **settings: object) -> RunSpec:
-    base = {"model": work.model, "cohort": work.cohort, "batch_size": work.batch, "lr": work.lr, "rounds": 10**6}
+    base = {
+        "model": work.model,
+        "clients_per_round": work.clients_per_round,
+        "batch_size": work.batch,
+        "client_learning_rate": work.lr,
+        "rounds": 10**6,
+    }
     return RunSpec(images, **{**base, "momentum": work.momentum, "evaluate_every": 0, **settings})
 
 

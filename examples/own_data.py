@@ -43,7 +43,7 @@ def main() -> Outcome:
     data = from_arrays(x, state, client=sensor, name="sensors")
     settings = {
         "partition": {"name": "natural"},  # a client is a sensor
-        "cohort": 6,
+        "clients_per_round": 6,
         "rounds": 30,
         "client_learning_rate": 0.02,
         "client_test_size": 0,

@@ -16,17 +16,17 @@ from fedgma.data.federation import federate
 from fedgma.data.files import load
 from fedgma.data.partitions import iid
 from fedgma.simulation.fleet import assemble, play, play_round, start
-from fedgma.simulation.spec import RunSpec
 from fedgma.training import loop
 from fedgma.training.choose import choose, choose_scorer
 from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.fast import gpu
 from fedgma.training.fast.torch_ops import OWN, OWN_WEIGHTS, convolve, convolve_inputs, convolve_weights
 from fedgma.training.fast.written import form_gradients, form_of
+from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import build
-from fedgma.training.task import Task
-from lane_twins import distance, make_cohort, start_of
+from lane_twins import distance, make_lane_batch, start_of
 from plain_pools import PlainPool, make_federation
+from run_specs import make_spec
 from strategies import same_bits
 
 pytestmark = [
@@ -118,7 +118,7 @@ def residual_lanes(name, sizes):
     """A round of three lanes with batches of four, on the device."""
     federation, model = make_federation(sizes, (3, 16, 16)), build(name, (3, 16, 16), 10, seed=0).cuda()
     pool = PlainPool(federation.train.x.cuda(), federation.train.y.cuda(), 10)
-    return Task(model, make_cohort(federation, range(3), lr=0.001), [pool], *start_of(model))
+    return Assignment(model, make_lane_batch(federation, range(3), lr=0.001), [pool], *start_of(model))
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [8, 3, 7]], ids=["even", "ragged"])
@@ -144,8 +144,15 @@ def test_the_engine_equals_the_loop_on_a_resnet(name, sizes):
 def test_the_engine_crops_and_flips_as_the_loop_does():
     mini = load("fmnist-mini")
     federation = federate(mini, iid(mini.train.y, 30), device="cuda")
-    settings = {"model": "lenet", "rounds": 2, "cohort": 3, "lr": 0.01, "augment": "crop_flip", "evaluate_every": 0}
-    one, two = ([*play([RunSpec(federation, **settings)], trainer=t)][-1].state.params for t in ("loop", "engine"))
+    settings = {
+        "model": "lenet",
+        "rounds": 2,
+        "clients_per_round": 3,
+        "lr": 0.01,
+        "augment": "crop_flip",
+        "evaluate_every": 0,
+    }
+    one, two = ([*play([make_spec(federation, **settings)], trainer=t)][-1].state.params for t in ("loop", "engine"))
     assert (one - two).norm() < 1e-4 * one.norm()
 
 
@@ -161,13 +168,15 @@ def test_the_compiled_scores_are_those_of_the_module(name):
     torch.testing.assert_close(scores[0][0], scores[1][0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("more", [{}, {"measure_every": 1, "evaluate_every": 1}, {"scaffold": True}])
+@pytest.mark.parametrize("more", [{}, {"mask_every": 1, "evaluate_every": 1}, {"scaffold": True}])
 def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(more):
     federation = make_federation([20, 13, 30, 8], (1, 28, 28))
     train, test = (replace(pool, x=pool.x.cuda(), y=pool.y.cuda()) for pool in (federation.train, federation.test))
     federation = replace(federation, train=train, test=test)
-    base = {"model": "logistic", "rounds": 9, "cohort": 3, "batch_size": 8, "evaluate_every": 0}
-    fleet = assemble([RunSpec(federation, seed=run // 2, tau=0.4 * (run % 2), **{**base, **more}) for run in range(4)])
+    base = {"model": "logistic", "rounds": 9, "clients_per_round": 3, "batch_size": 8, "evaluate_every": 0}
+    fleet = assemble(
+        [make_spec(federation, seed=run // 2, tau=0.4 * (run % 2), **{**base, **more}) for run in range(4)]
+    )
     state = start(fleet)
     for _ in range(3):  # shapes are compiled, and memory is kept for the next time
         state, played = play_round(fleet, state)
@@ -216,7 +225,7 @@ def test_the_engine_equals_the_loop_there(name, shape, precision):
     if name == "cnn":
         model.dropout = (0.0, 0.0)
     (start, _), pool = start_of(model), federation.train.to("cuda")
-    task = Task(model, make_cohort(federation, range(4)), [pool], start, {})
+    task = Assignment(model, make_lane_batch(federation, range(4)), [pool], start, {})
     with float32_precision("fp32"):
         slow = loop.train(task)
     fast = Engine(form_gradients(form_of(model)), precision=precision, compile=False)(task)
@@ -228,7 +237,7 @@ def test_a_cohort_that_outgrows_its_station_is_captured_too(caplog):
     (start, _), pool = start_of(model), federation.train.to("cuda")
     engine = Engine(form_gradients(form_of(model)), compile=False)
     for epochs in (1, 9, 30):
-        task = Task(model, make_cohort(federation, range(4), epochs=epochs), [pool], start, {})
+        task = Assignment(model, make_lane_batch(federation, range(4), epochs=epochs), [pool], start, {})
         with float32_precision("fp32"):
             slow = loop.train(task)
         assert distance(slow.updates, engine(task).updates) < 2e-2

@@ -22,7 +22,8 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fedgma.aggregation.gate import Gate
 from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, State
-from fedgma.aggregation.rules import AGGREGATORS, Aggregator
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import AGGREGATORS
 from fedgma.aggregation.tally import Tally
 from fedgma.arrays import Params, is_torch
 from fedgma.errors import ConfigError, Diverged, NotEnoughClients
@@ -102,7 +103,7 @@ class MaskedAggregator(ModelAggregator):
         return {"gma_clients": self._tally.clients, "gma_refused": refused, "gma_mask_mean": kept}
 
 
-def _aggregator(name: str, tau: float, settings: dict[str, Any]) -> Aggregator:
+def _aggregator(name: str, tau: float, settings: dict[str, Any]) -> Rule:
     if name not in AGGREGATORS:
         raise ConfigError(f"unknown aggregator {name!r}; known: {', '.join(sorted(AGGREGATORS))}")
     takes_tau = name in ("gma", "and_mask", "damped_mean", "shuffled_mask")

@@ -11,13 +11,13 @@ from fedgma.data.files import load
 from fedgma.data.partitions import iid
 from fedgma.data.shifts import Colour
 from fedgma.errors import ConfigError
-from fedgma.simulation.fleet import assemble, lay_cohort, play, play_round, restore, start
-from fedgma.simulation.sampling import draw_cohort
-from fedgma.simulation.spec import RunSpec
+from fedgma.simulation.fleet import assemble, lay_lane_batch, play, play_round, restore, start
+from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.state import export
 from fedgma.training.evaluation import evaluate, run_forward, scorer
-from fedgma.training.task import unflatten
+from fedgma.training.stacked import unflatten
 from plain_pools import make_federation
+from run_specs import make_spec
 
 SEES = {"client": torch.tensor(0)}
 
@@ -29,8 +29,15 @@ def images():
 
 
 def run_of(federation, **settings):
-    base = {"model": "logistic", "rounds": 2, "cohort": 3, "batch_size": 16, "lr": 0.01, "augment": "crop_flip"}
-    return RunSpec(federation, **{**base, "local_steps": 3, "evaluate_every": 0, **settings})
+    base = {
+        "model": "logistic",
+        "rounds": 2,
+        "clients_per_round": 3,
+        "batch_size": 16,
+        "lr": 0.01,
+        "augment": "crop_flip",
+    }
+    return make_spec(federation, **{**base, "local_steps": 3, "evaluate_every": 0, **settings})
 
 
 def weights(specs, **options):
@@ -102,9 +109,9 @@ def test_every_round_client_and_place_has_a_draw_of_its_own():
 
 def test_lanes_hold_the_samples_of_their_clients(images):
     fleet = assemble([run_of(images)], trainer="lanes")
-    client = int(draw_cohort(fleet.specs[0], 1)[0])
-    cohort, _ = lay_cohort(fleet, start(fleet), [(0, client)])
-    assert set((cohort.index // VARIANTS).ravel().tolist()) <= set(images.clients[client].tolist())
+    client = int(sample_clients(fleet.specs[0], 1)[0])
+    lane_batch, _ = lay_lane_batch(fleet, start(fleet), [(0, client)])
+    assert set((lane_batch.index // VARIANTS).ravel().tolist()) <= set(images.clients[client].tolist())
 
 
 def test_evaluation_sees_images_as_they_are(images):

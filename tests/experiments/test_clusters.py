@@ -121,7 +121,7 @@ def test_without_the_package_or_with_a_wrong_address_one_sentence_says_what_to_d
 
 
 STATEFUL = {
-    **{**SMALL, "model": "lenet", "cohort": 5, "client_learning_rate": 0.05},
+    **{**SMALL, "model": "lenet", "clients_per_round": 5, "client_learning_rate": 0.05},
     **{"algorithm": ["fedyogi", "scaffold"], "seed": [0, 1], "rounds": 40, "local_steps": 2},
 }
 

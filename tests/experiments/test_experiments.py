@@ -87,7 +87,7 @@ def test_the_masks_figures_are_those_of_the_round(small):
         assert figures["mean"] == pytest.approx(record.mask_mean, rel=1e-5)
         assert figures["agreement"] == pytest.approx(record.agreement, rel=1e-5)
         assert sum(figures["histogram"]) == pytest.approx(1)
-        assert len(figures["histogram"]) == spec.cohort + 1
+        assert len(figures["histogram"]) == spec.clients_per_round + 1
         assert figures["below"] == pytest.approx(sum(figures["histogram"][:2]))  # tau 0.4 of 4 clients needs 2 votes
         assert figures["layers"]["linear"]["below"] == pytest.approx(figures["below"])
         assert (figures["undecided"], figures["unanimous"]) == (figures["histogram"][0], figures["histogram"][-1])
@@ -124,7 +124,7 @@ def test_a_client_that_gives_no_finite_update_is_named(small, monkeypatch):
     def spoilt(task):
         trained = fleet.train(task)
         next(iter(trained.updates.values()))[1] = float("nan")
-        bad["client"] = int(task.cohort.client[1])
+        bad["client"] = int(task.lane_batch.client[1])
         return trained
 
     from dataclasses import replace
@@ -261,7 +261,11 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
         (["sweep", "rounds=1", "--precision", "half"], 2, "fp32, tf32, bf16"),
         (["run", "--nonsense"], 2, "No such option"),
         (["run", "rounds=1", "dataset=bad.npz"], 3, "bad"),
-        (["run", "rounds=1", "dataset=few.npz", "partition=natural"], 4, "10 clients, but there are 3; set cohort=3"),
+        (
+            ["run", "rounds=1", "dataset=few.npz", "partition=natural"],
+            4,
+            "10 clients, but there are 3; set clients_per_round=3",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_sentence_and_the_documented_code(tmp_path, monkeypatch, words, code, said):

@@ -145,4 +145,4 @@ def test_every_claim_about_an_analysis_names_a_finding_of_the_results():
 
 @pytest.mark.parametrize(("cohort", "steps"), [(10, [0, 2, 4, 10]), (5, [0, 1, 3, 5]), (30, [0, 6, 12, 30])])
 def test_thresholds_fall_into_as_many_masks_as_votes_allow(cohort, steps):
-    assert [mask_step({"tau": tau, "cohort": cohort}) for tau in (0.0, 0.2, 0.4, 1.0)] == steps
+    assert [mask_step({"tau": tau, "clients_per_round": cohort}) for tau in (0.0, 0.2, 0.4, 1.0)] == steps

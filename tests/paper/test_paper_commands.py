@@ -90,10 +90,10 @@ def test_rates_are_searched_on_held_out_samples(tmp_path):
     assert code == 0, said
     rows = (tmp_path / "rates" / "rates.csv").read_text().splitlines()
     assert (
-        rows[0]
-        == "dataset,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,validation_last10"
+        rows[0] == "dataset,partition,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,"
+        "validation_last10"
     )
-    found = {(arm, float(client)): float(score) for _, _, _, arm, client, _, _, score in csv.reader(rows[1:])}
+    found = {(arm, float(client)): float(score) for *_, arm, client, _, _, score in csv.reader(rows[1:])}
     assert len(found) == 8
     pairs = [client for arm, client in found if arm == "mean"]
     best = max(pairs, key=lambda client: found["mean", client] + found["gma", client])
@@ -206,7 +206,7 @@ def test_a_fleet_that_would_not_end_in_time_is_left(tmp_path):
 
 def test_fleets_hold_runs_with_as_many_steps():
     materials = Materials("cpu")
-    settings = {"partition": {"clients": [10, 100]}, "rounds": [2, 3], "cohort": 10, "seed": 0}
+    settings = {"partition": {"clients": [10, 100]}, "rounds": [2, 3], "clients_per_round": 10, "seed": 0}
     fleets = pack_alike(plan(grid_of(settings), materials, None), materials)
     assert [len(fleet) for fleet in fleets] == [2] * 4
     assert all(len({kind(run.settings) for run in fleet}) == 1 for fleet in fleets)
@@ -228,7 +228,7 @@ def test_a_precision_below_fp32_names_another_run_and_needs_a_gpu():
 def test_the_time_is_measured_in_a_few_rounds_and_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(fleets, "WORTH", 0)
     materials = Materials("cpu")
-    settings = {"model": "logistic", "partition": {"clients": 20}, "cohort": 4, "rounds": 50, "seed": 0}
+    settings = {"model": "logistic", "partition": {"clients": 20}, "clients_per_round": 4, "rounds": 50, "seed": 0}
     packed = pack_alike(plan(grid_of(settings), materials, tmp_path / "runs"), materials)
     assert fleets.estimate(packed, materials) > 0
     assert not (tmp_path / "runs").exists()

@@ -11,11 +11,11 @@ from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.fast.normalisations import Norm, normalise, running
 from fedgma.training.fast.written import form_gradients, form_of
 from fedgma.training.gradients import lane_gradients, multiplied
+from fedgma.training.lane_batch import Assignment
 from fedgma.training.memory import measure
 from fedgma.training.models import ResNet18, build
 from fedgma.training.same_pools import distinct
-from fedgma.training.task import Task
-from lane_twins import correction_like, distance, make_cohort, start_of
+from lane_twins import correction_like, distance, make_lane_batch, start_of
 from plain_pools import DoublePool, make_federation, make_pool
 
 FORMS = [
@@ -170,9 +170,9 @@ def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
     federation, model = make_federation([9, 3, 17, 1, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
     (start, _), engine = start_of(model), engine_of(model)
     for clients in ([0, 1, 2, 3, 4], [2, 4, 0], [4, 3, 2, 1]):
-        cohort = make_cohort(federation, clients, **settings)
-        wanted = loop.train(Task(model, cohort, [federation.train], start, {}))
-        found = engine(Task(model, cohort, [federation.train], start, {}))
+        lane_batch = make_lane_batch(federation, clients, **settings)
+        wanted = loop.train(Assignment(model, lane_batch, [federation.train], start, {}))
+        found = engine(Assignment(model, lane_batch, [federation.train], start, {}))
         assert distance(wanted.updates, found.updates) < 1e-5
         np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-4)
     assert len(engine._stations) == 1
@@ -183,7 +183,7 @@ def test_memory_of_graphs_is_let_go_with_the_last_of_them():
     engine, (start, _) = Engine(form_gradients(form_of(model)), compile=False), start_of(model)
 
     def train(epochs):
-        engine(Task(model, make_cohort(federation, range(3), epochs=epochs), [federation.train], start, {}))
+        engine(Assignment(model, make_lane_batch(federation, range(3), epochs=epochs), [federation.train], start, {}))
 
     train(1)
     engine._memory = memory = object()  # of graphs, which a CPU has none of
@@ -197,10 +197,13 @@ def test_memory_of_graphs_is_let_go_with_the_last_of_them():
 def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
     federation, model = make_federation([3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
-    cohort, extra = make_cohort(federation, range(3)), correction_like(start, 3)
-    wanted = loop.train(Task(model, cohort, [federation.train], start, {}, extra))
+    lane_batch, extra = make_lane_batch(federation, range(3)), correction_like(start, 3)
+    wanted = loop.train(Assignment(model, lane_batch, [federation.train], start, {}, extra))
     assert (
-        distance(wanted.updates, engine_of(model)(Task(model, cohort, [federation.train], start, {}, extra)).updates)
+        distance(
+            wanted.updates,
+            engine_of(model)(Assignment(model, lane_batch, [federation.train], start, {}, extra)).updates,
+        )
         < 1e-5
     )
 
@@ -210,9 +213,12 @@ def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools(writte
     federation, model = make_federation([7, 3], (3, 16, 16)), build("resnet18-bn", (3, 16, 16), 10, seed=0)
     gradients = written_gradients(model) if written else lane_gradients(model)
     engine = Engine(gradients, padding=written, compile=False)
-    cohort, pools = make_cohort(federation, range(2), lr=0.001), [federation.train, make_pool(10, (3, 16, 16), seed=4)]
-    cohort.pool[:] = [1, 0]
-    wanted, found = (t(Task(model, cohort, pools, *start_of(model))) for t in (loop.train, engine))
+    lane_batch, pools = (
+        make_lane_batch(federation, range(2), lr=0.001),
+        [federation.train, make_pool(10, (3, 16, 16), seed=4)],
+    )
+    lane_batch.pool[:] = [1, 0]
+    wanted, found = (t(Assignment(model, lane_batch, pools, *start_of(model))) for t in (loop.train, engine))
     assert distance(wanted.buffers, found.buffers) < 1e-4
 
 
@@ -222,11 +228,11 @@ def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shap
     pool = DoublePool(federation.train.x, federation.train.y, 10)
     train, (start, buffers) = choose(trainer, model, [pool]), start_of(model)
     for clients in ([0, 1, 2], [2, 0]):  # the second round leaves a lane of the engine's station idle
-        cohort = make_cohort(federation, clients, lr=0.001, batch=4)
-        wanted, found = (t(Task(model, cohort, [pool], start, buffers)) for t in (loop.train, train))
+        lane_batch = make_lane_batch(federation, clients, lr=0.001, batch=4)
+        wanted, found = (t(Assignment(model, lane_batch, [pool], start, buffers)) for t in (loop.train, train))
         assert distance(wanted.updates, found.updates) < 1e-9
         assert distance(wanted.buffers, found.buffers) < 1e-9
-        assert found.buffers["norm1.num_batches_tracked"].tolist() == cohort.steps.tolist()
+        assert found.buffers["norm1.num_batches_tracked"].tolist() == lane_batch.steps.tolist()
         np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
     if trainer == "engine":
         assert {(lanes, batch) for _, lanes, batch, _ in train._stations[0].graphs} == {(3, 4)}
@@ -235,15 +241,17 @@ def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shap
 def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
     federation, model = make_federation([5, 3], (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
-    engine, cohort = engine_of(model), make_cohort(federation, range(2))
+    engine, lane_batch = engine_of(model), make_lane_batch(federation, range(2))
 
     def broken(bench, *rest):
         bench.params["linear.weight"].zero_()
         raise RuntimeError("no compiler here\nand a long story")
 
     engine.learn = broken
-    found = engine(Task(model, cohort, [federation.train], start, {}))
-    assert distance(loop.train(Task(model, cohort, [federation.train], start, {})).updates, found.updates) < 1e-5
+    found = engine(Assignment(model, lane_batch, [federation.train], start, {}))
+    assert (
+        distance(loop.train(Assignment(model, lane_batch, [federation.train], start, {})).updates, found.updates) < 1e-5
+    )
     assert caplog.messages == ["the step could not be compiled and runs as it is: no compiler here"]
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedgma.experiments.grid import read_grid
 from fedgma.experiments.materials import Materials
-from fedgma.simulation.fleet import Fleet, assemble, lay_cohort, start
+from fedgma.simulation.fleet import Fleet, assemble, lay_lane_batch, start
 from fedgma.simulation.spec import RunSpec
 from fedgma.training import loop
-from fedgma.training.task import unflatten
+from fedgma.training.stacked import unflatten
 
 PREFIX = "run."
 
@@ -62,9 +62,9 @@ def train(words: tuple[str, ...], model: dict[str, Tensor], *, round: int, clien
     """One client's local training in one round, on the batches that the simulator would draw for it."""
     fleet = fleet_of(words)
     now = replace(start(fleet), rounds=np.array([round - 1]))
-    cohort, samples = lay_cohort(fleet, now, [(0, client)])
+    lane_batch, samples = lay_lane_batch(fleet, now, [(0, client)])
     fleet.model.load_state_dict(model)
     begun = {name: value.detach().clone() for name, value in fleet.model.named_parameters()}
-    *_, loss, _ = loop.train_client(fleet.model, cohort, 0, fleet.pools[0], begun)
+    *_, loss, _ = loop.train_client(fleet.model, lane_batch, 0, fleet.pools[0], begun)
     trained = {name: value.detach().clone() for name, value in fleet.model.state_dict().items()}
     return Local(trained, int(samples[0]), float(loss))

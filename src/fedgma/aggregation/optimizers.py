@@ -56,17 +56,17 @@ def sgd(learning_rate: float = 1.0, *, mask_position: str = "after") -> ServerOp
     >>> server.step(merged, server.init(params), params)[0]["w"].round(3).tolist()
     [2.0, 1.111]
     """
-    return _optimizer("sgd", learning_rate, mask_position)
+    return server_optimizer("sgd", learning_rate, mask_position)
 
 
 def momentum(learning_rate: float = 1.0, beta: float = 0.9, *, mask_position: str = "after") -> ServerOptimizer:
     """FedAvgM's server: a running sum of means."""
-    return _optimizer("momentum", learning_rate, mask_position, beta1=beta)
+    return server_optimizer("momentum", learning_rate, mask_position, beta1=beta)
 
 
 def adagrad(learning_rate: float = 0.1, epsilon: float = 1e-3, *, mask_position: str = "after") -> ServerOptimizer:
     """FedAdagrad's server (Reddi et al. 2021)."""
-    return _optimizer("adagrad", learning_rate, mask_position, epsilon=epsilon)
+    return server_optimizer("adagrad", learning_rate, mask_position, epsilon=epsilon)
 
 
 def adam(
@@ -78,7 +78,7 @@ def adam(
     mask_position: str = "after",
 ) -> ServerOptimizer:
     """FedAdam's server (Reddi et al. 2021)."""
-    return _optimizer("adam", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
+    return server_optimizer("adam", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
 
 
 def yogi(
@@ -90,7 +90,7 @@ def yogi(
     mask_position: str = "after",
 ) -> ServerOptimizer:
     """FedYogi's server (Reddi et al. 2021)."""
-    return _optimizer("yogi", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
+    return server_optimizer("yogi", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
 
 
 OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
@@ -145,7 +145,7 @@ FORMULAS: dict[str, Callable[[Array, Array, Array, Rates], Step]] = {
 MOMENTS = {"sgd": (), "momentum": ("z",), "adagrad": ("v",), "adam": ("z", "v"), "yogi": ("z", "v")}
 
 
-def _optimizer(
+def server_optimizer(
     name: str,
     learning_rate: float,
     mask_position: str,
@@ -154,8 +154,10 @@ def _optimizer(
     beta2: float = 0.99,
     epsilon: float = 1e-3,
 ) -> ServerOptimizer:
-    """The one server step; the formula is all that tells one optimiser from another."""
-    check_settings(learning_rate, beta1, beta2, epsilon, mask_position)
+    """The server optimiser of that name; the formula is all that tells one from another."""
+    if name not in FORMULAS:
+        raise ConfigError(f"unknown server optimiser {name!r}; known: {', '.join(sorted(FORMULAS))}")
+    _check_settings(learning_rate, beta1, beta2, epsilon, mask_position)
     rates = Rates(beta1, 1 - beta1, beta2, 1 - beta2, epsilon)
     formula, kept, after = FORMULAS[name], MOMENTS[name], mask_position == "after"
     first = {"z": 0.0, "v": epsilon**2}
@@ -188,7 +190,7 @@ def _optimizer(
     return ServerOptimizer(name, init, step, known)
 
 
-def check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:
+def _check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:
     """Refuse settings of a server that cannot be, with a sentence."""
     _check_positive(learning_rate=learning_rate, epsilon=epsilon)
     _check_share(beta1=beta1, beta2=beta2)

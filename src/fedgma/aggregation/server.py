@@ -15,7 +15,8 @@ import numpy as np
 from fedgma.aggregation.aggregate import Aggregate
 from fedgma.aggregation.gate import Gate, Refusal, norm, treatment
 from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.tally import Tally
 from fedgma.arrays import Array, Params, flat, native, spec
 from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
@@ -35,7 +36,7 @@ class Step(NamedTuple):
 
 @dataclass
 class MaskedServer:
-    """Aggregator, server optimiser and gate, with the optimiser's state and the lengths of recent updates.
+    """Rule, server optimiser and gate, with the optimiser's state and the lengths of recent updates.
 
     An update longer than `norm_factor` times the usual length is refused. The usual length is the median over the last
     five rounds of each round's median, both the lower one, over all updates that could be read: known before the round
@@ -43,7 +44,7 @@ class MaskedServer:
     first round the length of the model itself stands in for it; a model of zeros has no limit then.
     """
 
-    aggregator: Aggregator = field(default_factory=masked_mean)
+    aggregator: Rule = field(default_factory=masked_mean)
     optimizer: ServerOptimizer = field(default_factory=sgd)
     gate: Gate = field(default_factory=Gate)
     buffers: Collection[str] | None = None

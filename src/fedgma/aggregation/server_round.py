@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from fedgma.aggregation.gate import Gate, Refused, compare, read_schema
 from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.stack import Weights, lined_up
 from fedgma.aggregation.tally import Tally
 from fedgma.arrays import Array, Params
@@ -25,7 +26,7 @@ def server_round(
     client_params: Sequence[Params],
     weights: Weights = None,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: Rule | None = None,
     optimizer: ServerOptimizer | None = None,
     state: State | None = None,
     clients: Sequence[Hashable] | None = None,

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.data.pools import Pool
+from fedgma.data.pools import ImagePool, Pool
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
-from fedgma.training.task import Pool as AnyPool
 
 BORDER = 4  # pixels by which an image is moved at most, in each direction
 PLACES = 2 * BORDER + 1
@@ -26,7 +25,7 @@ AUGMENTATIONS = ("none", "crop_flip")
 class CropFlip:
     """A pool of images, each in all of its crops out of a black border of 4 pixels, as it is and flipped."""
 
-    pool: Pool
+    pool: ImagePool
 
     @property
     def x(self) -> Tensor:
@@ -70,16 +69,16 @@ def moved(x: Tensor, sample: Tensor, variant: Tensor) -> Tensor:
     return torch.where(inside, found, 0)
 
 
-def augmented(pool: AnyPool, augment: str) -> AnyPool:
+def augmented(pool: Pool, augment: str) -> Pool:
     """The pool that a run trains on."""
     if augment == "none":
         return pool
-    if not isinstance(pool, Pool) or pool.x.dim() != 4 or pool.x.dtype != torch.uint8:
+    if not isinstance(pool, ImagePool) or pool.x.dim() != 4 or pool.x.dtype != torch.uint8:
         shape, kind = tuple(pool.x.shape[1:]), str(pool.x.dtype).removeprefix("torch.")
         raise ConfigError(
             f"augment = {augment!r} expects images of uint8 pixels, got {kind} of shape {shape}; use augment = 'none'"
         )
-    return cast(AnyPool, CropFlip(pool))  # frozen, where the protocol of a pool would let one assign
+    return cast(Pool, CropFlip(pool))  # frozen, where the protocol of a pool would let one assign
 
 
 def vary(index: np.ndarray, augment: str, *, seed: int, round: int, client: int) -> np.ndarray:

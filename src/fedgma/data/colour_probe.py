@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedgma.data.federation import Federation
-from fedgma.data.pools import CHUNK, Pool
+from fedgma.data.pools import CHUNK, ImagePool
 
 
 class Probe(NamedTuple):
@@ -30,7 +30,7 @@ def colour_probe(federation: Federation, steps: int = 100) -> Probe:
     )
 
 
-def mean_colours(pool: Pool) -> Tensor:
+def mean_colours(pool: ImagePool) -> Tensor:
     """Mean colour of every image in its home environment, brightness taken out: [sample, channel].
 
     Divided by its largest channel, since the brightness of a mean tells how much ink a digit has, which is shape.

@@ -11,13 +11,13 @@ from torch import Tensor
 from fedgma.data.client_views import Coloured, Rotated, coloured
 from fedgma.data.files.dataset import Dataset, Source
 from fedgma.data.partitions import Index, Labels, Partition
-from fedgma.data.pools import Moments, Pool, View, channel_statistics, image_moments, seen_moments
+from fedgma.data.pools import ImagePool, Moments, View, channel_statistics, image_moments, seen_moments
 from fedgma.data.shifts import Colour, Rotation, Shift, client_angles, client_colouring, held_out_colouring
 from fedgma.data.splits import hold_out, matching_tests
 from fedgma.errors import DataError
 from fedgma.seeds import generator
 
-__all__ = ["Federation", "Placed", "Pool", "federate", "owners", "place"]
+__all__ = ["Federation", "ImagePool", "Placed", "federate", "owners", "place"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +30,12 @@ class Federation:
     """
 
     name: str
-    train: Pool
-    test: Pool
+    train: ImagePool
+    test: ImagePool
     clients: tuple[Index, ...]  # training samples of each client, disjoint
     validation: tuple[Index, ...]  # held out of each client's own data; may be empty
     client_tests: tuple[Index, ...] | None = None  # into test, with the client's class mix
-    more_tests: Mapping[str, Pool] = field(default_factory=dict)
+    more_tests: Mapping[str, ImagePool] = field(default_factory=dict)
     source: Source | None = None
     notes: tuple[str, ...] = ()
 
@@ -116,7 +116,7 @@ def owners(partition: Partition, samples: int) -> Index:
     return owner
 
 
-def _pools(placed: Placed, partition: Partition, shift: Shift | None, seed: int) -> dict[str, Pool]:
+def _pools(placed: Placed, partition: Partition, shift: Shift | None, seed: int) -> dict[str, ImagePool]:
     """All pools of a federation, normalised by what the training clients see."""
     dataset, clients = placed.dataset, len(partition.clients)
     views = None if shift is None else _views(shift, dataset, clients, seed)
@@ -134,11 +134,11 @@ def _pools(placed: Placed, partition: Partition, shift: Shift | None, seed: int)
     return {name: replace(pool, mean=mean, std=std) for name, pool in pools.items()}
 
 
-def _plain(x: Tensor, y: Tensor, classes: int) -> Pool:
-    return Pool(x, y, classes, torch.zeros(len(y), dtype=torch.int64), torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+def _plain(x: Tensor, y: Tensor, classes: int) -> ImagePool:
+    return ImagePool(x, y, classes, torch.zeros(len(y), dtype=torch.int64), torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
 
 
-def _statistics(train: Pool, moments: Moments | None) -> tuple[Tensor, Tensor]:
+def _statistics(train: ImagePool, moments: Moments | None) -> tuple[Tensor, Tensor]:
     """Channel mean and deviation of the training images as their clients see them."""
     if moments is None:
         return train.mean, train.std

@@ -29,9 +29,20 @@ class View(Protocol):
         ...
 
 
+class Pool(Protocol):
+    """One split of a data set, whole, on one device."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # int64 [n]
+    classes: int
+
+    def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [...] as the given clients see them, ready for the network, and their labels."""
+
+
 @dataclass(frozen=True, eq=False)
-class Pool:
-    """One split of a data set on one device."""
+class ImagePool:
+    """One split of images, or of feature vectors, on one device."""
 
     x: Tensor  # uint8 [sample, channel, height, width], or float32 features that are used as they are
     y: Tensor  # int64 [sample]
@@ -64,17 +75,17 @@ class Pool:
         """Images normalised for the network."""
         return (seen - self.mean) / self.std
 
-    def part(self, index: Tensor) -> "Pool":
+    def part(self, index: Tensor) -> "ImagePool":
         """A pool of some of the samples."""
         view = None if self.view is None else self.view.part(index)
         x, y, home = self.x[index], self.y[index], self.home[index]
-        return Pool(x, y, self.classes, home, self.mean, self.std, view)
+        return ImagePool(x, y, self.classes, home, self.mean, self.std, view)
 
-    def to(self, device: torch.device | str) -> "Pool":
+    def to(self, device: torch.device | str) -> "ImagePool":
         """The same pool on another device."""
         view = None if self.view is None else self.view.to(device)
         x, y, home, mean, std = (t.to(device) for t in (self.x, self.y, self.home, self.mean, self.std))
-        return Pool(x, y, self.classes, home, mean, std, view)
+        return ImagePool(x, y, self.classes, home, mean, std, view)
 
 
 class Moments(NamedTuple):
@@ -95,7 +106,7 @@ def image_moments(x: Tensor) -> Moments:
     return Moments(sums[0] / (255 * count), sums[1] / (255**2 * count))
 
 
-def seen_moments(pool: Pool) -> Moments:
+def seen_moments(pool: ImagePool) -> Moments:
     """Moments of images as their home clients see them; passes over all of them."""
     pieces = []
     for index in torch.split(torch.arange(len(pool), device=pool.y.device), CHUNK):

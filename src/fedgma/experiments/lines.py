@@ -18,7 +18,8 @@ from fedgma.data.files import Dataset
 from fedgma.data.partitions import Index, Partition
 from fedgma.data.skew import class_counts
 from fedgma.simulation.batched.votes import Share, VoteStatistics
-from fedgma.simulation.spec import RoundRecord, RunSpec
+from fedgma.simulation.device_round import RoundRecord
+from fedgma.simulation.spec import RunSpec
 
 ALWAYS = ("round", "train", "counted", "refused", "seconds")  # of a line, whatever was evaluated and measured
 MOST = 20_000  # numbers of a table in run.json
@@ -59,7 +60,7 @@ def line_of(record: RoundRecord, seconds: float) -> dict[str, Any]:
         **record.scores,
     }
     if record.client_accuracies is not None:
-        line["clients"] = client_figures(record.client_accuracies, record.cohort)
+        line["clients"] = client_figures(record.client_accuracies, record.sampled)
     if record.votes is not None:
         line["mask"] = mask_figures(record.votes)
     line["counted"] = record.clients
@@ -73,7 +74,7 @@ def as_planned(line: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name in ALWAYS or (measured if name == "mask" else due)}
 
 
-def client_figures(accuracies: np.ndarray, cohort: tuple[int, ...]) -> dict[str, float]:
+def client_figures(accuracies: np.ndarray, sampled: tuple[int, ...]) -> dict[str, float]:
     """How the clients fare: their mean, the mean of the worst tenth, those that took part and those that did not.
 
     >>> client_figures(np.array([0.5, 1.0, np.nan, 0.0]), (0, 1))
@@ -83,7 +84,7 @@ def client_figures(accuracies: np.ndarray, cohort: tuple[int, ...]) -> dict[str,
     if not len(there):
         return {}
     worst = there[: max(1, len(there) // 10)]
-    part = np.isin(np.arange(len(accuracies)), cohort)
+    part = np.isin(np.arange(len(accuracies)), sampled)
     figures = {"worst_decile": float(worst.mean()), "mean": float(there.mean())}
     for name, chosen in (("participating", part), ("non_participating", ~part)):
         values = accuracies[chosen & np.isfinite(accuracies)]
@@ -129,7 +130,9 @@ def versions() -> Mapping[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout that holds the package; empty for an installed one."""
+    """The commit of the checkout that holds the package, or what $FEDGMA_COMMIT says of a copy; empty if neither."""
+    if named := os.environ.get("FEDGMA_COMMIT"):
+        return named
     here = Path(__file__).resolve().parent
     if not (here.parents[2] / ".git").exists():
         return ""

@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_arrays, load
 from fedgma.data.shifts import Colour, Rotation, Shift
@@ -131,37 +134,33 @@ class Materials:
     def spec(self, settings: Settings) -> RunSpec:
         """Everything the fleet wants to know of a run."""
         federation = self.federation(settings)
-        cohort, clients = settings.cohort or 10, len(federation.clients)
-        if cohort > clients:  # of `natural`, only the data know how many there are
-            raise NotEnoughClients(f"a round samples {cohort} clients, but there are {clients}; set cohort={clients}")
+        wanted, clients = settings.clients_per_round or 10, len(federation.clients)
+        if wanted > clients:  # of `natural`, only the data know how many there are
+            raise NotEnoughClients(
+                f"a round samples {wanted} clients, but there are {clients}; set clients_per_round={clients}"
+            )
         return RunSpec(
             cast(Any, federation),  # frozen, where the protocol of a pool would let one assign
             model=self.network(settings),
             seed=settings.seed,
             rounds=settings.rounds,
-            cohort=cohort,
+            clients_per_round=wanted,
             local_epochs=settings.local_epochs or 1,
             local_steps=settings.local_steps,
             batch_size=settings.batch_size,
             augment=settings.augment,
-            lr=settings.client_learning_rate,
+            client_learning_rate=settings.client_learning_rate,
             momentum=settings.momentum,
             mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
-            clip=settings.gradient_clip or float("inf"),
+            gradient_clip=settings.gradient_clip or float("inf"),
             scaffold=settings.algorithm == "scaffold",
-            aggregator=settings.aggregator,
-            tau=settings.tau,
-            mask_position=settings.mask_position,
-            server=ALGORITHMS[settings.algorithm][0],
-            server_lr=settings.server_learning_rate or 1.0,
-            beta1=settings.beta1,
-            beta2=settings.beta2,
-            epsilon=settings.epsilon,
+            rule=rule_of(settings),
+            optimizer=optimizer_of(settings),
             evaluate_every=settings.evaluate_every,
             evaluate_on=("test", *federation.more_tests),
             evaluate_last=10,
             per_client=settings.client_test_size > 0,
-            measure_every=settings.mask_every,
+            mask_every=settings.mask_every,
         )
 
     def _place(self, name: str) -> Placed:
@@ -195,6 +194,26 @@ class Materials:
         path = Path(name).expanduser()
         places = [path] if self.folder is None else [self.folder / path, path]
         return next((place for place in places if place.exists()), None)
+
+
+def rule_of(settings: Settings) -> Rule:
+    """The rule that a run's settings name, with those of them that it reads."""
+    row = RULES[settings.aggregator]
+    rule = row.make(**{name: getattr(settings, name) for name in row.settings})
+    return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+
+def optimizer_of(settings: Settings) -> ServerOptimizer:
+    """The server optimiser of a run's algorithm."""
+    kind, usual = ALGORITHMS[settings.algorithm]
+    return server_optimizer(
+        kind,
+        settings.server_learning_rate or usual,
+        settings.mask_position,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+    )
 
 
 def _details(settings: Settings) -> dict[str, Any]:

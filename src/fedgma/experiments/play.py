@@ -25,7 +25,8 @@ from fedgma.records.checkpoints import Checkpoint, checkpoint_rounds, read_check
 from fedgma.records.reader import Run, curve, flat
 from fedgma.records.writer import Line, RunFolder, finished, is_done, read_lines
 from fedgma.simulation import fleet as fleets
-from fedgma.simulation.spec import Round, RunSpec
+from fedgma.simulation.device_round import Round
+from fedgma.simulation.spec import SHARED, RunSpec
 from fedgma.simulation.state import State, export
 from fedgma.statistics.arms import Row, rows
 from fedgma.statistics.comparisons import Comparison, against_baseline
@@ -93,11 +94,11 @@ def missing(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
-    """Runs in groups that can play in one fleet: those that share data set, shift, model, batch size, augmentation."""
+    """Runs in groups that fit into one fleet: those that share data set and shift, and what `SHARED` names."""
     together: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         chosen = run.settings
-        key = (chosen.dataset, chosen.shift.name, chosen.model, chosen.batch_size, chosen.augment)
+        key = (chosen.dataset, chosen.shift.name, *(getattr(chosen, name) for name in SHARED))
         together.setdefault(key, []).append(run)
     return list(together.values())
 
@@ -178,7 +179,7 @@ def _play_on(
             began = began if waiting else time.perf_counter()
             state, played = fleets.play_round(fleet, state)
             waiting.append(played.sent())
-            ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.cohorts)
+            ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.sampled)
         due = not on or time.monotonic() - saved >= checkpoint_seconds
         while len(waiting) > (1 if ahead and not (due or ended) else 0):
             records = waiting.pop(0).records

@@ -20,7 +20,8 @@ from flwr.server.strategy import FedAvg
 
 from fedgma.aggregation.gate import Gate
 from fedgma.aggregation.optimizers import ServerOptimizer, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply
 from fedgma.aggregation.server_round import difference
 from fedgma.arrays import Array
@@ -35,7 +36,7 @@ class MaskedFit(FedAvg):
         self,
         *,
         tau: float = 0.4,
-        aggregator: Aggregator | None = None,
+        aggregator: Rule | None = None,
         optimizer: ServerOptimizer | None = None,
         gate: Gate | None = None,
         buffers: Collection[str] | None = None,

@@ -26,7 +26,8 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 
 from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.secure import Encoding, Vector, decode, encode
 from fedgma.aggregation.server_round import difference
 from fedgma.arrays import FLOATS, Array, spec
@@ -79,7 +80,7 @@ class SecureMasked(FedAvg):
         encoding: Encoding,
         *,
         tau: float = 0.4,
-        aggregator: Aggregator | None = None,
+        aggregator: Rule | None = None,
         optimizer: ServerOptimizer | None = None,
         buffers: Collection[str] | None = None,
         **flower_options: Any,

@@ -26,7 +26,8 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedgma.aggregation.gate import Gate, Refusal
 from fedgma.aggregation.optimizers import ServerOptimizer, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Array, Params
 from fedgma.errors import FedgmaError
@@ -49,7 +50,7 @@ class Masked(FedAvg):
         self,
         *,
         tau: float = 0.4,
-        aggregator: Aggregator | None = None,
+        aggregator: Rule | None = None,
         optimizer: ServerOptimizer | None = None,
         gate: Gate | None = None,
         buffers: Collection[str] | None = None,

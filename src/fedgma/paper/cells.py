@@ -59,7 +59,7 @@ def _pairs(plan: Plan) -> list[tuple[Part, Flat | None, Flat | None]]:
     groups: dict[str, tuple[Part, list[Flat]]] = {}
     for part, settings in plan.runs:
         own = dict(flat(record(settings)))
-        free = ("aggregator", *AGGREGATOR_SETTINGS, *LOOSE, *(KEYS if part.rates == "own" else ()))
+        free = ("aggregator", *AGGREGATOR_SETTINGS, *LOOSE, *(KEYS if part.own_rates else ()))
         groups.setdefault(f"{part.name}{frozen(own, free)}", (part, []))[1].append(own)
     pairs: list[tuple[Part, Flat | None, Flat | None]] = []
     for part, members in groups.values():

@@ -223,14 +223,14 @@ def _same_mask(one: Compared, other: Compared) -> bool:
 
 
 def mask_step(settings: Mapping[str, Any]) -> int:
-    """Which of the distinct masks a threshold gives where no update is zero: |votes| is as odd or even as the cohort.
+    """Which of the distinct masks a threshold gives where no update is zero: |votes| is odd or even as the clients are.
 
-    >>> [mask_step({"tau": tau, "cohort": 10}) for tau in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    >>> [mask_step({"tau": tau, "clients_per_round": 10}) for tau in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
     [0, 2, 2, 4, 4, 6]
     """
-    cohort = int(settings["cohort"])
-    needed = votes_needed(settings["tau"], cohort)
-    return needed + (needed - cohort) % 2 if needed else 0
+    clients = int(settings["clients_per_round"])
+    needed = votes_needed(settings["tau"], clients)
+    return needed + (needed - clients) % 2 if needed else 0
 
 
 def _above(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:

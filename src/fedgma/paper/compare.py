@@ -184,10 +184,10 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
 
     Beside them the identities of all runs that would fit.
     """
-    given = any(key in cell.part.settings for key in KEYS) or cell.part.rates == "own"
+    given = any(key in cell.part.settings for key in KEYS) or cell.part.own_rates
     without = LOOSE if given else (*LOOSE, *KEYS)
     sides = [[] if own is None else index.find(own, without) for own in (cell.plain, cell.masked)]
-    rates = () if cell.part.rates == "own" else KEYS
+    rates = () if cell.part.own_rates else KEYS
     kinds: dict[str, tuple[dict[int, Entry], dict[int, Entry]]] = {}
     for place, side in enumerate(sides):
         for entry in side:

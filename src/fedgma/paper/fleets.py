@@ -59,7 +59,14 @@ def _pairs_first(run: Planned) -> str:
 def kind(settings: Settings) -> tuple[Any, ...]:
     """What the runs of a fleet share."""
     part = settings.partition
-    return (settings.dataset, settings.model, settings.rounds, part.clients, settings.cohort, settings.local_epochs)
+    return (
+        settings.dataset,
+        settings.model,
+        settings.rounds,
+        part.clients,
+        settings.clients_per_round,
+        settings.local_epochs,
+    )
 
 
 def estimate(packed: Sequence[Sequence[Planned]], materials: Materials) -> float | None:

@@ -136,7 +136,7 @@ def samples(settings: Settings) -> int:
     steps = own * (settings.local_epochs or 1)
     if settings.local_steps is not None:
         steps = min(steps, settings.local_steps * settings.batch_size)
-    return round(settings.rounds * (settings.cohort or 10) * steps)
+    return round(settings.rounds * (settings.clients_per_round or 10) * steps)
 
 
 def absent_data(datasets: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.training import lanes, loop
 from fedgma.training.cuda_graphs import Engine, float32_precision
@@ -17,8 +18,9 @@ from fedgma.training.fast.normalisations import norm_of
 from fedgma.training.fast.resnet18 import residual_form
 from fedgma.training.fast.written import Form, form_gradients, form_of
 from fedgma.training.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
+from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import Logistic, ResNet18
-from fedgma.training.task import LocalTrainer, Pool, Stacked, Task, Trained
+from fedgma.training.stacked import Stacked
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
@@ -69,7 +71,7 @@ def choose(
 def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
     """The trainer with float32 products as exact as the setting says, whatever torch's own defaults are."""
 
-    def call(task: Task) -> Trained:
+    def call(task: Assignment) -> Trained:
         with float32_precision(precision):
             return train(task)
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from fedgma.training.task import Pool, Stacked
+from fedgma.data.pools import Pool
+from fedgma.training.stacked import Stacked
 
 Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> logits
 Scorer = Callable[[Stacked, Stacked, Pool, Tensor], tuple[Tensor, Tensor]]  # ..., index -> loss and hit [run, sample]

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
-from fedgma.training.task import Pool, Stacked, keyed_generators
+from fedgma.training.lane_batch import keyed_generators
+from fedgma.training.stacked import Stacked
 
 
 class Product(NamedTuple):

@@ -47,7 +47,7 @@ def fair_share_below(clients: int, tau: float) -> float:
 
 def along_runs(specs: Sequence[RunSpec], tau: float) -> Iterator[dict[str, Any]]:
     """A row for each run, round and layer, and for the whole model; runs are measured in every round."""
-    for played in fleets.play([replace(spec, measure_every=1) for spec in specs]):
+    for played in fleets.play([replace(spec, mask_every=1) for spec in specs]):
         scores = {record.run: record.scores["test"]["accuracy"] for record in played.records if record.scores}
         for run, votes in played.votes.items():
             counts = votes.counts.cpu().numpy()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedgma.data.pools import Pool
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
@@ -34,7 +35,7 @@ from fedgma.paper.analyses.attacks import (
     rmia,
     trade_off,
 )
-from fedgma.paper.analyses.rounds import MINI, data_and_model, settings_of
+from fedgma.paper.analyses.rounds import MINI, arm_of, data_and_model, settings_of
 from fedgma.paper.plots.attacks import draw_attacks, draw_losses
 from fedgma.records.checkpoints import read_checkpoint
 from fedgma.records.reader import flat
@@ -46,7 +47,7 @@ from fedgma.simulation.state import State
 from fedgma.statistics.arms import AGGREGATOR_SETTINGS, frozen
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import run_forward, seen_by
-from fedgma.training.task import Pool, unflatten
+from fedgma.training.stacked import unflatten
 
 __all__ = ["Models", "analyse", "attack", "confidences", "figures", "halves", "lira", "logistic_attack", "rmia", "run"]
 
@@ -184,7 +185,7 @@ def train_models(
             clients = tuple(own[chosen[own]] for own in base.federation.clients)
             federation = replace(base.federation, clients=clients)  # type: ignore[type-var]
             own = keyed(seed, "shadow", row)
-            specs.append(replace(base, federation=federation, seed=own, aggregator=name, evaluate_every=0))
+            specs.append(arm_of(base, name, federation=federation, seed=own, evaluate_every=0))
     fleet = fleets.assemble(specs, precision=precision)
     state = fleets.start(fleet)
     for round in range(base.rounds):

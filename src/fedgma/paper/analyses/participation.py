@@ -6,21 +6,22 @@ its own mix of classes. A change is relative, 100 (GMA / AVG - 1), as in the pap
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.materials import Materials
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
-from fedgma.paper.analyses.rounds import data_and_model, specs_of
+from fedgma.paper.analyses.rounds import arm_of, data_and_model, specs_of
 from fedgma.paper.compare import Agreement, judge
 from fedgma.paper.findings import ClaimVerdict, Finding
 from fedgma.paper.plots.analyses import PARTICIPATING, draw_participation
 from fedgma.paper.printed import read_printed
 from fedgma.simulation import fleet as fleets
-from fedgma.simulation.spec import RoundRecord, RunSpec
+from fedgma.simulation.device_round import RoundRecord
+from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
 from fedgma.statistics.verdicts import Verdict, paired
 
@@ -61,18 +62,18 @@ def trial_rows(record: RoundRecord, runs: int) -> Iterator[dict[str, Any]]:
     """A round's rows, one for each group of clients; the runs of one arm come after those of the other."""
     assert record.client_accuracies is not None
     head = {"run": record.run % runs, "after": record.round - 1, "arm": list(ARMS)[record.run // runs]}
-    for group, value in group_means(record.client_accuracies, record.cohort).items():
+    for group, value in group_means(record.client_accuracies, record.sampled).items():
         yield {**head, "group": group, "accuracy_%": value}
 
 
 def _both_arms(specs: Sequence[RunSpec], after: Sequence[int]) -> list[RunSpec]:
     looked = {"rounds": max(after) + 1, "evaluate_every": 1, "per_client": True}
-    return [replace(spec, aggregator=name, **looked) for name in ARMS.values() for spec in specs]  # type: ignore[arg-type]
+    return [arm_of(spec, name, **looked) for name in ARMS.values() for spec in specs]
 
 
 def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
     """From plain FedAvg's model after so many rounds, one round aggregated both ways; a row an arm and a group."""
-    trunk = fleets.assemble([replace(spec, aggregator="mean", rounds=max(after), evaluate_every=0) for spec in specs])
+    trunk = fleets.assemble([arm_of(spec, BASELINE, rounds=max(after), evaluate_every=0) for spec in specs])
     fork = fleets.assemble(_both_arms(specs, after))
     state, done = fleets.start(trunk), 0
     for point in sorted(after):
@@ -102,12 +103,12 @@ def trials(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -
     materials, specs, rows = Materials(request.device), [], []
     for cohort in COHORTS:
         settings = {**data_and_model(request, "fmnist"), "partition": {**partition, "clients": CLIENTS}}
-        rates = {"cohort": cohort, "client_learning_rate": 0.01, "local_epochs": 3, "mask_every": 0}
+        rates = {"clients_per_round": cohort, "client_learning_rate": 0.01, "local_epochs": 3, "mask_every": 0}
         specs += specs_of(materials, request.seeds, **settings, **rates, client_test_size=2000)
     for mode, play in MODES.items():
         for row in play(specs, after):
             place = row.pop("run")
-            named = {"mode": mode, "cohort": specs[place].cohort, "seed": specs[place].seed}
+            named = {"mode": mode, "cohort": specs[place].clients_per_round, "seed": specs[place].seed}
             rows.append({**named, **row})
     return rows
 

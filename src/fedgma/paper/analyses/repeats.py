@@ -26,7 +26,7 @@ from fedgma.paper.analyses.bounds import (
 from fedgma.paper.analyses.rounds import found_or_mini, open_round, retrain, specs_of
 from fedgma.paper.findings import Finding
 from fedgma.simulation import fleet as fleets
-from fedgma.simulation.sampling import draw_cohort
+from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.state import State
 from fedgma.statistics.verdicts import paired
 
@@ -97,7 +97,7 @@ def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[s
         fleet = fleets.assemble(specs)
         for point, state in _states(fleet, points):
             for run, spec in enumerate(specs):
-                clients = draw_cohort(spec, point + 1).tolist()
+                clients = sample_clients(spec, point + 1).tolist()
                 seen = gather(retrain(fleet, state, run, clients, repeats))
                 row = {
                     "dataset": chosen["dataset"],

@@ -1,4 +1,4 @@
-"""The tally of many runs at once: weighted sums in float64 and integer sign votes, run axis first, then mask and mean.
+"""The tally of many runs at once: weighted sums in float64 and integer sign votes, run axis first, then the mean.
 
 The sums are those of a single tally and are made by the same kernels, so a run in a fleet aggregates to the bits that
 `fedgma.Tally` gives; a client whose update is not finite is left out of mean and count. Clients are added in order,
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgma.aggregation import kernels
 from fedgma.arrays import native
-from fedgma.training.task import Stacked, ship
+from fedgma.training.stacked import Stacked, ship
 
 
 @dataclass
@@ -136,24 +136,13 @@ def _add_rows(total: Tensor, rows: slice | Tensor, values: Tensor) -> None:
         total.index_add_(0, rows, values)  # rows are distinct: deterministic on every device
 
 
-def merge(sums: Sums, masks: tuple[Tensor, Tensor] | None, like: Stacked) -> Merged:
-    """Mean and mask of every run.
-
-    `masks` holds the least |votes| that passes at each number of clients counted [run, clients + 1], and what the mask
-    is below that [run]: a number, or NaN for the agreement itself. None is no mask anywhere.
-    """
+def merge(sums: Sums, like: Stacked) -> Merged:
+    """The mean of every run, and its buffers; the rules make the masks."""
     alive = sums.clients > 0
     weight = torch.where(alive, sums.weight, 1.0)
     mean = ((sums.total + sums.rest) / weight[:, None]).float()
     buffers = {name: _merged_buffer(total, like[name], weight, alive) for name, total in sums.buffers.items()}
-    if masks is None:
-        return Merged(mean, None, buffers, alive)
-    needed, below = masks
-    size = sums.votes.abs()
-    agreement = size.float() / sums.clients.clamp(min=1).float()[:, None]
-    under = torch.where(below.isnan()[:, None], agreement, below[:, None])
-    passed = size >= needed.gather(1, sums.clients[:, None])
-    return Merged(mean, torch.where(passed, 1.0, under), buffers, alive)
+    return Merged(mean, None, buffers, alive)
 
 
 def _merged_buffer(total: Tensor, old: Tensor, weight: Tensor, alive: Tensor) -> Tensor:

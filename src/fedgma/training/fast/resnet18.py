@@ -17,7 +17,7 @@ from fedgma.training.fast.normalisations import Norm, Normal, normal_back, norma
 from fedgma.training.fast.torch_ops import convolve, convolve_inputs, convolve_weights
 from fedgma.training.fast.written import Form, Passed, Tape
 from fedgma.training.gradients import Found, Product
-from fedgma.training.task import Stacked
+from fedgma.training.stacked import Stacked
 
 ALIGNED = 8  # entries a row that matrix units read fast
 BLOCKS = tuple(

@@ -16,7 +16,7 @@ from fedgma.training.fast.convolutions import convolve, convolve_back
 from fedgma.training.fast.layers import dense, dense_back, loss_back, wide_type
 from fedgma.training.gradients import Found, GradientFunction, Gradients, Product
 from fedgma.training.models import LeNet, Logistic, SmallCNN
-from fedgma.training.task import Stacked
+from fedgma.training.stacked import Stacked
 
 Tape = tuple[Any, ...]
 

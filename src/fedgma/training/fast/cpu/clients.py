@@ -1,7 +1,7 @@
-"""A round's local training on the CPU: every client of a cohort in one call, threads taking whole clients.
+"""A round's local training on the CPU: all clients of a round in one call, threads taking whole clients.
 
-A client's result does not depend on the number of threads or on who else is in the cohort. numba compiles the kernels
-the first time they are used on a machine (some 15 seconds) and keeps them on disk; without numba use the torch trainer.
+A client's result does not depend on the number of threads or on who else is trained. numba compiles the kernels the
+first time they are used on a machine (some 15 seconds) and keeps them on disk; without numba use the torch trainer.
 """
 
 import importlib
@@ -32,8 +32,8 @@ class Images(NamedTuple):
     sizes: tuple[int, int, int]  # channels, height, width
 
 
-class CohortResult(NamedTuple):
-    """What a cohort's local training gave, clients in the order they were passed."""
+class ClientsTrained(NamedTuple):
+    """What a lane_batch's local training gave, clients in the order they were passed."""
 
     updates: Array  # float32 [client, parameter], trained minus start
     losses: Array  # float64 [client], mean training loss over the samples seen
@@ -79,7 +79,7 @@ def images(x: Array, y: Array, mean: Sequence[float] = (0.0,), std: Sequence[flo
     return Images(*arrays, (channels, height, width))
 
 
-def train_cohort(
+def train_clients(
     network: str,
     params: Array,
     data: Images,
@@ -92,8 +92,8 @@ def train_cohort(
     corrections: Array | None = None,
     clip: float | Array = np.inf,
     threads: int | None = None,
-) -> CohortResult:
-    """Train each client of a cohort by SGD from `params` and return the updates.
+) -> ClientsTrained:
+    """Train each client of a lane_batch by SGD from `params` and return the updates.
 
     `params` is flat float32 in the order of torch's `state_dict`, one vector for all or one a client. `batches[k]`
     holds client k's samples, int [step, batch], padded with -1; a step of nothing but -1 is no step. The rates are
@@ -123,7 +123,7 @@ def train_cohort(
     order = sorted(range(clients), key=lambda k: -plans[k].shape[0])  # the longest first: threads end together
     _share(one, order, lambda: kernel.space(shape, longest), threads)
     seen = np.maximum(sums[:, 2], 1)
-    return CohortResult(updates, sums[:, 0] / seen, sums[:, 1] / seen, sums[:, 2].astype(np.int64))
+    return ClientsTrained(updates, sums[:, 0] / seen, sums[:, 1] / seen, sums[:, 2].astype(np.int64))
 
 
 def logits(
