@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedgma.statistics.arms import BASELINE
+from fedgma.aggregation.rules import BASELINE
 
 WIDTH = 4.4  # inches: a phone shows it at nearly full size, and a desk two beside each other
 INK = "#1d2329"  # text and axes; a page replaces it by its own text colour
