@@ -131,7 +131,7 @@ def simulated(scene: Scene, left_out: dict[int, int]) -> str:
         begun = {name: task.torch.from_numpy(value.copy()) for name, value in params.items()}
         local = [task.train(words, begun, round=round, client=client) for client in counted]
         models = [{name: value.numpy() for name, value in one.model.items()} for one in local]
-        pieces = {"aggregator": strategy.aggregator, "optimizer": strategy.optimizer, "state": state}
+        pieces = {"aggregator": strategy.rule, "optimizer": strategy.optimizer, "state": state}
         params, state, _ = fedgma.server_round(params, models, [one.samples for one in local], **pieces)
     return digest(params)
 

@@ -38,8 +38,8 @@ def test_the_answer_is_the_masked_mean_as_a_difference():
     answer = played(MaskedAggregator(tau=0.5), *GOOD)
     assert answer.params_type == ParamsType.DIFF
     np.testing.assert_allclose(answer.params["w"], [3.0, 1 / 3])
-    assert answer.metrics["gma_clients"] == 3
-    assert answer.metrics["gma_mask_mean"] == pytest.approx(2 / 3)
+    assert answer.metrics["gma-clients"] == 3
+    assert answer.metrics["gma-mask-mean"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("name", ["mean", "and_mask", "damped_mean", "shuffled_mask"])
@@ -62,7 +62,7 @@ def test_other_aggregators_go_by_name(name):
 def test_a_bad_result_costs_its_client_and_not_the_round(bad):
     answer = played(MaskedAggregator(tau=0.5), GOOD[0], bad, *GOOD[1:])
     np.testing.assert_allclose(answer.params["w"], [3.0, 1 / 3])
-    assert answer.metrics["gma_refused"] == 1
+    assert answer.metrics["gma-refused"] == 1
 
 
 def test_nothing_valid_leaves_the_model_as_it_is():

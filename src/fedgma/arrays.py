@@ -31,7 +31,7 @@ class Spec(NamedTuple):
         return f"{self.dtype}{list(self.shape)}"
 
 
-class Home(NamedTuple):
+class Placement(NamedTuple):
     """Where a user's arrays live, so that results go back to the same library and device."""
 
     library: str  # "numpy" or "torch"
@@ -44,9 +44,9 @@ def is_torch(array: Array) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def home(array: Array) -> Home:
+def placement(array: Array) -> Placement:
     """The library and device that an array belongs to."""
-    return Home("torch", array.device) if is_torch(array) else Home("numpy")
+    return Placement("torch", array.device) if is_torch(array) else Placement("numpy")
 
 
 def spec(array: Array) -> Spec:
@@ -113,14 +113,14 @@ def cast(array: Array, dtype: str) -> Array:
     return np.asarray(array).astype(dtype, copy=False)
 
 
-def delivered(array: Array, to: Spec, home: Home) -> Array:
+def delivered(array: Array, to: Spec, placement: Placement) -> Array:
     """A native array as the user's kind: library, device, shape and number type."""
-    if home.library == "numpy" and to.dtype != "bfloat16":
+    if placement.library == "numpy" and to.dtype != "bfloat16":
         return cast(array, to.dtype).reshape(to.shape)
     import torch
 
     tensor = array if is_torch(array) else torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.to(device=home.device, dtype=getattr(torch, to.dtype)).reshape(to.shape)
+    return tensor.to(device=placement.device, dtype=getattr(torch, to.dtype)).reshape(to.shape)
 
 
 def largest(array: Array) -> Array:

@@ -13,6 +13,7 @@ Votes are not covered by pfl's privacy mechanisms: in front of this one they lea
 they clip votes and update together, to almost nothing. Do not combine them and speak of differential privacy.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from pfl.metrics import Metrics, StringMetricName
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import ElementWeightedMappedVectorStatistics, MappedVectorStatistics
 
+from fedgma.aggregation.gate import Gate, why_not
 from fedgma.aggregation.masks import MASKS, signs
-from fedgma.arrays import Array, all_finite, cast, is_torch, spec, zeros
+from fedgma.aggregation.server import mask_figures
+from fedgma.arrays import Array, cast, is_torch, spec, zeros
 from fedgma.errors import ConfigError, DataError, NotEnoughClients
 
 VOTES, COUNTS = "fedgma votes/", "fedgma counts"  # entries of statistics on their way to the server
@@ -31,14 +34,15 @@ VOTES, COUNTS = "fedgma votes/", "fedgma counts"  # entries of statistics on the
 class Masked(Postprocessor):
     """Gradient masked averaging at `tau` as a pfl postprocessor; `mask` is "soft" (the paper's) or "hard" (AND-mask).
 
-    A user whose statistics hold a NaN or an infinity is left out of the mean and of the count; the round's metrics say
-    how many were, and how much of the update the mask let through.
+    A user whose statistics the gate refuses (a NaN, an infinity, or a norm above `max_norm`) is left out of the mean
+    and of the count; the round's metrics say how many were, and how much of the update the mask let through.
     """
 
-    def __init__(self, tau: float = 0.4, *, mask: str = "soft") -> None:
+    def __init__(self, tau: float = 0.4, *, mask: str = "soft", max_norm: float | None = None) -> None:
         if mask not in MASKS:
             raise ConfigError(f"unknown mask {mask!r}; known: {', '.join(sorted(MASKS))}")
-        self.rule = MASKS[mask](tau)
+        self.mask = MASKS[mask](tau)
+        self.gate = Gate(max_norm=math.inf if max_norm is None else max_norm)
 
     def postprocess_one_user(
         self, *, stats: MappedVectorStatistics, user_context: UserContext
@@ -46,7 +50,7 @@ class Masked(Postprocessor):
         """Add a user's signs, and a count of one."""
         _check(stats)
         entries = dict(stats.items())
-        good = all(all_finite(array.reshape(-1)) for array in entries.values())
+        good = why_not(entries, self.gate) is None
         if not good:
             stats.weight = 0
         for name, array in entries.items():
@@ -69,13 +73,13 @@ class Masked(Postprocessor):
         clients, refused = (round(float(count)) for count in counts)
         if not clients:
             raise NotEnoughClients(f"no valid update to average ({refused} refused); nothing was changed")
-        kept, entries = 0.0, 0
+        masks = []
         for name in [name for name in stats if not name.startswith(VOTES)]:
             votes, _ = stats.pop(VOTES + name)
-            mask = self.rule(_integers(votes), clients, spec(stats[name]).dtype)
+            mask = self.mask(_integers(votes), clients, spec(stats[name]).dtype)
             stats[name] = stats[name] * mask
-            kept, entries = kept + float(mask.sum()), entries + int(np.prod(mask.shape))
-        figures = {"clients": clients, "refused": refused, "mask mean": kept / max(entries, 1)}
+            masks.append(mask)
+        figures = {"clients": clients, "refused": refused, "mask mean": mask_figures(masks)[0]}
         return stats, Metrics([(StringMetricName(f"gma {name}"), value) for name, value in figures.items()])
 
 

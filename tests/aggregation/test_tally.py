@@ -264,9 +264,9 @@ def test_the_compiled_loops_find_what_is_not_finite():
     for dtype in (np.float32, np.float64):
         for value in (np.nan, np.inf, -np.inf):
             column = np.ones(10_000, dtype)
-            assert cpu.first_stranger([column, column]) is None
+            assert cpu.first_nonfinite([column, column]) is None
             column[7777] = value
-            assert cpu.first_stranger([np.ones(5, dtype), column]) == 1
+            assert cpu.first_nonfinite([np.ones(5, dtype), column]) == 1
             sums = plain.empty(10_000, column.dtype.name, 2, True, column)
             assert not cpu.add_rows(*sums, np.stack([column, column]), np.ones(2))
 

@@ -62,7 +62,7 @@ def test_features_are_used_as_they_are():
 def test_the_home_of_a_sample_is_its_client():
     mini = load("fmnist-mini")
     fed = federate(mini, label_skew(mini.train.y, 10))
-    assert fed.train.home[fed.clients[7]].unique().tolist() == [7]
+    assert fed.train.client_of[fed.clients[7]].unique().tolist() == [7]
 
 
 def test_federations_of_a_placed_set_share_its_images():
@@ -97,8 +97,8 @@ def test_two_federations_of_one_seed_are_equal_and_of_another_differ():
     mini = load("fmnist-mini")
     partition, index = iid(mini.train.y, 10), torch.arange(50)
     same, again, other = (federate(mini, partition, shift=Colour(), seed=s).train for s in (1, 1, 2))
-    assert torch.equal(same.batch(index, same.home[index])[0], again.batch(index, again.home[index])[0])
-    assert not torch.equal(same.seen(index, same.home[index]), other.seen(index, other.home[index]))
+    assert torch.equal(same.batch(index, same.client_of[index])[0], again.batch(index, again.client_of[index])[0])
+    assert not torch.equal(same.seen(index, same.client_of[index]), other.seen(index, other.client_of[index]))
 
 
 @pytest.mark.parametrize("name", ["mnist", "fedcmnist"])
@@ -110,8 +110,8 @@ def test_what_clients_held_out_is_a_pool_in_their_own_colours(name):
     pool = federation.more_tests["validation"]
     assert len(pool) == len(held)
     place = torch.arange(len(held))
-    seen, labels = pool.batch(place, pool.home)
-    wanted, known = federation.train.batch(torch.from_numpy(held), federation.train.home[held])
+    seen, labels = pool.batch(place, pool.client_of)
+    wanted, known = federation.train.batch(torch.from_numpy(held), federation.train.client_of[held])
     assert torch.equal(seen, wanted)
     assert torch.equal(labels, known)
     assert not set(held.tolist()) & set(np.concatenate(federation.clients).tolist())

@@ -83,7 +83,7 @@ def test_private_palettes_have_nothing_in_common():
 def test_a_flipped_image_takes_the_colour_of_another_digit_as_often_as_its_client_flips():
     fed = federate(grey_squares(), iid(LABELS, 2), shift=Colour(flip_low=0.3, flip_high=0.3, jitter=0))
     index = torch.arange(2000)
-    colour = fed.train.seen(index, fed.train.home)[..., 0, 0]
+    colour = fed.train.seen(index, fed.train.client_of)[..., 0, 0]
     own = torch.from_numpy(well_separated(20, seed=0)[:10])[fed.train.y]
     flipped = ((colour - own).abs().sum(-1) > 1e-5).float().mean()
     assert 0.26 < float(flipped) < 0.34
@@ -119,7 +119,7 @@ def test_a_colour_probe_reads_the_label_on_training_clients_and_guesses_in_the_t
 def test_coloured_batches_are_normalised_by_what_the_clients_see():
     mini = load("fmnist-mini")
     fed = federate(mini, iid(mini.train.y, 20), shift=Colour())
-    x, _ = fed.train.batch(torch.arange(10000), fed.train.home)
+    x, _ = fed.train.batch(torch.arange(10000), fed.train.client_of)
     assert x.shape == (10000, 3, 28, 28)
     assert x.mean((0, 2, 3)).abs().max() < 1e-3
     assert (x.std((0, 2, 3)) - 1).abs().max() < 1e-3

@@ -179,7 +179,7 @@ def test_coloured_and_rotated_mnist_are_mnist_with_a_shift(tmp_path, small_mnist
 
 def test_the_list_of_sets_survives_a_file_that_is_refused(tmp_path):
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
-    here = {name: where for name, _, where in availability([tmp_path])}
+    here = {one.name: one.where for one in availability([tmp_path])}
     assert "pickles" in here["cifar10"]
     assert here["mnist"] == "fedgma data get mnist"
 

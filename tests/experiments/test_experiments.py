@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fedgma.experiments.lines import line_of
 from fedgma.experiments.materials import Materials
 from fedgma.records.reader import read_head, read_lines
 from fedgma.simulation.fleet import assemble, play
+from fedgma.statistics.verdicts import Outcome
 
 
 def command(*words, cwd=None):
@@ -235,13 +237,15 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
     done = command("run", tmp_path / "mine.toml", "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout  # no colours in a pipe
-    assert "of 3 seeds (last 10 rounds)" in done.stdout
+    assert " (last 5 rounds)" in done.stdout  # there are no ten
+    assert "last 10 rounds" not in done.stdout
     assert f"fedgma report {tmp_path / 'runs'}" in done.stdout.replace("\n", "")
-    assert len(list((tmp_path / "runs").iterdir())) == 6
+    assert len(list((tmp_path / "runs").iterdir())) == 10
     said = json.loads(call("run", tmp_path / "mine.toml", "--out", tmp_path / "runs", "--json")[1])
-    assert len(said["runs"]) == 6
-    assert said["verdicts"][0]["last10"]["of"] == 3
-    assert "3 done" in call("sweep", tmp_path / "mine.toml", "--out", tmp_path / "runs", "--status")[1]
+    assert len(said["runs"]) == 10
+    assert said["verdicts"][0]["last10"]["of"] == 5
+    assert said["verdicts"][0]["last10"]["outcome"] in get_args(Outcome)
+    assert "5 done" in call("sweep", tmp_path / "mine.toml", "--out", tmp_path / "runs", "--status")[1]
 
 
 @pytest.mark.parametrize(
@@ -273,6 +277,15 @@ def test_what_goes_wrong_is_one_sentence_and_the_documented_code(tmp_path, monke
     found, _, told = call(*words)
     assert found == code
     assert said in told
+
+
+def test_one_seed_is_printed_without_a_deviation(tmp_path):
+    words = ["model=logistic", "rounds=1", "partition.clients=10", "seed=0", "--out", tmp_path]
+    code, printed, _ = call("run", *words)
+    assert code == 0
+    assert "±" not in printed
+    assert "last round" in printed
+    assert "one seed: GMA " in printed
 
 
 def test_quiet_is_quiet(tmp_path):

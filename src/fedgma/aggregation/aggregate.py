@@ -54,19 +54,19 @@ def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release
     masks: dict[str, Array] = {}
     buffers: dict[str, Array] = {}
     for name, entry in tally.schema.items():
-        if name not in tally._sums:
-            buffers[name] = delivered(tally._maxima[name], entry, tally._home)
+        if name not in tally.sums:
+            buffers[name] = delivered(tally.maxima[name], entry, tally.placement)
             continue
-        sums = tally._sums.pop(name) if release else tally._sums[name]
+        sums = tally.sums.pop(name) if release else tally.sums[name]
         votes, target = sums.votes, buffers if sums.votes is None else means
-        target[name] = delivered(_mean(name, sums, tally.weight, entry, release), entry, tally._home)
+        target[name] = delivered(_mean(name, sums, tally.weight, entry, release), entry, tally.placement)
         del sums  # released: the mask takes its place
         if rule is not None and votes is not None:
             kind = "float64" if entry.dtype == "float64" else "float32"
-            masks[name] = delivered(_mask(rule, votes, tally.clients, kind), Spec(entry.shape, kind), tally._home)
+            masks[name] = delivered(_mask(rule, votes, tally.clients, kind), Spec(entry.shape, kind), tally.placement)
     notes = tally.notes
     if release:
-        tally._clear()
+        tally.clear()
     return Aggregate(means, None if rule is None else masks, notes, buffers)
 
 
@@ -95,6 +95,6 @@ def _mean(name: str, sums: Sums, weight: float, entry: Spec, reuse: bool) -> Arr
     native_type = "float32" if entry.dtype == "bfloat16" else entry.dtype
     value = mean(sums, weight, native_type, reuse=reuse)
     # a mean of float32 or smaller lies within its own range; only float64 sums can overflow
-    if entry.dtype == "float64" and kernels.first_stranger([value]) is not None:
+    if entry.dtype == "float64" and kernels.first_nonfinite([value]) is not None:
         raise Diverged(f"the weighted sum of {name!r} overflows float64; nothing was changed, scale the updates down")
     return value

@@ -117,10 +117,22 @@ def read_update(update: Mapping[str, Any], expected: Schema) -> dict[str, Array]
     """The entries as flat native arrays in the expected order; raises `Refused` where one is not finite."""
     arrays = {name: flat(native(update[name])) for name in expected}
     floats = [name for name, entry in expected.items() if entry.dtype in FLOATS]
-    stranger = kernels.first_stranger([arrays[name] for name in floats])
-    if stranger is not None:
-        raise Refused("nonfinite", f"{floats[stranger]!r} holds a NaN or an infinity")
+    bad = kernels.first_nonfinite([arrays[name] for name in floats])
+    if bad is not None:
+        raise Refused("nonfinite", f"{floats[bad]!r} holds a NaN or an infinity")
     return arrays
+
+
+def why_not(update: Mapping[str, Any], gate: Gate) -> Refusal | None:
+    """Why a gate refuses an update as it stands, whoever sent it; None where it does not."""
+    try:
+        arrays = read_update(update, read_schema(update))
+        length = norm(arrays.values()) if gate.max_norm < math.inf else 0.0
+        if length > gate.max_norm:
+            raise Refused("norm", f"the norm must not be above {gate.max_norm:g}, got {length:g}")
+    except Refused as refused:
+        return Refusal(None, refused.reason, refused.detail)
+    return None
 
 
 def norm(arrays: Iterable[Array]) -> float:

@@ -38,7 +38,7 @@ def finish_stack(
             tally.count(amounts, [stack.clients[row] for row in keep] if stack.named else [])
             shaped = None if masks is None else _shaped(masks, stack.schema)
             return Aggregate(_shaped(means, stack.schema), shaped, tally.notes)
-        if not tally.refuse_strangers(stack, keep):
+        if not tally.refuse_nonfinite(stack, keep):
             raise Diverged("a weighted sum overflows float64; nothing was changed, scale the updates down")
     return finish(tally)  # nobody is left: its error says so
 

@@ -17,7 +17,7 @@ from fedgma.aggregation.gpu_stack import finish_stack
 from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.stack import Stack, Weights, lined_up
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params, delivered, flat, home, is_torch, native, spec
+from fedgma.arrays import Array, Params, delivered, flat, is_torch, native, placement, spec
 from fedgma.errors import DataError
 
 Updates = Params | Sequence[Params] | Sequence[Sequence[Array]]
@@ -103,7 +103,7 @@ class Rule:
         changed = {}
         for name, mask in merged.mask.items():
             flat_mask = self.change(name, flat(native(merged.mean[name])), flat(native(mask)))
-            changed[name] = delivered(flat_mask, spec(mask), home(mask))
+            changed[name] = delivered(flat_mask, spec(mask), placement(mask))
         return merged._replace(mask=changed)
 
 
@@ -141,7 +141,7 @@ def _combined(means: dict[str, Array], kept: list[Params], combine: Callable[[Ar
     result = {}
     for name, like in means.items():
         entries = [native(update[name]) for update in kept]
-        result[name] = delivered(combine(_stacked(entries)), spec(like), home(like))
+        result[name] = delivered(combine(_stacked(entries)), spec(like), placement(like))
     return result
 
 

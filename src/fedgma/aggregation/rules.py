@@ -28,7 +28,7 @@ import numpy as np
 from fedgma.aggregation.gate import Refused, norm, read_schema, treatment
 from fedgma.aggregation.masks import hard_mask, reversing_mask, soft_mask
 from fedgma.aggregation.rule import Rule
-from fedgma.arrays import Array, Params, cast, delivered, flat, home, is_torch, native, spec
+from fedgma.arrays import Array, Params, cast, delivered, flat, is_torch, native, placement, spec
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
 
@@ -166,7 +166,7 @@ AGGREGATORS: dict[str, Callable[..., Rule]] = {name: row.make for name, row in R
 
 
 def _scaled(array: Array, factor: float) -> Array:
-    return delivered(cast(native(array), "float64") * factor, spec(array), home(array))
+    return delivered(cast(native(array), "float64") * factor, spec(array), placement(array))
 
 
 def _middle(stack: Array, share: float) -> Array:

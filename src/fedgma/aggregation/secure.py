@@ -144,7 +144,7 @@ def decode(total: Array, like: Params, encoding: Encoding, *, buffers: Collectio
     sums = _parts(total[HEAD:middle], sizes)
     votes = _parts(total[middle:], {name: sizes[name] for name in voters})
     for name, entry in carried.items():
-        tally._sums[name] = _sums(sums[name], votes.get(name), entry, clients, encoding)
+        tally.sums[name] = _sums(sums[name], votes.get(name), entry, clients, encoding)
     return Decoded(tally, cut, encoding.error(clients, weight))
 
 

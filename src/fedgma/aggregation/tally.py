@@ -34,7 +34,20 @@ from fedgma.aggregation.gate import (
 from fedgma.aggregation.kernels.plain import Sums, empty, merge, two_sum, widened
 from fedgma.aggregation.masks import vote_type
 from fedgma.aggregation.stack import Stack, Weights
-from fedgma.arrays import Array, Home, Params, Spec, beside, delivered, flat, home, is_torch, largest, native, spec
+from fedgma.arrays import (
+    Array,
+    Params,
+    Placement,
+    Spec,
+    beside,
+    delivered,
+    flat,
+    is_torch,
+    largest,
+    native,
+    placement,
+    spec,
+)
 from fedgma.errors import DataError
 
 PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
@@ -57,12 +70,12 @@ class Tally:
     refused: list[Refusal]
     norms: list[float]  # of all updates that could be read, where the gate has a limit for them
     schema: dict[str, Spec] | None  # None until the first valid update
-    _weight: tuple[float, float]
-    _home: Home
-    _where: Array  # empty; where the sums go
-    _sums: dict[str, Sums]
-    _maxima: dict[str, Array]
-    _seen: set[Hashable]
+    weight_parts: tuple[float, float]  # total weight, and what rounding lost of it
+    placement: Placement  # library and device of the answer
+    device_sample: Array  # empty; on the device of the sums
+    sums: dict[str, Sums]
+    maxima: dict[str, Array]  # of integer counters
+    seen: set[Hashable]  # clients counted, of those that have a name
     _width: str  # number type of the votes
 
     def __init__(
@@ -70,7 +83,7 @@ class Tally:
     ) -> None:
         self.gate = gate or Gate()
         self.buffers = buffers
-        self._clear()
+        self.clear()
         if like is not None:
             try:
                 self.fix(read_schema(like), next(iter(like.values())))
@@ -80,7 +93,7 @@ class Tally:
     @property
     def weight(self) -> float:
         """Total weight of the clients counted."""
-        return self._weight[0] + self._weight[1]
+        return self.weight_parts[0] + self.weight_parts[1]
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -91,8 +104,8 @@ class Tally:
     def votes(self) -> dict[str, Array]:
         """Sum of signs per entry of each trainable array, in the smallest integer type."""
         return {
-            name: delivered(sums.votes, Spec(self.schema[name].shape, spec(sums.votes).dtype), self._home)
-            for name, sums in self._sums.items()
+            name: delivered(sums.votes, Spec(self.schema[name].shape, spec(sums.votes).dtype), self.placement)
+            for name, sums in self.sums.items()
             if self.schema is not None and sums.votes is not None
         }
 
@@ -108,17 +121,17 @@ class Tally:
             expected = self.schema or found
             compare(found, expected, self.gate.cast)
             arrays = read_update(update, expected)
-            self._check_norm((arrays[name] for name in self._named("masked", expected)), finite=True)
+            self._check_norm((arrays[name] for name in self.names("masked", expected)), finite=True)
         except Refused as refused:
             return self._refuse(label, refused.reason, refused.detail)
         if self.schema is None:
             self.fix(found, next(iter(update.values())))
         self.count([value], [client])
         self._make_room()
-        summed = [name for name in arrays if name in self._sums]
-        near = [beside(arrays[name], self._where) for name in summed]
-        kernels.add([self._sums[name] for name in summed], near, value)
-        for name in arrays.keys() - self._sums.keys():
+        summed = [name for name in arrays if name in self.sums]
+        near = [beside(arrays[name], self.device_sample) for name in summed]
+        kernels.add([self.sums[name] for name in summed], near, value)
+        for name in arrays.keys() - self.sums.keys():
             self._raise_maximum(name, arrays[name])
         return None
 
@@ -131,28 +144,32 @@ class Tally:
         keep = self.admit(stack)
         fresh = self._sum_rows(stack, keep)
         if keep:
-            counters = {name: largest(stack.taken(name, keep)) for name in self._named("maximum", stack.schema)}
+            counters = {name: largest(stack.taken(name, keep)) for name in self.names("maximum", stack.schema)}
             self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
             self._merge_sums(fresh, counters)
         return self.refused[before:]
 
     def merge(self, other: "Tally") -> None:
         """Count all clients of another tally; its refusals come along. The other one is left as it is."""
-        if twice := self._seen & other._seen:
+        if twice := self.seen & other.seen:
             raise DataError(f"clients are in both tallies, such as {min(map(repr, twice))}; count each once")
         if other.schema is not None and other.clients:
             if self.schema is None:
-                self.buffers = other._named("averaged", other.schema)
-                self.schema, self._home, self._where = dict(other.schema), other._home, other._where
-            if self._kinds(self.schema) != other._kinds(other.schema) or self.schema != other.schema:
+                self.buffers = other.names("averaged", other.schema)
+                self.schema, self.placement, self.device_sample = (
+                    dict(other.schema),
+                    other.placement,
+                    other.device_sample,
+                )
+            if self.kinds(self.schema) != other.kinds(other.schema) or self.schema != other.schema:
                 raise DataError(
                     "the tallies are of different models: names, shapes, types and buffers must be the same"
                 )
             self.clients += other.clients
-            for part in other._weight:
+            for part in other.weight_parts:
                 self._weigh(part)
-            self._merge_sums(other._sums, other._maxima)
-        self._seen |= other._seen
+            self._merge_sums(other.sums, other.maxima)
+        self.seen |= other.seen
         self.refused.extend(other.refused)
         self.norms.extend(other.norms)
 
@@ -160,7 +177,7 @@ class Tally:
 
     def fix(self, schema: Mapping[str, Spec], sample: Array) -> None:
         """Set what updates must look like, and the library and device of the answer."""
-        self.schema, self._home, self._where = dict(schema), home(sample), flat(native(sample))[:0]
+        self.schema, self.placement, self.device_sample = dict(schema), placement(sample), flat(native(sample))[:0]
 
     def read_stack(self, updates: Params, weights: Weights, clients: Sequence[Hashable] | None) -> Stack:
         """A stack that fits this tally; a stack that does not is the caller's mistake, not a client's."""
@@ -186,7 +203,7 @@ class Tally:
                 if stack.named and client in named:
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; the first one counts")
                 value = read_weight(stack.weights[row], self.gate.max_weight)
-                voters = self._named("masked", stack.schema)
+                voters = self.names("masked", stack.schema)
                 self._check_norm((stack.entries[name][row] for name in voters), finite=False)
             except Refused as refused:
                 self._refuse(client, refused.reason, refused.detail)
@@ -195,56 +212,59 @@ class Tally:
             keep[row] = value
         return keep
 
-    def refuse_strangers(self, stack: Stack, keep: dict[int, float]) -> bool:
+    def refuse_nonfinite(self, stack: Stack, keep: dict[int, float]) -> bool:
         """Drop the rows that hold NaN or infinities; whether there were any (a sum can also overflow)."""
-        strangers: dict[int, str] = {}
-        for name in (*self._named("masked", stack.schema), *self._named("averaged", stack.schema)):
+        bad: dict[int, str] = {}
+        for name in (*self.names("masked", stack.schema), *self.names("averaged", stack.schema)):
             for row in keep:
-                if row not in strangers and kernels.first_stranger([stack.entries[name][row]]) is not None:
-                    strangers[row] = name
-        for row, name in sorted(strangers.items()):
+                if row not in bad and kernels.first_nonfinite([stack.entries[name][row]]) is not None:
+                    bad[row] = name
+        for row, name in sorted(bad.items()):
             del keep[row]
             self._refuse(stack.clients[row], "nonfinite", f"{name!r} holds a NaN or an infinity")
-        return bool(strangers)
+        return bool(bad)
 
     def count(self, weights: Sequence[float], clients: Iterable[Hashable]) -> None:
         """Note so many more clients, their weights and, where they have one, their names."""
         self.clients += len(weights)
         for weight in weights:
             self._weigh(weight)
-        self._seen.update(client for client in clients if client is not None)
+        self.seen.update(client for client in clients if client is not None)
 
     # -- inside: everything below trusts its arguments ---------------------------------------------------------------
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Forget everything but the gate and the names of buffers."""
         self.clients, self.refused, self.norms, self.schema = 0, [], [], None
-        self._weight = (0.0, 0.0)
-        self._home, self._where = Home("numpy"), np.empty(0)
-        self._sums, self._maxima, self._seen, self._width = {}, {}, set(), ""
+        self.weight_parts = (0.0, 0.0)
+        self.placement, self.device_sample = Placement("numpy"), np.empty(0)
+        self.sums, self.maxima, self.seen, self._width = {}, {}, set(), ""
 
-    def _kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
+    def kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
+        """What becomes of each entry: "masked", "averaged" or "maximum"."""
         return {name: treatment(name, entry, self.buffers) for name, entry in schema.items()}
 
-    def _named(self, kind: str, schema: Mapping[str, Spec]) -> list[str]:
-        return [name for name, found in self._kinds(schema).items() if found == kind]
+    def names(self, kind: str, schema: Mapping[str, Spec]) -> list[str]:
+        """The entries of one kind."""
+        return [name for name, found in self.kinds(schema).items() if found == kind]
 
     def _make_room(self) -> None:
         """Sums for every entry, wide enough for the votes of all clients counted."""
         if self._width == vote_type(self.clients):
             return
         self._width = vote_type(self.clients)
-        for name, kind in self._kinds(self.schema or {}).items():
-            if name in self._sums:
-                self._sums[name] = widened(self._sums[name], self.clients)
+        for name, kind in self.kinds(self.schema or {}).items():
+            if name in self.sums:
+                self.sums[name] = widened(self.sums[name], self.clients)
             elif kind != "maximum" and self.schema is not None:
                 entry = self.schema[name]
-                self._sums[name] = empty(
-                    math.prod(entry.shape), entry.dtype, self.clients, kind == "masked", self._where
+                self.sums[name] = empty(
+                    math.prod(entry.shape), entry.dtype, self.clients, kind == "masked", self.device_sample
                 )
 
     def _check_identity(self, client: Hashable, round: int | None) -> None:
         gate = self.gate
-        if client is not None and client in self._seen:
+        if client is not None and client in self.seen:
             raise Refused("duplicate", f"client {client!r} has sent an update already; the first one counts")
         if gate.selected is not None and client not in gate.selected:
             raise Refused("unselected", f"client {client!r} was not asked")
@@ -275,39 +295,39 @@ class Tally:
         return self.refused[-1]
 
     def _weigh(self, weight: float) -> None:
-        total, lost = two_sum(self._weight[0], weight)
-        self._weight = (total, self._weight[1] + lost)
+        total, lost = two_sum(self.weight_parts[0], weight)
+        self.weight_parts = (total, self.weight_parts[1] + lost)
 
     def _raise_maximum(self, name: str, array: Array) -> None:
-        if name in self._maxima:
-            held = beside(self._maxima[name], array)
+        if name in self.maxima:
+            held = beside(self.maxima[name], array)
             array = array.maximum(held) if is_torch(array) else np.maximum(array, held)
-        self._maxima[name] = array.clone() if is_torch(array) else np.array(array)
+        self.maxima[name] = array.clone() if is_torch(array) else np.array(array)
 
     def _sum_rows(self, stack: Stack, keep: dict[int, float]) -> dict[str, Sums]:
         """Fresh sums of the rows kept; rows found not to be finite are dropped from `keep`, and it starts again."""
-        kinds = self._kinds(stack.schema)
+        kinds = self.kinds(stack.schema)
         while keep:
             weights, fresh, finite = np.array(list(keep.values())), {}, True
             for name, kind in kinds.items():
                 if kind != "maximum":
-                    part = beside(stack.taken(name, keep), self._where)
+                    part = beside(stack.taken(name, keep), self.device_sample)
                     fresh[name] = empty(
-                        part.shape[1], stack.schema[name].dtype, len(keep), kind == "masked", self._where
+                        part.shape[1], stack.schema[name].dtype, len(keep), kind == "masked", self.device_sample
                     )
                     finite = kernels.add_rows(fresh[name], part, weights) and finite
-            if finite or not self.refuse_strangers(stack, keep):
+            if finite or not self.refuse_nonfinite(stack, keep):
                 return fresh
         return {}
 
     def _merge_sums(self, sums: Mapping[str, Sums], maxima: Mapping[str, Array]) -> None:
-        if not self._sums:  # nothing of our own: the others' sums are ours
-            self._sums = {name: Sums(*(_copied(part) for part in parts)) for name, parts in sums.items()}
+        if not self.sums:  # nothing of our own: the others' sums are ours
+            self.sums = {name: Sums(*(_copied(part) for part in parts)) for name, parts in sums.items()}
             self._width, sums = "", {}
         self._make_room()
         for name, other in sums.items():
-            near = self._sums[name].total
-            merge(self._sums[name], Sums(*(None if part is None else beside(part, near) for part in other)))
+            near = self.sums[name].total
+            merge(self.sums[name], Sums(*(None if part is None else beside(part, near) for part in other)))
         for name, array in maxima.items():
             self._raise_maximum(name, array)
 

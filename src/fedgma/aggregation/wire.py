@@ -22,7 +22,7 @@ from fedgma.aggregation.gate import Gate, Refusal
 from fedgma.aggregation.kernels.plain import Sums
 from fedgma.aggregation.masks import VOTE_LIMITS, vote_type
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import FLOATS, INTEGERS, Array, Home, Spec, is_torch
+from fedgma.arrays import FLOATS, INTEGERS, Array, Placement, Spec, is_torch
 from fedgma.errors import DataError, IntegrityError
 
 VERSION = 1
@@ -39,22 +39,22 @@ def pack(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
 
 def _views(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
     schema = tally.schema or {}
-    kinds = tally._kinds(schema)
+    kinds = tally.kinds(schema)
     header = {
         "version": VERSION,
         "clients": tally.clients,
-        "weight": tally._weight,
-        "library": tally._home.library,
+        "weight": tally.weight_parts,
+        "library": tally.placement.library,
         "entries": [[name, list(entry.shape), entry.dtype, kinds[name]] for name, entry in schema.items()],
-        "seen": sorted(map(str, tally._seen)),
+        "seen": sorted(map(str, tally.seen)),
         "refused": [[str(refusal.client), refusal.reason, refusal.detail] for refusal in tally.refused],
     }
     arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for place, name in enumerate(schema):
-        if name in tally._maxima:
-            arrays[f"maximum.{place}"] = _host(tally._maxima[name])
-        if name in tally._sums:
-            found = zip(PARTS, tally._sums[name], strict=True)
+        if name in tally.maxima:
+            arrays[f"maximum.{place}"] = _host(tally.maxima[name])
+        if name in tally.sums:
+            found = zip(PARTS, tally.sums[name], strict=True)
             arrays.update({f"{part}.{place}": _host(array) for part, array in found if array is not None})
     return arrays
 
@@ -73,15 +73,15 @@ def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], *, gate: Gate | None = No
     tally = Tally(buffers=averaged, gate=gate)
     tally.schema = entries or None
     tally.clients = header["clients"]
-    tally._weight = tuple(header["weight"])
-    tally._home = Home(header["library"], "cpu" if header["library"] == "torch" else None)
-    tally._seen = set(header["seen"])
+    tally.weight_parts = tuple(header["weight"])
+    tally.placement = Placement(header["library"], "cpu" if header["library"] == "torch" else None)
+    tally.seen = set(header["seen"])
     tally.refused = [Refusal(*refusal) for refusal in header["refused"]]
     for place, (name, _, dtype, kind) in enumerate(header["entries"] if tally.clients else []):
         if kind == "maximum":
-            tally._maxima[name] = _read(arrays, f"maximum.{place}", dtype, math.prod(entries[name].shape))
+            tally.maxima[name] = _read(arrays, f"maximum.{place}", dtype, math.prod(entries[name].shape))
         else:
-            tally._sums[name] = _read_sums(arrays, place, entries[name], kind == "masked", tally.clients)
+            tally.sums[name] = _read_sums(arrays, place, entries[name], kind == "masked", tally.clients)
     return tally
 
 

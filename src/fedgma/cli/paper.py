@@ -135,6 +135,9 @@ def search(
     quick: Quick = False,
     out: Out = RUNS,
     to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
+    by_setting: Annotated[
+        bool, typer.Option(help="For every partition and number of clients on its own (C5) instead of E15.")
+    ] = False,
     device: Device = "auto",
     precision: Precision = "fp32",
     rates: Rates = None,
@@ -151,13 +154,14 @@ def search(
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.search import write_search
 
-    one, chosen = experiment("E15"), read_chosen(rates)
+    one, chosen = experiment("C5" if by_setting else "E15"), read_chosen(rates)
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
     how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
     _play(one, cut, how)
     entries, unfinished = read_entries([out])
-    found = write_search(compare_runs(one, entries, chosen, cut, unfinished=unfinished), chosen, to)
+    searched = compare_runs(one, entries, chosen, cut, unfinished=unfinished)
+    found = write_search(searched, chosen, to, by_setting=by_setting)
     for (dataset, algorithm, rule), (client, server) in found.items():
         typer.echo(f"{dataset} {algorithm} {rule}: client {client:g}, server {server:g}")
     typer.echo(f"written: {to / 'rates.csv'}, {to / 'chosen.toml'}")

@@ -162,16 +162,19 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("test accuracy, %", "best", "last 10 rounds", "final", "seeds", box=None, header_style="bold")
+    from fedgma.reports.tables import said
+    from fedgma.statistics.arms import last_rounds
+
+    late = last_rounds(outcome.runs)
+    table = Table("test accuracy, %", "best", late, "final", "seeds", box=None, header_style="bold")
     for arm in outcome.arms:
-        cells = [f"{score.mean:.2f} ± {score.deviation or 0:.2f}" for score in arm.scores.values()]
-        table.add_row(Text(arm.name), *cells, str(len(arm.runs)))
+        table.add_row(Text(arm.name), *map(said, arm.scores.values()), str(len(arm.runs)))
     console.print(table)
     for comparison in outcome.comparisons:
         several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
         for cell in comparison.cells:
             where = f"{cell.where}: " if cell.where else ""
-            console.print(Text.assemble(where, (cell.verdict.text, "bold"), " (last 10 rounds)"), soft_wrap=True)
+            console.print(Text.assemble(where, (cell.verdict.text, "bold"), f" ({late})"), soft_wrap=True)
         if len(comparison.cells) > 1:
             against = f"{comparison.names[0]} against {comparison.names[1]}: " if several else ""
             console.print(f"{against}{comparison.text}", soft_wrap=True)

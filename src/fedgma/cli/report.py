@@ -11,10 +11,8 @@ if TYPE_CHECKING:
     from fedgma.reports.report import Report
     from fedgma.statistics.comparisons import Comparison
 
-Metric = Annotated[str, typer.Option(help="What verdicts go by: best, last10 or final.")]
-Split = Annotated[
-    str, typer.Option("--on", help="The split they are measured on: test, or another that was evaluated.")
-]
+Metric = Annotated[str, typer.Option(help="The accuracy that is compared: best, last10 or final.")]
+Split = Annotated[str, typer.Option("--on", help="The split it is measured on: test, or another that was evaluated.")]
 Where = Annotated[
     list[str] | None,
     typer.Option("--where", help="Only runs with this setting: dataset=t.npz, or model=lenet,cnn; may be repeated."),
@@ -63,7 +61,7 @@ def compare(
     where: Where = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Pair two arms over seeds and settings: t interval, signs, Holm's correction over the settings."""
+    """Pair two arms over seeds and settings: 95 % CI, signs, p values with Holm's correction over the settings."""
     from fedgma.errors import DataError
     from fedgma.reports.tables import differences_table, text
     from fedgma.statistics import comparisons

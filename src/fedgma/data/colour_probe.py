@@ -31,13 +31,13 @@ def colour_probe(federation: Federation, steps: int = 100) -> Probe:
 
 
 def mean_colours(pool: ImagePool) -> Tensor:
-    """Mean colour of every image in its home environment, brightness taken out: [sample, channel].
+    """Mean colour of every image in the environment of its client, brightness taken out: [sample, channel].
 
     Divided by its largest channel, since the brightness of a mean tells how much ink a digit has, which is shape.
     """
     parts = []
     for index in torch.split(torch.arange(len(pool), device=pool.y.device), CHUNK):
-        colour = pool.seen(index, pool.home[index]).mean((-1, -2))
+        colour = pool.seen(index, pool.client_of[index]).mean((-1, -2))
         parts.append(colour / colour.amax(-1, keepdim=True).clamp(min=1e-6))
     return torch.cat(parts)
 

@@ -121,12 +121,12 @@ def _pools(placed: Placed, partition: Partition, shift: Shift | None, seed: int)
     dataset, clients = placed.dataset, len(partition.clients)
     views = None if shift is None else _views(shift, dataset, clients, seed)
     pools = {name: _plain(x, y, len(dataset.classes)) for name, (x, y) in placed.splits.items()}
-    home = torch.from_numpy(owners(partition, len(dataset.train.y)))
-    pools["train"] = replace(pools["train"], home=home)
+    client_of = torch.from_numpy(owners(partition, len(dataset.train.y)))
+    pools["train"] = replace(pools["train"], client_of=client_of)
     if views is not None:
         visited = generator(seed, "seen").integers(0, clients, len(dataset.test.y))
         pools["train"] = replace(pools["train"], view=views.train)
-        pools["seen"] = replace(pools["test"], home=torch.from_numpy(visited), view=views.seen)
+        pools["seen"] = replace(pools["test"], client_of=torch.from_numpy(visited), view=views.seen)
         pools["test"] = replace(pools["test"], view=views.test)
     device = placed.splits["train"][0].device
     pools = {name: pool.to(device) for name, pool in pools.items()}
@@ -143,7 +143,7 @@ def _statistics(train: ImagePool, moments: Moments | None) -> tuple[Tensor, Tens
     if moments is None:
         return train.mean, train.std
     if isinstance(train.view, Coloured):
-        moments = train.view.to("cpu").moments(moments, train.y.cpu(), train.home.cpu())
+        moments = train.view.to("cpu").moments(moments, train.y.cpu(), train.client_of.cpu())
     elif train.view is not None:
         moments = seen_moments(train)
     mean, std = channel_statistics(moments)

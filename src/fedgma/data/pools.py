@@ -47,7 +47,7 @@ class ImagePool:
     x: Tensor  # uint8 [sample, channel, height, width], or float32 features that are used as they are
     y: Tensor  # int64 [sample]
     classes: int
-    home: Tensor  # int64 [sample], the client in whose environment a sample is normally seen
+    client_of: Tensor  # int64 [sample], the client in whose environment a sample is normally seen
     mean: Tensor  # float32 [channel, 1, 1], of the training images as the clients see them
     std: Tensor
     view: View | None = None
@@ -78,14 +78,14 @@ class ImagePool:
     def part(self, index: Tensor) -> "ImagePool":
         """A pool of some of the samples."""
         view = None if self.view is None else self.view.part(index)
-        x, y, home = self.x[index], self.y[index], self.home[index]
-        return ImagePool(x, y, self.classes, home, self.mean, self.std, view)
+        x, y, client_of = self.x[index], self.y[index], self.client_of[index]
+        return ImagePool(x, y, self.classes, client_of, self.mean, self.std, view)
 
     def to(self, device: torch.device | str) -> "ImagePool":
         """The same pool on another device."""
         view = None if self.view is None else self.view.to(device)
-        x, y, home, mean, std = (t.to(device) for t in (self.x, self.y, self.home, self.mean, self.std))
-        return ImagePool(x, y, self.classes, home, mean, std, view)
+        x, y, client_of, mean, std = (t.to(device) for t in (self.x, self.y, self.client_of, self.mean, self.std))
+        return ImagePool(x, y, self.classes, client_of, mean, std, view)
 
 
 class Moments(NamedTuple):
@@ -107,10 +107,10 @@ def image_moments(x: Tensor) -> Moments:
 
 
 def seen_moments(pool: ImagePool) -> Moments:
-    """Moments of images as their home clients see them; passes over all of them."""
+    """Moments of images as their own clients see them; passes over all of them."""
     pieces = []
     for index in torch.split(torch.arange(len(pool), device=pool.y.device), CHUNK):
-        x = pool.seen(index, pool.home[index]).flatten(2)
+        x = pool.seen(index, pool.client_of[index]).flatten(2)
         pieces.append(torch.stack([x.mean(-1), x.square().mean(-1)]))
     both = torch.cat(pieces, dim=1).double()
     return Moments(both[0], both[1])

@@ -83,10 +83,9 @@ def _room(out: Path) -> Iterator[Finding]:
 
 def _data() -> Iterator[Finding]:
     try:
-        for name, _, here in availability():
-            absent = here.startswith(("fedgma data get", "no: "))
-            found = "absent" if absent else here
-            yield Finding(f"data: {name}", found, here.removeprefix("no: ") if absent else "")
+        for one in availability():
+            found, advice = (one.where, "") if one.here else ("absent", one.where)
+            yield Finding(f"data: {one.name}", found, advice)
     except DataError as error:
         yield Finding("data", "FEDGMA_DATA is wrong", str(error), True)
 

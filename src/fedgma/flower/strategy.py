@@ -75,7 +75,7 @@ class Masked(FedAvg):
     def summary(self) -> None:
         """Log what is aggregated how."""
         server = self.server
-        log(INFO, "\t├──> fedgma: %s %s", server.aggregator.name, dict(server.aggregator.settings))
+        log(INFO, "\t├──> fedgma: %s %s", server.rule.name, dict(server.rule.settings))
         log(INFO, "\t├──> server: %s %s", server.optimizer.name, dict(server.optimizer.settings))
         super().summary()
 

@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     first: str = ""
     second: str = ""
     at: float | None = None
-    note: str = ""  # of an analysis: what its notes on this claim have in them
+    finding: str = ""  # of an analysis: the id of its finding, or the path above several
 
 
 class Part(NamedTuple):

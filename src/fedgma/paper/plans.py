@@ -142,5 +142,5 @@ def samples(settings: Settings) -> int:
 
 def absent_data(datasets: Iterable[str]) -> list[str]:
     """Those of the data sets that are not on this machine."""
-    here = {name: where for name, _, where in availability()}
-    return [name for name in dict.fromkeys(datasets) if here.get(name, "no").startswith(("fedgma data get", "no"))]
+    here = {one.name for one in availability() if one.here}
+    return [name for name in dict.fromkeys(datasets) if name not in here]

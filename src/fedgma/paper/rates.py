@@ -14,6 +14,7 @@ from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check
 from fedgma.experiments.settings import Settings
 from fedgma.paper.catalogue import CHOSEN, Part
+from fedgma.records.reader import flat
 
 Pair = tuple[float, float]  # client rate, server rate
 KEYS = ("client_learning_rate", "server_learning_rate")
@@ -62,9 +63,13 @@ def _rates(held: Any, name: str) -> dict[tuple[str, str, str], Pair]:
     return found
 
 
-def setting_of(settings: Settings) -> str:
-    """What rates that are searched for one setting are filed under, e.g. "mnist, iid, 500"."""
-    return f"{settings.dataset}, {settings.partition.name}, {settings.partition.clients}"
+def setting_of(settings: Mapping[str, Any]) -> str:
+    """What rates that are searched for one setting are filed under.
+
+    >>> setting_of({"dataset": "mnist", "partition.name": "iid", "partition.clients": 500})
+    'mnist, iid, 500'
+    """
+    return f"{settings['dataset']}, {settings['partition.name']}, {settings['partition.clients']}"
 
 
 def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, bool]:
@@ -72,7 +77,7 @@ def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, boo
     if any(key in part.settings for key in KEYS):
         return settings, True
     rule = settings.aggregator if part.own_rates else "shared"
-    where = setting_of(settings) if part.rates == "setting" else settings.dataset
+    where = setting_of(dict(flat(settings.model_dump()))) if part.rates == "setting" else settings.dataset
     pair = chosen.pair(where, settings.algorithm, rule)
     if pair is None:
         return settings, False

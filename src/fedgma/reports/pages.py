@@ -194,7 +194,8 @@ def _fact(value: Any) -> str:
 def _method() -> str:
     return _section(
         "How the verdict is computed",
-        "<p>Runs with the same seed and settings are paired. The verdict goes by the mean of the paired differences "
-        "and its 95 % Student t interval, and names an arm ahead only where the interval leaves out zero. With several "
-        "settings, each has its own paired t test, and p values are corrected by Holm's rule.</p>",
+        "<p>Runs with the same seed and settings are paired. The verdict is on the mean of the paired differences and "
+        "its 95 % confidence interval (Student's t). An arm is ahead only where the interval excludes zero; otherwise "
+        "the result is inconclusive, and the sentence says how many seeds would give a paired t test at 5 % a power of "
+        "80 %. With several settings, each has a t test of its own, and p values are corrected by Holm's method.</p>",
     )

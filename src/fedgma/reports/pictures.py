@@ -100,11 +100,16 @@ def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) 
 def _accuracy(title: str, scene: Scene) -> Picture | None:
     arms = {name: {run.seed: curve(run, "test", "accuracy") for run in row.runs} for name, row in scene.items()}
     seeds = max(len(row.runs) for row in scene.values())
-    caption = f"Test accuracy after each evaluated round, mean of {seeds} seeds; bands: one sample deviation."
+    several = seeds > 1
+    caption = f"Test accuracy after each evaluated round, {f'mean of {seeds} seeds' if several else 'one seed'}"
     if len(scene) > BANDS:
-        caption = f"Test accuracy after each evaluated round, mean of {seeds} seeds. Below: ahead of the mean, paired."
-    elif len(scene) > 1:
-        caption += " Below: the paired difference, which the verdict is about; band: its 95 % t interval."
+        caption += ". Below: the paired difference to the mean."
+    else:
+        caption += "; bands: one standard deviation." if several else "."
+        if len(scene) > 1:
+            caption += " Below: the paired difference, which the verdict is on" + (
+                "; band: 95 % CI." if several else "."
+            )
     return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(arms))
 
 

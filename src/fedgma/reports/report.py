@@ -17,7 +17,7 @@ from fedgma.reports.tables import (
     splits_table,
     unfinished_table,
 )
-from fedgma.statistics.arms import Row, common, rows, telling, without_extended
+from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.comparisons import Comparison, against_baseline
 from fedgma.statistics.comparisons import where as filtered
 from fedgma.statistics.labels import NAMES, plain, short, sortable
@@ -74,7 +74,7 @@ def _finished(runs: Sequence[Run]) -> list[Run]:
         furthest = max(runs, key=lambda run: len(run.rounds) / max(run.planned, 1))
         raise DataError(
             f"none of the {len(runs)} runs has finished (the furthest is at round {len(furthest.rounds)} of "
-            f"{furthest.planned}); run the same command again to go on with them"
+            f"{furthest.planned}); run the same command again to continue them"
         )
     return finished
 
@@ -99,9 +99,12 @@ def _replaced(extended: Sequence[Run]) -> list[str]:
 
 def title(runs: Sequence[Run]) -> str:
     """What the runs are about, e.g. "fmnist-mini, label_skew: GMA and mean"."""
-    about = [_listed({plain(run.settings.get(name)) for run in runs}) for name in ("dataset", "partition.name")]
+    about = [
+        {plain(run.settings[name]) for run in runs if run.settings.get(name) is not None}
+        for name in ("dataset", "partition.name")
+    ]
     arms = {NAMES.get(str(run.settings["aggregator"]), str(run.settings["aggregator"])) for run in runs}
-    return f"{', '.join(part for part in about if part != 'none')}: {_listed(arms)}"
+    return f"{', '.join(_listed(values) for values in about if values)}: {_listed(arms)}"
 
 
 def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def _verdict(comparison: Comparison, alone: bool) -> str:
 
 def _without_pair(runs: Sequence[Run]) -> str:
     arms = _listed({str(run.settings["aggregator"]) for run in runs})
-    return f"Nothing to compare: the finished runs aggregate by {arms}; a verdict needs `{BASELINE}` and another"
+    return f"Nothing to compare: the finished runs aggregate by {arms}; a verdict needs `{BASELINE}` and another rule"
 
 
 def _notes(
@@ -170,10 +173,11 @@ def _notes(
     seeds = _listed({str(run.seed) for run in runs})
     notes = [f"{finished} of {len(runs)} runs finished; seeds {seeds}"]
     if used < finished:
-        notes.append(f"{finished - used} runs repeat another one's settings and seed; the first of each is used")
+        notes.append(f"{finished - used} runs repeat the settings and seed of another; the first of each is used")
     if comparisons:
-        summary = {"last10": "mean of the last ten rounds", "best": "best round", "final": "last round"}[metric]
-        notes.insert(0, f"Points of {split} accuracy ({summary}), runs paired by seed and settings, 95 % t interval")
+        late = last_rounds([run for row in made for run in row.runs])
+        summary = {"last10": f"mean of the {late}", "best": "best round", "final": "last round"}[metric]
+        notes.insert(0, f"Points of {split} accuracy ({summary}), runs paired by seed and settings, 95 % CI")
     for comparison in comparisons:
         first, second = comparison.names
         if comparison.alone:
@@ -186,7 +190,7 @@ def _notes(
     listed = [record.get("refused") for run in runs for record in run.rounds]
     refused = sum(len(clients) for clients in listed if isinstance(clients, list))
     if refused:
-        notes.append(f"{refused} client updates were refused by the gate")
+        notes.append(f"The gate refused {refused} client updates")
     return notes
 
 

@@ -75,7 +75,7 @@ def assemble(
     """
     specs = tuple(specs)
     _check_together(specs)
-    pools, pool = distinct([spec.federation.train for spec in specs], apart=("home",))
+    pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
     pools = tuple(augmented(one, specs[0].augment) for one in pools)
     sample = pools[0]
     device = sample.y.device

@@ -95,6 +95,21 @@ def score(run: Run, metric: str = "last10", split: str = "test") -> float:
     return float(getattr(summarise(accuracies), metric))
 
 
+def last_rounds(runs: Sequence[Run]) -> str:
+    """What `last10` is the mean over, in words: finished runs may have fewer than ten rounds.
+
+    >>> from pathlib import Path
+    >>> short, long = (Run(Path(), {}, {"rounds": rounds}, (), None) for rounds in (3, 200))
+    >>> last_rounds([short]), last_rounds([long]), last_rounds([short, long])
+    ('last 3 rounds', 'last 10 rounds', 'last 3 to 10 rounds')
+    """
+    counts = [min(WINDOW, run.planned) for run in runs]
+    fewest, most = min(counts), max(counts)
+    if most == 1:
+        return "last round"
+    return f"last {most} rounds" if fewest == most else f"last {fewest} to {most} rounds"
+
+
 def traits(run: Run) -> dict[str, Any]:
     """What tells a run from others: the settings that it uses, and the versions of its data and model.
 

@@ -21,9 +21,9 @@ from fedgma.statistics.labels import (
     spelt,
     spoken,
 )
-from fedgma.statistics.verdicts import Verdict, holm, p_value, paired, sign_test
+from fedgma.statistics.verdicts import Outcome, Verdict, holm, p_value, paired, sign_test
 
-SURE = 0.05  # corrected p below which a difference is said to hold
+SIGNIFICANT = 0.05  # p below which a difference is significant
 WORDS = ("aggregator", "algorithm", "dataset", "model")  # where a bare word such as `gma` is looked for
 
 
@@ -42,14 +42,24 @@ class Cell(NamedTuple):
         """The setting in a few words; empty where there is but one."""
         return ", ".join(spelt(name, value) for name, value in self.label.items() if value != "")
 
+    @property
+    def outcome(self) -> Outcome:
+        """Who is ahead after the correction."""
+        if self.verdict.significant and self.corrected >= SIGNIFICANT:
+            return "inconclusive"
+        return self.verdict.outcome
+
     def says(self, names: tuple[str, str]) -> str:
-        """Who is ahead, in a few words, after the correction."""
-        winner = names[0] if self.verdict.mean > 0 else names[1]
-        if self.verdict.of == 1:
-            return "one seed"
-        if self.corrected < SURE:
-            return f"{winner} ahead"
-        return f"{winner} ahead before correction" if self.p < SURE else "no difference to be seen"
+        """The outcome in a few words."""
+        match self.outcome:
+            case "first ahead":
+                return f"{names[0]} ahead"
+            case "second ahead":
+                return f"{names[1]} ahead"
+            case "inconclusive" if self.verdict.significant:
+                return "not significant after correction"
+            case outcome:
+                return outcome
 
 
 class Comparison(NamedTuple):
@@ -332,12 +342,16 @@ def _over_cells(comparison: Comparison) -> str:
     first, second = comparison.names
     means = [cell.verdict.mean for cell in comparison.cells]
     ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
-    sure = [cell.verdict.mean > 0 for cell in comparison.cells if cell.corrected < SURE]
-    surely = (
-        f"{first} is ahead in {sum(sure)} and {second} in {len(sure) - sum(sure)}" if sure else "no difference holds"
-    )
-    tests = f"corrected for {comparison.tests} tests, {surely}" if comparison.tests else "one seed each, so no test"
+    outcomes = [cell.outcome for cell in comparison.cells]
+    sure = outcomes.count("first ahead"), outcomes.count("second ahead")
+    corrected = f"after Holm's correction for {comparison.tests} test{'s' if comparison.tests > 1 else ''}"
+    if not comparison.tests:
+        tested = "one seed a setting: no test, at least two seeds are needed"
+    elif any(sure):
+        tested = f"significant {corrected}: {first} ahead in {sure[0]}, {second} in {sure[1]}"
+    else:
+        tested = f"no difference is significant {corrected}"
     return (
         f"{first} ahead in {ahead} of {len(means)} settings and behind in {behind}, "
-        f"by {sum(means) / len(means):+.2f} points on average; {tests}"
+        f"{sum(means) / len(means):+.2f} points on average; {tested}"
     )

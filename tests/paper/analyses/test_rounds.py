@@ -23,6 +23,9 @@ from fedgma.paper.analyses.participation import (
 )
 from fedgma.paper.analyses.rounds import open_round, retrain, specs_of
 from fedgma.paper.analyses.saving import save
+from fedgma.paper.catalogue import experiment
+from fedgma.paper.claims import ANALYSIS
+from fedgma.paper.findings import read_findings
 from fedgma.simulation import fleet as fleets
 from plain_pools import make_federation
 from run_specs import make_spec
@@ -151,11 +154,14 @@ def test_a_federation_trained_on_noise_of_its_own_knows_nothing_of_the_others():
     assert own["auc_%"] == pytest.approx(50, abs=12)  # 8 targets of 150 samples
 
 
-@pytest.mark.parametrize("name", ["E11", "E16", "E18"])
-def test_a_quick_look_ends_in_tables_notes_and_pictures(name, tmp_path):
+@pytest.mark.parametrize("name", ["E7", "E11", "E16", "E17", "E18"])
+def test_a_quick_look_ends_in_tables_findings_and_pictures(name, tmp_path):
     result = ANALYSES[name](AnalysisRequest("cpu", tmp_path, seeds=1, quick=True))
     files = save(result, tmp_path / name, name)
-    assert result.notes
+    named = [claim.finding for claim in experiment(name).claims if claim.kind == ANALYSIS]
+    assert all(any(finding.is_below(path) for finding in result.findings) for path in named)
+    assert len({finding.id for finding in result.findings}) == len(result.findings)
+    assert read_findings(tmp_path / name) == result.findings
     assert all(len(rows) for rows in result.tables.values())
-    assert {file.suffix for file in files} == {".csv", ".png", ".md"}
+    assert {file.suffix for file in files} == {".csv", ".png", ".md", ".json"}
     assert all(0 < file.stat().st_size < 100_000 for file in files)

@@ -61,11 +61,11 @@ def add_rows(sums: Sums, updates: Array, weights: np.ndarray[Any, Any]) -> bool:
     return bool(kernels.add_rows(*sums, updates, weights)) if kernels else plain_add_rows(sums, updates, weights)
 
 
-def first_stranger(arrays: Sequence[Array]) -> int | None:
+def first_nonfinite(arrays: Sequence[Array]) -> int | None:
     """Which of these flat native arrays is the first that holds a NaN or an infinity, if any."""
     cpu = _compiled_for(arrays)
     if cpu and all(_fits(array) for array in arrays):
-        place: int | None = cpu.first_stranger(arrays)
+        place: int | None = cpu.first_nonfinite(arrays)
         return place
     return next((place for place, array in enumerate(arrays) if not all_finite(array)), None)
 

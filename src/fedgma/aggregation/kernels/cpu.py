@@ -47,12 +47,12 @@ def add_rows(total: Array, rest: Array, votes: Array, updates: Array, weights: A
     return all(_spread(work, [updates.shape[1]]))
 
 
-def first_stranger(arrays: Sequence[Array]) -> int | None:
+def first_nonfinite(arrays: Sequence[Array]) -> int | None:
     """Which of these flat arrays is the first that holds a NaN or an infinity, if any."""
     views = [(array.view(BITS[array.dtype]), EXPONENT[array.dtype]) for array in arrays]
 
     def work(pieces: list[Piece]) -> list[int]:
-        return [place for place, part in pieces if _strangers(views[place][0][part], views[place][1])]
+        return [place for place, part in pieces if _nonfinite(views[place][0][part], views[place][1])]
 
     found = _spread(work, [array.size for array in arrays])
     return min((place for places in found for place in places), default=None)
@@ -104,7 +104,7 @@ def _add(total: Array, rest: Array, votes: Array, update: Array, weight: float) 
 
 
 @numba.njit(nogil=True, cache=True)
-def _strangers(bits: Array, exponent: Any) -> Any:
+def _nonfinite(bits: Array, exponent: Any) -> Any:
     found = bits.dtype.type(0)
     for j in range(bits.size):
         found |= bits.dtype.type((bits[j] & exponent) == exponent)

@@ -66,31 +66,40 @@ def base_name(name: str) -> str:
     return DERIVED[name][0] if name in DERIVED else name
 
 
-def availability(folders: Folders | None = None, cache: Path | None = None) -> Iterator[tuple[str, str, str]]:
-    """(name, what it is, where it is here) of every data set; nothing is read."""
+class Available(NamedTuple):
+    """A data set and whether this machine has it."""
+
+    name: str
+    about: str
+    where: str  # in words: where its files are, or what to do to have them
+    here: bool
+
+
+def availability(folders: Folders | None = None, cache: Path | None = None) -> Iterator[Available]:
+    """Every data set, and whether it is here; nothing is read."""
     cache, paths = cache_folder() if cache is None else cache, _user_folders(folders)
     for name in names():
         base = base_name(name)
         if name == "fmnist-mini":
-            yield name, "a stratified part of Fashion-MNIST, 10,000 + 2,000", "in the package"
+            yield Available(name, "a stratified part of Fashion-MNIST, 10,000 + 2,000", "in the package", True)
             continue
         spec = SPECS[base]
         about = spec.about if name == base else ABOUT[name]
         if (cache / "datasets" / base).is_dir():
-            yield name, about, "cached"
+            yield Available(name, about, "cached", True)
             continue
-        yield name, about, _whereabouts(base, spec, paths, cache)
+        yield Available(name, about, *_whereabouts(base, spec, paths, cache))
 
 
-def _whereabouts(name: str, spec: Spec, folders: Sequence[Path], cache: Path) -> str:
-    """Where the files of a set are, or what to do to have them."""
+def _whereabouts(name: str, spec: Spec, folders: Sequence[Path], cache: Path) -> tuple[str, bool]:
+    """Where the files of a set are, or what to do to have them; and whether they are here."""
     try:
         candidate = next(_candidates(name, spec, folders, cache), None)
     except DataError as error:
-        return str(error)
+        return str(error), True
     if candidate is not None:
-        return f"{candidate.kind}: {candidate.found.files[0].name}"
-    return f"fedgma data get {name}" if spec.remote else f"no: needs {spec.looked_for}"
+        return f"{candidate.kind}: {candidate.found.files[0].name}", True
+    return (f"fedgma data get {name}" if spec.remote else f"needs {spec.looked_for}"), False
 
 
 def load_base(name: str, *, folders: Folders | None = None, cache: Path | None = None) -> Dataset:

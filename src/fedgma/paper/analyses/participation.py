@@ -15,7 +15,9 @@ from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.materials import Materials
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
 from fedgma.paper.analyses.rounds import arm_of, data_and_model, specs_of
-from fedgma.paper.plots.analyses import draw_participation
+from fedgma.paper.compare import Agreement, judge
+from fedgma.paper.findings import ClaimVerdict, Finding
+from fedgma.paper.plots.analyses import PARTICIPATING, draw_participation
 from fedgma.paper.printed import read_printed
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.device_round import RoundRecord
@@ -24,10 +26,15 @@ from fedgma.simulation.state import export
 from fedgma.statistics.verdicts import Verdict, paired
 
 ARMS = {"AVG": "mean", "GMA": "gma"}
-GROUPS = ("participating", "non_participating")
+GROUPS = (PARTICIPATING, "non_participating")
 COHORTS = (5, 2)
 CLIENTS = 10
 PARTITION: Mapping[str, Any] = {"name": "label_skew", "classes_per_client": 2}
+SAYS = {  # of the claim that the change has the printed sign
+    Agreement.INSIDE: ClaimVerdict.HOLDS,
+    Agreement.SIGN: ClaimVerdict.HOLDS,
+    Agreement.CONTRADICTS: ClaimVerdict.CONTRADICTED,
+}
 AFTER = (5, 10, 20, 40)  # rounds of training before the one that is looked at
 
 
@@ -148,9 +155,8 @@ def _change(rows: list[dict[str, Any]], group: str) -> dict[str, Any]:
 
 
 def _interval(verdict: Verdict | None, before: str = "") -> dict[str, float | None]:
-    alone = verdict is None or verdict.of < 2
-    ends = (None, None) if alone or verdict is None else (verdict.low, verdict.high)
-    return {f"{before}low": ends[0], f"{before}high": ends[1]}
+    low, high = (verdict and verdict.interval) or (None, None)
+    return {f"{before}low": low, f"{before}high": high}
 
 
 def _mean(rows: list[dict[str, Any]], **wanted: Any) -> float:
@@ -184,28 +190,27 @@ def beside(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
             key = row["cohort"], row["group"]
             levels = {f"printed_{arm}_%": means[*key, arm] for arm in ARMS}
             points = {"printed_points": means[*key, "GMA"] - means[*key, "AVG"], "printed_change_%": changed[key]}
-            rows.append({**row, **levels, **points, "verdict": _verdict(row, points["printed_points"])})
+            verdict = judge(_points_interval(row), points["printed_points"])
+            rows.append({**row, **levels, **points, "verdict": str(verdict)})
     return rows
 
 
-def _verdict(row: dict[str, Any], value: float) -> str:
-    """Our interval in points held against the printed difference."""
-    low, high = row["points_low"], row["points_high"]
-    if low is None or low <= 0 <= high:
-        return "no difference to be seen"
-    if row["points"] * value < 0:
-        return "contradicts"
-    return "agrees in sign and interval" if low <= value <= high else "agrees in sign"
+def _points_interval(row: dict[str, Any]) -> tuple[float, float] | None:
+    return None if row["points_low"] is None else (row["points_low"], row["points_high"])
 
 
-def say(row: dict[str, Any]) -> str:
-    """One comparison in a sentence."""
+def find(row: dict[str, Any]) -> Finding:
+    """One comparison: the change in points, and what it says of the printed one."""
     head = f"{row['mode']}, {row['cohort']} of {CLIENTS} clients, {row['group'].replace('_', '-')}"
-    between = "" if row["points_low"] is None else f" ({row['points_low']:.1f} to {row['points_high']:.1f})"
+    between = "" if row["points_low"] is None else f", 95 % CI {row['points_low']:.1f} to {row['points_high']:.1f}"
     change = "undefined" if row["change_of_means_%"] is None else f"{row['change_of_means_%']:.1f} %"
     levels = f"AVG {row['AVG_%']:.1f} %, GMA {row['GMA_%']:.1f} %, {row['points']:.1f} points{between}"
     printed = f"AVG {row['printed_AVG_%']:.1f} %, {row['printed_points']:.1f} points, {row['printed_change_%']:g} %"
-    return f"{head}: {levels}, relative change {change}; printed {printed}: {row['verdict']}."
+    text = f"{head}: {levels}, relative change {change}; printed {printed}: {row['verdict']}."
+    interval = _points_interval(row)
+    verdict = SAYS.get(judge(interval, row["printed_points"]), ClaimVerdict.INCONCLUSIVE)
+    name = f"{row['mode']}/{row['cohort']}/{row['group']}"
+    return Finding(name, text, verdict, row["points"], interval, row["seeds"])
 
 
 def analyse(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -> AnalysisResult:
@@ -216,6 +221,6 @@ def analyse(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) 
     rows = trials(request, partition)
     summary = changes(rows)
     compared = beside(summary)
-    notes = [say(row) for row in compared]
+    findings = [find(row) for row in compared]
     figures = {"participation": draw_participation(compared)}
-    return AnalysisResult({"compared": compared, "changes": summary, "trials": rows}, notes, figures)
+    return AnalysisResult({"compared": compared, "changes": summary, "trials": rows}, findings, figures)
