@@ -18,11 +18,11 @@ from fedgma.data.partitions import iid
 from fedgma.simulation.fleet import assemble, play, play_round, start
 from fedgma.simulation.spec import RunSpec
 from fedgma.training import loop
-from fedgma.training.choose import choose, choose_scorer
+from fedgma.training.choose import choose, choose_scorer, written_form
 from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.fast import gpu
 from fedgma.training.fast.torch_ops import OWN, OWN_WEIGHTS, convolve, convolve_inputs, convolve_weights
-from fedgma.training.fast.written import form_gradients, form_of
+from fedgma.training.fast.written import form_gradients
 from fedgma.training.models import build
 from fedgma.training.task import Task
 from lane_twins import distance, make_cohort, start_of
@@ -219,14 +219,14 @@ def test_the_engine_equals_the_loop_there(name, shape, precision):
     task = Task(model, make_cohort(federation, range(4)), [pool], start, {})
     with float32_precision("fp32"):
         slow = loop.train(task)
-    fast = Engine(form_gradients(form_of(model)), precision=precision, compile=False)(task)
+    fast = Engine(form_gradients(written_form(model)), precision=precision, compile=False)(task)
     assert distance(slow.updates, fast.updates) < {"fp32": 1e-3, "tf32": 5e-2}[precision]
 
 
 def test_a_cohort_that_outgrows_its_station_is_captured_too(caplog):
     federation, model = make_federation([9, 3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).cuda()
     (start, _), pool = start_of(model), federation.train.to("cuda")
-    engine = Engine(form_gradients(form_of(model)), compile=False)
+    engine = Engine(form_gradients(written_form(model)), compile=False)
     for epochs in (1, 9, 30):
         task = Task(model, make_cohort(federation, range(4), epochs=epochs), [pool], start, {})
         with float32_precision("fp32"):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgma.training import lanes
-from fedgma.training.fast.compile import compiled
+from fedgma.training.compile import compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.lanes import Bench, Features, Work
 from fedgma.training.task import LANE_WISE, Cohort, Pool, Stacked, Task, Trained, keyed_generators, ship, ship_batches
