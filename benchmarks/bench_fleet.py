@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 import torch
 from bench_engine import options_of
-from workloads import WORKLOADS, header, make_images, measure, parser, spec_of
+from workloads import SERVERS, WORKLOADS, fleet_specs, header, make_images, measure, parser, spec_of
 
 from fedgma.experiments.lines import line_of
 from fedgma.records.writer import RunFolder
@@ -27,8 +27,6 @@ from fedgma.simulation.batched import tallies
 from fedgma.simulation.fleet import assemble, play_round, start
 from fedgma.training import lanes
 from fedgma.training.task import Task, Trained, shapes_of, ship
-
-SERVERS = [("sgd", 1.0), ("adam", 0.01), ("momentum", 0.5), ("yogi", 0.01)]
 
 
 def main() -> None:
@@ -50,13 +48,7 @@ def main() -> None:
     images = make_images(work, arguments.device) if arguments.runs else None
     for way in arguments.ways:
         for runs in arguments.runs:
-            specs = []
-            for run in range(runs):
-                server, rate = SERVERS[run % 4]
-                tau = 0.1 * (run % 10)
-                own = run % (arguments.seeds or runs)
-                specs.append(spec_of(work, images, seed=own, tau=tau, server=server, server_lr=rate))
-            report(specs, work.cohort, way, arguments.rounds)
+            report(fleet_specs(work, images, runs, arguments.seeds), work.cohort, way, arguments.rounds)
         for cohort in arguments.scale:
             large = make_images(work, arguments.device, clients=100_000)
             report([spec_of(work, large, cohort=cohort)], cohort, way, max(1, arguments.rounds // cohort))

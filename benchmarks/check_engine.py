@@ -16,14 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import numpy as np
 import torch
-from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
+from workloads import BOUND, WORKLOADS, Images, header, lane_updates, make_images, parser, plain_cnn, spec_of
 
 from fedgma.errors import FedgmaError
-from fedgma.simulation.fleet import assemble, lay_cohort, play, play_round, restore, start
-from fedgma.simulation.sampling import draw_cohort
+from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.state import export
-from fedgma.training.models import SmallCNN
-from fedgma.training.task import Task, unflatten
 
 ALGORITHMS = {
     "fedavg": {},
@@ -32,12 +29,6 @@ ALGORITHMS = {
     "scaffold": {"scaffold": True, "lr": 0.01},
     "yogi": {"server": "yogi", "server_lr": 0.01},
 }
-# of a lane's update, in the middle of the lanes: single lanes jump where a ReLU stands at zero within rounding
-BOUND = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.2}
-
-
-def plain_cnn(shape, classes):
-    return SmallCNN(shape, classes, dropout=(0.0, 0.0))
 
 
 def federation(name: str, device: str, ragged: bool) -> Images:
@@ -63,17 +54,9 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
         wanted, found = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))
     else:
         state, _ = play_round(slow, start(slow))
-        wanted, found = (updates(fleet, state) for fleet in (slow, fast))
+        wanted, found = (lane_updates(fleet, state) for fleet in (slow, fast))
     off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
     return off.median().item(), off.max().item()
-
-
-def updates(fleet, state) -> torch.Tensor:
-    """What the lanes of the next round learn."""
-    lanes = [(run, int(client)) for run, spec in enumerate(fleet.specs) for client in draw_cohort(spec, 2)]
-    cohort, _ = lay_cohort(fleet, state, lanes)
-    named = unflatten(state.params, fleet.shapes)
-    return fleet.train(Task(fleet.model, cohort, fleet.pools, named, state.buffers)).flat
 
 
 def repeats_and_resumes(device: str) -> float:
