@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from fedgma.training.task import Task, unflatten
 # distance of a lane's update, relative to its length, in the median of the lanes: a single lane can jump where the
 # input of a ReLU is zero within rounding
 BOUND = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.2}
+RESNET_LAYERS = [(32, 64), (16, 128), (8, 256), (4, 512)]  # columns and channels
 SERVERS = [("sgd", 1.0), ("adam", 0.01), ("momentum", 0.5), ("yogi", 0.01)]
 
 
@@ -173,6 +175,27 @@ def wait(cuda: bool) -> None:
     """Until the device has done everything."""
     if cuda:
         torch.cuda.synchronize()
+
+
+def graph_seconds(work: Callable[[], Any], device: str, repeats: int = 5) -> float:
+    """Seconds of one call; on a GPU of a captured graph, so that launches do not count."""
+    work()
+    if device == "cpu":
+        begun = time.perf_counter()
+        work()
+        return time.perf_counter() - begun
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(repeats):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / repeats / 1e3
 
 
 def header(device: str) -> str:
