@@ -35,7 +35,7 @@ import torch
 from sides import HostTally, Rounds, Scores, Side, Stack, Tally
 from workloads import header, wait
 
-SECONDS = 0.3  # that one timing takes, about
+SECONDS = 0.4  # that one timing takes, about
 LENET, LENET_64, LOGISTIC_64 = Rounds("W1"), Rounds("W1", runs=64), Rounds("logistic", runs=64)
 CNN = Rounds("cnn", precision="tf32")
 RESNET, RESNET_4 = Rounds("resnet", precision="bf16"), Rounds("resnet", runs=4, precision="bf16")
@@ -194,29 +194,25 @@ def child(group: str, index: int, result: str, device: str, tiny: bool) -> None:
         ready = sides_of(GROUPS[group])[index].prepare(device, tiny)
         wait(device == "cuda")
         np.save(result, ready.result)
+        spent = seconds_of(ready.call, 1, device == "cuda")
         answer(ready=time.perf_counter() - begun)
+        count = min(1000, max(1, round(SECONDS / spent)))
         for _ in sys.stdin:
-            answer(seconds=seconds_of(ready.call, device == "cuda"))
+            answer(seconds=seconds_of(ready.call, count, device == "cuda"))
     except Exception as error:
         traceback.print_exc()
         answer(error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}")
 
 
-def seconds_of(call: Any, cuda: bool) -> float:
-    """Seconds of one call, out of as many as take SECONDS together, with one before the clock starts."""
-    spent, count = 0.0, 1
-    for repeats in ("first", "timed"):
+def seconds_of(call: Any, count: int, cuda: bool) -> float:
+    """Seconds of one call out of so many, with one before the clock starts."""
+    call()
+    wait(cuda)
+    begun = time.perf_counter()
+    for _ in range(count):
         call()
-        wait(cuda)
-        begun = time.perf_counter()
-        for _ in range(count):
-            call()
-        wait(cuda)
-        spent = (time.perf_counter() - begun) / count
-        count = min(1000, int(SECONDS / spent)) if repeats == "first" else count
-        if count <= 1:
-            break
-    return spent
+    wait(cuda)
+    return (time.perf_counter() - begun) / count
 
 
 def measure(part: Part, workers: dict[Side, Worker], repeats: int) -> dict[str, Any]:
@@ -273,7 +269,7 @@ def main() -> None:
     asked.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS))
     asked.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked.add_argument("--repeats", type=int, default=3)
-    asked.add_argument("--prepare", type=float, default=180, help="seconds that a group may take to be ready")
+    asked.add_argument("--prepare", type=float, default=200, help="seconds that a group may take to be ready")
     asked.add_argument("--tiny", action="store_true", help="small sizes, to compare the sides without a GPU")
     asked.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = asked.parse_args()

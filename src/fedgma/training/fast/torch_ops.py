@@ -4,6 +4,8 @@ One lane's batch of large images fills a GPU by itself, and no library is fast a
 every group; so each lane is one call of cuDNN. Lanes take turns on a few streams, so that lanes too small to fill the
 device run side by side. Some layers in bfloat16 are done for all lanes at once by our own kernels (`gpu.conv_3x3`).
 Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in].
+
+Buys: row "lanes on four streams" in the table of `benchmarks/bench_parts.py`.
 """
 
 import functools

@@ -141,8 +141,8 @@ def unpool(
         for r in range(o * height, (o + 1) * height):
             for q in range(width):
                 f, at = r * width + q, 2 * r * row + (border + 2 * q) * SLOTS
-                places = (at, at + SLOTS, at + row, at + row + SLOTS)
-                total = spread(total, dy, f * dy_step, winner, f * SLOTS, d, places)
+                corners = (at, at + SLOTS, at + row, at + row + SLOTS)
+                total = spread(total, dy, f * dy_step, winner, f * SLOTS, d, corners)
         add_sums(g_bias, o, 0, ONE, total)
 
 

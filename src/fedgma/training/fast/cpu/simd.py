@@ -171,8 +171,8 @@ def outer(typing: Any, tile: Any, x: Any, at: Any, positions: Any, w: Any, w_at:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, x_array, start, offsets, w_array, index, stride = args
         total = cgutils.unpack_tuple(builder, values)
-        places = [builder.add(start, offset) for offset in cgutils.unpack_tuple(builder, offsets)]
-        vectors = [_load(context, builder, x, x_array, place, width) for place in places]
+        starts = [builder.add(start, offset) for offset in cgutils.unpack_tuple(builder, offsets)]
+        vectors = [_load(context, builder, x, x_array, begin, width) for begin in starts]
         for row in range(tile.count // count):
             factor = _splat(builder, builder.load(_address(context, builder, w, w_array, index), align=4), width)
             for position, vector in enumerate(vectors):
@@ -216,8 +216,8 @@ def add_sums(typing: Any, y: Any, at: Any, step: Any, columns: Any, tile: Any) -
         for k, vector in enumerate(cgutils.unpack_tuple(builder, values)):
             if k and k % count == 0:
                 start = builder.add(start, stride)
-            place = builder.add(start, ir.Constant(start.type, k % count))
-            address = _address(context, builder, y, array, place)
+            element = builder.add(start, ir.Constant(start.type, k % count))
+            address = _address(context, builder, y, array, element)
             total = builder.fadd(builder.load(address, align=4), _sum(builder, vector))
             builder.store(total, address, align=4)
         return context.get_dummy_value()
@@ -310,8 +310,8 @@ def floor(typing: Any, rows: Any) -> Any:
 
 
 @intrinsic
-def spread(typing: Any, total: Any, y: Any, at: Any, winner: Any, w_at: Any, d: Any, places: Any) -> Any:
-    """d[places[n]] = y[at] where `winner` is n, else zero, for the four positions of a pooling window.
+def spread(typing: Any, total: Any, y: Any, at: Any, winner: Any, w_at: Any, d: Any, corners: Any) -> Any:
+    """d[corners[n]] = y[at] where `winner` is n, else zero, for the four positions of a pooling window.
 
     Adds the spread values to `total`, a tile of one vector.
     """
@@ -322,11 +322,11 @@ def spread(typing: Any, total: Any, y: Any, at: Any, winner: Any, w_at: Any, d: 
         address = _address(context, builder, winner, w_array, w_index)
         numbers = builder.load(builder.bitcast(address, bytes16.as_pointer()), align=1)
         value, zero = _load(context, builder, y, y_array, index, SLOTS), _constant(0.0, SLOTS)
-        for number, place in enumerate(cgutils.unpack_tuple(builder, offsets)):
+        for number, corner in enumerate(cgutils.unpack_tuple(builder, offsets)):
             wins = builder.icmp_unsigned("==", numbers, ir.Constant(bytes16, [number] * SLOTS))
-            _store(context, builder, d, d_array, place, builder.select(wins, value, zero))
+            _store(context, builder, d, d_array, corner, builder.select(wins, value, zero))
         alive = builder.icmp_unsigned("<", numbers, ir.Constant(bytes16, [4] * SLOTS))
         kept = builder.select(alive, value, zero)
         return context.make_tuple(builder, total, [builder.fadd(builder.extract_value(totals, 0), kept)])
 
-    return total(total, y, at, winner, w_at, d, places), build
+    return total(total, y, at, winner, w_at, d, corners), build

@@ -5,6 +5,8 @@ inputs one column apart, so their products are summed separately and moved by a 
 of an image for that, and inputs are read three times. The weight gradient reads three rows of inputs and three columns
 of gradients for its nine products. Activations are [lane, sample, row, column, channel], weights [lane, out, row,
 column, in].
+
+Buys: rows "gpu/conv_3x3" in the table of `benchmarks/bench_parts.py`.
 """
 
 from typing import Any, NamedTuple

@@ -4,6 +4,8 @@ Every lane has its own weights. Tensors are [lane, sample, channel, row, column]
 on the way to the matrix units and never written to memory. For the backward passes the forward pass keeps one byte per
 output: which corner of its pooling window held the maximum (0 to 3, the first of equals), or 4 where ReLU made it zero.
 `spread` turns that into the gradient of the bare convolution; the input gradient is then another convolution.
+
+Buys: row "gpu/conv_matrix" in the table of `benchmarks/bench_parts.py`.
 """
 
 from typing import Any, NamedTuple

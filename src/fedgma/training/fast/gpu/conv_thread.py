@@ -2,6 +2,8 @@
 
 A thread keeps the sums of its positions in registers and goes through their inputs; all threads use the same weights.
 No tiles are padded with zeros, and threads exchange nothing but the weight gradient.
+
+Buys: rows "gpu/conv_thread" in the table of `benchmarks/bench_parts.py`.
 """
 
 from typing import Any, NamedTuple

@@ -2,6 +2,8 @@
 
 Activations are [lane, sample, row, column, channel], contiguous; positions and channels of a group are powers of two. A
 program has one group of one sample, so no sum leaves it. Sums are float32.
+
+Buys: row "gpu/group_norm" in the table of `benchmarks/bench_parts.py`.
 """
 
 from typing import Any
