@@ -7,6 +7,8 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import fedgma
 
 SOURCE = Path(fedgma.__file__).parent
@@ -15,6 +17,7 @@ PATHS = {
     ".".join(("fedgma", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in SOURCE.rglob("*.py")
 }
+KERNELS = [name.removeprefix(f"{FAST}.") for name in PATHS if name.startswith(f"{FAST}.gpu.")]
 
 
 def imported(path):
@@ -43,6 +46,11 @@ def test_modules_of_training_do_not_import_each_other_in_circles():
     graph = {name: {other for other in imported(PATHS[name]) if other in training - {name}} for name in training}
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError
     assert order.index("fedgma.training.gradients") < order.index("fedgma.training.choose")
+
+
+@pytest.mark.parametrize("name", ["written", "resnet18", "layers", "torch_ops", "cpu.lenet", "cpu.logistic", *KERNELS])
+def test_every_hand_written_part_says_what_it_buys(name):
+    assert "\nBuys" in ast.get_docstring(ast.parse(PATHS[f"{FAST}.{name}"].read_text()))
 
 
 WITHOUT = f"""
