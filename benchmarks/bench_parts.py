@@ -218,17 +218,19 @@ def seconds_of(call: Any, count: int, cuda: bool) -> float:
 def measure(part: Part, workers: dict[Side, Worker], repeats: int) -> dict[str, Any]:
     """Compare the two sides of a part, then time them in turns."""
     pair = [workers[part.used], workers[part.without]]
-    row: dict[str, Any] = {"part": part.name, "workload": part.workload}
-    row |= {"ready_s": [worker.seconds for worker in pair]}
+    row: dict[str, Any] = {"part": part.name, "workload": part.workload, "ready_s": [worker.seconds for worker in pair]}
+    if not any(worker.error for worker in pair):
+        off = distance(*(np.load(worker.result) for worker in pair))
+        times = [[worker.time() * 1e3 for worker in pair] for _ in range(repeats)]
+        used, without = zip(*times, strict=True)
+        middle = statistics.median(used), statistics.median(without)
+        row |= {"off": off, "bound": part.used.bound, "same": bool(off <= part.used.bound)}
+        row |= {"with": used, "without": without, "with_ms": middle[0], "without_ms": middle[1]}
+        row["ratio"] = middle[1] / middle[0]
     errors = [f"{way}: {worker.error}" for way, worker in zip(("with", "without"), pair, strict=True) if worker.error]
     if errors:
-        return {**row, "error": "; ".join(errors), "logs": [worker.log.read_text()[-2000:] for worker in pair]}
-    off = distance(*(np.load(worker.result) for worker in pair))
-    times = [[worker.time() for worker in pair] for _ in range(repeats)]
-    used, without = ([turn[side] * 1e3 for turn in times] for side in (0, 1))
-    row |= {"off": off, "bound": part.used.bound, "same": bool(off <= part.used.bound), "with": used}
-    middle = statistics.median(used), statistics.median(without)
-    return {**row, "without": without, "with_ms": middle[0], "without_ms": middle[1], "ratio": middle[1] / middle[0]}
+        row |= {"error": "; ".join(errors), "logs": [worker.log.read_text()[-2000:] for worker in pair]}
+    return row
 
 
 def distance(result: np.ndarray, other: np.ndarray) -> float:
