@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from fake_grids import Nodes, failure, record, reply
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 import fedgma
+from fake_grids import Nodes, failure, record, reply
 from fedgma.flower import Masked, identify
 from fedgma.flower import messages as messages_module
 
