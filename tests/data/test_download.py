@@ -111,21 +111,22 @@ def test_a_slow_server_is_waited_for(tmp_path):
 
 
 def test_a_server_that_stalls_is_asked_again_for_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "TIMEOUT", (10.0, 2.0))
+    monkeypatch.setattr(downloads, "TIMEOUT", (60.0, 0.5))
     asked_again = threading.Event()
 
     def stall(server, request, content):
-        if len(server.asked) > 1:
+        if request.headers.get("Range"):
             asked_again.set()
             return False
         send(request, content[:100_000], len(content))
-        asked_again.wait(30)
+        asked_again.wait()
         return True
 
     with Server({"file.bin": CONTENT}, stall) as server:
-        assert fetch(quick(server), tmp_path, pause=0).read_bytes() == CONTENT
+        # on a busy machine the time may be over before the first bytes have come: then all is asked for once more
+        assert fetch(quick(server), tmp_path, retries=1000, pause=0).read_bytes() == CONTENT
         assert server.asked[0] is None
-        assert server.asked[1].startswith("bytes=")
+        assert server.asked[-1].startswith("bytes=")
 
 
 def test_a_transfer_that_is_cut_off_goes_on_where_it_stopped(tmp_path):

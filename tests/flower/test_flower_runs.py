@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 import fedgma
-from fake_grids import Nodes, failure, record, reply
+from fake_grids import Clock, Nodes, failure, record, reply
 from fedgma.flower import Masked, identify
 from fedgma.flower import messages as messages_module
 
@@ -15,8 +15,8 @@ START = {"w": np.linspace(-1, 1, 6, dtype=np.float32), "steps": np.array(0)}
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch):
-    monkeypatch.setattr(messages_module, "PAUSE", 0.0)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(messages_module, "time", Clock())
 
 
 def trained(node, message):
@@ -35,7 +35,7 @@ def strategy(**options):
 
 def play(rounds, folder=None, answer=trained, ids=(1, 2, 3), **options):
     grid = Nodes(ids, answer)
-    return strategy(**options).start(grid, record(START), rounds, timeout=0.05, folder=folder)
+    return strategy(**options).start(grid, record(START), rounds, timeout=1.0, folder=folder)
 
 
 def model(result):
@@ -203,7 +203,7 @@ def test_nodes_are_sampled_by_who_they_are_and_not_by_their_numbers():
     drawn = partitions_of([11, 22, 33, 44, 55, 66], 0)
     assert partitions_of([903, 13, 88, 7, 500, 1], 0) == drawn
     expected = fedgma.seeds.generator(0, "cohort", 1).choice(6, 3, replace=False)
-    assert drawn == sorted(expected.tolist())  # the simulator's cohort
+    assert drawn == sorted(expected.tolist())  # the simulator's draw
 
 
 def test_a_node_that_does_not_say_who_it_is_is_not_asked_to_train():

@@ -183,7 +183,6 @@ def test_the_example_runs_in_flowers_simulation_and_agrees_with_the_clear(tmp_pa
         env={**os.environ, **quiet, "PYTHONPATH": source},
         capture_output=True,
         text=True,
-        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

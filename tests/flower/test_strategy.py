@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from fake_grids import Nodes, failure, record, reply
 from flwr.app import ConfigRecord, MetricRecord
 
 import fedgma
+from fake_grids import Nodes, failure, record, reply
 from fedgma.flower import Masked
 
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(4)}

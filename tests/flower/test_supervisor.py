@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -17,10 +18,13 @@ from fedgma.flower import deployment, supervisor
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.supervisor import Supervisor
 
+# answers at its port until it is ended, or left alone
 SUPERLINK = """
-import socket, sys, time
-door = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
-time.sleep(60)
+import os, socket, sys, time
+port = int(sys.argv[sys.argv.index("--port") + 1])
+door, parent = socket.create_server(("127.0.0.1", port), reuse_port=True), os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.5)
 """
 
 # `flwr run` plays a round more at each call, or does as the file `plan` says; `flwr ls` tells that the run has ended
@@ -50,8 +54,8 @@ print(json.dumps({"run-id": None if step == "refuse" else str(count + 7), "error
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch):
-    """A deployment whose programs are stand-ins."""
+def stage(tmp_path, monkeypatch, port):
+    """A deployment whose programs are stand-ins, and are waited for as long as it takes."""
     for name, code in {"flower-superlink": SUPERLINK, "flwr": FLWR}.items():
         program = tmp_path / name
         program.write_text(f"#!{sys.executable}\n{code}")
@@ -59,18 +63,21 @@ def stage(tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "_program", lambda name: str(tmp_path / name))
     monkeypatch.setattr(supervisor, "LOOK", 0.02)
     monkeypatch.setattr(supervisor, "ASK", 0.05)
+    monkeypatch.setattr(supervisor, "START", 1e9)
+    monkeypatch.setattr(supervisor, "TALK", 1e6)
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "pyproject.toml").touch()
     (tmp_path / "state").mkdir()
-    return Deployment(tmp_path / "app", tmp_path / "state", port=_free_port(), insecure=True)
+    return Deployment(tmp_path / "app", tmp_path / "state", port=port, insecure=True)
 
 
-def _free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def port():
+    """A port that no other program is given while the test lasts; sockets that say so too may share it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def supervised(stage, plan, **options):
@@ -129,7 +136,7 @@ def test_an_app_that_cannot_be_submitted_is_not_tried_for_ever(stage):
 
 
 def test_a_superlink_that_was_killed_is_started_again(stage, monkeypatch):
-    monkeypatch.setattr(supervisor, "ASK", 60.0)  # the SuperLink's death is seen, not asked for
+    monkeypatch.setattr(supervisor, "ASK", 1e9)  # the SuperLink's death is seen, not asked for
     (stage.state / "plan").write_text(json.dumps(["nothing", "done"]))
     said = []
     one = Supervisor(stage, say=said.append)

@@ -166,7 +166,7 @@ def test_how_steady_a_mask_is_stands_beside_what_chance_would_give(tmp_path):
 
 def browse(folder, *arguments):
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt install chromium")

@@ -138,6 +138,6 @@ def _commit() -> str:
         return ""
     try:
         asked = ["git", "-C", str(here), "rev-parse", "HEAD"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""

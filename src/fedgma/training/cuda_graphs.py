@@ -21,6 +21,7 @@ from fedgma.data.pools import Pool
 from fedgma.training import lanes
 from fedgma.training.compile import compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
+from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Trained, keyed_generators, ship_batches
 from fedgma.training.lanes import Bench, Features, Work
 from fedgma.training.stacked import Stacked, ship
@@ -84,6 +85,7 @@ class Engine:
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
 
+    @without_hints()
     def __call__(self, task: Assignment) -> Trained:
         """Train all lanes of the lane_batch; see `lanes.train`. A graph has one pool: those of others come after it."""
         lane_batch, pools = task.lane_batch, task.pools

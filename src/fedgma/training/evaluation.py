@@ -10,6 +10,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
+from fedgma.training.hints import without_hints
 from fedgma.training.stacked import Stacked
 
 Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> logits
@@ -29,7 +30,7 @@ def run_forward(model: nn.Module) -> Forward:
     def one(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         return functional_call(model, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
 
-    together = vmap(one, in_dims=(0, 0, None), randomness="different")
+    together = without_hints()(vmap(one, in_dims=(0, 0, None), randomness="different"))
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))

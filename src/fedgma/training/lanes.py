@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedgma.data.pools import Pool
 from fedgma.training.gradients import Found, GradientFunction, lane_gradients, mixes_samples, multiplied
+from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators, ship_batches
 from fedgma.training.stacked import Stacked, shapes_of, ship, unflatten
 
@@ -56,6 +57,7 @@ class Bench:
     hits: Tensor  # [lane]
 
 
+@without_hints()
 def train(task: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
     """Train all lanes of the lane_batch together; the result is that of `loop.train` up to the rounding of float32.
 

@@ -42,12 +42,12 @@ def _count_rows(
     for first in range(0, whole, UNROLL):
         for step in tl.static_range(UNROLL):
             at = rows_at + tl.cast(first + step, tl.int64) * size + entry
-            wanted = inside & (tl.load(keep_at + first + step) > 0) if CHOOSE else inside
+            wanted = entry < tl.where(tl.load(keep_at + first + step) > 0, size, 0) if CHOOSE else inside
             value = tl.load(at, wanted, 0.0)
             total, rest, votes = _count(total, rest, votes, value, tl.load(weights_at + first + step))
     for client in range(whole, clients):
         at = rows_at + tl.cast(client, tl.int64) * size + entry
-        wanted = inside & (tl.load(keep_at + client) > 0) if CHOOSE else inside
+        wanted = entry < tl.where(tl.load(keep_at + client) > 0, size, 0) if CHOOSE else inside
         value = tl.load(at, wanted, 0.0)
         total, rest, votes = _count(total, rest, votes, value, tl.load(weights_at + client))
     return total, rest, votes
@@ -177,8 +177,10 @@ def aggregate(
 def _sent(device: Any, weights: Any, places: list[int], values: Any) -> tuple[Any, Any, Any]:
     """Weights, places (integers) and mask values on the device, by one copy."""
     parts = [np.asarray(weights, np.float64), np.array(places, np.int64), np.asarray(values, np.float64)]
-    packed = np.concatenate([part.view(np.int64) for part in parts])
-    sent = torch.from_numpy(packed).pin_memory().to(device, non_blocking=True).split([len(part) for part in parts])
+    packed = torch.from_numpy(np.concatenate([part.view(np.int64) for part in parts]))
+    if device.type == "cuda":  # triton's interpreter runs on the CPU
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    sent = packed.split([len(part) for part in parts])
     return sent[0].view(torch.float64), sent[1], sent[2].view(torch.float64)
 
 

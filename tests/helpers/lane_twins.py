@@ -52,4 +52,4 @@ def mean_buffers(trained):
 
 def correction_like(start, lanes, seed=5):
     generator = torch.Generator().manual_seed(seed)
-    return {n: 0.01 * torch.randn((lanes, *v.shape[1:]), generator=generator) for n, v in start.items()}
+    return {n: 0.01 * torch.randn((lanes, *v.shape[1:]), generator=generator).to(v) for n, v in start.items()}

@@ -60,18 +60,18 @@ def accuracies(chosen, lift):
     return np.clip(rise + noise + lift / 100, 0, 1)
 
 
-def mask(round, cohort, tau):
+def mask(round, clients, tau):
     """Mask statistics of a round: clients agree less as training goes on, biases more than weights."""
     lean = 0.18 * math.exp(-round / 10)
-    counts = np.array([math.comb(cohort, k) for k in range(cohort + 1)], float)
-    share = np.arange(cohort + 1) / cohort
-    counts *= np.exp(3 * lean * np.abs(2 * share - 1) * cohort / 2)
-    histogram = np.zeros(cohort + 1)
+    counts = np.array([math.comb(clients, k) for k in range(clients + 1)], float)
+    share = np.arange(clients + 1) / clients
+    counts *= np.exp(3 * lean * np.abs(2 * share - 1) * clients / 2)
+    histogram = np.zeros(clients + 1)
     for k, weight in enumerate(counts):
-        histogram[abs(2 * k - cohort)] += weight
+        histogram[abs(2 * k - clients)] += weight
     histogram /= histogram.sum()
-    agreement = float((histogram * np.arange(cohort + 1)).sum() / cohort)
-    below = float(histogram[np.arange(cohort + 1) < tau * cohort - 1e-9].sum())
+    agreement = float((histogram * np.arange(clients + 1)).sum() / clients)
+    below = float(histogram[np.arange(clients + 1) < tau * clients - 1e-9].sum())
     layers = {
         name: {"mean": 0.6, "agreement": agreement, "below": min(1.0, below * (0.6 + 0.08 * place))}
         for place, name in enumerate(LAYERS)
