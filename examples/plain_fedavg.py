@@ -1,8 +1,8 @@
 """Gradient masked averaging in plain loops: the paper's Algorithm 1, line by line. Slow, and a good place to start.
 
-LeNet on embedded Fashion-MNIST images, 100 clients with two classes each, ten sampled clients a round. The plain average
-(AVG) and the masked one (GMA) start from the same weights and sample the same clients. At the end the library aggregates
-the first round again; it must give the same step.
+LeNet on embedded Fashion-MNIST images, 100 clients with two classes each, ten sampled clients a round. The plain
+average (AVG) and the masked one (GMA) start from the same weights and sample the same clients. At the end the library
+aggregates the first round again; it must give the same step.
 
     python examples/plain_fedavg.py [rounds]
 """
