@@ -9,8 +9,9 @@ Every sensor is a client. Replace `measure` and `Net` by your own.
 import numpy as np
 from torch import Tensor, nn
 
+import fedgma
 from fedgma.data.files import from_arrays
-from fedgma.experiments.play import Outcome, rounds, run
+from fedgma.experiments.play import Outcome
 
 SENSORS, STATES, FEATURES = 12, 4, 16
 
@@ -48,11 +49,11 @@ def main() -> Outcome:
         "client_learning_rate": 0.02,
         "client_test_size": 0,
     }
-    for result in rounds({**settings, "aggregator": "gma", "seed": 0}, data=data, model=Net):
+    for result in fedgma.rounds({**settings, "aggregator": "gma", "seed": 0}, data=data, model=Net):
         if "test" in result.line:
             accuracy = 100 * result.line["test"]["accuracy"]
             print(f"round {result.line['round']:2d}: test accuracy {accuracy:.1f} %")
-    outcome = run({**settings, "seed": [0, 1, 2, 3]}, data=data, model=Net)
+    outcome = fedgma.run({**settings, "seed": [0, 1, 2, 3]}, data=data, model=Net)
     for arm in outcome.arms:
         print(f"{arm.name:5s} {arm.scores['last10'].mean:.2f} % over the last ten rounds")
     for comparison in outcome.comparisons:
