@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from fake_grids import Nodes, running
 
 pytest.importorskip("pydantic", reason="the simulator is not installed: pip install 'fedgma[sim]'")

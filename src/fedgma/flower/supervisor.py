@@ -16,7 +16,8 @@ from typing import Any
 from fedgma.errors import FedgmaError
 from fedgma.flower.deployment import Deployment
 from fedgma.records.checkpoints import written_to
-from fedgma.records.writer import complete_lines, is_running
+from fedgma.records.reader import read_lines
+from fedgma.records.writer import is_running
 
 LOOK = 0.5  # seconds between looks at processes and files
 ASK = 20.0  # seconds between questions to the SuperLink, each of which starts a process
@@ -144,11 +145,11 @@ class Supervisor:
     # -- files and processes -------------------------------------------------------------------------------------------
 
     def _rounds(self) -> int:
-        return len(complete_lines(self.deployment.folder / "rounds.jsonl"))
+        return len(read_lines(self.deployment.folder))
 
     def _losses(self) -> str:
         """What the latest round was played without."""
-        line = json.loads(complete_lines(self.deployment.folder / "rounds.jsonl")[-1])
+        line = read_lines(self.deployment.folder)[-1]
         lost = [f"node {one['client']} refused ({one['reason']})" for one in line.get("refused", [])]
         for name in ("failed", "late"):
             if (count := (line.get("train") or {}).get(f"gma-{name}")) is not None and count > 0:
