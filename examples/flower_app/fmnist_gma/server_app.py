@@ -12,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play all rounds, or those that are left."""
+    """Run all rounds, or those that are left."""
     config = context.run_config
     words = task.words_of(config)
     spec = task.spec_of(words)
@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def masked(spec: RunSpec, wait: float) -> Masked:
-    """The strategy that the simulator's run stands for."""
+    """The strategy with the rule and optimiser of the simulator's run."""
     clients = len(spec.federation.clients)
     return Masked(
         aggregator=spec.rule,

@@ -1,7 +1,7 @@
 """What client and server share: the settings of the run, the initial model, and one client's local training.
 
 Both sides take their settings from the app's config, under the names of `fedgma run`, and draw everything from the
-seed, so that the federation trains the very model that the simulator trains.
+seed, so that the federation trains the same model as the simulator.
 """
 
 from dataclasses import replace
@@ -31,21 +31,21 @@ class Local(NamedTuple):
 
 
 def words_of(config: dict[str, Any]) -> tuple[str, ...]:
-    """The `run.*` part of an app's config as words of `fedgma run`; what is empty is left to its default."""
+    """The `run.*` part of an app's config as arguments of `fedgma run`; empty values keep their defaults."""
     given = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX) and value != ""}
     return tuple(f"{key}={value}" for key, value in given.items())
 
 
 @cache
 def spec_of(words: tuple[str, ...]) -> RunSpec:
-    """The run that these words stand for: data, partition, model, local training, aggregation, server."""
+    """The run with these settings: data, partition, model, local training, rule, server optimiser."""
     (settings,) = read_grid(None, words).runs
     return Materials("cpu").spec(settings)
 
 
 @cache
 def fleet_of(words: tuple[str, ...]) -> Fleet:
-    """The simulator's own view of the run, on the reference trainer."""
+    """The run as the simulator has it, with the reference trainer."""
     torch.set_num_threads(1)  # the number of threads can change the last bit of a sum
     return assemble([spec_of(words)], trainer="loop")
 
