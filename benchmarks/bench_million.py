@@ -22,7 +22,7 @@ import numpy as np
 from bench_aggregation import resnet18_shapes
 
 import fedgma
-from fedgma.aggregation.kernels import compiled
+from fedgma.aggregation.kernels import load_cpu_kernels
 
 LENET = {
     "conv1.weight": (6, 1, 5, 5),
@@ -95,7 +95,7 @@ STATE = {}  # of a worker process
 
 
 def start(model):
-    compiled()  # the compiled loops, also for a small model: it is added many times
+    load_cpu_kernels()  # the compiled loops, also for a small model: it is added many times
     STATE["clients"] = Clients(MODELS[model])
 
 

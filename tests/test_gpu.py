@@ -31,7 +31,7 @@ from strategies import same_bits
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(kernels.fused() is None, reason="triton is not installed"),
+    pytest.mark.skipif(kernels.load_gpu_kernels() is None, reason="triton is not installed"),
 ]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = [1, 7, 1024, 5000]

@@ -22,9 +22,9 @@ from pfl.metrics import Metrics, StringMetricName
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import ElementWeightedMappedVectorStatistics, MappedVectorStatistics
 
-from fedgma.aggregation.gate import Gate, why_not
+from fedgma.aggregation.gate import Gate, find_refusal
 from fedgma.aggregation.masks import MASKS, signs
-from fedgma.aggregation.server import mask_figures
+from fedgma.aggregation.server import summarise_mask
 from fedgma.arrays import Array, cast, is_torch, spec, zeros
 from fedgma.errors import ConfigError, DataError, NotEnoughClients
 
@@ -50,7 +50,7 @@ class Masked(Postprocessor):
         """Add a user's signs, and a count of one."""
         _check(stats)
         entries = dict(stats.items())
-        good = why_not(entries, self.gate) is None
+        good = find_refusal(entries, self.gate) is None
         if not good:
             stats.weight = 0
         for name, array in entries.items():
@@ -79,7 +79,7 @@ class Masked(Postprocessor):
             mask = self.mask(_integers(votes), clients, spec(stats[name]).dtype)
             stats[name] = stats[name] * mask
             masks.append(mask)
-        figures = {"clients": clients, "refused": refused, "mask mean": mask_figures(masks)[0]}
+        figures = {"clients": clients, "refused": refused, "mask mean": summarise_mask(masks)[0]}
         return stats, Metrics([(StringMetricName(f"gma {name}"), value) for name, value in figures.items()])
 
 

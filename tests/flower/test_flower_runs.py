@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from fake_grids import Nodes, failure, record, reply
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 import fedgma
+from fake_grids import Nodes, failure, record, reply
 from fedgma.flower import Masked, identify
 from fedgma.flower import messages as messages_module
 
@@ -143,7 +143,7 @@ def test_a_quorum_is_asked_of_every_round():
         return trained(node, message) if node == 1 else Message(error=failure(node).error, reply_to=message)
 
     assert play(1, answer=one_of_three, quorum=1).train_metrics_clientapp[1]["gma-clients"] == 1
-    with pytest.raises(fedgma.NotEnoughClients, match="1 valid replies, but the quorum is 2"):
+    with pytest.raises(fedgma.NotEnoughClients, match="the round needs 2 valid replies, got 1"):
         play(1, answer=one_of_three, quorum=2, retries=0)
 
 
