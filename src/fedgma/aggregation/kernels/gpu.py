@@ -110,8 +110,8 @@ def _aggregate(
     total += rest
     weight = tl.load(weights_at + clients)
     inverse = tl.load(weights_at + clients + 1)
-    near = total * inverse
-    mean = tl.fma(tl.fma(-near, weight, total), inverse, near)  # the rounded quotient, without a division
+    quotient = total * inverse
+    mean = tl.fma(tl.fma(-quotient, weight, total), inverse, quotient)  # the rounded quotient, without a division
     tl.store(mean_at + out, mean.to(mean_at.dtype.element_ty), inside)
     if MASKED:
         value = tl.load(masks_at + tl.abs(votes), inside, 0.0)
