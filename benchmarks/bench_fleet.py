@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 import torch
 from bench_engine import options_of
-from workloads import WORKLOADS, header, make_images, measure, parser, spec_of
+from workloads import SERVERS, WORKLOADS, fleet_specs, header, make_images, measure, parser, spec_of
 
 from fedgma.aggregation.optimizers import server_optimizer
 from fedgma.aggregation.rules import masked_mean
@@ -30,8 +30,6 @@ from fedgma.simulation.fleet import assemble, play_round, start
 from fedgma.training import lanes
 from fedgma.training.lane_batch import Assignment, Trained
 from fedgma.training.stacked import shapes_of, ship
-
-SERVERS = [("sgd", 1.0), ("adam", 0.01), ("momentum", 0.5), ("yogi", 0.01)]
 
 
 def main() -> None:
@@ -53,20 +51,15 @@ def main() -> None:
     images = make_images(work, arguments.device) if arguments.runs else None
     for way in arguments.ways:
         for runs in arguments.runs:
-            specs = []
-            for run in range(runs):
-                server, rate = SERVERS[run % 4]
-                tau = 0.1 * (run % 10)
-                own = run % (arguments.seeds or runs)
-                specs.append(
-                    spec_of(
-                        work, images, seed=own, rule=masked_mean(tau), optimizer=server_optimizer(server, rate, "after")
-                    )
-                )
-            report(specs, work.clients_per_round, way, arguments.rounds)
+            report(fleet_specs(work, images, runs, arguments.seeds), work.clients_per_round, way, arguments.rounds)
         for clients in arguments.scale:
             large = make_images(work, arguments.device, clients=100_000)
-            report([spec_of(work, large, clients_per_round=clients)], clients, way, max(1, arguments.rounds // clients))
+            report(
+                [spec_of(work, large, clients_per_round=clients)],
+                clients,
+                way,
+                max(1, arguments.rounds // clients),
+            )
 
 
 def report(specs, clients: int, way: str, rounds: int) -> None:
@@ -88,8 +81,8 @@ def report_host(counts: list[int], seeds: int, rounds: int, device: str) -> None
         for runs in counts:
             arms = [(run % seeds, 0.1 * (run % 10), SERVERS[run // seeds % 4]) for run in range(runs)]
             specs = [
-                spec_of(work, images, seed=s, rule=masked_mean(t), optimizer=server_optimizer(n, r, "after"))
-                for s, t, (n, r) in arms
+                spec_of(work, images, seed=s, rule=masked_mean(t), optimizer=server_optimizer(*server, "after"))
+                for s, t, server in arms
             ]
             spent = [1e3 * part for part in host_seconds(specs, rounds)]
             columns = " | ".join(f"{part:.1f}" for part in (*spent, sum(spent)))

@@ -16,16 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import numpy as np
 import torch
-from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
+from workloads import BOUND, WORKLOADS, Images, header, lane_updates, make_images, parser, plain_cnn, spec_of
 
 from fedgma.aggregation.optimizers import yogi
 from fedgma.errors import FedgmaError
-from fedgma.simulation.fleet import assemble, lay_lane_batch, play, play_round, restore, start
-from fedgma.simulation.sampling import sample_clients
+from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.state import export
-from fedgma.training.lane_batch import Assignment
-from fedgma.training.models import SmallCNN
-from fedgma.training.stacked import unflatten
 
 ALGORITHMS = {
     "fedavg": {},
@@ -34,12 +30,6 @@ ALGORITHMS = {
     "scaffold": {"scaffold": True, "client_learning_rate": 0.01},
     "yogi": {"optimizer": yogi(0.01)},
 }
-# of a lane's update, in the middle of the lanes: single lanes jump where a ReLU stands at zero within rounding
-BOUND = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.2}
-
-
-def plain_cnn(shape, classes):
-    return SmallCNN(shape, classes, dropout=(0.0, 0.0))
 
 
 def federation(name: str, device: str, ragged: bool) -> Images:
@@ -65,17 +55,9 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
         wanted, found = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))
     else:
         state, _ = play_round(slow, start(slow))
-        wanted, found = (updates(fleet, state) for fleet in (slow, fast))
+        wanted, found = (lane_updates(fleet, state) for fleet in (slow, fast))
     off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
     return off.median().item(), off.max().item()
-
-
-def updates(fleet, state) -> torch.Tensor:
-    """What the lanes of the next round learn."""
-    lanes = [(run, int(client)) for run, spec in enumerate(fleet.specs) for client in sample_clients(spec, 2)]
-    lane_batch, _ = lay_lane_batch(fleet, state, lanes)
-    named = unflatten(state.params, fleet.shapes)
-    return fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, named, state.buffers)).flat
 
 
 def repeats_and_resumes(device: str) -> float:

@@ -105,7 +105,8 @@ def record(chosen, round, accuracy, extra):
 def write_run(out, *, lift=0.0, stop=None, extra=False, data=None, **changes):
     """One run folder; `stop` leaves it unfinished after so many rounds."""
     chosen = settings(**changes)
-    fingerprint = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+    named = [chosen, data] if data else chosen
+    fingerprint = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
     folder = out / fingerprint
     folder.mkdir(parents=True)
     head = {

@@ -87,7 +87,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
 
 def test_a_node_with_another_version_says_so(tmp_path):
     text = write_share(share_of(planned(tmp_path), tmp_path, tmp_path / "token"))
-    other = text.replace(f'"version": "{fedgma.__version__}"', '"version": "0.0"')
+    other = text.replace(f'"fedgma": "{fedgma.__version__}"', '"fedgma": "0.0"')
     assert "started by 0.0" in json.loads(play_share(other))["error"]
 
 

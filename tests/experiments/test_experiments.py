@@ -20,7 +20,7 @@ from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.lines import line_of
 from fedgma.experiments.materials import Materials
-from fedgma.records.writer import read_head, read_lines
+from fedgma.records.reader import read_head, read_lines
 from fedgma.simulation.fleet import assemble, play
 from fedgma.statistics.verdicts import Outcome
 
@@ -261,8 +261,9 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
         (["sweep", "rounds=1", "--precision", "half"], 2, "fp32, tf32, bf16"),
         (["run", "--nonsense"], 2, "No such option"),
         (["run", "rounds=1", "dataset=bad.npz"], 3, "bad"),
+        (["run", "rounds=1", "dataset=few.npz"], 2, "model lenet could not be built for samples of shape (6,)"),
         (
-            ["run", "rounds=1", "dataset=few.npz", "partition=natural"],
+            ["run", "rounds=1", "dataset=few.npz", "partition=natural", "model=logistic"],
             4,
             "10 clients, but there are 3; set clients_per_round=3",
         ),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fedgma.cli.settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
-from fedgma.experiments.settings import ALGORITHMS, MODELS, USED, Settings, complete, fingerprint, record
+from fedgma.experiments.settings import ALGORITHMS, MODELS, USED, Settings, complete, record
+from fedgma.records.format import fingerprint
 
 
 def fingerprints(grid):

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from fedgma.errors import ConfigError, DataError
-from fedgma.experiments.settings import fingerprint, record
+from fedgma.experiments.settings import record
 from fedgma.paper import catalogue
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.cells import cells_of
@@ -14,6 +14,7 @@ from fedgma.paper.figures import FIGURES
 from fedgma.paper.plans import Cut, absent_data, parse_cells, plan_runs, samples
 from fedgma.paper.printed import matches, printed_rows
 from fedgma.paper.rates import Chosen, read_chosen, written
+from fedgma.records.format import fingerprint
 from fedgma.records.reader import flat
 
 ALL = list(catalogue.catalogue())

@@ -13,7 +13,8 @@ from made_runs import write_experiment
 
 from commands import call
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.play import grid_of, plan, play_fleet
+from fedgma.experiments.plan import grid_of, plan
+from fedgma.experiments.play import play_fleet
 from fedgma.paper import analyses, fleets
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.findings import ClaimVerdict, Finding, read_findings, write_findings

@@ -11,7 +11,8 @@ from fedgma.data.files.registry import SPECS, FileFormat
 from fedgma.data.files.tinyimagenet import find_tinyimagenet
 from fedgma.experiments.grid import Grid
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.play import plan, play_fleet
+from fedgma.experiments.plan import plan
+from fedgma.experiments.play import play_fleet
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.fleets import pack_alike, playable
 from fedgma.paper.plans import Cut, plan_runs

@@ -300,8 +300,9 @@ def test_without_numba_the_reason_says_what_to_install(monkeypatch):
 
 def test_an_edit_of_any_kernel_source_is_part_of_the_cache_key():
     from fedgma.training.fast.cpu import lenet as lenet_cpu
-    from fedgma.training.fast.cpu.simd import sources_number
+    from fedgma.training.fast.cpu.simd import source_files, sources_number
 
+    assert {"simd.py", "layers.py", "lenet.py", "logistic.py"} <= {path.name for path in source_files()}
     kept = [cell.cell_contents for cell in lenet_cpu.train.py_func.__closure__]
     assert kept == [sources_number()]
 

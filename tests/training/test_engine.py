@@ -9,7 +9,7 @@ from fedgma.training import loop
 from fedgma.training.choose import choose, written_form, written_gradients
 from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.fast.normalisations import Norm, normalise, running
-from fedgma.training.fast.written import form_gradients, form_of
+from fedgma.training.fast.written import form_gradients
 from fedgma.training.gradients import lane_gradients, multiplied
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.memory import measure
@@ -43,7 +43,7 @@ def some_lanes(name, shape, lanes=3, batch=6):
 @pytest.mark.parametrize(("name", "shape"), FORMS)
 def test_hand_written_gradients_are_those_of_autograd(name, shape):
     model, params, x, y, count = some_lanes(name, shape)
-    form = form_of(model)
+    form = written_form(model)
     assert form is not None
     wanted, found = lane_gradients(model)(params, {}, x, y, count), form_gradients(form)(params, {}, x, y, count)
     grads = multiplied(found[0])
@@ -140,7 +140,7 @@ def test_the_residual_form_in_half_precision_stays_near_single(name):
 @pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 28, 28)), ("cnn", (3, 12, 12))])
 def test_half_precision_stays_near_single(name, shape):
     model, params, x, y, count = some_lanes(name, shape)
-    form = form_of(model)
+    form = written_form(model)
     functions = [form_gradients(form, precision) for precision in ("fp32", "bf16")]
     exact, half, generic = (
         multiplied(find(params, {}, x, y, count)[0]) for find in (*functions, lane_gradients(model, "bf16"))
@@ -154,7 +154,7 @@ def test_half_precision_stays_near_single(name, shape):
 def test_the_small_cnn_drops_units_while_training_and_only_then():
     model, params, x, _, _ = some_lanes("cnn", (3, 12, 12))
     model.dropout = (0.25, 0.5)
-    form = form_of(model)
+    form = written_form(model)
     torch.manual_seed(0)
     full = torch.full((3,), x.shape[1])
     assert not torch.equal(form.forward(params, x, full).logits, form.forward(params, x, full).logits)
@@ -162,7 +162,7 @@ def test_the_small_cnn_drops_units_while_training_and_only_then():
 
 
 def engine_of(model):
-    return Engine(form_gradients(form_of(model)), compile=False)
+    return Engine(form_gradients(written_form(model)), compile=False)
 
 
 @pytest.mark.parametrize("settings", [{}, {"mu": 0.1}, {"clip": 0.5}, {"momentum": 0.0}], ids=str)
@@ -180,7 +180,7 @@ def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
 
 def test_memory_of_graphs_is_let_go_with_the_last_of_them():
     federation, model = make_federation([9, 3, 17], (1, 8, 8)), build("logistic", (1, 8, 8), 10, seed=0)
-    engine, (start, _) = Engine(form_gradients(form_of(model)), compile=False), start_of(model)
+    engine, (start, _) = Engine(form_gradients(written_form(model)), compile=False), start_of(model)
 
     def train(epochs):
         engine(Assignment(model, make_lane_batch(federation, range(3), epochs=epochs), [federation.train], start, {}))

@@ -93,7 +93,8 @@ def _data() -> Iterator[Finding]:
 def measure_speed(seconds: float = 10.0, device: str = "auto") -> Finding:
     """Rounds a second of the embedded comparison, start-up and compilation left out."""
     from fedgma.experiments.materials import Materials
-    from fedgma.experiments.play import grid_of, pack, plan, play_fleet
+    from fedgma.experiments.plan import grid_of, pack, plan
+    from fedgma.experiments.play import play_fleet
 
     materials = Materials(device)
     grid = grid_of({"rounds": 10_000, "evaluate_every": 10})

@@ -22,9 +22,9 @@ from fedgma.experiments.settings import (
     Settings,
     ShiftSettings,
     complete,
-    fingerprint,
     record,
 )
+from fedgma.records.format import fingerprint
 
 # what a file that says nothing about them compares: with and without the mask, on enough seeds for a verdict
 COMPARED: dict[str, Any] = {"aggregator": ["mean", "gma"], "seed": [0, 1, 2, 3, 4]}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import fedgma
 from fedgma.data.files import Dataset
 from fedgma.data.partitions import Index, Partition
 from fedgma.data.skew import class_counts
+from fedgma.records.format import DataFacts, Line
 from fedgma.simulation.batched.votes import Share, VoteStatistics
 from fedgma.simulation.device_round import RoundRecord
 from fedgma.simulation.spec import RunSpec
@@ -28,18 +29,17 @@ PACKAGES = ("numpy", "torch", "numba", "safetensors")
 
 def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) -> dict[str, Any]:
     """What `run.json` says of the surroundings of a run: software, device, data and who holds them."""
-    sizes = {"train": len(data.train.y), "test": len(data.test.y)}
-    source = f"{data.source.kind}: {data.source.name}"
+    facts = DataFacts(
+        name=data.name,
+        source=f"{data.source.kind}: {data.source.name}",
+        sha256=data.source.sha256,
+        train=len(data.train.y),
+        test=len(data.test.y),
+    )
     return {
         "versions": dict(versions()),
         "device": describe_device(device),
-        "data": {
-            "name": data.name,
-            "source": source,
-            "sha256": data.source.sha256,
-            **sizes,
-            **_holdings(data, clients),
-        },
+        "data": {**facts, **_holdings(data, clients)},
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -52,7 +52,7 @@ def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
     return {"classes": list(data.classes), "counts": counts.tolist()}
 
 
-def line_of(record: RoundRecord, seconds: float) -> dict[str, Any]:
+def line_of(record: RoundRecord, seconds: float) -> Line:
     """One line of `rounds.jsonl`; what was not measured in this round is absent."""
     line: dict[str, Any] = {
         "round": record.round,
@@ -65,7 +65,7 @@ def line_of(record: RoundRecord, seconds: float) -> dict[str, Any]:
         line["mask"] = mask_figures(record.votes)
     line["counted"] = record.clients
     line["refused"] = [[client, "nonfinite"] for client in record.refused]
-    return {**line, "seconds": round(seconds, 6)}
+    return cast(Line, {**line, "seconds": round(seconds, 6)})
 
 
 def as_planned(line: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:

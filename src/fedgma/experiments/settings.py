@@ -1,12 +1,10 @@
-"""The settings of one run: names, types, ranges, defaults (the paper's, SPEC 7), and the fingerprint of all of them.
+"""The settings of one run: names, types, ranges, defaults (the paper's, SPEC 7), and how they are recorded.
 
 A settings file holds only what differs from these defaults. A setting left open (None here) is filled in from what the
 paper uses for the data set or the algorithm; one that the run does not use, such as `tau` under the plain mean, is
 None in the record and in the fingerprint.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -296,14 +294,3 @@ def record(settings: Settings) -> dict[str, Any]:
     if file.endswith(".py"):
         nested["model"] = f"{PurePath(file).name}{sign}{name}"
     return nested
-
-
-def fingerprint(settings: Mapping[str, Any], contents: Mapping[str, str] | None = None) -> str:
-    """Sixteen hex digits that name a run: a hash of its recorded settings and of the user's own files.
-
-    >>> one, two = (record(complete(Settings(aggregator="mean", tau=tau))) for tau in (0.2, 0.4))
-    >>> fingerprint(one) == fingerprint(two)
-    True
-    """
-    text = json.dumps({"settings": settings, "contents": dict(contents or {})}, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -17,7 +17,8 @@ from typing import Any
 from fedgma.errors import FedgmaError
 from fedgma.flower.deployment import Deployment
 from fedgma.records.checkpoints import written_to
-from fedgma.records.writer import complete_lines, is_running
+from fedgma.records.reader import read_lines
+from fedgma.records.writer import is_running
 
 POLL_INTERVAL = 0.5  # seconds between checks of processes and files
 STATUS_INTERVAL = 20.0  # seconds between status requests to the SuperLink; each starts a process
@@ -145,11 +146,11 @@ class Supervisor:
     # -- files and processes -------------------------------------------------------------------------------------------
 
     def _rounds(self) -> int:
-        return len(complete_lines(self.deployment.folder / "rounds.jsonl"))
+        return len(read_lines(self.deployment.folder))
 
     def _losses(self) -> str:
         """Refused, failed and late nodes of the latest round."""
-        line = json.loads(complete_lines(self.deployment.folder / "rounds.jsonl")[-1])
+        line = read_lines(self.deployment.folder)[-1]
         losses = [f"node {refusal['client']} refused ({refusal['reason']})" for refusal in line.get("refused", [])]
         for name in ("failed", "late"):
             if (count := (line.get("train") or {}).get(f"gma-{name}")) is not None and count > 0:

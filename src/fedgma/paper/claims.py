@@ -14,7 +14,7 @@ from fedgma.paper.compare import Agreement, Compared, Comparison
 from fedgma.paper.entries import Entry
 from fedgma.paper.findings import ClaimVerdict, Finding, judged
 from fedgma.paper.rates import KEYS
-from fedgma.statistics.arms import plain, short, sortable
+from fedgma.statistics.labels import plain, short, sortable
 from fedgma.statistics.verdicts import Verdict, paired
 
 NEAR = 1.0  # points within which two arms are near each other

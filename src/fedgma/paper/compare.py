@@ -180,7 +180,7 @@ class _Index:
 
 
 def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
-    """The runs of both arms by seed: of several kinds (rounds, rates, precision) the planned one, or the longest.
+    """The runs of both arms by seed: of several kinds (rounds, rates, precision, data) the planned one, or the longest.
 
     Beside them the identities of all runs that would fit.
     """
@@ -206,7 +206,7 @@ def _as_planned(cell: Cell, plain: BySeed, masked: BySeed) -> bool:
 
 def _kind(entry: Entry, rates: Sequence[str]) -> str:
     precision = entry.facts.get("precision", "fp32")
-    return repr([entry.settings.get("rounds"), precision, *(entry.settings.get(key) for key in rates)])
+    return repr([entry.settings.get("rounds"), precision, entry.data, *(entry.settings.get(key) for key in rates)])
 
 
 def _rank(pair: tuple[Mapping[int, Entry], Mapping[int, Entry]], cell: Cell) -> tuple[Any, ...]:

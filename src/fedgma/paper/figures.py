@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.paper.claims import lines, mask_step
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
@@ -14,7 +15,8 @@ from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.grids import draw_rates
 from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
-from fedgma.statistics.arms import BASELINE, NAMES, Spread, common, plain, short
+from fedgma.statistics.arms import Spread, common
+from fedgma.statistics.labels import NAMES, plain, short
 
 MOST = 16  # pictures of a kind
 

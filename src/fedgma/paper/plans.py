@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from fedgma.data.files.locate import availability
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import Grid, every_name, expand
-from fedgma.experiments.settings import Settings, fingerprint, record
+from fedgma.experiments.settings import Settings, record
 from fedgma.paper.catalogue import Experiment, Part, merged
 from fedgma.paper.rates import Chosen, rated
+from fedgma.records.format import fingerprint
 from fedgma.records.reader import flat
 
 # training samples, and those of a writer where every writer is a client

@@ -6,7 +6,7 @@ from fedgma.paper.claims import Answer, mask_step
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.printed import Number
 from fedgma.reports.tables import Table, Value
-from fedgma.statistics.arms import plain, short
+from fedgma.statistics.labels import plain, short
 
 VERDICTS = (
     "Difference: masked minus plain averaging in points, paired by seed, with its 95 % CI. A cell agrees or "

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fedgma.records.reader import Run, curve
-from fedgma.statistics.arms import Row, Spread, Summary, last_rounds, plain, short, spread, summarise, telling
+from fedgma.statistics.arms import Row, Spread, Summary, last_rounds, spread, summarise, telling, trait
 from fedgma.statistics.comparisons import Comparison
+from fedgma.statistics.labels import plain, short
 
 Value = str | float | int | Spread | None
 
@@ -33,6 +34,14 @@ def results_table(rows: Sequence[Row]) -> Table:
         f"the test data; `last10` is the mean over the {last_rounds([run for row in rows for run in row.runs])}."
     )
     return Table("results", "Accuracy", (*map(short, names), "seeds", *Summary._fields), tuple(body), note)
+
+
+def apart_table(rows: Sequence[Row], notes: Sequence[str]) -> Table | None:
+    """Arms whose partners are of other data or of another model only; None where there are none."""
+    if not rows:
+        return None
+    note = f"{'; '.join(notes)}. Only runs of one version are compared, so these are in no figure or verdict above."
+    return results_table(rows)._replace(name="apart", title="Other versions of data or model", note=note)
 
 
 def differences_table(comparison: Comparison) -> Table:
@@ -90,7 +99,7 @@ def unfinished_table(runs: Sequence[Run]) -> Table | None:
     body = [
         (
             run.folder.name[:12],
-            *(plain(run.settings.get(name)) for name in names),
+            *(plain(trait(run, name)) for name in names),
             f"{len(run.rounds)} of {run.planned}",
         )
         for run in late

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.training import lanes
-from fedgma.training.fast.compile import compiled
+from fedgma.training.compile import compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Trained, keyed_generators, ship_batches
 from fedgma.training.lanes import Bench, Features, Work

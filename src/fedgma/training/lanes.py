@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgma.data.pools import Pool
-from fedgma.training.fast.torch_ops import subtract_product
-from fedgma.training.gradients import Found, GradientFunction, Product, lane_gradients, mixes_samples, multiplied
+from fedgma.training.gradients import Found, GradientFunction, lane_gradients, mixes_samples, multiplied
 from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators, ship_batches
 from fedgma.training.stacked import Stacked, shapes_of, ship, unflatten
 
@@ -197,11 +196,10 @@ def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None)
     """SGD with momentum on every lane, as torch.optim.SGD does it; lanes that are not busy stay as they are."""
     lr, rho, mu, clip = bench.rates
     if not any(features):  # nothing needs the gradient itself: products go straight into the weights
-        products = {n: p for n, p in found.items() if isinstance(p, Product) and p.left.dtype == torch.float32}
-        for name, product in products.items():
-            # a lane that is not busy has no loss, so its product is zero
-            subtract_product(bench.params[name], product.left * _wide(lr, product.left), product.right)
-        found = {name: value for name, value in found.items() if name not in products}
+        for name, value in found.items():
+            if not isinstance(value, Tensor):
+                value.subtract_from(bench.params[name], lr)  # zero for a lane that is not busy: it has no loss
+        found = {name: value for name, value in found.items() if isinstance(value, Tensor)}
     grads = multiplied(found)
     if features.prox:
         grads = {n: g + _wide(mu, g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}

@@ -38,13 +38,13 @@ from fedgma.paper.analyses.attacks import (
 from fedgma.paper.analyses.rounds import MINI, arm_of, data_and_model, settings_of
 from fedgma.paper.plots.attacks import draw_attacks, draw_losses
 from fedgma.records.checkpoints import read_checkpoint
-from fedgma.records.reader import flat
-from fedgma.records.writer import finished, read_head
+from fedgma.records.reader import finished, flat
 from fedgma.seeds import seed as keyed
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State
-from fedgma.statistics.arms import AGGREGATOR_SETTINGS, frozen
+from fedgma.statistics.arms import frozen
+from fedgma.statistics.labels import AGGREGATION
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import run_forward, seen_by
 from fedgma.training.stacked import unflatten
@@ -111,12 +111,12 @@ def attack_runs(
     the mask alone are a pair; pairs that differ in seeds alone are attacked together. None where there is no pair.
     """
     groups: dict[str, dict[str, dict[int, tuple[Settings, Path]]]] = {}
-    for _, _, folder in finished(Path(out)):
-        recorded = read_head(folder)["settings"]
+    for head, folder in finished(Path(out)):
+        recorded = head["settings"]
         own = dict(flat(recorded))
         fits = own["aggregator"] in ARMS.values() and all(own.get(name) == value for name, value in wanted.items())
         if fits and any((folder / "checkpoints").glob("*/*.json")):
-            shared = frozen(own, ("aggregator", *AGGREGATOR_SETTINGS, "seed", "partition.seed"))
+            shared = frozen(own, (*AGGREGATION, "seed", "partition.seed"))
             arms = groups.setdefault(shared, {name: {} for name in ARMS.values()})
             arms[own["aggregator"]][own["seed"]] = (Settings.model_validate(_given(recorded)), folder)
     found = [_attack_pairs(arms, device, epochs) for arms in groups.values() if _paired_seeds(arms)]

@@ -1,4 +1,4 @@
-"""The CPU kernels as a local trainer: LeNet and logistic regression, every client of the lane_batch in one call."""
+"""The CPU kernels as a local trainer and a scorer, for LeNet and logistic regression."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ KERNELS = {LeNet: "lenet", Logistic: "logistic"}
 
 
 def kernel_of(model: nn.Module, pool: Pool) -> str | None:
-    """The name of the kernel that trains this model on such a pool, or None where there is none or numba is missing."""
+    """The name of the kernel for this model on this pool, or None where there is none or numba is missing."""
     name = KERNELS.get(type(model))
     plain = isinstance(pool, ImagePool) and pool.view is None and pool.x.dim() == 4 and pool.y.device.type == "cpu"
     trainable = all(value.requires_grad for value in model.parameters())
@@ -29,7 +29,7 @@ def kernel_of(model: nn.Module, pool: Pool) -> str | None:
 
 
 def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
-    """A trainer that hands lane batches on these pools to the kernel; called like `loop.train`."""
+    """A trainer by the kernel on these pools; called like `loop.train`."""
     images = {id(pool): _images(pool) for pool in pools}
 
     def train(task: Assignment) -> Trained:
@@ -41,7 +41,7 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
         for which in np.unique(lane_batch.pool):
             rows = np.flatnonzero(lane_batch.pool == which)
             part = lane_batch.take(rows)
-            found = kernels.train_clients(
+            results = kernels.train_clients(
                 name,
                 flat[part.run],
                 images[id(pools[which])],
@@ -53,16 +53,15 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
                 clip=part.clip,
                 corrections=None if fixes is None else fixes[rows],
             )
-            place = torch.from_numpy(rows)
-            updates[place] = torch.from_numpy(found.updates)
-            loss[place], accuracy[place] = (_single(v) for v in (found.losses, found.accuracies))
+            updates[rows] = torch.from_numpy(results.updates)
+            loss[rows], accuracy[rows] = (_single(v) for v in (results.losses, results.accuracies))
         return Trained(updates, shapes_of(start), {}, loss, accuracy)
 
     return train
 
 
 def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
-    """Loss and hit of every run by the kernel, on pools that it can read; on others as before."""
+    """Loss and hit of every run by the kernel on pools that it can read, by `otherwise` on the rest."""
     known: dict[int, tuple[Pool, str | None, kernels.Images | None]] = {}
 
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,12 +72,12 @@ def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
         if name is None or data is None:
             return otherwise(params, buffers, pool, index)
         chosen, wanted = index.numpy(), pool.y[index]
-        found = [
+        scores = [
             torch.from_numpy(kernels.logits(name, row, data, classes=pool.classes, index=chosen))
             for row in flatten(params).numpy()
         ]
-        losses = [F.cross_entropy(logits, wanted, reduction="none") for logits in found]
-        return torch.stack(losses), torch.stack([logits.argmax(1) == wanted for logits in found])
+        losses = [F.cross_entropy(logits, wanted, reduction="none") for logits in scores]
+        return torch.stack(losses), torch.stack([logits.argmax(1) == wanted for logits in scores])
 
     return score
 
@@ -94,7 +93,7 @@ def _images(pool: Pool) -> kernels.Images:
 
 
 def _batches(lane_batch: LaneBatch) -> list[np.ndarray]:
-    """Each lane's batches as the kernels want them: without empty steps, padded with -1."""
+    """Each lane's batches as the kernels take them: without empty steps, padded with -1."""
     real = np.arange(lane_batch.batch) < lane_batch.counts[..., None]
     marked = np.where(real, lane_batch.index, -1)
-    return [one[:steps] for one, steps in zip(marked, lane_batch.steps.tolist(), strict=True)]
+    return [batches[:steps] for batches, steps in zip(marked, lane_batch.steps.tolist(), strict=True)]

@@ -1,8 +1,8 @@
 """A real federation on loopback with TLS and node authentication, and everything that should go wrong with it.
 
-    python benchmarks/flower_faults.py                  # all of it; about half an hour on two cores
-    python benchmarks/flower_faults.py clean restart    # some scenarios
-    python benchmarks/flower_faults.py restart --nodes 2 --rounds 3 --dataset fmnist-mini
+    python benchmarks/flower/faults.py                  # all of it; about half an hour on two cores
+    python benchmarks/flower/faults.py clean restart    # some scenarios
+    python benchmarks/flower/faults.py restart --nodes 2 --rounds 3 --dataset fmnist-mini
 
 Needs fedgma[flower,sim], openssl and ssh-keygen. Everything runs on 127.0.0.1 in a temporary folder.
 
@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-EXAMPLE = HERE.parent / "examples" / "flower_app"
-sys.path[:0] = [str(HERE.parent / "src"), str(EXAMPLE)]
+ROOT = HERE.parents[1]
+EXAMPLE = ROOT / "examples" / "flower_app"
+sys.path[:0] = [str(ROOT / "src"), str(EXAMPLE)]
 
 from flwr.common.config import flatten_dict  # noqa: E402
 from fmnist_gma import server_app, task  # noqa: E402
@@ -96,7 +97,7 @@ class Scene:
 def build_app(folder: Path) -> None:
     """The example app with the faulty client in the place of its own."""
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", "certificates", "keys"))
-    for file in (HERE / "flower_faults_app").glob("*.py"):
+    for file in (HERE / "faults_app").glob("*.py"):
         shutil.copy(file, folder / "fmnist_gma")
     settings = folder / "pyproject.toml"
     text = settings.read_text().replace("fmnist_gma.client_app:app", "fmnist_gma.faulty_client:app")
@@ -334,7 +335,7 @@ def main() -> None:
     asked.add_argument("--kinds", nargs="*", help="faults of the scenario `flower`: none, superlink, and as in FAULTS")
     asked.add_argument("--keep", action="store_true", help="leave the temporary folder")
     options = asked.parse_args()
-    os.environ["PYTHONPATH"] = str(HERE.parent / "src")
+    os.environ["PYTHONPATH"] = str(ROOT / "src")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     scene = Scene(options)
     right = []
