@@ -163,7 +163,7 @@ class Tally:
         votes = torch.zeros((self.runs, size), dtype=torch.int32, device=device)
         edges = torch.arange(0, len(updates) + 1, self.clients, device=device)
         if self.way == "fused":
-            call = partial(kernels.fused().add_runs, *sums, votes, updates, weights, None, edges)
+            call = partial(kernels.load_gpu_kernels().add_runs, *sums, votes, updates, weights, None, edges)
         else:
             add = compiled(add_runs) if self.way == "compiled" else add_runs
             call = partial(add, *sums, votes, updates.view(self.runs, self.clients, size), weights.view(self.runs, -1))
@@ -196,7 +196,7 @@ class Stack:
         updates = torch.randn((self.clients, size), generator=draw, device=device)
         weights = np.arange(1.0, self.clients + 1)
         if self.way == "fused":
-            call = partial(kernels.fused().aggregate, [updates], weights, weights.sum(), soft_mask(0.4))
+            call = partial(kernels.load_gpu_kernels().aggregate, [updates], weights, weights.sum(), soft_mask(0.4))
             (mean,), (mask,), _ = call()
         else:
             share = torch.tensor(weights / weights.sum(), dtype=torch.float32, device=device)
@@ -226,9 +226,9 @@ class HostTally:
         updates = np.random.default_rng(0).standard_normal((self.clients, size), dtype=np.float32)
         sums, weights = plain.empty(size, "float32", self.clients, True, updates), np.arange(1.0, self.clients + 1)
         if self.way == "numba":
-            if kernels.compiled() is None:
+            if kernels.load_cpu_kernels() is None:
                 raise RuntimeError("numba is not installed")
-            call = partial(kernels.compiled().add_rows, *sums, updates, weights)
+            call = partial(kernels.load_cpu_kernels().add_rows, *sums, updates, weights)
         else:
             call = partial(plain.add_rows, sums, updates, weights)
         call()

@@ -4,9 +4,9 @@
     recipe = FedAvgRecipe(..., aggregator=MaskedAggregator(tau=0.4),
                           aggregator_data_kind=DataKind.WEIGHT_DIFF, params_transfer_type=TransferType.DIFF)
 
-Each client's result goes through the gate into a tally as it arrives and is forgotten. The mask sits after the server's
-preconditioner, as in the paper's Algorithm 2. Settings are plain values, because NVFlare writes them into a job's
-configuration and builds the aggregator again on the server.
+Each client's result is checked and added to a tally when it arrives, and is not kept. The mask follows the server's
+preconditioner, as in the paper's Algorithm 2. Settings are plain values, because NVFlare writes them into the job's
+configuration and constructs the aggregator again on the server.
 """
 
 import math
@@ -29,16 +29,16 @@ from fedgma.errors import ConfigError
 
 
 class MaskedAggregator(ModelAggregator):
-    """Gradient masked averaging for NVFlare's FedAvg: any aggregator that streams, with any server optimiser, by name.
+    """Gradient masked averaging for NVFlare's FedAvg: any rule that streams, with any server optimiser, by name.
 
-    Clients must send differences (`ParamsType.DIFF`), which the recipe's `TransferType.DIFF` does for them; weights are
-    their `NUM_STEPS_CURRENT_ROUND`, or 1. `settings` go to the aggregator and `server` to the optimiser by name:
-    `MaskedAggregator(optimizer="yogi", server={"learning_rate": 0.01})`. A round without a valid update, or whose step
-    would not be finite, leaves the model as it is. The first valid update of a job says what updates look like.
+    Clients must send differences (`ParamsType.DIFF`); the recipe's `TransferType.DIFF` makes them do so. Weights are
+    their `NUM_STEPS_CURRENT_ROUND`, or 1. `settings` are passed to the rule and `server` to the optimiser:
+    `MaskedAggregator(optimizer="yogi", server={"learning_rate": 0.01})`. A round without a valid update, or with a step
+    that is not finite, leaves the model unchanged. The first valid update of a job sets names, shapes and types.
     `max_norm`, `norm_factor` and `quorum` are the guards of `fedgma.aggregation.server.MaskedServer`.
     """
 
-    expected_data_kind = DataKind.WEIGHT_DIFF  # the recipe compares this with its own setting
+    expected_data_kind = DataKind.WEIGHT_DIFF  # the recipe compares its setting with this
 
     def __init__(
         self,
@@ -59,31 +59,33 @@ class MaskedAggregator(ModelAggregator):
         gate = Gate(max_norm=math.inf if max_norm is None else max_norm)
         rule, step = _rule(aggregator, tau, settings or {}), _optimizer(optimizer, server or {})
         self._server = MaskedServer(rule, step, gate, buffers, norm_factor, quorum)
-        self._like: Params | None = None  # what updates looked like in the rounds before
-        self._lock = threading.Lock()  # results arrive on threads of their own
+        self._like: Params | None = None  # zeros with the entries of earlier updates
+        self._lock = threading.Lock()  # results arrive on several threads
         self.reset_stats()
 
     def accept_model(self, model: FLModel) -> None:
-        """Count one client's update, or leave it out and say why."""
+        """Count one client's update, or leave it out and log the reason."""
         meta = model.meta or {}
         client = meta.get("client_name", meta.get(FLMetaKey.SITE_NAME))
         if model.params_type != ParamsType.DIFF:
-            self._left_out(client, "kind", "it sent a whole model; set params_transfer_type=TransferType.DIFF")
+            self._full_models += 1
+            detail = "expected a difference, got a full model; set params_transfer_type=TransferType.DIFF"
+            self._log_refusal(client, "kind", detail)
             return
         weight = meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND, 1)
         with self._lock:
             refusal = self._server.add(self._tally, model.params, weight, client)
         if refusal is not None:
-            self._left_out(client, refusal.reason, refusal.detail)
+            self._log_refusal(client, refusal.reason, refusal.detail)
 
     def aggregate_model(self) -> FLModel:
-        """The masked, preconditioned step as a difference, with the mask's figures as metrics."""
+        """The masked, preconditioned step as a difference, with statistics of the mask as metrics."""
         with self._lock:
             step = self._server.close(self._tally)
-            refused = len(step.refused) + self._others
+            refused = len(step.refused) + self._full_models
             metrics: dict[str, float]
             if step.params is None:
-                self.warning(f"the round leaves the model as it is: {step.error}")
+                self.warning(f"the round leaves the model unchanged: {step.error}")
                 metrics = {"gma-clients": self._tally.clients, "gma-refused": refused}
                 return FLModel(params_type=ParamsType.DIFF, params={}, metrics=metrics)
             self._like = {name: array * 0 for name, array in step.params.items()}
@@ -91,21 +93,20 @@ class MaskedAggregator(ModelAggregator):
             return FLModel(params_type=ParamsType.DIFF, params=dict(step.params), metrics=metrics)
 
     def reset_stats(self) -> None:
-        """Forget the round; the server optimiser's moments stay."""
-        self._tally, self._others = self._server.open(self._like), 0
+        """Start a new round; the server optimiser's moments stay."""
+        self._tally, self._full_models = self._server.open(self._like), 0
 
-    def _left_out(self, client: object, reason: str, detail: str) -> None:
-        self._others += reason == "kind"
+    def _log_refusal(self, client: object, reason: str, detail: str) -> None:
         self.warning(f"client {client} left out ({reason}): {detail}")
 
 
 def _rule(name: str, tau: float, settings: dict[str, Any]) -> Rule:
     if name not in RULES:
         raise ConfigError(f"unknown aggregator {name!r}; known: {', '.join(RULES)}")
-    made = RULES[name].make(**({"tau": tau} if "tau" in RULES[name].settings else {}), **settings)
-    if not made.streams:
-        raise ConfigError(f"{name} needs all updates in memory together; NVFlare hands them over one by one")
-    return made
+    rule = RULES[name].make(**({"tau": tau} if "tau" in RULES[name].settings else {}), **settings)
+    if not rule.streams:
+        raise ConfigError(f"{name} needs all updates in memory together, but NVFlare delivers them one by one")
+    return rule
 
 
 def _optimizer(name: str, settings: dict[str, Any]) -> ServerOptimizer:

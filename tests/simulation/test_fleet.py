@@ -263,7 +263,7 @@ def test_runs_that_do_not_fit_together_are_refused():
     [
         ({"clients_per_round": 7}, "6 clients, got 7"),
         ({"rounds": 0}, "rounds must be at least 1"),
-        ({"tau": 1.5}, "tau is a share of agreement from 0 to 1, got 1.5"),
+        ({"tau": 1.5}, "tau must be a number from 0 to 1, got 1.5"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(wrong, said):

@@ -1,19 +1,19 @@
-"""Rules: many clients' updates in, one `Aggregate` out.
+"""The library's rules; each turns clients' updates into one `Aggregate`.
 
-    masked_mean(tau)            gradient masked averaging: the paper's
+    masked_mean(tau)            gradient masked averaging, the paper's rule
     mean()                      the plain weighted mean
-    and_mask(tau)               the mean where clients agree, nothing elsewhere
-    rlr(threshold)              robust learning rate: the mean, reversed where too few agree
-    median(), trimmed_mean()    per entry, unweighted: for comparison
-    damped_mean(tau)            control: the plain mean, made as short per array as the masked one
-    shuffled_mask(tau, seed)    control: the mask's values, dealt to random entries of the array
-    clipped(rule, norm)         any of them, over updates of bounded norm
+    and_mask(tau)               the mean where clients agree, zero elsewhere
+    rlr(threshold)              robust learning rate: the mean, reversed where too few clients agree
+    median(), trimmed_mean()    per entry, unweighted
+    damped_mean(tau)            control: the plain mean, scaled per array to the norm of the masked mean
+    shuffled_mask(tau, seed)    control: the mask's values, moved to random entries of the array
+    clipped(rule, norm)         any rule, over updates of bounded norm
 
-Call one with the updates and the clients' raw sample counts. Updates may be a mapping of names to arrays with the
-client axis first, a list of mappings (a `state_dict` of differences per client, buffers and counters included), or a
-list of lists of arrays as other servers hold them (entries are then named "0", "1", ...).
+Call a rule with the updates and the clients' raw sample counts. Updates are a mapping of names to arrays with the
+client axis first, a list of mappings (for each client a `state_dict` of differences, buffers and counters included), or
+a list of lists of arrays (entries are then named "0", "1", ...).
 
-`RULES` is the one list of them: everything that names, makes, labels or runs a rule reads it from there.
+`RULES` is the only list of rules; names, settings, labels and the simulator all read it.
 """
 
 import inspect
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.aggregation.gate import Refused, norm, read_schema, treatment
+from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
 from fedgma.aggregation.masks import hard_mask, reversing_mask, soft_mask
 from fedgma.aggregation.rule import Rule
-from fedgma.arrays import Array, Params, cast, delivered, flat, is_torch, native, placement, spec
+from fedgma.arrays import Array, Params, cast, flatten, is_torch, placement, spec, to_native, to_user
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
 
@@ -54,13 +54,14 @@ def mean() -> Rule:
 
 
 def and_mask(tau: float = 0.4, inverse_sparsity_scale: bool = False) -> Rule:
-    """The weighted mean where agreement reaches tau, nothing elsewhere (Parascandolo et al. 2020).
+    """The weighted mean where agreement reaches tau, zero elsewhere (Parascandolo et al. 2020).
 
-    `inverse_sparsity_scale` divides each array's survivors by their share, as that paper's code can.
+    `inverse_sparsity_scale` divides each array's mask by the share of entries that it keeps, an option of that paper's
+    code.
     """
     mask = hard_mask(tau)
     settings = {"tau": mask.tau, "inverse_sparsity_scale": inverse_sparsity_scale}
-    return Rule("and_mask", mask, change=_rescaled if inverse_sparsity_scale else None, settings=settings)
+    return Rule("and_mask", mask, change=_rescale if inverse_sparsity_scale else None, settings=settings)
 
 
 def rlr(threshold: int) -> Rule:
@@ -75,7 +76,7 @@ def median() -> Rule:
     >>> median()({"w": np.array([[1.0], [2.0], [90.0]])}, [10, 10, 10]).update
     {'w': array([2.])}
     """
-    return Rule("median", combine=partial(_middle, share=0.5))
+    return Rule("median", combine=partial(_trim_and_average, share=0.5))
 
 
 def trimmed_mean(share: float = 0.1) -> Rule:
@@ -85,26 +86,26 @@ def trimmed_mean(share: float = 0.1) -> Rule:
     {'w': array([3.])}
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 0.5:
-        raise ConfigError(f"share is the part cut off at each end, from 0 to below 0.5, got {share!r}")
-    return Rule("trimmed_mean", combine=partial(_middle, share=float(share)), settings={"share": share})
+        raise ConfigError(f"share (of clients cut at each end) must be at least 0 and below 0.5, got {share!r}")
+    return Rule("trimmed_mean", combine=partial(_trim_and_average, share=float(share)), settings={"share": share})
 
 
 def damped_mean(tau: float = 0.4) -> Rule:
     """Control: the plain mean, scaled per array to the norm that the masked mean would have."""
     mask = soft_mask(tau)
-    return Rule("damped_mean", mask, change=_damped, settings={"tau": mask.tau})
+    return Rule("damped_mean", mask, change=_damp, settings={"tau": mask.tau})
 
 
 def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Rule:
-    """Control: the masked mean with each array's mask values dealt to random entries of the array."""
+    """Control: the masked mean with each array's mask values moved to random entries of the array."""
     mask = soft_mask(tau)
-    return Rule("shuffled_mask", mask, change=partial(_shuffled, seed=seed), settings={"tau": mask.tau, "seed": seed})
+    return Rule("shuffled_mask", mask, change=partial(_shuffle, seed=seed), settings={"tau": mask.tau, "seed": seed})
 
 
 def clipped(rule: Rule, norm: float) -> Rule:
-    """The same rule over updates scaled down to `norm` (over all trainable entries together) where longer."""
+    """The same rule over updates that are scaled down to at most `norm`, taken over all trainable entries together."""
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < math.inf:
-        raise ConfigError(f"norm is the greatest length of an update, above 0, got {norm!r}")
+        raise ConfigError(f"norm (the largest norm of an update) must be a number above 0, got {norm!r}")
     inner = rule.prepare
 
     def prepare(update: Params, buffers: Collection[str] | None) -> Params:
@@ -115,25 +116,25 @@ def clipped(rule: Rule, norm: float) -> Rule:
 
 
 def clip(update: Params, limit: float, buffers: Collection[str] | None = None) -> Params:
-    """One client's update, scaled down to the norm `limit` where it is longer; what the gate will refuse is left alone.
+    """Scale one client's update down to norm `limit` if it is longer; updates that the gate refuses stay unchanged.
 
     >>> clip({"w": np.array([3.0, 4.0])}, 1.0)["w"].round(6).tolist()
     [0.6, 0.8]
     """
     try:
-        voters = [name for name, entry in read_schema(update).items() if treatment(name, entry, buffers) == "masked"]
+        voters = [name for name, entry in read_schema(update).items() if entry_kind(name, entry, buffers) == "masked"]
     except Refused:
         return update
-    length = norm(flat(native(update[name])) for name in voters)
+    length = norm(flatten(to_native(update[name])) for name in voters)
     if not limit < length < math.inf:
         return update
     factor = limit / length
-    return {name: _scaled(array, factor) if name in voters else array for name, array in update.items()}
+    return {name: _scale(array, factor) if name in voters else array for name, array in update.items()}
 
 
 @dataclass(frozen=True)
 class RuleRow:
-    """A rule of the library: how to make it, and what to call it in a table and in a sentence."""
+    """A rule of the library: the function that makes it, its label in tables, and its noun in sentences."""
 
     make: Callable[..., Rule]
     label: str
@@ -141,14 +142,15 @@ class RuleRow:
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
-        """The settings that the rule reads: the arguments of `make`."""
+        """Names of the rule's settings: the arguments of `make`."""
         return tuple(inspect.signature(self.make).parameters)
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
         """What the rule reads of a round; see `Rule.needs`."""
-        given = inspect.signature(self.make).parameters.values()
-        return self.make(**{one.name: 1 for one in given if one.default is one.empty}).needs
+        parameters = inspect.signature(self.make).parameters
+        required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+        return self.make(**dict.fromkeys(required, 1)).needs
 
 
 RULES: dict[str, RuleRow] = {
@@ -161,16 +163,16 @@ RULES: dict[str, RuleRow] = {
     "damped_mean": RuleRow(damped_mean, "damped mean", "the damped mean"),
     "shuffled_mask": RuleRow(shuffled_mask, "shuffled mask", "the shuffled mask"),
 }
-BASELINE = "mean"  # what the others are compared with
+BASELINE = "mean"  # the rule that others are compared with
 AGGREGATORS: dict[str, Callable[..., Rule]] = {name: row.make for name, row in RULES.items()}
 
 
-def _scaled(array: Array, factor: float) -> Array:
-    return delivered(cast(native(array), "float64") * factor, spec(array), placement(array))
+def _scale(array: Array, factor: float) -> Array:
+    return to_user(cast(to_native(array), "float64") * factor, spec(array), placement(array))
 
 
-def _middle(stack: Array, share: float) -> Array:
-    """Mean over the clients left when `share` of them is cut off at each end; at 0.5 the one or two in the middle."""
+def _trim_and_average(stack: Array, share: float) -> Array:
+    """Mean per entry without the lowest and highest `share` of clients; at 0.5 the median."""
     clients = len(stack)
     cut = min(int(share * clients), (clients - 1) // 2)
     ordered = cast(stack, "float64")
@@ -178,36 +180,36 @@ def _middle(stack: Array, share: float) -> Array:
     return ordered[cut : clients - cut].mean(0)
 
 
-# -- changes of a mask: written once, for one run (flat arrays) and for many (run axis first) --------------------------
+# -- changes of a mask, for one run (flat arrays) and for many (run axis first) ----------------------------------------
 
 
-def _rescaled(name: str, mean: Array, mask: Array) -> Array:
+def _rescale(name: str, mean: Array, mask: Array) -> Array:
     return mask / (mask.mean(-1)[..., None] + 1e-10) if mask.shape[-1] else mask
 
 
-def _damped(name: str, mean: Array, mask: Array) -> Array:
-    """One number for the whole array: the masked mean's length over the plain mean's."""
+def _damp(name: str, mean: Array, mask: Array) -> Array:
+    """A constant mask: the norm of the masked mean over the norm of the plain mean."""
     if not mask.shape[-1]:
         return mask
     wide = cast(mean, "float64")
     scale = abs(wide).max(-1) if not is_torch(wide) else abs(wide).amax(-1)
-    unit = wide / _positive(scale)[..., None]  # no square of it can overflow or vanish
-    lengths = [(values * values).sum(-1) ** 0.5 for values in (unit * mask, unit)]
-    share = lengths[0] / _positive(lengths[1]) + (lengths[1] == 0)
-    return cast(mask * 0 + share[..., None], spec(mask).dtype)
+    unit = wide / _replace_zeros(scale)[..., None]  # squares cannot overflow, and the largest cannot underflow
+    masked_norm, plain_norm = ((values * values).sum(-1) ** 0.5 for values in (unit * mask, unit))
+    ratio = masked_norm / _replace_zeros(plain_norm) + (plain_norm == 0)
+    return cast(mask * 0 + ratio[..., None], spec(mask).dtype)
 
 
-def _positive(values: Array) -> Array:
-    """The same numbers, with 1 in the place of zeros."""
+def _replace_zeros(values: Array) -> Array:
+    """The same numbers, with zeros replaced by 1."""
     return values + (values == 0)
 
 
-def _shuffled(name: str, mean: Array, mask: Array, seed: int) -> Array:
-    return mask[..., _order_like(name, mask.shape[-1], seed, mask.device if is_torch(mask) else None)]
+def _shuffle(name: str, mean: Array, mask: Array, seed: int) -> Array:
+    return mask[..., _permutation(name, mask.shape[-1], seed, mask.device if is_torch(mask) else None)]
 
 
-@lru_cache(maxsize=1024)  # drawn and shipped once, not once a round
-def _order_like(name: str, size: int, seed: int, device: Any) -> Any:
+@lru_cache(maxsize=1024)  # drawn and copied to the device once, not every round
+def _permutation(name: str, size: int, seed: int, device: Any) -> Any:
     order = generator(seed, "shuffled mask", name).permutation(size)
     if device is None:
         return order

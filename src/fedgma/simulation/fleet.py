@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgma.data.augmentations import augmented
+from fedgma.data.augmentations import augment_pool
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
@@ -76,7 +76,7 @@ def assemble(
     specs = tuple(specs)
     _check_together(specs)
     pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
-    pools = tuple(augmented(one, specs[0].augment) for one in pools)
+    pools = tuple(augment_pool(one, specs[0].augment) for one in pools)
     sample = pools[0]
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedgma.data.augmentations import vary
+from fedgma.data.augmentations import draw_variants
 from fedgma.seeds import generator, seed
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.batches import batch_order, stack_orders
@@ -67,4 +67,4 @@ def _draw(spec: RunSpec, round: int, client: int, samples: np.ndarray) -> tuple[
     key = {"seed": spec.seed, "round": round, "client": client}
     size, epochs, steps = spec.batch_size, spec.local_epochs, spec.local_steps
     index, counts = batch_order(samples, **key, epochs=epochs, batch=size, steps=steps)
-    return vary(index, spec.augment, **key), counts
+    return draw_variants(index, spec.augment, **key), counts

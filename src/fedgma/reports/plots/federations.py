@@ -122,7 +122,7 @@ def _strip(pool: "ImagePool", chosen: Index, client: int | None, columns: int) -
     import torch
 
     index = torch.from_numpy(chosen).to(pool.y.device)
-    seen = pool.seen(index, pool.client_of[index] if client is None else torch.full_like(index, client)).cpu().numpy()
+    seen = pool.show(index, pool.client_of[index] if client is None else torch.full_like(index, client)).cpu().numpy()
     side = seen.shape[-1] + 2
     strip = np.ones((seen.shape[-2], side * columns, seen.shape[1]), np.float32)
     for place, image in enumerate(seen):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgma.aggregation.masks import VoteMask
 from fedgma.aggregation.rule import Change, Rule
-from fedgma.arrays import Array, native
+from fedgma.arrays import Array, to_native
 from fedgma.simulation.batched.tallies import Merged, Sums
 from fedgma.training.stacked import Shapes, unflatten
 
@@ -99,7 +99,9 @@ def apply(rules: Rules, sums: Sums, kept: Kept, merged: Merged) -> Merged:
             mask = torch.ones_like(mean) if mask is None else mask
             clients = int(sums.clients[run])
             if clients:
-                mask[run] = torch.as_tensor(rule.mask(native(sums.votes[run]), clients, "float32"), device=mean.device)
+                mask[run] = torch.as_tensor(
+                    rule.mask(to_native(sums.votes[run]), clients, "float32"), device=mean.device
+                )
     if mask is not None and rules.changed:
         mask = _changed(rules, mean, mask)
     return merged._replace(mean=mean, mask=mask)
@@ -113,7 +115,7 @@ def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
     for run, parts in kept.items():
         stack, combine = torch.cat(parts), rules.rules[run].combine
         if combine is not None and len(stack):
-            named = {name: combine(native(value)) for name, value in unflatten(stack, rules.shapes).items()}
+            named = {name: combine(to_native(value)) for name, value in unflatten(stack, rules.shapes).items()}
             mean[run] = torch.cat([_tensor(value, mean).flatten() for value in named.values()])
     return mean
 
@@ -138,7 +140,7 @@ def _changed(rules: Rules, mean: Tensor, mask: Tensor) -> Tensor:
         assert rule.change is not None
         parts = zip(torch.split(mean[rows], sizes, 1), torch.split(mask[rows], sizes, 1), strict=True)
         arrays = [
-            rule.change(name, native(part), native(values))
+            rule.change(name, to_native(part), to_native(values))
             for (name, _), (part, values) in zip(rules.shapes, parts, strict=True)
         ]
         mask[rows] = torch.cat([_tensor(array, mask) for array in arrays], 1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgma.aggregation import kernels
-from fedgma.arrays import native
+from fedgma.arrays import to_native
 from fedgma.training.stacked import Stacked, ship
 
 
@@ -66,10 +66,10 @@ def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffe
     for value in buffers.values():
         fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
     weight = ship(weights.astype(np.float64), updates.device) * fine
-    if updates.device.type == "cuda" and kernels.fused() is not None:
+    if updates.device.type == "cuda" and kernels.load_gpu_kernels() is not None:
         edges = ship(np.searchsorted(run, np.arange(len(sums.weight) + 1)), updates.device)
         kept = fine.to(torch.uint8)
-        kernels.fused().add_runs(sums.total, sums.rest, sums.votes, updates, weight, kept, edges)  # type: ignore[union-attr]
+        kernels.load_gpu_kernels().add_runs(sums.total, sums.rest, sums.votes, updates, weight, kept, edges)  # type: ignore[union-attr]
     else:
         _add_lanes(sums, run, fine, weights, updates)
     if buffers:
@@ -82,8 +82,8 @@ def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffe
 
 def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:
     """One lane after the other, by the tally's own kernel."""
-    parts = [native(part) for part in (sums.total, sums.rest, sums.votes)]
-    rows = native(updates)
+    parts = [to_native(part) for part in (sums.total, sums.rest, sums.votes)]
+    rows = to_native(updates)
     for lane in np.flatnonzero(fine.cpu().numpy()):
         own = kernels.plain.Sums(*(part[run[lane]] for part in parts))
         kernels.add([own], [rows[lane]], float(weights[lane]))
