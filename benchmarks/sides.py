@@ -224,7 +224,7 @@ class HostTally:
     def prepare(self, device: str, tiny: bool) -> Ready:
         size = 1000 if tiny else self.entries
         updates = np.random.default_rng(0).standard_normal((self.clients, size), dtype=np.float32)
-        sums, weights = plain.empty(size, "float32", self.clients, True, updates), np.arange(1.0, self.clients + 1)
+        sums, weights = plain.empty_sums(size, "float32", self.clients, True, updates), np.arange(1.0, self.clients + 1)
         if self.way == "numba":
             if kernels.load_cpu_kernels() is None:
                 raise RuntimeError("numba is not installed")
