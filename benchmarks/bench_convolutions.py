@@ -82,11 +82,11 @@ class Case:
         draw = lambda *shape: torch.randn(shape, generator=generator, device=DEVICE).to(kind)  # noqa: E731
         channels, side, outs, kernel, padding, pool, first = layer
         self.x = draw(lanes, batch, channels, side, side)
-        if not first and convolutions._by_matrix(outs):
+        if not first and convolutions._channels_last(outs):
             self.x = self.x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         self.weight, self.bias = draw(lanes, outs, channels, kernel, kernel) / kernel, draw(lanes, outs)
         self.out, corners = convolutions._plain(self.x, self.weight, self.bias, padding, pool)
-        self.seen = convolutions.Seen(self.x, self.weight, corners, padding, pool)
+        self.seen = convolutions.Saved(self.x, self.weight, corners, padding, pool)
         self.out, self.corners = torch.zeros_like(self.out), torch.zeros_like(corners)
         self.grads = torch.empty_like(self.out).copy_(draw(*self.out.shape))
         self.inner = torch.empty_like(self.x)
@@ -208,7 +208,7 @@ def tiles_of(name: str, which: str, precision: str, lanes: int, quick: bool) -> 
 def passes_of(layer: Layer) -> list[str]:
     if layer.first:
         return ["forward", "weights"]
-    return ["forward", *(["spread"] if convolutions._by_matrix(layer.outs) else []), "inputs", "weights"]
+    return ["forward", *(["spread"] if convolutions._channels_last(layer.outs) else []), "inputs", "weights"]
 
 
 def jobs_of(precisions: list[str], quick: bool) -> list[Job]:

@@ -29,7 +29,7 @@ import workload as work  # noqa: E402
 from network import lenet, train  # noqa: E402
 from runner import measure, table  # noqa: E402
 
-from fedgma.training.fast.cpu.clients import evaluate, images, train_cohort  # noqa: E402
+from fedgma.training.fast.cpu.clients import evaluate, images, train_clients  # noqa: E402
 
 ENGINES = {
     "kernels, 2 threads": (sys.executable, "run_kernels.py", 2),
@@ -50,7 +50,7 @@ def agreement(rounds: int = 3, clients: int = 4, samples: int = 120) -> str:
         orders = [rng.permutation(samples) + k * samples for k in range(clients)]
         plans = [np.pad(order, (0, -samples % 32), constant_values=-1).reshape(-1, 32) for order in orders]
         rates = {"lr": work.LR, "momentum": work.MOMENTUM}
-        ours = ours + train_cohort("lenet", ours, data, plans, classes=10, **rates).updates.mean(0)
+        ours = ours + train_clients("lenet", ours, data, plans, classes=10, **rates).updates.mean(0)
         locals_ = []
         for order in orders:
             torch.nn.utils.vector_to_parameters(torch.tensor(theirs), model.parameters())
@@ -75,7 +75,7 @@ def first_compile() -> str:
         code = (
             "import numpy as np; from fedgma.training.fast.cpu.clients import *;"
             "d = images(np.zeros((32, 1, 28, 28), np.uint8), np.zeros(32, int));"
-            "train_cohort('lenet', np.zeros(61706, 'f'), d, [np.arange(32)[None]], classes=10, lr=0.1)"
+            "train_clients('lenet', np.zeros(61706, 'f'), d, [np.arange(32)[None]], classes=10, lr=0.1)"
         )
         begun = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -14,28 +14,15 @@ jobs on the machine do not count. Figures of a run are in docs/scale.md.
 import argparse
 import math
 import multiprocessing
-import pathlib
 import sys
 import time
 
 import numpy as np
-from bench_aggregation import resnet18_shapes
+from shapes import LENET, memory, resnet18_shapes
 
 import fedgma
-from fedgma.aggregation.kernels import compiled
+from fedgma.aggregation.kernels import load_cpu_kernels
 
-LENET = {
-    "conv1.weight": (6, 1, 5, 5),
-    "conv1.bias": (6,),
-    "conv2.weight": (16, 6, 5, 5),
-    "conv2.bias": (16,),
-    "fc1.weight": (120, 400),
-    "fc1.bias": (120,),
-    "fc2.weight": (84, 120),
-    "fc2.bias": (84,),
-    "fc3.weight": (10, 84),
-    "fc3.bias": (10,),
-}
 MODELS = {"lenet": LENET, "resnet18": resnet18_shapes(), "small": {"w": (1000,)}}
 TAU = 0.4
 WORK = ("adding", "to bytes", "from bytes", "merging")
@@ -95,19 +82,13 @@ STATE = {}  # of a worker process
 
 
 def start(model):
-    compiled()  # the compiled loops, also for a small model: it is added many times
+    load_cpu_kernels()  # the compiled loops, also for a small model: it is added many times
     STATE["clients"] = Clients(MODELS[model])
 
 
 def work(leaves):
     tally, spent, leaf_bytes = region(STATE["clients"], leaves)
-    return fedgma.to_bytes(tally), spent, leaf_bytes, peak_memory()
-
-
-def peak_memory():
-    """MB; not `ru_maxrss`, which a process inherits from the one that started it."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))
+    return fedgma.to_bytes(tally), spent, leaf_bytes, memory("VmHWM")
 
 
 def split(count, leaves, regions):
@@ -161,7 +142,7 @@ def main(model, count, leaves, regions, processes):
             sizes.append(size)
             print(f"{root.clients:,} clients after {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         merged = fedgma.finish(root, TAU)
-        wall, own = time.perf_counter() - begun, peak_memory()
+        wall, own = time.perf_counter() - begun, memory("VmHWM")
     assert root.clients == count
     check_sample(merged, clients, count)
     print(f"| {model}, {clients.size:,} parameters | {count:,} clients, {leaves:,} edges, {regions} regions |")

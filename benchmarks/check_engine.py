@@ -16,28 +16,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import numpy as np
 import torch
-from workloads import WORKLOADS, Images, header, make_images, parser, spec_of
+from workloads import BOUND, WORKLOADS, Images, header, lane_updates, make_images, parser, plain_cnn, spec_of
 
+from fedgma.aggregation.optimizers import yogi
 from fedgma.errors import FedgmaError
-from fedgma.simulation.fleet import assemble, lay_cohort, play, play_round, restore, start
-from fedgma.simulation.sampling import draw_cohort
+from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.state import export
-from fedgma.training.models import SmallCNN
-from fedgma.training.task import Task, unflatten
 
 ALGORITHMS = {
     "fedavg": {},
     "prox": {"mu": 0.1},
-    "clip": {"clip": 0.5},
-    "scaffold": {"scaffold": True, "lr": 0.01},
-    "yogi": {"server": "yogi", "server_lr": 0.01},
+    "clip": {"gradient_clip": 0.5},
+    "scaffold": {"scaffold": True, "client_learning_rate": 0.01},
+    "yogi": {"optimizer": yogi(0.01)},
 }
-# of a lane's update, in the middle of the lanes: single lanes jump where a ReLU stands at zero within rounding
-BOUND = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.2}
-
-
-def plain_cnn(shape, classes):
-    return SmallCNN(shape, classes, dropout=(0.0, 0.0))
 
 
 def federation(name: str, device: str, ragged: bool) -> Images:
@@ -56,30 +48,22 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
     """Middle and largest relative distance of the lanes' updates in round 2; of the final weights if logistic."""
     work, images = WORKLOADS[name], federation(name, device, ragged)
     model = plain_cnn if name == "pfl" else options.pop("model", work.model)
-    settings = {"model": model, "rounds": 3, "cohort": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
+    settings = {"model": model, "rounds": 3, "clients_per_round": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
     specs = [spec_of(work, images, **{**settings, "seed": seed, "tau": 0.4 * seed}) for seed in range(2)]
     slow, fast = assemble(specs, trainer="loop"), assemble(specs, trainer="engine", **options)
     if name == "logistic":
         wanted, found = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))
     else:
         state, _ = play_round(slow, start(slow))
-        wanted, found = (updates(fleet, state) for fleet in (slow, fast))
+        wanted, found = (lane_updates(fleet, state) for fleet in (slow, fast))
     off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
     return off.median().item(), off.max().item()
-
-
-def updates(fleet, state) -> torch.Tensor:
-    """What the lanes of the next round learn."""
-    lanes = [(run, int(client)) for run, spec in enumerate(fleet.specs) for client in draw_cohort(spec, 2)]
-    cohort, _ = lay_cohort(fleet, state, lanes)
-    named = unflatten(state.params, fleet.shapes)
-    return fleet.train(Task(fleet.model, cohort, fleet.pools, named, state.buffers)).flat
 
 
 def repeats_and_resumes(device: str) -> float:
     """How far a repeated and a resumed fleet are from the first: 0 where they are the same to the bit."""
     work, images = WORKLOADS["W1"], federation("W1", device, True)
-    specs = [spec_of(work, images, rounds=4, cohort=5, seed=seed, scaffold=seed == 1) for seed in range(3)]
+    specs = [spec_of(work, images, rounds=4, clients_per_round=5, seed=seed, scaffold=seed == 1) for seed in range(3)]
     first, again = weights(specs, trainer="engine"), weights(specs, trainer="engine")
     fleet = assemble(specs, trainer="engine")
     state = start(fleet)
@@ -95,7 +79,7 @@ def dropout_differs(device: str) -> float:
     """0 where dropout repeats with its seed and differs with another."""
     work, images = WORKLOADS["pfl"], federation("pfl", device, False)
     one, two, other = (
-        weights([spec_of(work, images, rounds=2, cohort=5, seed=seed, batch_size=16)], trainer="engine")
+        weights([spec_of(work, images, rounds=2, clients_per_round=5, seed=seed, batch_size=16)], trainer="engine")
         for seed in (0, 0, 1)
     )
     return float(not torch.equal(one, two)) + float(torch.equal(one, other))

@@ -1,8 +1,16 @@
-"""The network in torch, its evaluation, and one client's epoch, shared by the engines that are built on torch."""
+"""Data, network, evaluation and one client's epoch in torch, shared by the engines that are built on torch."""
 
 import torch
 from torch import nn
-from workload import BATCH, LR, MOMENTUM
+from workload import BATCH, LR, MOMENTUM, data, scaled
+
+
+def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Training images and labels, then those of the test, ready for the network."""
+    x, y, x_test, y_test = data()
+    images = (torch.from_numpy(scaled(values)) for values in (x, x_test))
+    labels = (torch.from_numpy(values) for values in (y, y_test))
+    return next(images), next(labels), next(images), next(labels)
 
 
 def lenet(seed: int = 1) -> nn.Sequential:

@@ -9,15 +9,13 @@ import workload
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
-from network import accuracy, lenet
+from network import accuracy, lenet, tensors
 from torch.utils.data import DataLoader, TensorDataset
 
 logging.disable(logging.INFO)
 settings = workload.Settings()
 torch.set_num_threads(settings.threads)
-x, y, xt, yt = workload.data()
-x, xt = torch.from_numpy(workload.scaled(x)), torch.from_numpy(workload.scaled(xt))
-y, yt = torch.from_numpy(y), torch.from_numpy(yt)
+x, y, xt, yt = tensors()
 
 
 class Slices:

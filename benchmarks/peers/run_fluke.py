@@ -10,13 +10,11 @@ from fluke.algorithms.fedavg import FedAVG
 from fluke.data import DataContainer, DataSplitter
 from fluke.evaluation import ClassificationEval
 from fluke.utils import FederationObserver, ServerObserver
-from network import accuracy, lenet
+from network import accuracy, lenet, tensors
 
 settings = workload.Settings()
 torch.set_num_threads(settings.threads)
-x, y, xt, yt = workload.data()
-x, xt = torch.from_numpy(workload.scaled(x)), torch.from_numpy(workload.scaled(xt))
-y, yt = torch.from_numpy(y), torch.from_numpy(yt)
+x, y, xt, yt = tensors()
 world = FlukeENV()
 world.set_seed(1)
 world.set_device("cpu")

@@ -6,7 +6,7 @@ import torch
 import workload
 from network import lenet
 
-from fedgma.training.fast.cpu.clients import evaluate, images, train_cohort
+from fedgma.training.fast.cpu.clients import evaluate, images, train_clients
 
 settings = workload.Settings()
 
@@ -20,7 +20,7 @@ def batches(orders: np.ndarray, chosen: np.ndarray) -> list[np.ndarray]:
 
 def play(params: np.ndarray, data: object, n: int) -> np.ndarray:
     chosen, orders = workload.draw(settings, n)
-    result = train_cohort(
+    result = train_clients(
         "lenet",
         params,
         data,
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     train, test = (images(a, b, [workload.MEAN], [workload.STD]) for a, b in ((x, y), (xt, yt)))
     params = torch.nn.utils.parameters_to_vector(lenet().parameters()).detach().numpy()
     one = [np.zeros((1, workload.BATCH), np.int64)]
-    train_cohort("lenet", params, train, one, classes=10, lr=0.1)  # compiled, or read from the cache, before the clock
+    train_clients("lenet", params, train, one, classes=10, lr=0.1)  # compiled, or read from the cache, before the clock
     clock = workload.Clock(settings)
     for n in range(settings.rounds):
         clock.begin()

@@ -5,7 +5,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 import workload
-from network import accuracy, lenet
+from network import accuracy, lenet, tensors
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -20,9 +20,7 @@ from pfl.model.pytorch import PyTorchModel
 settings = workload.Settings()
 torch.set_num_threads(settings.threads)
 np.random.seed(1)  # noqa: NPY002  pfl draws its users from the global generator
-x, y, xt, yt = workload.data()
-x, xt = torch.from_numpy(workload.scaled(x)), torch.from_numpy(workload.scaled(xt))
-y, yt = torch.from_numpy(y), torch.from_numpy(yt)
+x, y, xt, yt = tensors()
 
 
 class Network(torch.nn.Module):

@@ -2,13 +2,11 @@
 
 import torch
 import workload
-from network import accuracy, lenet, train
+from network import accuracy, lenet, tensors, train
 
 settings = workload.Settings()
 torch.set_num_threads(settings.threads)
-x, y, xt, yt = workload.data()
-x, xt = torch.from_numpy(workload.scaled(x)), torch.from_numpy(workload.scaled(xt))
-y, yt = torch.from_numpy(y), torch.from_numpy(yt)
+x, y, xt, yt = tensors()
 model = lenet()
 start = {name: value.clone() for name, value in model.state_dict().items()}
 clock = workload.Clock(settings)

@@ -30,7 +30,7 @@ def assert_same_bits(found, wanted):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("check", [tally_cases.check_streams, tally_cases.check_runs, tally_cases.check_aggregates])
 def test_every_pass_gives_the_sums_of_the_plain_one(check, dtype):
-    check(kernels.fused(), dtype, "cuda")
+    check(kernels.load_gpu_kernels(), dtype, "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

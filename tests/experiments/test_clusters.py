@@ -87,7 +87,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
 
 def test_a_node_with_another_version_says_so(tmp_path):
     text = write_share(share_of(planned(tmp_path), tmp_path, tmp_path / "token"))
-    other = text.replace(f'"version": "{fedgma.__version__}"', '"version": "0.0"')
+    other = text.replace(f'"fedgma": "{fedgma.__version__}"', '"fedgma": "0.0"')
     assert "started by 0.0" in json.loads(play_share(other))["error"]
 
 
@@ -121,7 +121,7 @@ def test_without_the_package_or_with_a_wrong_address_one_sentence_says_what_to_d
 
 
 STATEFUL = {
-    **{**SMALL, "model": "lenet", "cohort": 5, "client_learning_rate": 0.05},
+    **{**SMALL, "model": "lenet", "clients_per_round": 5, "client_learning_rate": 0.05},
     **{"algorithm": ["fedyogi", "scaffold"], "seed": [0, 1], "rounds": 120, "local_steps": 2},
 }
 

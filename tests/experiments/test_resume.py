@@ -21,7 +21,8 @@ from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
 from fedgma.records import checkpoints
 from fedgma.records.checkpoints import read_checkpoint, write_checkpoint
-from fedgma.records.writer import RunFolder, is_running, read_lines
+from fedgma.records.reader import read_lines
+from fedgma.records.writer import RunFolder, is_running
 
 STATEFUL = {**SMALL, "algorithm": ["fedyogi", "scaffold"], "aggregator": "gma", "seed": 0}
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "run", "--quiet", "--checkpoint-seconds", "0"]

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedgma[flower]'")
 pytest.importorskip("pydantic", reason="the simulator is not installed: pip install 'fedgma[sim]'")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "flower_faults.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "flower" / "faults.py"
 
 
 @pytest.mark.slow

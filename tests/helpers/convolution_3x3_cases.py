@@ -47,7 +47,7 @@ def by_kernels(x, weight, grads, tile, tile_of_weights, pieces=2):
 
     out, inner = torch.empty_like(grads), torch.empty_like(x)
     fused.forward(x, weight, out, tile)
-    fused.forward(grads, weight, inner, tile._replace(outs=tile.inputs, inputs=tile.outs), turned=True)
+    fused.forward(grads, weight, inner, tile._replace(outs=tile.inputs, inputs=tile.outs), flipped=True)
     parts = x.new_empty((len(x), pieces, *weight.shape[1:]), dtype=torch.float32)
     fused.backward_weights(grads, x, parts, tile_of_weights)
     return [out, inner, parts.sum(1)]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from fedgma.training.fast.normalisations import Norm, normal_back, normalise
+from fedgma.training.fast.normalisations import Norm, normalise, normalise_back
 
 NAMES = ("out", "inner", "beside", "weight", "bias")
 
@@ -66,20 +66,20 @@ def wanted(case, x, beside, weight, bias, grads):
 def found_by_form(case, x, beside, weight, bias, grads):
     """The same by `normalisations`, as the models call it."""
     norm, state, found = Norm(case.groups, 1e-5), {"n.weight": weight, "n.bias": bias}, {}
-    out, kept = normalise(norm, x, state, "n", None, beside=beside, relu=bool(case.relu))
-    inner, other = normal_back(norm, grads, kept, state, "n", found)
+    out, kept = normalise(norm, x, state, "n", None, shortcut=beside, relu=bool(case.relu))
+    inner, other = normalise_back(norm, grads, kept, state, "n", found)
     values = (out, inner, other if case.beside else None, found["n.weight"], found["n.bias"])
     return dict(zip(NAMES, values, strict=True))
 
 
 def found_by_kernels(case, x, beside, weight, bias, grads):
     """The same by the operators of the kernels, whatever the device."""
-    from fedgma.training.fast.normalisations import _quick, _quick_back
+    from fedgma.training.fast.normalisations import _fused, _fused_back
 
-    out, mean, scale = _quick(x, weight, bias, beside, case.groups, 1e-5, bool(case.relu))
+    out, mean, scale = _fused(x, weight, bias, beside, case.groups, 1e-5, bool(case.relu))
     first, second = (*grads, None)[:2]
     cut = out if case.beside else None
-    inner, other, plain, along = _quick_back(first, second, cut, x, mean, scale, weight, bias, bool(case.relu))
+    inner, other, plain, along = _fused_back(first, second, cut, x, mean, scale, weight, bias, bool(case.relu))
     return dict(zip(NAMES, (out, inner, other if case.beside else None, along.sum(1), plain.sum(1)), strict=True))
 
 

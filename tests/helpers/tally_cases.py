@@ -30,7 +30,7 @@ def draw(clients, size, dtype, device, seed=0):
 
 def empty(updates, clients):
     kind = str(updates.dtype).removeprefix("torch.")
-    return plain.empty(updates.shape[1], kind, clients, True, updates[:0])
+    return plain.empty_sums(updates.shape[1], kind, clients, True, updates[:0])
 
 
 def summed(updates, weights, clients=None):

@@ -3,6 +3,7 @@ import io
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,10 @@ def test_csv_is_read_back_as_it_was_written(values):
     table = Table("t", "", ("name", "value"), tuple(values))
     read = list(csv.reader(io.StringIO(comma_separated(table), newline="")))[1:]
     assert [(name, float(value)) for name, value in read] == values
+
+
+def test_numbers_of_numpy_are_written_as_numbers():
+    assert comma_separated(Table("t", "", ("n", "m"), ((np.float64(0.1), np.int64(3)),))) == "n,m\n0.1,3\n"
 
 
 def test_a_cell_that_a_spreadsheet_would_run_is_kept_a_text():

@@ -5,7 +5,7 @@ import torch
 
 from convolution_cases import CASES, draw, wanted
 from fedgma.training.cuda_graphs import float32_precision
-from fedgma.training.fast import convolutions
+from fedgma.training.fast import convolutions, gpu
 from fedgma.training.fast.convolutions import CUT, convolve, convolve_back
 from interpreted import check_cases, needs_triton
 
@@ -53,7 +53,8 @@ def test_the_first_of_equal_corners_wins_and_relu_cuts_at_zero():
 
 
 @pytest.mark.parametrize(("precision", "outs", "last"), [("tf32", 64, True), ("tf32", 16, False), ("fp32", 64, True)])
-def test_channels_lie_together_where_matrix_units_read_them(precision, outs, last):
+def test_channels_lie_together_where_matrix_units_read_them(precision, outs, last, monkeypatch):
+    monkeypatch.setattr(gpu, "KERNELS", ("conv_matrix", "conv_thread"))
     with float32_precision(precision):
         out, seen = convolve(torch.zeros(2, 1, 3, 4, 4), torch.zeros(2, outs, 3, 3, 3), torch.zeros(2, outs))
         *_, inner = convolve_back(torch.ones_like(out), seen, inputs=True)
@@ -62,10 +63,16 @@ def test_channels_lie_together_where_matrix_units_read_them(precision, outs, las
     assert inner.stride() == seen.x.stride()
 
 
+def test_without_the_kernels_channels_lie_as_torch_has_them(monkeypatch):
+    monkeypatch.setattr(gpu, "KERNELS", ())
+    out, _ = convolve(torch.zeros(2, 1, 3, 4, 4), torch.zeros(2, 64, 3, 3, 3), torch.zeros(2, 64))
+    assert out.is_contiguous()
+
+
 def test_few_lanes_are_cut_into_pieces_and_many_are_not():
     def pieces(lanes, channels, outs, side):
         weight, corners = torch.empty(lanes, outs, channels, 5, 5), torch.empty(lanes, 32, outs, side, side)
-        return convolutions._pieces(convolutions.Seen(weight, weight, corners, 0, True))
+        return convolutions._pieces(convolutions.Saved(weight, weight, corners, 0, True))
 
     assert [pieces(lanes, 1, 6, 14) for lanes in (10, 100, 1600)] == [32, 32, 2]
     assert [pieces(lanes, 6, 16, 5) for lanes in (10, 100, 1600)] == [8, 2, 1]  # 100 positions are the least

@@ -30,14 +30,14 @@ def test_our_own_kernels_take_the_layers_that_they_are_faster_at(monkeypatch):
             {(16, 128): ()}, Here(4, 8, side, side, inputs, **kind), Here(4, outs, 3, 3, inputs), stride
         )
 
-    monkeypatch.setattr(gpu, "TRITON", True)
+    monkeypatch.setattr(gpu, "KERNELS", ("conv_3x3",))
     assert taken(16, 128, 128)
     assert not taken(16, 64, 128)
     assert not taken(8, 128, 128)
     assert not taken(16, 128, 128, stride=2)
     assert not taken(16, 128, 128, dtype=torch.float32)
     assert not taken(16, 128, 128, device="cpu")
-    monkeypatch.setattr(gpu, "TRITON", False)
+    monkeypatch.setattr(gpu, "KERNELS", ())
     assert not taken(16, 128, 128)
 
 

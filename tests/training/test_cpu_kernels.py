@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedgma.errors import ConfigError, DataError
-from fedgma.training.fast.cpu.clients import evaluate, images, train_cohort, why_not
+from fedgma.training.fast.cpu.clients import evaluate, images, train_clients, why_not
 
 pytest.importorskip("numba", reason="the CPU kernels need numba (extra `fast`)")
 torch = pytest.importorskip("torch", reason="the kernels are compared with torch (extra `sim`)")
@@ -126,7 +126,7 @@ def compare(name, network, sizes, classes, batch, epochs=2, **settings):
     else:
         pytest.fail("no data without a tie among 60 draws")
     fix = settings.pop("correction", None)
-    got = train_cohort(name, flat(net), data, [batches], classes=classes, corrections=fix, threads=1, **settings)
+    got = train_clients(name, flat(net), data, [batches], classes=classes, corrections=fix, threads=1, **settings)
     assert np.abs(want).max() > 1e-3
     np.testing.assert_allclose(got.updates[0], want, rtol=1e-4, atol=1e-6)
     assert got.samples.tolist() == [epochs * SAMPLES]
@@ -163,7 +163,7 @@ def test_clipping_and_correction_are_applied_as_in_torch(name, network):
 
 
 @pytest.fixture(scope="module")
-def cohort():
+def lane_batch():
     """Five clients of 4, 13, 0, 20 and 8 samples, each with rates of its own."""
     rng, net, data = problem(1, (1, 28, 28), 10)
     parts = np.split(np.arange(SAMPLES), [4, 17, 17, 37])
@@ -172,56 +172,56 @@ def cohort():
     return flat(net), data, batches, rates
 
 
-def test_the_number_of_threads_changes_no_bit(cohort):
-    params, data, batches, rates = cohort
+def test_the_number_of_threads_changes_no_bit(lane_batch):
+    params, data, batches, rates = lane_batch
     one, two, many = (
-        train_cohort("lenet", params, data, batches, classes=10, threads=threads, **rates) for threads in (1, 2, 7)
+        train_clients("lenet", params, data, batches, classes=10, threads=threads, **rates) for threads in (1, 2, 7)
     )
     assert one.updates.tobytes() == two.updates.tobytes() == many.updates.tobytes()
     assert one.losses.tolist() == two.losses.tolist() == many.losses.tolist()
 
 
-def test_a_client_trains_alone_as_in_company(cohort):
-    params, data, batches, rates = cohort
-    together = train_cohort("lenet", params, data, batches, classes=10, **rates)
+def test_a_client_trains_alone_as_in_company(lane_batch):
+    params, data, batches, rates = lane_batch
+    together = train_clients("lenet", params, data, batches, classes=10, **rates)
     for k in (0, 1, 3, 4):
         own = {name: values[k] for name, values in rates.items()}
-        alone = train_cohort("lenet", params, data, [batches[k]], classes=10, **own)
+        alone = train_clients("lenet", params, data, [batches[k]], classes=10, **own)
         assert alone.updates[0].tobytes() == together.updates[k].tobytes()
 
 
-def test_clients_may_have_batches_of_different_sizes(cohort):
-    params, data, batches, _ = cohort
+def test_clients_may_have_batches_of_different_sizes(lane_batch):
+    params, data, batches, _ = lane_batch
     wide = np.arange(40)[None]
     small, large = (
-        train_cohort("lenet", params, data, [rows], classes=10, lr=0.1).updates[0] for rows in (batches[1], wide)
+        train_clients("lenet", params, data, [rows], classes=10, lr=0.1).updates[0] for rows in (batches[1], wide)
     )
-    both = train_cohort("lenet", params, data, [batches[1], wide], classes=10, lr=0.1, threads=1).updates
+    both = train_clients("lenet", params, data, [batches[1], wide], classes=10, lr=0.1, threads=1).updates
     assert small.tobytes() == both[0].tobytes()
     assert large.tobytes() == both[1].tobytes()
 
 
-def test_a_client_without_samples_has_no_update(cohort):
-    params, data, batches, rates = cohort
-    result = train_cohort("lenet", params, data, batches, classes=10, **rates)
+def test_a_client_without_samples_has_no_update(lane_batch):
+    params, data, batches, rates = lane_batch
+    result = train_clients("lenet", params, data, batches, classes=10, **rates)
     assert result.samples.tolist() == [8, 26, 0, 40, 16]
     assert not result.updates[2].any()
     assert result.updates[[0, 1, 3, 4]].any(axis=1).all()
 
 
-def test_steps_of_padding_are_no_steps(cohort):
-    params, data, batches, _ = cohort
+def test_steps_of_padding_are_no_steps(lane_batch):
+    params, data, batches, _ = lane_batch
     gaps = np.concatenate([np.full((2, 8), -1), batches[1], np.full((3, 8), -1)])
     settings = {"classes": 10, "lr": 0.05, "momentum": 0.9, "mu": 0.1}
-    plain, padded = (train_cohort("lenet", params, data, [rows], **settings) for rows in (batches[1], gaps))
+    plain, padded = (train_clients("lenet", params, data, [rows], **settings) for rows in (batches[1], gaps))
     assert plain.updates.tobytes() == padded.updates.tobytes()
 
 
-def test_clients_may_start_from_weights_of_their_own(cohort):
-    params, data, batches, _ = cohort
+def test_clients_may_start_from_weights_of_their_own(lane_batch):
+    params, data, batches, _ = lane_batch
     starts = np.stack([params, params * np.float32(0.5)])
-    both = train_cohort("lenet", starts, data, [batches[1]] * 2, classes=10, lr=0.1)
-    second = train_cohort("lenet", starts[1], data, [batches[1]], classes=10, lr=0.1)
+    both = train_clients("lenet", starts, data, [batches[1]] * 2, classes=10, lr=0.1)
+    second = train_clients("lenet", starts[1], data, [batches[1]], classes=10, lr=0.1)
     assert both.updates[1].tobytes() == second.updates[0].tobytes()
     assert both.updates[0].tobytes() != both.updates[1].tobytes()
 
@@ -231,7 +231,7 @@ def test_floats_train_as_the_bytes_they_stand_for(network):
     rng, net, data = problem(2, (1, 28, 28), 10, lenet if network == "lenet" else logistic)
     floats = images(pixels(data).numpy(), data.y)
     batches = [plan(rng, np.arange(SAMPLES), 32, 1)]
-    a, b = (train_cohort(network, flat(net), seen, batches, classes=10, lr=0.1).updates for seen in (data, floats))
+    a, b = (train_clients(network, flat(net), seen, batches, classes=10, lr=0.1).updates for seen in (data, floats))
     assert a.tobytes() == b.tobytes()
 
 
@@ -255,15 +255,15 @@ def test_evaluation_does_not_depend_on_the_threads():
 
 def test_training_loss_and_accuracy_are_those_met_on_the_way():
     _, net, data = problem(6, (1, 28, 28), 10)
-    result = train_cohort("lenet", flat(net), data, [np.arange(SAMPLES)[None]], classes=10, lr=0.1)
+    result = train_clients("lenet", flat(net), data, [np.arange(SAMPLES)[None]], classes=10, lr=0.1)
     loss, hits = evaluate("lenet", flat(net), data, classes=10)
     assert result.losses[0] == pytest.approx(loss, rel=1e-6)
     assert result.accuracies[0] == pytest.approx(hits / SAMPLES)
 
 
-def test_a_client_that_diverges_is_seen_to_diverge(cohort):
-    params, data, batches, _ = cohort
-    result = train_cohort("lenet", params, data, [batches[3]], classes=10, lr=1e30)
+def test_a_client_that_diverges_is_seen_to_diverge(lane_batch):
+    params, data, batches, _ = lane_batch
+    result = train_clients("lenet", params, data, [batches[3]], classes=10, lr=1e30)
     assert not np.isfinite(result.updates).all()
 
 
@@ -278,11 +278,11 @@ def test_a_client_that_diverges_is_seen_to_diverge(cohort):
         ({"lr": np.ones(2)}, "lr must be a number or one for each of 1 clients"),
     ],
 )
-def test_a_mistake_is_named(cohort, change, message):
-    params, data, batches, _ = cohort
+def test_a_mistake_is_named(lane_batch, change, message):
+    params, data, batches, _ = lane_batch
     call = {"network": "lenet", "params": params, "data": data, "batches": batches[:1], "classes": 10, "lr": 0.1}
     with pytest.raises((ConfigError, DataError), match=message):
-        train_cohort(**{**call, **change})
+        train_clients(**{**call, **change})
 
 
 def test_images_of_another_kind_are_refused():
@@ -300,8 +300,9 @@ def test_without_numba_the_reason_says_what_to_install(monkeypatch):
 
 def test_an_edit_of_any_kernel_source_is_part_of_the_cache_key():
     from fedgma.training.fast.cpu import lenet as lenet_cpu
-    from fedgma.training.fast.cpu.simd import sources_number
+    from fedgma.training.fast.cpu.simd import source_files, sources_number
 
+    assert {"simd.py", "layers.py", "lenet.py", "logistic.py"} <= {path.name for path in source_files()}
     kept = [cell.cell_contents for cell in lenet_cpu.train.py_func.__closure__]
     assert kept == [sources_number()]
 

@@ -13,13 +13,13 @@ from fedgma.training import loop
 from fedgma.training.choose import choose, written_form, written_gradients
 from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.fast.normalisations import Norm, normalise, running
-from fedgma.training.fast.written import form_gradients, form_of
+from fedgma.training.fast.written import form_gradients
 from fedgma.training.gradients import lane_gradients, multiplied
+from fedgma.training.lane_batch import Assignment
 from fedgma.training.memory import measure
 from fedgma.training.models import ResNet18, build
 from fedgma.training.same_pools import distinct
-from fedgma.training.task import Task
-from lane_twins import correction_like, distance, make_cohort, start_of
+from lane_twins import correction_like, distance, make_lane_batch, start_of
 from plain_pools import DoublePool, make_federation, make_pool
 
 FORMS = [
@@ -48,7 +48,7 @@ def some_lanes(name, shape, lanes=3, batch=6):
 def test_hand_written_gradients_are_those_of_autograd(name, shape):
     model, params, x, y, count = some_lanes(name, shape)
     model, params, x = model.double(), {n: v.double() for n, v in params.items()}, x.double()
-    form = form_of(model)
+    form = written_form(model)
     assert form is not None
     wanted, found = lane_gradients(model)(params, {}, x, y, count), form_gradients(form)(params, {}, x, y, count)
     grads = multiplied(found[0])
@@ -144,7 +144,7 @@ def test_the_residual_form_in_half_precision_stays_near_single(name):
 @pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 28, 28)), ("cnn", (3, 12, 12))])
 def test_half_precision_stays_near_single(name, shape):
     model, params, x, y, count = some_lanes(name, shape)
-    form = form_of(model)
+    form = written_form(model)
     functions = [form_gradients(form, precision) for precision in ("fp32", "bf16")]
     exact, half, generic = (
         multiplied(find(params, {}, x, y, count)[0]) for find in (*functions, lane_gradients(model, "bf16"))
@@ -158,7 +158,7 @@ def test_half_precision_stays_near_single(name, shape):
 def test_the_small_cnn_drops_units_while_training_and_only_then():
     model, params, x, _, _ = some_lanes("cnn", (3, 12, 12))
     model.dropout = (0.25, 0.5)
-    form = form_of(model)
+    form = written_form(model)
     torch.manual_seed(0)
     full = torch.full((3,), x.shape[1])
     assert not torch.equal(form.forward(params, x, full).logits, form.forward(params, x, full).logits)
@@ -166,7 +166,7 @@ def test_the_small_cnn_drops_units_while_training_and_only_then():
 
 
 def engine_of(model):
-    return Engine(form_gradients(form_of(model)), compile=False)
+    return Engine(form_gradients(written_form(model)), compile=False)
 
 
 @pytest.mark.parametrize("settings", [{}, {"mu": 0.1}, {"clip": 0.5}, {"momentum": 0.0}], ids=str)
@@ -175,9 +175,9 @@ def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
     pool = DoublePool(federation.train.x, federation.train.y, 10)
     (start, _), engine = start_of(model), engine_of(model)
     for clients in ([0, 1, 2, 3, 4], [2, 4, 0], [4, 3, 2, 1]):
-        cohort = make_cohort(federation, clients, **settings)
-        wanted = loop.train(Task(model, cohort, [pool], start, {}))
-        found = engine(Task(model, cohort, [pool], start, {}))
+        lane_batch = make_lane_batch(federation, clients, **settings)
+        wanted = loop.train(Assignment(model, lane_batch, [pool], start, {}))
+        found = engine(Assignment(model, lane_batch, [pool], start, {}))
         assert distance(wanted.updates, found.updates) < 1e-9
         np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-4)
     assert len(engine._stations) == 1
@@ -185,10 +185,10 @@ def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
 
 def test_memory_of_graphs_is_let_go_with_the_last_of_them():
     federation, model = make_federation([9, 3, 17], (1, 8, 8)), build("logistic", (1, 8, 8), 10, seed=0)
-    engine, (start, _) = Engine(form_gradients(form_of(model)), compile=False), start_of(model)
+    engine, (start, _) = Engine(form_gradients(written_form(model)), compile=False), start_of(model)
 
     def train(epochs):
-        engine(Task(model, make_cohort(federation, range(3), epochs=epochs), [federation.train], start, {}))
+        engine(Assignment(model, make_lane_batch(federation, range(3), epochs=epochs), [federation.train], start, {}))
 
     train(1)
     engine._memory = memory = object()  # of graphs, which a CPU has none of
@@ -202,7 +202,7 @@ def test_memory_of_graphs_is_let_go_with_the_last_of_them():
 def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
     federation, model = make_federation([3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).double()
     pool, (start, _) = DoublePool(federation.train.x, federation.train.y, 10), start_of(model)
-    task = Task(model, make_cohort(federation, range(3)), [pool], start, {}, correction_like(start, 3))
+    task = Assignment(model, make_lane_batch(federation, range(3)), [pool], start, {}, correction_like(start, 3))
     assert distance(loop.train(task).updates, engine_of(model)(task).updates) < 1e-9
 
 
@@ -211,9 +211,12 @@ def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools(writte
     federation, model = make_federation([7, 3], (3, 16, 16)), build("resnet18-bn", (3, 16, 16), 10, seed=0)
     gradients = written_gradients(model) if written else lane_gradients(model)
     engine = Engine(gradients, padding=written, compile=False)
-    cohort, pools = make_cohort(federation, range(2), lr=0.001), [federation.train, make_pool(10, (3, 16, 16), seed=4)]
-    cohort.pool[:] = [1, 0]
-    wanted, found = (t(Task(model, cohort, pools, *start_of(model))) for t in (loop.train, engine))
+    lane_batch, pools = (
+        make_lane_batch(federation, range(2), lr=0.001),
+        [federation.train, make_pool(10, (3, 16, 16), seed=4)],
+    )
+    lane_batch.pool[:] = [1, 0]
+    wanted, found = (t(Assignment(model, lane_batch, pools, *start_of(model))) for t in (loop.train, engine))
     assert distance(wanted.buffers, found.buffers) < 1e-4
 
 
@@ -224,11 +227,11 @@ def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shap
     train, (start, buffers) = choose(trainer, model, [pool]), start_of(model)
     rounds = {"lanes": ([0, 1, 2],), "engine": ([0, 1, 2], [2, 0])}  # the second leaves a lane of the station idle
     for clients in rounds[trainer]:
-        cohort = make_cohort(federation, clients, lr=0.001, batch=4)
-        wanted, found = (t(Task(model, cohort, [pool], start, buffers)) for t in (loop.train, train))
+        lane_batch = make_lane_batch(federation, clients, lr=0.001, batch=4)
+        wanted, found = (t(Assignment(model, lane_batch, [pool], start, buffers)) for t in (loop.train, train))
         assert distance(wanted.updates, found.updates) < 1e-9
         assert distance(wanted.buffers, found.buffers) < 1e-9
-        assert found.buffers["norm1.num_batches_tracked"].tolist() == cohort.steps.tolist()
+        assert found.buffers["norm1.num_batches_tracked"].tolist() == lane_batch.steps.tolist()
         np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
     if trainer == "engine":
         assert {(lanes, batch) for _, lanes, batch, _ in train._stations[0].graphs} == {(3, 4)}
@@ -237,15 +240,17 @@ def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shap
 def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
     federation, model = make_federation([5, 3], (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
-    engine, cohort = engine_of(model), make_cohort(federation, range(2))
+    engine, lane_batch = engine_of(model), make_lane_batch(federation, range(2))
 
     def broken(bench, *rest):
         bench.params["linear.weight"].zero_()
         raise RuntimeError("no compiler here\nand a long story")
 
     engine.learn = broken
-    found = engine(Task(model, cohort, [federation.train], start, {}))
-    assert distance(loop.train(Task(model, cohort, [federation.train], start, {})).updates, found.updates) < 1e-5
+    found = engine(Assignment(model, lane_batch, [federation.train], start, {}))
+    assert (
+        distance(loop.train(Assignment(model, lane_batch, [federation.train], start, {})).updates, found.updates) < 1e-5
+    )
     assert caplog.messages == ["the step could not be compiled and runs as it is: no compiler here"]
 
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from fedgma.training import loop
-from fedgma.training.choose import choose, choose_scorer
+from fedgma.training.choose import choose, choose_scorer, written_form
 from fedgma.training.cuda_graphs import Engine, float32_precision
-from fedgma.training.fast.written import form_gradients, form_of
+from fedgma.training.fast.written import form_gradients
+from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import build
-from fedgma.training.task import Task
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
-from lane_twins import distance, make_cohort, start_of
+from lane_twins import distance, make_lane_batch, start_of
 from plain_pools import make_federation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(*ALL_BUT_HINTS)]
@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(*ALL_BUT_HINTS)]
 def residual_lanes(name, sizes):
     """A round of three lanes with batches of four, on the device."""
     federation, model = make_federation(sizes, (3, 16, 16)), build(name, (3, 16, 16), 10, seed=0).cuda()
-    return Task(model, make_cohort(federation, range(3), lr=0.001), [federation.train.to("cuda")], *start_of(model))
+    return Assignment(
+        model, make_lane_batch(federation, range(3), lr=0.001), [federation.train.to("cuda")], *start_of(model)
+    )
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [8, 3, 7]], ids=["even", "ragged"])
@@ -74,10 +76,10 @@ def test_the_engine_equals_the_loop_there(name, shape, precision, caplog):
     if name == "cnn":
         model.dropout = (0.0, 0.0)
     (start, _), pool = start_of(model), federation.train.to("cuda")
-    task = Task(model, make_cohort(federation, range(4)), [pool], start, {})
+    task = Assignment(model, make_lane_batch(federation, range(4)), [pool], start, {})
     with float32_precision("fp32"):
         slow = loop.train(task)
-    fast = Engine(form_gradients(form_of(model)), precision=precision, compile=False)(task)
+    fast = Engine(form_gradients(written_form(model)), precision=precision, compile=False)(task)
     assert distance(slow.updates, fast.updates) < BOUNDS[precision]
     assert_compiled_and_captured(caplog)
 
@@ -85,10 +87,10 @@ def test_the_engine_equals_the_loop_there(name, shape, precision, caplog):
 def test_a_cohort_that_outgrows_its_station_is_captured_too(caplog):
     federation, model = make_federation([9, 3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).cuda()
     (start, _), pool = start_of(model), federation.train.to("cuda")
-    engine = Engine(form_gradients(form_of(model)), compile=False)
+    engine = Engine(form_gradients(written_form(model)), compile=False)
     for epochs in (1, 9, 30):  # at a rate at which a hundred steps do not blow rounding up
-        cohort = make_cohort(federation, range(4), epochs=epochs, lr=0.002, momentum=0.0)
-        task = Task(model, cohort, [pool], start, {})
+        lane_batch = make_lane_batch(federation, range(4), epochs=epochs, lr=0.002, momentum=0.0)
+        task = Assignment(model, lane_batch, [pool], start, {})
         with float32_precision("fp32"):
             slow = loop.train(task)
         assert distance(slow.updates, engine(task).updates) < 2e-2

@@ -23,14 +23,14 @@ def test_a_gpu_takes_groups_of_powers_of_two_in_one_pass_and_no_doubles(monkeypa
     def taken(*shape, **kind):
         return normalisations._by_kernel(2, Here(*shape, **kind))
 
-    monkeypatch.setattr(gpu, "TRITON", True)
+    monkeypatch.setattr(gpu, "KERNELS", ("group_norm",))
     assert taken(1, 1, 32, 32, 64)
     assert taken(1, 1, 4, 4, 512, dtype=torch.float32)
     assert not taken(1, 1, 28, 28, 64)
     assert not taken(1, 1, 64, 64, 64)  # more than registers hold
     assert not taken(1, 1, 32, 32, 64, device="cpu")
     assert not taken(1, 1, 32, 32, 64, dtype=torch.float64)
-    monkeypatch.setattr(gpu, "TRITON", False)
+    monkeypatch.setattr(gpu, "KERNELS", ())
     assert not taken(1, 1, 32, 32, 64)
 
 

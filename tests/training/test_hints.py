@@ -8,11 +8,11 @@ from torch import nn
 
 from fedgma.training import loop
 from fedgma.training.choose import choose
-from fedgma.training.fast.compile import compiled
+from fedgma.training.compile import compiled
 from fedgma.training.gradients import lane_gradients
 from fedgma.training.hints import without_hints
-from fedgma.training.task import Task
-from lane_twins import distance, make_cohort, start_of
+from fedgma.training.lane_batch import Assignment
+from lane_twins import distance, make_lane_batch, start_of
 from plain_pools import make_federation
 
 
@@ -30,7 +30,7 @@ class Renormed(nn.Module):
 @pytest.mark.parametrize("trainer", ["lanes", "engine"])
 def test_a_module_that_vmap_has_no_rule_for_trains_without_a_word(trainer):
     federation, model = make_federation([9, 3], (1, 4, 4)), Renormed()
-    task = Task(model, make_cohort(federation, range(2)), [federation.train], *start_of(model))
+    task = Assignment(model, make_lane_batch(federation, range(2)), [federation.train], *start_of(model))
     x, y = torch.ones(2, 3, 1, 4, 4), torch.zeros(2, 3, dtype=torch.int64)
     stacked = {name: value.expand(2, *value.shape[1:]) for name, value in task.start.items()}
     with pytest.warns(UserWarning, match="performance drop"):

@@ -2,32 +2,32 @@
 
 A gradient function takes stacked parameters and buffers, a batch [lane, batch, ...] and the number of real samples of
 each lane's batch. It gives stacked gradients of each lane's mean loss, the new buffers, and the sum of losses and the
-number of hits over the real samples. `lane_gradients` makes one out of any module; `forms` has hand-written ones.
+number of hits over the real samples. `lane_gradients` makes one out of any module; `fast` has hand-written ones.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.training.hints import without_hints
-from fedgma.training.task import Pool, Stacked, keyed_generators
+from fedgma.training.lane_batch import keyed_generators
+from fedgma.training.stacked import Stacked
 
 
-class Product(NamedTuple):
-    """A dense layer's weight gradient that is not multiplied out: a step can then add it to the weights at once."""
-
-    left: Tensor  # [lane, sample, out]
-    right: Tensor  # [lane, sample, in]
+class Product(Protocol):
+    """A weight gradient kept as two factors: a step can subtract their product without writing it to memory."""
 
     def tensor(self) -> Tensor:
-        """The gradient [lane, out, in]."""
-        product = self.left.transpose(1, 2) @ self.right
-        return product.float() if product.dtype == torch.bfloat16 else product
+        """The gradient, multiplied out."""
+
+    def subtract_from(self, weight: Tensor, rates: Tensor) -> None:
+        """Subtract `rates` [lane] times the gradient from the weights, in place."""
 
 
 Found = Mapping[str, Tensor | Product]

@@ -1,26 +1,64 @@
 """Dense layers and the loss over lanes, with their backward passes written out as batched matrix products.
 
-Gradients of weights that many samples and places share are summed in pieces, so that a few lanes fill a GPU.
+The weight gradient of a dense layer stays a pair of factors (`Product`). A step without momentum, proximal term or
+clipping then subtracts the product from the weights in one pass and never stores the gradient.
+
+Buys: row "dense gradients not multiplied out" in the table of `benchmarks/bench_parts.py`.
 """
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedgma.training.gradients import Product
+PIECES = 256  # matrix products that a weight gradient is split into at least, where the batch allows
 
-PIECES = 256  # products that a weight gradient is split into at least, where the batch allows
+_library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("subtract_product(Tensor(a!) weight, Tensor left, Tensor right) -> ()")
+
+
+class Product(NamedTuple):
+    """The weight gradient of a dense layer as its two factors."""
+
+    left: Tensor  # [lane, sample, out]
+    right: Tensor  # [lane, sample, in]
+
+    def tensor(self) -> Tensor:
+        """The gradient [lane, out, in]."""
+        product = self.left.transpose(1, 2) @ self.right
+        return product.to(wide_type(product))
+
+    def subtract_from(self, weight: Tensor, rates: Tensor) -> None:
+        """Subtract `rates` [lane] times the gradient from the weights, in place."""
+        per_lane = rates[:, None, None]
+        if self.left.dtype == weight.dtype:
+            torch.ops.fedgma.subtract_product(weight, self.left * per_lane, self.right)
+        else:
+            weight.sub_(self.tensor() * per_lane)
+
+
+def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
+    torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("subtract_product", _subtract_product, _device)
+_library.impl("subtract_product", lambda weight, left, right: None, "Meta")  # for the compiler: no new tensor
 
 
 def split_products(left: Tensor, right: Tensor) -> Tensor:
-    """left^T @ right over samples and places, [lane, sample, ..., n] each, summed in pieces: [lane, n, m]."""
+    """left^T @ right of every lane, summed over samples and positions: [lane, sample, ..., n] and m to [lane, n, m].
+
+    The batch is split into pieces, so that a few lanes are enough work for a GPU.
+    """
     lanes, pieces = len(left), pieces_of(*left.shape[:2])
-    parts = [x.reshape(lanes * pieces, -1, x.shape[-1]) for x in (left, right)]
-    products = parts[0].transpose(1, 2) @ parts[1]
+    factors = [x.reshape(lanes * pieces, -1, x.shape[-1]) for x in (left, right)]
+    products = factors[0].transpose(1, 2) @ factors[1]
     return products.view(lanes, pieces, *products.shape[1:]).sum(1, dtype=wide_type(left))
 
 
 def pieces_of(products: int, samples: int, least: int = PIECES) -> int:
-    """Into how many pieces to cut a batch, so that there are enough products to fill the device.
+    """How many pieces to split a batch into, so that there are at least so many products where the batch allows.
 
     >>> pieces_of(10, samples=32), pieces_of(1600, samples=32)
     (32, 1)
@@ -35,21 +73,21 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def dense_back(grads: Tensor, x: Tensor) -> tuple[Product, Tensor]:
-    """Gradients of weight and bias."""
+    """Gradients of weight and bias, from those of the output."""
     return Product(grads, x), grads.sum(1, dtype=wide_type(grads))
 
 
 def loss_back(logits: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of every lane's mean loss, its loss sum and its hits; rows past `count` are padding."""
+    """Gradient of every lane's mean loss in its logits, loss sum and hits; rows past `count` are padding."""
     real = torch.arange(y.shape[1], device=y.device) < count[:, None]
     logs = torch.log_softmax(logits, -1, dtype=wide_type(logits))
     total = -torch.where(real, logs.gather(2, y[..., None])[..., 0], 0.0).sum(1)
     hits = (real & (logits.argmax(-1) == y)).sum(1)
-    wanted = torch.arange(logits.shape[-1], device=y.device) == y[..., None]
-    grads = (logs.exp() - wanted.to(logs.dtype)) / count.clamp(min=1)[:, None, None]
+    targets = torch.arange(logits.shape[-1], device=y.device) == y[..., None]
+    grads = (logs.exp() - targets.to(logs.dtype)) / count.clamp(min=1)[:, None, None]
     return torch.where(real[..., None], grads, 0.0).to(logits.dtype), total, hits
 
 
 def wide_type(x: Tensor) -> torch.dtype:
-    """What sums over values of this type are kept in: float32 for half and single precision, float64 for double."""
+    """The type that sums over values of this type are kept in: float64 for double, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

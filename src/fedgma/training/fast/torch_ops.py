@@ -1,10 +1,11 @@
-"""What a compiler must take as it is: 3x3 convolutions of many lanes, each with weights of its own, and steps in place.
+"""3x3 convolutions of many lanes, each with its own weights, as operators that the compiler does not look into.
 
-One client's batch of large images fills a GPU by itself, and no library convolves with one set of weights a group fast;
-so a lane is one call of cuDNN. Lanes go round a few streams, so that those too small to fill the device share it, and
-write into one tensor. Some layers in bfloat16 are done for all lanes at once by kernels of our own, which are faster
-there (`kernels.convolutions_3x3_gpu`). Activations are [lane, sample, row, column, channel], weights [lane, out, row,
-column, in].
+One lane's batch of large images fills a GPU by itself, and no library is fast at convolutions with separate weights for
+every group; so each lane is one call of cuDNN. Lanes take turns on a few streams, so that lanes too small to fill the
+device run side by side. Some layers in bfloat16 are done for all lanes at once by our own kernels (`gpu.conv_3x3`).
+Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in].
+
+Buys: row "lanes on four streams" in the table of `benchmarks/bench_parts.py`.
 """
 
 import functools
@@ -21,17 +22,16 @@ from fedgma.training.fast.layers import pieces_of
 
 STREAMS = 4
 Tiles = Mapping[tuple[int, int], tuple[int, ...]]
-# (columns, channels) of layers that our own kernels do faster than cuDNN on an H200, and the tiles that were fastest
+# (columns, channels) of the layers where our own kernels are faster than cuDNN on an H200, and their fastest tiles
 OWN: Tiles = {(16, 128): (128, 128, 32, 8, 3), (4, 512): (128, 64, 64, 8, 3)}
 OWN_WEIGHTS: Tiles = {(32, 64): (64, 64, 32, 4, 3), (16, 128): (64, 64, 64, 8, 3)}
-ROOM = 200_000  # bytes of shared memory that a program must be able to have for these tiles: an H100's, not an A100's
-PROGRAMS = 512  # of a weight gradient, at least, where the batch allows
+SHARED_MEMORY = 200_000  # bytes that a program needs for these tiles: an H100 has them, an A100 does not
+PROGRAMS = 512  # that a weight gradient is split into at least, where the batch allows
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("convolve(Tensor x, Tensor weight, int stride) -> Tensor")
 _library.define("convolve_inputs(Tensor grads, Tensor weight, int rows, int columns, int stride) -> Tensor")
 _library.define("convolve_weights(Tensor grads, Tensor x, int stride) -> Tensor")
-_library.define("subtract_product(Tensor(a!) weight, Tensor left, Tensor right) -> ()")
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
@@ -41,13 +41,13 @@ def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
 
 def convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int = 1) -> Tensor:
     """The gradient of the input [lane, sample, rows, columns, in]."""
-    if stride == 1 and not _own(OWN, grads, weight, stride):  # with the weights turned round, which libraries do best
-        return convolve(grads, turned(weight))
+    if stride == 1 and not _own(OWN, grads, weight, stride):  # a forward convolution is what libraries do best
+        return convolve(grads, flipped(weight))
     return torch.ops.fedgma.convolve_inputs(grads, weight, rows, columns, stride)  # type: ignore[no-any-return]
 
 
-def turned(weight: Tensor) -> Tensor:
-    """Weights turned round, inputs and outputs exchanged: a convolution with them is the way back to the input."""
+def flipped(weight: Tensor) -> Tensor:
+    """Weights flipped, inputs and outputs exchanged: a convolution with them takes gradients back to the input."""
     return weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()
 
 
@@ -56,52 +56,45 @@ def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
     return torch.ops.fedgma.convolve_weights(grads, x, stride)  # type: ignore[no-any-return]
 
 
-def subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
-    """weight - left^T @ right of every lane, in place: the product itself is never written to memory."""
-    torch.ops.fedgma.subtract_product(weight, left, right)
-
-
-def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
-    torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
-
-
 def _own(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> bool:
-    """Whether a layer is one that our own kernels are faster at."""
-    kind = gpu.TRITON and x.device.type == "cuda" and x.dtype == torch.bfloat16 and stride == 1
+    """Whether our own kernels do this layer."""
+    kind = "conv_3x3" in gpu.KERNELS and x.device.type == "cuda" and x.dtype == torch.bfloat16 and stride == 1
     return kind and weight.shape[1] == weight.shape[4] and (x.shape[3], x.shape[4]) in tiles
 
 
 def _kernels(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> tuple[ModuleType, Any] | None:
     """Our own kernels and their tile for a layer, or None where cuDNN does it."""
-    wanted = _own(tiles, x, weight, stride) and _shared_memory(x.device) >= ROOM
-    fused = gpu.kernels("conv_3x3") if wanted else None
-    if fused is None:
+    enough = _own(tiles, x, weight, stride) and _shared_memory(x.device) >= SHARED_MEMORY
+    kernels = gpu.kernels("conv_3x3") if enough else None
+    if kernels is None:
         return None
     _, samples, rows, columns, channels = x.shape
-    tile = fused.Tile(*tiles[columns, channels])
-    return (fused, tile) if fused.fits(tile, samples * rows * columns, columns, channels, channels) else None
+    tile = kernels.Tile(*tiles[columns, channels])
+    return (kernels, tile) if kernels.fits(tile, samples * rows * columns, columns, channels, channels) else None
 
 
 @functools.cache
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have on a GPU."""
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))  # NVIDIA's alone
+    """Bytes of shared memory that one program can have on a GPU."""
+    return int(
+        getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    )  # known for NVIDIA only
 
 
 def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     out = _output(x, weight, stride)
-    if own := _kernels(OWN, x, weight, stride):
-        fused, tile = own
-        fused.forward(x, weight, out, tile)
+    if layer := _kernels(OWN, x, weight, stride):
+        kernels, tile = layer
+        kernels.forward(x, weight, out, tile)
         return out
 
     def lane(i: int) -> None:
-        image, own, target = _first(x[i]), _first(weight[i]), _first(out[i])
+        image, filters, target = _first(x[i]), _first(weight[i]), _first(out[i])
         if x.is_cuda:
             flags = (False, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32)
-            torch.ops.aten.cudnn_convolution.out(image, own, [1, 1], [stride] * 2, [1, 1], 1, *flags, out=target)
+            torch.ops.aten.cudnn_convolution.out(image, filters, [1, 1], [stride] * 2, [1, 1], 1, *flags, out=target)
         else:
-            target.copy_(F.conv2d(image, own, stride=stride, padding=1))
+            target.copy_(F.conv2d(image, filters, stride=stride, padding=1))
 
     _each(len(x), x.device, lane)
     return out
@@ -109,9 +102,9 @@ def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int) -> Tensor:
     out = grads.new_empty((*grads.shape[:2], rows, columns, weight.shape[4]))
-    if own := _kernels(OWN, grads, weight, stride):
-        fused, tile = own
-        fused.forward(grads, weight, out, tile, turned=True)
+    if layer := _kernels(OWN, grads, weight, stride):
+        kernels, tile = layer
+        kernels.forward(grads, weight, out, tile, flipped=True)
         return out
 
     def lane(i: int) -> None:
@@ -124,8 +117,8 @@ def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, str
 
 def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
     out = grads.new_empty((len(grads), grads.shape[4], 3, 3, x.shape[4]))
-    if own := _kernels(OWN_WEIGHTS, x, out, stride):
-        return _sum_weights(*own, grads, x)
+    if layer := _kernels(OWN_WEIGHTS, x, out, stride):
+        return _sum_weights(*layer, grads, x)
 
     def lane(i: int) -> None:
         like = _first(out[i])
@@ -135,29 +128,29 @@ def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
     return out
 
 
-def _sum_weights(fused: ModuleType, tile: Any, grads: Tensor, x: Tensor) -> Tensor:
-    """The gradient of the weights by our own kernels, in pieces of the batch, so that few lanes fill the device."""
+def _sum_weights(kernels: ModuleType, tile: Any, grads: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the weights by our own kernels, in pieces of the batch, so that a few lanes fill the device."""
     lanes, samples, outs, inputs = *x.shape[:2], grads.shape[4], x.shape[4]
     pieces = pieces_of(lanes * (outs // tile.outs) * (inputs // tile.inputs), samples, least=PROGRAMS)
     parts = x.new_empty((lanes, pieces, outs, 3, 3, inputs), dtype=torch.float32)
-    fused.backward_weights(grads, x, parts, tile)
+    kernels.backward_weights(grads, x, parts, tile)
     return parts.sum(1).to(x.dtype)
 
 
 def _backward(grads: Tensor, x: Tensor, weight: Tensor, stride: int, wanted: list[bool]) -> tuple[Tensor, ...]:
-    both = ([stride] * 2, [1, 1], [1, 1])
+    geometry = ([stride] * 2, [1, 1], [1, 1])  # stride, padding, dilation
     return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-        grads, x, weight, None, *both, False, [0, 0], 1, wanted
+        grads, x, weight, None, *geometry, False, [0, 0], 1, wanted
     )
 
 
 def _first(x: Tensor) -> Tensor:
-    """Channels before rows and columns, as torch names the axes; memory stays as it is."""
+    """A view with channels before rows and columns, as torch orders the axes."""
     return x.permute(0, 3, 1, 2)
 
 
 def _each(lanes: int, device: torch.device, work: Callable[[int], None]) -> None:
-    """Do every lane's work; on a GPU round a few streams, so that small pieces of it run side by side."""
+    """Do every lane's work; on a GPU on a few streams in turn, so that small pieces of it run side by side."""
     if device.type != "cuda":
         for lane in range(lanes):
             work(lane)
@@ -188,10 +181,8 @@ for _device in ("CPU", "CUDA"):
         "convolve_inputs", lambda g, w, r, c, s: _convolve_inputs(g.contiguous(), w.contiguous(), r, c, s), _device
     )
     _library.impl("convolve_weights", lambda g, x, s: _convolve_weights(g.contiguous(), x.contiguous(), s), _device)
-    _library.impl("subtract_product", _subtract_product, _device)
 
-# what a compiler needs to know: shapes, and that results are contiguous
+# for the compiler: shapes, and that results are contiguous
 _library.impl("convolve", _output, "Meta")
 _library.impl("convolve_inputs", lambda g, w, r, c, s: g.new_empty((*g.shape[:2], r, c, w.shape[4])), "Meta")
 _library.impl("convolve_weights", lambda g, x, s: g.new_empty((len(g), g.shape[4], 3, 3, x.shape[4])), "Meta")
-_library.impl("subtract_product", lambda weight, left, right: None, "Meta")

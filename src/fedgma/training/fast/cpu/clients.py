@@ -1,7 +1,7 @@
-"""A round's local training on the CPU: every client of a cohort in one call, threads taking whole clients.
+"""Local training on the CPU: all sampled clients of a round in one call, each thread training whole clients.
 
-A client's result does not depend on the number of threads or on who else is in the cohort. numba compiles the kernels
-the first time they are used on a machine (some 15 seconds) and keeps them on disk; without numba use the torch trainer.
+A client's result does not depend on the number of threads or on the other clients. numba compiles the kernels the first
+time they are used on a machine (some 15 seconds) and keeps them on disk; without numba use the torch trainer.
 """
 
 import importlib
@@ -16,9 +16,9 @@ from fedgma.errors import ConfigError, DataError
 
 Array = np.ndarray[Any, Any]
 
-# module with Shape, size, space, train and evaluate
+# modules with Shape, size, space, train and logits
 NETWORKS = {"lenet": "fedgma.training.fast.cpu.lenet", "logistic": "fedgma.training.fast.cpu.logistic"}
-_CHUNK = 1024  # images a thread evaluates at a time; sums of chunks are added in order, whoever made them
+_CHUNK = 1024  # images that a thread evaluates at a time
 _BATCH = 32
 
 
@@ -32,12 +32,12 @@ class Images(NamedTuple):
     sizes: tuple[int, int, int]  # channels, height, width
 
 
-class CohortResult(NamedTuple):
-    """What a cohort's local training gave, clients in the order they were passed."""
+class ClientResults(NamedTuple):
+    """The results of local training, clients in the order in which they were passed."""
 
     updates: Array  # float32 [client, parameter], trained minus start
     losses: Array  # float64 [client], mean training loss over the samples seen
-    accuracies: Array  # float64 [client], share of samples right when they were seen
+    accuracies: Array  # float64 [client], share of correct predictions at the time of training
     samples: Array  # int64 [client], samples seen, epochs counted
 
 
@@ -75,11 +75,11 @@ def images(x: Array, y: Array, mean: Sequence[float] = (0.0,), std: Sequence[flo
     channels, height, width = x.shape[1:]
     bytes_, floats = (flat if x.dtype == kind else np.zeros((0, 0), kind) for kind in (np.uint8, np.float32))
     labels = np.ascontiguousarray(y, np.int64)
-    arrays = (_sealed(bytes_), _sealed(floats), _sealed((levels - centre) / scale), _sealed(labels))
+    arrays = (_read_only(bytes_), _read_only(floats), _read_only((levels - centre) / scale), _read_only(labels))
     return Images(*arrays, (channels, height, width))
 
 
-def train_cohort(
+def train_clients(
     network: str,
     params: Array,
     data: Images,
@@ -92,19 +92,20 @@ def train_cohort(
     corrections: Array | None = None,
     clip: float | Array = np.inf,
     threads: int | None = None,
-) -> CohortResult:
-    """Train each client of a cohort by SGD from `params` and return the updates.
+) -> ClientResults:
+    """Train each client by SGD from `params`.
 
-    `params` is flat float32 in the order of torch's `state_dict`, one vector for all or one a client. `batches[k]`
-    holds client k's samples, int [step, batch], padded with -1; a step of nothing but -1 is no step. The rates are
-    numbers or one a client. A step is: gradient of the mean loss, plus mu times the distance from `params`, scaled
-    down to a norm of `clip`, plus `corrections[k]` (SCAFFOLD's c - c_k), then momentum as in `torch.optim.SGD`.
+    `params` is flat float32 in the order of torch's `state_dict`, one vector for all clients or one for each.
+    `batches[k]` holds client k's samples, int [step, batch], padded with -1; a step of -1 alone is skipped. Rates are
+    numbers, or arrays with one number per client. A step is: gradient of the mean loss, plus mu times the distance from
+    `params`, scaled down to a norm of `clip`, plus `corrections[k]` (SCAFFOLD's c - c_k), then momentum as in
+    `torch.optim.SGD`.
     """
     kernel, shape, pixels = _kernel(network, data, classes)
     clients, size = len(batches), kernel.size(shape)
     starts = _rows("params", params, clients, size)
     fixes = (
-        _sealed(np.zeros((clients, 0), np.float32))
+        _read_only(np.zeros((clients, 0), np.float32))
         if corrections is None
         else _rows("corrections", corrections, clients, size)
     )
@@ -114,16 +115,16 @@ def train_cohort(
     _check_labels(data.y, classes)
     updates, sums = np.empty((clients, size), np.float32), np.zeros((clients, 3))
 
-    def one(k: int, space: Any) -> None:
+    def train_client(k: int, space: Any) -> None:
         sums[k] = kernel.train(
             shape, starts[k], pixels, data.y, plans[k], rates[k], bounds[k], fixes[k], space, updates[k]
         )
 
     longest = max([1, *(plan.shape[1] for plan in plans)])
-    order = sorted(range(clients), key=lambda k: -plans[k].shape[0])  # the longest first: threads end together
-    _share(one, order, lambda: kernel.space(shape, longest), threads)
+    order = sorted(range(clients), key=lambda k: -plans[k].shape[0])  # the longest first, so that threads end together
+    _share(train_client, order, lambda: kernel.space(shape, longest), threads)
     seen = np.maximum(sums[:, 2], 1)
-    return CohortResult(updates, sums[:, 0] / seen, sums[:, 1] / seen, sums[:, 2].astype(np.int64))
+    return ClientResults(updates, sums[:, 0] / seen, sums[:, 1] / seen, sums[:, 2].astype(np.int64))
 
 
 def logits(
@@ -136,25 +137,25 @@ def logits(
     if chosen.size == 0 or chosen.min() < 0 or chosen.max() >= len(data.y):
         raise DataError(f"samples to evaluate must be numbers below {len(data.y)} and at least one, got {chosen.size}")
     _check_labels(data.y, classes)
-    found = np.empty((chosen.size, classes), np.float32)
+    result = np.empty((chosen.size, classes), np.float32)
 
-    def one(first: int, space: Any) -> None:
+    def evaluate_chunk(first: int, space: Any) -> None:
         part = slice(first, first + _CHUNK)
-        kernel.logits(shape, flat, pixels, data.y, _sealed(chosen[part]), space, found[part])
+        kernel.logits(shape, flat, pixels, data.y, _read_only(chosen[part]), space, result[part])
 
-    _share(one, range(0, chosen.size, _CHUNK), lambda: kernel.space(shape, _BATCH), threads)
-    return found
+    _share(evaluate_chunk, range(0, chosen.size, _CHUNK), lambda: kernel.space(shape, _BATCH), threads)
+    return result
 
 
 def evaluate(
     network: str, params: Array, data: Images, *, classes: int, index: Array | None = None, threads: int | None = None
 ) -> tuple[float, int]:
-    """Mean loss and number right over a data set, or over the samples in `index`."""
-    found = logits(network, params, data, classes=classes, index=index, threads=threads).astype(np.float64)
+    """Mean loss and number of correct predictions over a data set, or over the samples in `index`."""
+    scores = logits(network, params, data, classes=classes, index=index, threads=threads).astype(np.float64)
     wanted = data.y if index is None else data.y[np.asarray(index)]
-    top = found.max(1)
-    losses = np.log(np.exp(found - top[:, None]).sum(1)) + top - found[np.arange(len(found)), wanted]
-    return float(losses.mean()), int((found.argmax(1) == wanted).sum())
+    top = scores.max(1)
+    losses = np.log(np.exp(scores - top[:, None]).sum(1)) + top - scores[np.arange(len(scores)), wanted]
+    return float(losses.mean()), int((scores.argmax(1) == wanted).sum())
 
 
 def _kernel(network: str, data: Images, classes: int) -> tuple[Any, Any, Any]:
@@ -165,8 +166,8 @@ def _kernel(network: str, data: Images, classes: int) -> tuple[Any, Any, Any]:
     return module, module.Shape(*data.sizes, classes), module.layers.Pixels(data.bytes, data.floats, data.table)
 
 
-def _sealed(array: Array) -> Array:
-    # numba compiles once more for arrays that may be written to: all inputs are such that may not
+def _read_only(array: Array) -> Array:
+    # numba compiles separately for writeable arrays: all inputs are read-only, so that it compiles once
     view = array.view()
     view.flags.writeable = False
     return view
@@ -176,7 +177,7 @@ def _rows(name: str, values: Array, clients: int, size: int) -> Array:
     given = np.ascontiguousarray(values, np.float32)
     if given.shape not in ((size,), (clients, size)):
         raise DataError(f"{name} must have shape ({size},) or ({clients}, {size}), got {given.shape}")
-    return _sealed(np.broadcast_to(given, (clients, size)))
+    return _read_only(np.broadcast_to(given, (clients, size)))
 
 
 def _each(name: str, value: float | Array, clients: int) -> Array:
@@ -192,7 +193,7 @@ def _plan(client: int, steps: Array, samples: int) -> Array:
         raise DataError(
             f"batches[{client}] must be [step, batch] of sample numbers below {samples} or -1, got shape {plan.shape}"
         )
-    return _sealed(plan)
+    return _read_only(plan)
 
 
 def _check_labels(y: Array, classes: int) -> None:
@@ -201,20 +202,20 @@ def _check_labels(y: Array, classes: int) -> None:
 
 
 def _cores() -> int:
-    # not every system says which cores this process may use
+    # not every system tells which cores this process may use
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _share(one: Callable[[int, Any], None], jobs: Iterable[int], space: Callable[[], Any], threads: int | None) -> None:
-    """Threads take jobs from one line, each with scratch of its own."""
-    line = list(jobs)
-    workers = min(threads or _cores(), len(line))
-    queue = iter(line)  # next() on it is atomic
+def _share(do: Callable[[int, Any], None], jobs: Iterable[int], space: Callable[[], Any], threads: int | None) -> None:
+    """Do the jobs in threads that take them from one queue, each with its own scratch memory."""
+    waiting = list(jobs)
+    workers = min(threads or _cores(), len(waiting))
+    queue = iter(waiting)  # next() on it is atomic
 
     def work() -> None:
         scratch = space()
         for job in queue:
-            one(job, scratch)
+            do(job, scratch)
 
     if workers <= 1:
         return work()

@@ -1,9 +1,9 @@
 """Layers of small networks on the CPU, forward and backward, with the batch as the innermost axis.
 
-Activations are flat float32 arrays that read as `[channel][row][column][LANES]` (convolutions: sixteen samples at a
-time) or `[feature][batch]` (dense layers: the whole batch, padded to a multiple of LANES). So every inner loop is a
-full vector, a convolution needs no patches and no transposed copies, and a sample that only fills up the batch costs
-nothing but its zero gradient. Weights lie as torch's do. Kernels are 5x5, pooling windows 2x2.
+Activations are flat float32 arrays, read as `[channel][row][column][SLOTS]` (convolutions: sixteen samples at a time)
+or `[feature][batch]` (dense layers: the whole batch, padded to a multiple of SLOTS). So every inner loop is a full
+vector, a convolution needs no patches and no transposed copies, and padding costs nothing but its zero gradient.
+Weights have torch's layout. Kernels are 5x5, pooling windows 2x2.
 """
 
 import math
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.training.fast.cpu.simd import (
-    LANES,
     ONE,
     PART,
     POSITIONS,
+    SLOTS,
     STRIDE,
     WHOLE,
     WIDTH,
@@ -35,16 +35,16 @@ from fedgma.training.fast.cpu.simd import (
 
 Array = np.ndarray[Any, Any]
 Rows = tuple[int, ...]
-TAPS = tuple(range(0, 5 * LANES, LANES))  # the five columns of a kernel row, as offsets in floats
+TAPS = tuple(range(0, 5 * SLOTS, SLOTS))  # the five columns of a kernel row, as offsets in floats
 SIX = (0, 1, 2, 3, 4, 5)
-BLOCK = LANES * STRIDE
+BLOCK = SLOTS * STRIDE
 
 
 def aligned(*shape: int) -> Array:
     """Zeros, float32, at an address that is a multiple of 64: no vector straddles two cache lines."""
-    raw = np.zeros(math.prod(shape) + LANES, np.float32)
+    raw = np.zeros(math.prod(shape) + SLOTS, np.float32)
     skip = -raw.ctypes.data % 64 // 4
-    return raw[skip : raw.size - LANES + skip].reshape(shape)
+    return raw[skip : raw.size - SLOTS + skip].reshape(shape)
 
 
 @both
@@ -53,15 +53,15 @@ def wide(inputs: int) -> int:
     return (inputs + BLOCK - 1) // BLOCK * BLOCK
 
 
-def batch_space(lanes: int) -> tuple[Array, Array, Array]:
+def batch_space(slots: int) -> tuple[Array, Array, Array]:
     """Scratch for `take`: samples, labels and weights."""
-    return np.zeros(lanes, np.int64), np.zeros(lanes, np.int64), aligned(lanes)
+    return np.zeros(slots, np.int64), np.zeros(slots, np.int64), aligned(slots)
 
 
 class Pixels(NamedTuple):
-    """A data set's images as rows: bytes with the table that says what they mean, or floats; the other is empty.
+    """A data set's images as rows: bytes and a table of their values, or floats; the other array is empty.
 
-    Both are always there, so that the kernels are compiled once.
+    Both arrays are always given, so that the kernels are compiled once.
     """
 
     bytes: Array  # uint8 [sample, channel * height * width]
@@ -71,19 +71,19 @@ class Pixels(NamedTuple):
 
 @compiled
 def load_images(x: Pixels, samples: Array, sizes: tuple[int, int, int], pad: int, out: Array) -> None:
-    """LANES images into `[channel][row][column][LANES]` with a border of `pad`, which is left as it is (zero)."""
+    """SLOTS images into `[channel][row][column][SLOTS]` with a border of `pad`, which stays as it is (zero)."""
     channels, height, width = sizes
     for c in range(channels):
         for r in range(height):
-            at = ((c * (height + 2 * pad) + r + pad) * (width + 2 * pad) + pad) * LANES
+            at = ((c * (height + 2 * pad) + r + pad) * (width + 2 * pad) + pad) * SLOTS
             first = (c * height + r) * width
             for q in range(width):
                 if x.bytes.shape[0] > 0:
-                    for b in range(LANES):
-                        out[at + q * LANES + b] = x.table[c, x.bytes[samples[b], first + q]]
+                    for b in range(SLOTS):
+                        out[at + q * SLOTS + b] = x.table[c, x.bytes[samples[b], first + q]]
                 else:
-                    for b in range(LANES):
-                        out[at + q * LANES + b] = x.floats[samples[b], first + q]
+                    for b in range(SLOTS):
+                        out[at + q * SLOTS + b] = x.floats[samples[b], first + q]
 
 
 @compiled
@@ -91,8 +91,8 @@ def load_rows(x: Pixels, samples: Array, area: int, out: Array, wide: int) -> No
     """Samples as rows of `out`, `[batch][wide]`; `area` pixels share a channel's table."""
     for b in range(samples.shape[0]):
         if x.bytes.shape[0] > 0:
-            for place in range(x.bytes.shape[1]):
-                out[b * wide + place] = x.table[place // area, x.bytes[samples[b], place]]
+            for pixel in range(x.bytes.shape[1]):
+                out[b * wide + pixel] = x.table[pixel // area, x.bytes[samples[b], pixel]]
         else:
             out[b * wide : b * wide + x.floats.shape[1]] = x.floats[samples[b]]
 
@@ -101,9 +101,9 @@ def load_rows(x: Pixels, samples: Array, area: int, out: Array, wide: int) -> No
 def conv_pool(
     x: Array, sizes: tuple[int, int, int], w: Array, b: Array, rows: Rows, y: Array, y_step: int, winner: Array
 ) -> None:
-    """Convolution, ReLU and pooling in one pass: `[C][H][W][LANES]` to `[O][(H-4)/2][(W-4)/2]`, y_step apart.
+    """Convolution, ReLU and pooling in one pass: `[C][H][W][SLOTS]` to `[O][(H-4)/2][(W-4)/2]`, y_step apart.
 
-    `winner` keeps which of a window's four positions won (4: none, all were negative) for the way back.
+    `winner` keeps which of a window's four positions held the maximum (4: none was positive) for the backward pass.
     """
     channels, height, width = sizes
     pooled, step = (width - 4) // 2, channels * 25
@@ -117,32 +117,32 @@ def conv_pool(
                     tile = biases(b, o, 1, rows, POSITIONS)
                     for c in range(channels):
                         for i in range(5):
-                            at = ((c * height + r + (number >> 1) + i) * width + q + (number & 1)) * LANES
+                            at = ((c * height + r + (number >> 1) + i) * width + q + (number & 1)) * SLOTS
                             w_at = ((o * channels + c) * 5 + i) * 5
                             for j in range(5):
-                                tile = outer(tile, x, at + j * LANES, POSITIONS, w, w_at + j, step)
+                                tile = outer(tile, x, at + j * SLOTS, POSITIONS, w, w_at + j, step)
                     best = larger(best, tile, number)
                 f = o * plane + cell
-                put_pooled(y, f * y_step, plane * y_step, winner, f * LANES, plane * LANES, best)
+                put_pooled(y, f * y_step, plane * y_step, winner, f * SLOTS, plane * SLOTS, best)
 
 
 @compiled
 def unpool(
     dy: Array, dy_step: int, winner: Array, sizes: tuple[int, int, int], d: Array, border: int, g_bias: Array
 ) -> None:
-    """A pooled gradient back to where each maximum came from; adds its sums to the gradient of the bias.
+    """A pooled gradient back to the position of each maximum; adds its sums to the gradient of the bias.
 
     d has `border` zero columns on either side.
     """
     outputs, height, width = sizes
-    row = 2 * (width + border) * LANES
+    row = 2 * (width + border) * SLOTS
     for o in range(outputs):
         total = zeros(WHOLE, ONE, ONE)
         for r in range(o * height, (o + 1) * height):
             for q in range(width):
-                f, at = r * width + q, 2 * r * row + (border + 2 * q) * LANES
-                places = (at, at + LANES, at + row, at + row + LANES)
-                total = spread(total, dy, f * dy_step, winner, f * LANES, d, places)
+                f, at = r * width + q, 2 * r * row + (border + 2 * q) * SLOTS
+                corners = (at, at + SLOTS, at + row, at + row + SLOTS)
+                total = spread(total, dy, f * dy_step, winner, f * SLOTS, d, corners)
         add_sums(g_bias, o, 0, ONE, total)
 
 
@@ -153,15 +153,15 @@ def conv_weight_gradient(
     """Adds the gradient of a convolution's weights; `len(rows)` outputs times one kernel row stay in registers."""
     channels, height, width = sizes
     row = width - 4 + 2 * border
-    plane = (height - 4) * row * LANES
+    plane = (height - 4) * row * SLOTS
     for o in range(0, outputs, len(rows)):
         for c in range(channels):
             for i in range(5):
                 tile = zeros(PART, rows, TAPS)
                 for r in range(height - 4):
-                    a_at = o * plane + (r * row + border) * LANES
-                    b_at = (c * height + r + i) * width * LANES
-                    for k in range(0, (width - 4) * LANES, WIDTH):
+                    a_at = o * plane + (r * row + border) * SLOTS
+                    b_at = (c * height + r + i) * width * SLOTS
+                    for k in range(0, (width - 4) * SLOTS, WIDTH):
                         tile = products(tile, d, a_at + k, plane, x, b_at + k, TAPS)
                 add_sums(g, ((o * channels + c) * 5 + i) * 5, channels * 25, TAPS, tile)
 
@@ -177,12 +177,12 @@ def conv_input_gradient(d: Array, outputs: int, w: Array, rows: Rows, dx: Array,
                 tile = zeros(WHOLE, rows, POSITIONS)
                 for o in range(outputs):
                     for i in range(max(0, r - height + 5), min(4, r) + 1):
-                        at = (o * plane + (r - i) * row + q + 1) * LANES
+                        at = (o * plane + (r - i) * row + q + 1) * SLOTS
                         w_at = ((o * channels + c) * 5 + i) * 5
-                        # kernel columns that meet the output at one of the tile's positions at least
+                        # kernel columns that reach the output from at least one of the tile's positions
                         for j in range(max(0, q - width + 5), min(4, q + STRIDE - 1) + 1):
-                            tile = outer(tile, d, at - j * LANES, POSITIONS, w, w_at + j, 25)
-                put(dx, ((c * height + r) * width + q) * LANES, height * width * LANES, POSITIONS, tile)
+                            tile = outer(tile, d, at - j * SLOTS, POSITIONS, w, w_at + j, 25)
+                put(dx, ((c * height + r) * width + q) * SLOTS, height * width * SLOTS, POSITIONS, tile)
 
 
 @compiled
@@ -196,7 +196,7 @@ def _dense_rows(
         for i in range(inputs):
             tile = outer(tile, x, i * batch + s, POSITIONS, w, first * k_step + i * i_step, k_step)
         put(y, first * batch + s, batch, POSITIONS, tile)
-    for s in range(batch // BLOCK * BLOCK, batch, LANES):
+    for s in range(batch // BLOCK * BLOCK, batch, SLOTS):
         last = biases(b, first * b_step, b_step, rows, ONE)
         for i in range(inputs):
             last = outer(last, x, i * batch + s, ONE, w, first * k_step + i * i_step, k_step)
@@ -279,7 +279,7 @@ def columns(xt: Array, wide: int, x: Array, batch: int) -> None:
 
 @compiled
 def take(batch: Array, y: Array, samples: Array, labels: Array, weights: Array) -> int:
-    """Which samples a batch is made of: -1, and what fills up the last group, weigh nothing. Returns their number."""
+    """The samples of a batch and their weights; -1 and padding weigh nothing. Returns the number of real samples."""
     count = 0
     for b in range(batch.shape[0]):
         count += 1 if batch[b] >= 0 else 0
@@ -293,7 +293,7 @@ def take(batch: Array, y: Array, samples: Array, labels: Array, weights: Array) 
 
 @compiled
 def cross_entropy(z: Array, batch: int, labels: Array, weights: Array, dz: Array) -> tuple[float, float]:
-    """Weighted sums of the loss and of the hits; dz becomes the gradient of the first in the logits z."""
+    """Weighted sums of the loss and of the hits; dz becomes the gradient of the loss in the logits z."""
     classes = z.shape[0] // batch
     loss, hits = 0.0, 0.0
     for s in range(batch):
@@ -331,7 +331,7 @@ def _clip(g: Array, bound: float) -> None:
 
 @compiled
 def sgd(p: Array, m: Array, g: Array, start: Array, correction: Array, rates: Array, bound: float) -> None:
-    """One step in place: pull towards `start` (prox), clip, SCAFFOLD's correction (or none: empty), momentum.
+    """One step in place: proximal term, clipping, SCAFFOLD's correction (empty for none), momentum.
 
     `rates` holds the learning rate, the momentum and mu; an infinite `bound` clips nothing.
     """

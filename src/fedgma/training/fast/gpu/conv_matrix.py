@@ -1,9 +1,11 @@
-"""Convolution, bias, ReLU and 2x2 max pooling of many lanes as one GPU pass by triton, and back, by matrix units.
+"""Convolution, bias, ReLU and 2x2 max pooling of many lanes in triton, on matrix units, with their gradients.
 
-Every lane has weights of its own. Tensors are [lane, sample, channel, row, column] with any strides. Windows are
-gathered on the way to the matrix units and never written to memory. What the backward passes need of the forward one is
-a byte an output: which corner of its four won (0 to 3, the first of the largest), or CUT where ReLU cut it off. They
-start with `spread`, the gradient of the convolution itself; then that of the input is a convolution like the first.
+Every lane has its own weights. Tensors are [lane, sample, channel, row, column] with any strides. Windows are gathered
+on the way to the matrix units and never written to memory. For the backward passes the forward pass keeps one byte per
+output: which corner of its pooling window held the maximum (0 to 3, the first of equals), or 4 where ReLU made it zero.
+`spread` turns that into the gradient of the bare convolution; the input gradient is then another convolution.
+
+Buys: row "gpu/conv_matrix" in the table of `benchmarks/bench_parts.py`.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ import triton.language as tl
 
 
 class Tile(NamedTuple):
-    """How a pass is cut and runs."""
+    """The size of one program's work, and how it runs."""
 
     positions: int = 128  # at a time; before pooling
     entries: int = 32  # pairs of tap and channel at a time
@@ -24,7 +26,7 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def _place(flat, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _coordinates(flat, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Sample, row and column of a position."""
     return flat // (ROWS * COLUMNS), flat // COLUMNS % ROWS, flat % COLUMNS
 
@@ -34,10 +36,10 @@ def _window(
     x_at, sample, row, column, entry, wanted, by: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """What outputs (sample, row, column) see; entries are (tap, channel).
+    """The inputs of outputs (sample, row, column); an entry is a pair (tap, channel).
 
-    Outputs and entries broadcast against each other: only their sum is made for every pair, and no mask without need,
-    since entries of one mask are loaded together.
+    Outputs and entries broadcast against each other, so only their sum is computed for every pair. There is no mask
+    where none is needed: loads under one mask are combined.
     """
     tap = entry // CHANNELS
     down = tap // KERNEL - PADDING
@@ -58,7 +60,7 @@ def _convolve(
     OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, MASKED: tl.constexpr, SIDE: tl.constexpr,
     BACK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """With BACK the weights are turned round, and neither bias nor ReLU follows."""
+    """With BACK the weights are flipped, and neither bias nor ReLU follows."""
     CORNERS: tl.constexpr = SIDE * SIDE
     TAPS: tl.constexpr = KERNEL * KERNEL
     lane = tl.program_id(1).to(tl.int64)
@@ -67,9 +69,9 @@ def _convolve(
     first = tl.program_id(0) * (M // CORNERS)
     m = tl.arange(0, M)[:, None]
     n = tl.arange(0, N)[None, :]
-    place = first + m // CORNERS  # the corners of a pooled output are neighbours in the tile
-    sample, row, column = _place(place, ROWS, COLUMNS)
-    inside = place < samples * ROWS * COLUMNS
+    position = first + m // CORNERS  # the corners of one pooled output are neighbours in the tile
+    sample, row, column = _coordinates(position, ROWS, COLUMNS)
+    inside = position < samples * ROWS * COLUMNS
     row = row * SIDE + m % CORNERS // SIDE
     column = column * SIDE + m % SIDE
     total = tl.zeros([M, N], tl.float32)
@@ -85,9 +87,9 @@ def _convolve(
         at = n * weight_by[1] + (entry % CHANNELS * weight_by[2] + tap * weight_by[4])
         weight = tl.load(weight_at + at, (entry < TAPS * CHANNELS) & (n < OUTS), 0.0)
         total = tl.dot(window, weight, total, input_precision=PRECISION)
-    place = first + tl.arange(0, M // CORNERS)[:, None]
-    sample, row, column = _place(place, ROWS, COLUMNS)
-    inside = (place < samples * ROWS * COLUMNS) & (n < OUTS)
+    position = first + tl.arange(0, M // CORNERS)[:, None]
+    sample, row, column = _coordinates(position, ROWS, COLUMNS)
+    inside = (position < samples * ROWS * COLUMNS) & (n < OUTS)
     at = lane * lane_by[3] + (sample * out_by[1] + row * out_by[3] + column * out_by[4] + n * out_by[2])
     if BACK:
         tl.store(out_at + at, total.to(out_at.dtype.element_ty), inside)
@@ -102,7 +104,7 @@ def _convolve(
             most = total
             corner = tl.zeros([M, N], tl.int32)
         corner = tl.where(most > 0, corner, 4)
-        most = tl.where(most < 0, 0.0, most)  # and NaN stays NaN
+        most = tl.where(most < 0, 0.0, most)  # NaN stays NaN
         tl.store(out_at + at, most.to(out_at.dtype.element_ty), inside)
         tl.store(corners_at + at, corner.to(tl.uint8), inside)
 
@@ -116,7 +118,7 @@ def _spread(
     lane = tl.program_id(1).to(tl.int64)
     flat = tl.program_id(0) * M + tl.arange(0, M)
     inside = flat < samples * ROWS * COLUMNS * OUTS
-    sample, row, column = _place(flat // OUTS, ROWS, COLUMNS)
+    sample, row, column = _coordinates(flat // OUTS, ROWS, COLUMNS)
     n = flat % OUTS
     at = sample * grads_by[1] + row * grads_by[3] + column * grads_by[4] + n * grads_by[2]
     grads = tl.load(grads_at + lane * lane_by[0] + at, inside, 0.0)
@@ -137,7 +139,7 @@ def _backward_weights(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr,
     DENSE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program is some entries of a piece; DENSE gradients need no look at the corners."""
+    """A program has some entries of a piece; DENSE gradients, from `spread`, do not need the corners."""
     CHUNKS: tl.constexpr = (KERNEL * KERNEL * CHANNELS + K - 1) // K
     END: tl.constexpr = SAMPLES * ROWS * COLUMNS  # of a piece
     chunk = tl.program_id(0) % CHUNKS
@@ -151,9 +153,9 @@ def _backward_weights(
     total = tl.zeros([K, N], tl.float32)
     bias = tl.zeros([M, N], tl.float32)
     for begin in range(0, END, M):
-        place = begin + tl.arange(0, M)[:, None]
-        sample, row, column = _place(place, ROWS, COLUMNS)
-        wanted = place < END
+        position = begin + tl.arange(0, M)[:, None]
+        sample, row, column = _coordinates(position, ROWS, COLUMNS)
+        wanted = position < END
         if N > OUTS:
             wanted = wanted & (n < OUTS)
         at = (sample * grads_by[1] + row * grads_by[3] + column * grads_by[4]) + n * grads_by[2]
@@ -162,10 +164,10 @@ def _backward_weights(
             at = (sample * corners_by[1] + row * corners_by[3] + column * corners_by[4]) + n * corners_by[2]
             grads = tl.where(tl.load(corners_at + at, wanted, 4) == 0, grads, 0.0).to(grads_at.dtype.element_ty)
         bias += grads.to(tl.float32)
-        place = begin + tl.arange(0, M)[None, :]
-        sample, row, column = _place(place, ROWS, COLUMNS)
+        position = begin + tl.arange(0, M)[None, :]
+        sample, row, column = _coordinates(position, ROWS, COLUMNS)
         window = _window(
-            x_at, sample, row, column, entry, place < END, x_by,
+            x_at, sample, row, column, entry, position < END, x_by,
             HEIGHT, WIDTH, CHANNELS, KERNEL, PADDING, PADDING > 0, K,
         )  # fmt: skip
         total = tl.dot(window, grads, total, input_precision=PRECISION)
@@ -181,7 +183,7 @@ def forward(
     x: Any, weight: Any, bias: Any, out: Any, corners: Any, *, padding: int, pool: bool, tile: Tile | None = None
 ) -> None:
     """Fill `out` and `corners` (uint8, strides as those of `out`) [lane, sample, out, row, column]."""
-    weight = weight.permute(0, 3, 4, 1, 2).contiguous()  # inputs side by side, as tiles read them
+    weight = weight.permute(0, 3, 4, 1, 2).contiguous()  # inputs next to each other, as tiles read them
     weight = weight.permute(0, 3, 4, 1, 2)
     _launch(
         x,
@@ -198,10 +200,10 @@ def forward(
 def backward_inputs(
     grads: Any, corners: Any, weight: Any, out: Any, *, padding: int, pool: bool, tile: Tile | None = None
 ) -> None:
-    """Fill `out` with the gradient of the input [lane, sample, channel, row, column]; without corners from `spread`."""
+    """Fill `out` with the input gradient [lane, sample, channel, row, column]; `grads` without corners are spread."""
     if corners is not None:
         grads = spread(grads, corners, pool=pool)
-    weight = weight.permute(0, 3, 4, 2, 1).contiguous().permute(0, 3, 4, 1, 2)  # outputs side by side
+    weight = weight.permute(0, 3, 4, 2, 1).contiguous().permute(0, 3, 4, 1, 2)  # outputs next to each other
     _launch(
         grads,
         weight,
@@ -215,14 +217,14 @@ def backward_inputs(
 
 
 def _launch(x: Any, weight: Any, bias: Any, out: Any, corners: Any, padding: int, side: int, tile: Tile) -> None:
-    """A convolution, or with no bias the way back through one; x and `out` are its own input and output."""
+    """Start the convolution of x into `out`; without a bias, of gradients back to an input."""
     lanes, samples, channels, height, width = x.shape
     outs, rows, columns = out.shape[2:]
     kernel, back = weight.shape[3], bias is None
     reach = kernel - 1 - 2 * padding
     masked = padding > 0 or rows * side + reach > height or columns * side + reach > width
     grid = (triton.cdiv(samples * rows * columns, tile.positions // side**2), lanes)
-    bias, corners = (out, out) if back else (bias, corners)  # not looked at
+    bias, corners = (out, out) if back else (bias, corners)  # never read
     _convolve[grid](
         x, weight, bias, out, corners, samples, lane_strides(x, weight, bias, out),
         x_by=strides(x), weight_by=strides(weight), bias_by=strides(bias), out_by=strides(out),
@@ -232,7 +234,7 @@ def _launch(x: Any, weight: Any, bias: Any, out: Any, corners: Any, padding: int
 
 
 def spread(grads: Any, corners: Any, *, pool: bool) -> Any:
-    """The gradient of the convolution itself, channels last: all that came to an output goes to the corner that won."""
+    """The gradient before ReLU and pooling, channels last: an output's gradient goes to the corner of its maximum."""
     lanes, samples, outs, rows, columns = grads.shape
     side, block = 2 if pool else 1, 1024
     out = grads.new_empty((lanes, samples, rows * side, columns * side, outs)).permute(0, 1, 4, 2, 3)
@@ -249,7 +251,7 @@ def backward_weights(
 ) -> None:
     """Fill `parts` [lane, piece, out, in, k, k] and `biases` [lane, piece, out] with sums over pieces of the batch.
 
-    Without corners the gradients are from `spread`.
+    `grads` without corners are spread.
     """
     if pool and corners is not None:
         grads, corners = spread(grads, corners, pool=pool), None
@@ -269,7 +271,7 @@ def backward_weights(
 
 
 def _tile_of_weights(grads: Any, entries: int) -> Tile:
-    """The cut of a weight gradient: TF32 wants two warps, since four would have tiles turned over on the way."""
+    """The tile of a weight gradient; two warps in TF32, since four would need tiles transposed on the way."""
     if entries <= 32:
         return Tile(positions=32 if _exact() else 64, entries=32)
     if grads.dtype == torch.float32:
@@ -278,17 +280,17 @@ def _tile_of_weights(grads: Any, entries: int) -> Tile:
 
 
 def strides(tensor: Any) -> tuple[int, ...]:
-    """Strides but that of the lanes, which depends on the batch: one kernel serves batches of all sizes."""
+    """All strides but that of the lanes, which depends on the batch: one kernel then serves every batch size."""
     return (0, *tensor.stride()[1:])
 
 
 def lane_strides(*tensors: Any) -> tuple[int, ...]:
-    """From lane to lane, in each tensor."""
+    """The stride from lane to lane of each tensor."""
     return tuple(tensor.stride(0) for tensor in tensors)
 
 
 def _wide(size: int) -> int:
-    """The side of a tile that matrix units take."""
+    """The size of a tile for matrix units that holds so many."""
     return max(16, int(triton.next_power_of_2(size)))
 
 
@@ -296,7 +298,8 @@ def _options(tile: Tile, channels: int, kernel: int) -> dict[str, Any]:
     return {
         "M": tile.positions,
         "K": min(tile.entries, _wide(channels * kernel**2)),
-        "PRECISION": tile.precision or ("tf32x3" if _exact() else "tf32"),  # three products leave float32's own error
+        "PRECISION": tile.precision
+        or ("tf32x3" if _exact() else "tf32"),  # three TF32 products are as exact as float32
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

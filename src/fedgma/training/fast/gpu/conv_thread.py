@@ -1,7 +1,9 @@
-"""The passes of `convolutions_matrix_gpu` without matrix units: faster where channels are few.
+"""The passes of `conv_matrix` on threads instead of matrix units, which is faster for layers with few channels.
 
-A thread keeps the sums of its own positions in registers and walks through what they see; weights are the same for all
-threads. There are no tiles to fill up with zeros, and nothing is exchanged between threads but the weight gradient.
+A thread keeps the sums of its positions in registers and goes through their inputs; all threads use the same weights.
+No tiles are padded with zeros, and threads exchange nothing but the weight gradient.
+
+Buys: rows "gpu/conv_thread" in the table of `benchmarks/bench_parts.py`.
 """
 
 from typing import Any, NamedTuple
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from fedgma.training.fast.gpu.conv_matrix import _place, lane_strides, strides
+from fedgma.training.fast.gpu.conv_matrix import _coordinates, lane_strides, strides
 
 
 class Tile(NamedTuple):
@@ -21,21 +23,21 @@ class Tile(NamedTuple):
 
 
 @triton.constexpr_function
-def _seen_by(tap, corner, kernel, side):
-    """Where in a window lies what a corner of the position sees through a tap."""
+def _input_of(tap, corner, kernel, side):
+    """The index, in a position's window, of the input that a corner meets at a tap."""
     return (tap // kernel + corner // side) * (kernel + side - 1) + tap % kernel + corner % side
 
 
 @triton.constexpr_function
-def _that_saw(tap, own, kernel, side, shift, see):
-    """Where among the spread gradients lies that of the output that saw this one of a position's inputs."""
-    down, across = own // side + shift - tap // kernel, own % side + shift - tap % kernel
+def _output_of(tap, pixel, kernel, side, shift, see):
+    """The index, among the spread gradients, of the output that met a pixel of the position at a tap."""
+    down, across = pixel // side + shift - tap // kernel, pixel % side + shift - tap % kernel
     return (down // side * see + across // side) * side**2 + down % side * side + across % side
 
 
 @triton.jit
-def _nothing(COUNT: tl.constexpr, M: tl.constexpr):
-    """So many sums, at zero."""
+def _zeros(COUNT: tl.constexpr, M: tl.constexpr):
+    """So many sums, all zero."""
     sums = ()
     for _ in tl.static_range(COUNT):
         sums += (tl.zeros([M], tl.float32),)
@@ -43,11 +45,11 @@ def _nothing(COUNT: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def _seen(
+def _window(
     x_at, top, left,
     by: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, SEE: tl.constexpr,
 ):  # fmt: skip
-    """The SEE x SEE inputs from (top, left) on, row by row."""
+    """SEE x SEE inputs from (top, left), row by row."""
     values = ()
     for i in tl.static_range(SEE):
         values += _row(x_at + i * by[3], top + i, left, by, HEIGHT, WIDTH, MASKED, SEE)
@@ -59,7 +61,7 @@ def _row(
     x_at, row, left,
     by: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, SEE: tl.constexpr,
 ):  # fmt: skip
-    """SEE inputs of a row from `left` on."""
+    """SEE inputs of a row, from `left`."""
     values = ()
     for i in tl.static_range(SEE):
         if MASKED:
@@ -73,10 +75,10 @@ def _row(
 @triton.jit
 def _weights(weight_at, by: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr):
     """The weights of so many taps."""
-    found = ()
+    weights = ()
     for tap in tl.static_range(COUNT):
-        found += (tl.broadcast_to(tl.load(weight_at + tap * by[4]).to(tl.float32), [M]),)
-    return found
+        weights += (tl.broadcast_to(tl.load(weight_at + tap * by[4]).to(tl.float32), [M]),)
+    return weights
 
 
 @triton.jit
@@ -93,21 +95,21 @@ def _forward(
     GROUPS: tl.constexpr = OUTS // GROUP
     lane = tl.program_id(1).to(tl.int64)
     out = tl.program_id(0) % GROUPS * GROUP
-    place = tl.program_id(0) // GROUPS * M + tl.arange(0, M)
-    inside = place < samples * ROWS * COLUMNS
-    place = tl.minimum(place, samples * ROWS * COLUMNS - 1)  # so that what is read needs no mask
-    sample, row, column = _place(place, ROWS, COLUMNS)
+    position = tl.program_id(0) // GROUPS * M + tl.arange(0, M)
+    inside = position < samples * ROWS * COLUMNS
+    position = tl.minimum(position, samples * ROWS * COLUMNS - 1)  # so that loads need no mask
+    sample, row, column = _coordinates(position, ROWS, COLUMNS)
     top = row * SIDE - PADDING
     left = column * SIDE - PADDING
     x_at += lane * lane_by[0] + (sample * x_by[1] + top * x_by[3] + left * x_by[4])
     weight_at += lane * lane_by[1] + out * weight_by[1]
-    sums = _nothing(GROUP * CORNERS, M)
+    sums = _zeros(GROUP * CORNERS, M)
     for channel in range(CHANNELS):
         x_row = x_at + channel * x_by[2]
         weight_row = weight_at + channel * weight_by[2]
         kept = _row(x_row, top, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE) if SIDE == 2 else ()
         for down in range(KERNEL):
-            under = down + SIDE - 1  # with pooling, what the lower corners see now the upper ones see next
+            under = down + SIDE - 1  # with pooling, the lower corners read now what the upper corners read next
             row_of_x = _row(x_row + under * x_by[3], top + under, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE)
             values = kept + row_of_x
             before = sums
@@ -117,7 +119,7 @@ def _forward(
                 for corner in tl.static_range(CORNERS):
                     total = before[o * CORNERS + corner]
                     for across in tl.static_range(KERNEL):
-                        total = tl.fma(values[_seen_by(across, corner, KERNEL, SIDE)], weights[across], total)
+                        total = tl.fma(values[_input_of(across, corner, KERNEL, SIDE)], weights[across], total)
                     sums += (total,)
             weight_row += weight_by[3]
             if SIDE == 2:
@@ -133,7 +135,7 @@ def _forward(
             corner = tl.where(value > most, other, corner)
             most = tl.where(value > most, value, most)
         corner = tl.where(most > 0, corner, 4)
-        most = tl.where(most < 0, 0.0, most)  # and NaN stays NaN
+        most = tl.where(most < 0, 0.0, most)  # NaN stays NaN
         tl.store(out_at + o * out_by[2], most.to(out_at.dtype.element_ty), inside)
         tl.store(corners_at + o * out_by[2], corner.to(tl.uint8), inside)
 
@@ -146,7 +148,7 @@ def _backward_inputs(
     PADDING: tl.constexpr, SIDE: tl.constexpr, LOW: tl.constexpr, SEE: tl.constexpr,
     M: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A position is SIDE x SIDE inputs; SEE x SEE outputs, from LOW on, have seen one of them."""
+    """A position is SIDE x SIDE inputs, its pixels; SEE x SEE outputs, from LOW, depend on them."""
     CORNERS: tl.constexpr = SIDE * SIDE
     ROWS: tl.constexpr = (HEIGHT + 2 * PADDING - KERNEL + 1) // SIDE
     COLUMNS: tl.constexpr = (WIDTH + 2 * PADDING - KERNEL + 1) // SIDE
@@ -155,15 +157,15 @@ def _backward_inputs(
     GROUPS: tl.constexpr = CHANNELS // GROUP
     lane = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) % GROUPS * GROUP
-    place = tl.program_id(0) // GROUPS * M + tl.arange(0, M)
-    inside = place < samples * DOWN * ACROSS
-    sample, row, column = _place(place, DOWN, ACROSS)
+    position = tl.program_id(0) // GROUPS * M + tl.arange(0, M)
+    inside = position < samples * DOWN * ACROSS
+    sample, row, column = _coordinates(position, DOWN, ACROSS)
     top = row + LOW
     left = column + LOW
     grads_at += lane * lane_by[0] + (sample * grads_by[1] + top * grads_by[3] + left * grads_by[4])
     corners_at += lane * lane_by[1] + (sample * corners_by[1] + top * corners_by[3] + left * corners_by[4])
     weight_at += lane * lane_by[2] + channel * weight_by[2]
-    sums = _nothing(GROUP * CORNERS, M)
+    sums = _zeros(GROUP * CORNERS, M)
     for out in range(OUTS):
         spread = ()  # the gradient of the convolution itself
         for i in tl.static_range(SEE * SEE):
@@ -180,18 +182,18 @@ def _backward_inputs(
         sums = ()
         for i in tl.static_range(GROUP):
             weights = _weights(weight_at + out * weight_by[1] + i * weight_by[2], weight_by, KERNEL * KERNEL, M)
-            for own in tl.static_range(CORNERS):
-                total = before[i * CORNERS + own]
+            for pixel in tl.static_range(CORNERS):
+                total = before[i * CORNERS + pixel]
                 for tap in tl.static_range(KERNEL * KERNEL):
-                    grads = spread[_that_saw(tap, own, KERNEL, SIDE, PADDING - SIDE * LOW, SEE)]
+                    grads = spread[_output_of(tap, pixel, KERNEL, SIDE, PADDING - SIDE * LOW, SEE)]
                     total = tl.fma(weights[tap], grads, total)
                 sums += (total,)
     out_at += lane * lane_by[3] + (sample * out_by[1] + row * (SIDE * out_by[3]) + column * (SIDE * out_by[4]))
     for i in tl.static_range(GROUP):
-        for own in tl.static_range(CORNERS):
-            wanted = inside & (row * SIDE + own // SIDE < HEIGHT) & (column * SIDE + own % SIDE < WIDTH)
-            at = (channel + i) * out_by[2] + (own // SIDE * out_by[3] + own % SIDE * out_by[4])
-            tl.store(out_at + at, sums[i * CORNERS + own].to(out_at.dtype.element_ty), wanted)
+        for pixel in tl.static_range(CORNERS):
+            wanted = inside & (row * SIDE + pixel // SIDE < HEIGHT) & (column * SIDE + pixel % SIDE < WIDTH)
+            at = (channel + i) * out_by[2] + (pixel // SIDE * out_by[3] + pixel % SIDE * out_by[4])
+            tl.store(out_at + at, sums[i * CORNERS + pixel].to(out_at.dtype.element_ty), wanted)
 
 
 @triton.jit
@@ -202,7 +204,7 @@ def _backward_weights(
     OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, SIDE: tl.constexpr,
     M: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A program is one input channel and a group of outputs: all taps of them."""
+    """A program has one input channel and a group of outputs, with all their taps."""
     CORNERS: tl.constexpr = SIDE * SIDE
     SEE: tl.constexpr = KERNEL + SIDE - 1
     TAPS: tl.constexpr = KERNEL * KERNEL
@@ -217,17 +219,17 @@ def _backward_weights(
     grads_at += lane * lane_by[0] + piece * SAMPLES * grads_by[1] + out * grads_by[2]
     corners_at += lane * lane_by[1] + piece * SAMPLES * corners_by[1] + out * corners_by[2]
     x_at += lane * lane_by[2] + piece * SAMPLES * x_by[1] + channel * x_by[2]
-    sums = _nothing(GROUP * TAPS, M)
-    biases = _nothing(GROUP, M)
+    sums = _zeros(GROUP * TAPS, M)
+    biases = _zeros(GROUP, M)
     for begin in range(0, END, M):
-        place = begin + tl.arange(0, M)
-        inside = place < END
-        place = tl.minimum(place, END - 1)  # so that what is read needs no mask
-        sample, row, column = _place(place, ROWS, COLUMNS)
+        position = begin + tl.arange(0, M)
+        inside = position < END
+        position = tl.minimum(position, END - 1)  # so that loads need no mask
+        sample, row, column = _coordinates(position, ROWS, COLUMNS)
         top = row * SIDE - PADDING
         left = column * SIDE - PADDING
         at = sample * x_by[1] + top * x_by[3] + left * x_by[4]
-        values = _seen(x_at + at, top, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE)
+        values = _window(x_at + at, top, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE)
         before = sums
         earlier = biases
         sums = ()
@@ -244,7 +246,7 @@ def _backward_weights(
             for tap in tl.static_range(TAPS):
                 total = before[o * TAPS + tap]
                 for which in tl.static_range(CORNERS):
-                    total = tl.fma(values[_seen_by(tap, which, KERNEL, SIDE)], spread[which], total)
+                    total = tl.fma(values[_input_of(tap, which, KERNEL, SIDE)], spread[which], total)
                 sums += (total,)
     parts_at += lane * lane_by[3] + piece * parts_by[1] + out * parts_by[2] + channel * parts_by[3]
     biases_at += lane * lane_by[4] + piece * biases_by[1] + out
@@ -296,7 +298,7 @@ def backward_weights(
     """Fill `parts` [lane, piece, out, in, k, k] and `biases` [lane, piece, out] with sums over pieces of the batch."""
     lanes, samples, channels, height, width = x.shape
     pieces, outs, kernel = parts.shape[1], parts.shape[2], parts.shape[4]
-    tile = tile or Tile(32, 6 if kernel > 3 else 16, 1)  # taps of a group are sums that a thread keeps
+    tile = tile or Tile(32, 6 if kernel > 3 else 16, 1)  # a thread keeps one sum for each tap of a group
     group = _divisor(outs, tile.group)
     _backward_weights[(pieces * channels * (outs // group), lanes)](
         grads, corners, x, parts, biases, lane_strides(grads, corners, x, parts, biases),
@@ -308,7 +310,7 @@ def backward_weights(
 
 
 def _tile(sums: int, large: Tile, small: Tile) -> Tile:
-    """How to cut a pass that makes so many sums: small where there are too few to fill a GPU otherwise."""
+    """The tile of a pass with so many sums; small where there are too few sums to fill a GPU."""
     return large if sums >= 1 << 20 else small
 
 

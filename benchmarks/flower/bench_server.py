@@ -1,6 +1,6 @@
 """A Flower server's round over ResNet18-sized replies: fedgma's masked mean beside Flower's own FedAvg, in one run.
 
-    python benchmarks/bench_flower_server.py                      # 10, 50 and 100 replies of 11,173,962 parameters
+    python benchmarks/flower/bench_server.py                      # 10, 50 and 100 replies of 11,173,962 parameters
 
 Each side plays a whole round by its own `start`, in a process of its own, with the same replies (messages as Flower
 delivers them, 44.7 MB each, made when they are fetched; the time that takes is left out). Models are compared first:
@@ -20,7 +20,10 @@ import tempfile
 import time
 
 import numpy as np
-from bench_aggregation import resnet18_shapes
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from shapes import memory, resnet18_shapes
 
 SIDES = ("Flower FedAvg", "fedgma mean", "fedgma masked mean")
 LOOKED_AT = 2000  # entries of each array that are compared
@@ -28,12 +31,6 @@ LOOKED_AT = 2000  # entries of each array that are compared
 
 def peak_reset():
     pathlib.Path("/proc/self/clear_refs").write_text("5")
-
-
-def memory(what):
-    """VmRSS (now) or VmHWM (peak since the last reset), MB."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith(what))
 
 
 def model_and_updates(count):

@@ -1,4 +1,4 @@
-"""Compiled functions, each compiled once in a process: fleets of the same shapes share the result."""
+"""torch.compile, called once per function and process, so that fleets with the same shapes share the compiled code."""
 
 import functools
 from collections.abc import Callable
@@ -8,17 +8,17 @@ import torch
 
 from fedgma.training.hints import without_hints
 
-SHAPES = 1024  # of one function; torch would stop compiling at 8
+SHAPES = 1024  # compiled versions of one function; torch would stop at 8
 
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled for every shape apart: symbolic shapes cost speed, and sizes are few by construction."""
-    made = torch.compile(function, dynamic=False)
+    """The function, compiled separately for every shape: symbolic shapes are slower, and there are few shapes here."""
+    fixed_shapes = torch.compile(function, dynamic=False)
 
     def call(*arguments: Any) -> Any:
         limits = torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES)
         with limits, without_hints():
-            return made(*arguments)
+            return fixed_shapes(*arguments)
 
     return call

@@ -1,8 +1,8 @@
 """A real federation on loopback with TLS and node authentication, and everything that should go wrong with it.
 
-    python benchmarks/flower_faults.py                  # all of it; about half an hour on two cores
-    python benchmarks/flower_faults.py clean restart    # some scenarios
-    python benchmarks/flower_faults.py restart --nodes 2 --rounds 3 --dataset fmnist-mini
+    python benchmarks/flower/faults.py                  # all of it; about half an hour on two cores
+    python benchmarks/flower/faults.py clean restart    # some scenarios
+    python benchmarks/flower/faults.py restart --nodes 2 --rounds 3 --dataset fmnist-mini
 
 Needs fedgma[flower,sim], openssl and ssh-keygen. Everything runs on 127.0.0.1 in a temporary folder.
 
@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-EXAMPLE = HERE.parent / "examples" / "flower_app"
-sys.path[:0] = [str(HERE.parent / "src"), str(EXAMPLE)]
+ROOT = HERE.parents[1]
+EXAMPLE = ROOT / "examples" / "flower_app"
+sys.path[:0] = [str(ROOT / "src"), str(EXAMPLE)]
 
 from flwr.common.config import flatten_dict  # noqa: E402
 from fmnist_gma import server_app, task  # noqa: E402
@@ -57,7 +58,11 @@ class Scene:
         self.folder = Path(tempfile.mkdtemp(prefix="flower-faults-"))
         self.nodes, self.rounds, self.kinds = options.nodes, options.rounds, options.kinds
         self.words = [f'run.dataset="{options.dataset}"', f"run.rounds={self.rounds}", "run.local_steps=5"]
-        self.words += [f"run.partition.clients={self.nodes}", f"run.cohort={self.nodes}", f"timeout={TIMEOUT}"]
+        self.words += [
+            f"run.partition.clients={self.nodes}",
+            f"run.clients_per_round={self.nodes}",
+            f"timeout={TIMEOUT}",
+        ]
         self.words += ['run.partition.name="iid"'] if self.nodes % 5 else []
         self.app, self.signs = self.folder / "app", self.folder / "signs"
         self.signs.mkdir()
@@ -92,7 +97,7 @@ class Scene:
 def build_app(folder: Path) -> None:
     """The example app with the faulty client in the place of its own."""
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", "certificates", "keys"))
-    for file in (HERE / "flower_faults_app").glob("*.py"):
+    for file in (HERE / "faults_app").glob("*.py"):
         shutil.copy(file, folder / "fmnist_gma")
     settings = folder / "pyproject.toml"
     text = settings.read_text().replace("fmnist_gma.client_app:app", "fmnist_gma.faulty_client:app")
@@ -127,7 +132,7 @@ def simulated(scene: Scene, left_out: dict[int, int]) -> str:
         begun = {name: task.torch.from_numpy(value.copy()) for name, value in params.items()}
         local = [task.train(words, begun, round=round, client=client) for client in counted]
         models = [{name: value.numpy() for name, value in one.model.items()} for one in local]
-        pieces = {"aggregator": strategy.aggregator, "optimizer": strategy.optimizer, "state": state}
+        pieces = {"aggregator": strategy.rule, "optimizer": strategy.optimizer, "state": state}
         params, state, _ = fedgma.server_round(params, models, [one.samples for one in local], **pieces)
     return digest(params)
 
@@ -280,7 +285,7 @@ def observed(scene: Scene, supervisor: Supervisor, kind: str, strategy: str) -> 
         f'strategy="{strategy}"',
         "run.rounds=2",
         "run.partition.clients=3",
-        "run.cohort=3",
+        "run.clients_per_round=3",
     ]
     words += ['run.dataset="fmnist-mini"', 'run.partition.name="iid"', "run.local_steps=2", "timeout=60.0"]
     plan = replace(supervisor.deployment, run_config=(*words, f'signs="{scene.signs}"'))
@@ -330,7 +335,7 @@ def main() -> None:
     asked.add_argument("--kinds", nargs="*", help="faults of the scenario `flower`: none, superlink, and as in FAULTS")
     asked.add_argument("--keep", action="store_true", help="leave the temporary folder")
     options = asked.parse_args()
-    os.environ["PYTHONPATH"] = str(HERE.parent / "src")
+    os.environ["PYTHONPATH"] = str(ROOT / "src")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     scene = Scene(options)
     right = []

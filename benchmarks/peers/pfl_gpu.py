@@ -1,10 +1,10 @@
 """pfl-research on the same workloads, through its own public interface: run it with the Python that has pfl.
 
-    path/to/pfl/python benchmarks/peer_pfl.py --workloads pfl W1 --rounds 20
+    path/to/pfl/python benchmarks/peers/pfl_gpu.py --workloads pfl W1 --rounds 20
 
 Prints rows of the table of bench_engine.py. The model, the images and the clients' shares are the same; pfl samples
-clients in its own order and does not shuffle inside a client. Where its privacy packages are missing they are stood in
-for: they play no part here.
+clients in its own order and does not shuffle inside a client. Where its privacy packages are missing, empty ones take
+their place: nothing here calls them.
 """
 
 import importlib.util
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from unittest.mock import MagicMock
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 if "PFL_SITE" in os.environ:
     sys.path.insert(0, os.environ["PFL_SITE"])
 
@@ -104,7 +104,7 @@ def run(work: Workload, device: str, rounds: int) -> tuple[float, float, float]:
         NNAlgorithmParams(
             central_num_iterations=rounds + 3,
             evaluation_frequency=10**9,
-            train_cohort_size=work.cohort,
+            train_cohort_size=work.clients_per_round,
             val_cohort_size=0,
         ),
         SimulatedBackend(data, data),
@@ -131,7 +131,7 @@ def main() -> None:
     for name in arguments.workloads:
         work = WORKLOADS[name]
         first, each, accuracy = run(work, arguments.device, arguments.rounds)
-        rate = work.cohort * work.samples / each
+        rate = work.clients_per_round * work.samples / each
         print(
             f"| {name} | pfl-research | {first:.1f} | {each * 1e3:.2f} | | {rate:,.0f} | | {accuracy:.4f} | |",
             flush=True,
