@@ -147,8 +147,8 @@ class Worker:
         self.answers.put({"error": "the process ended"})
 
     def wait_until_ready(self, end: float) -> None:
-        answer = self._answer(max(1.0, end - time.monotonic()), "not ready in time")
-        self.seconds = answer.get("ready")
+        if self.seconds is None and not self.error:
+            self.seconds = self._answer(max(1.0, end - time.monotonic()), "not ready in time").get("ready")
 
     def time(self) -> float:
         """Seconds of one call."""
@@ -250,10 +250,12 @@ def line_of(row: dict[str, Any]) -> str:
 def run_group(group: str, options: argparse.Namespace, folder: Path) -> Any:
     """Prepare the sides of a group together, then give the row of each part."""
     parts, workers = GROUPS[group], {}
+    end = time.monotonic() + options.prepare
     try:
         for number, side in enumerate(sides_of(parts)):
-            workers[side] = Worker(side, group, options, folder, number)
-        end = time.monotonic() + options.prepare
+            workers[side] = worker = Worker(side, group, options, folder, number)
+            if group == "cpu":  # one at a time: they share two cores
+                worker.wait_until_ready(end)
         for worker in workers.values():
             worker.wait_until_ready(end)
             if worker.error:

@@ -2,6 +2,8 @@
 
 No fast-math: rounding is part of the result, and these loops give the bits of `plain`. Threads take ranges of entries,
 so their number does not change a bit.
+
+Buys, over plain numpy on two cores: 5 to 6 (20 clients x 1 M parameters, `benchmarks/bench_parts.py --groups cpu`).
 """
 
 import os
