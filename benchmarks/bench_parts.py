@@ -125,19 +125,18 @@ class Worker:
     """A side in its own process: prepares itself, then answers every request with the seconds of one call."""
 
     def __init__(self, side: Side, group: str, options: argparse.Namespace, folder: Path, number: int) -> None:
-        self.side, self.log = side, folder / f"{number}.log"
-        self.result = folder / f"{number}.npy"
+        self.log, self.result = folder / f"{number}.log", folder / f"{number}.npy"
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self.seconds: float | None = None  # to prepare
         self.error = ""
-        index = sides_of(GROUPS[group]).index(side)
-        command = [sys.executable, __file__, "--child", group, str(index), str(self.result), "--device", options.device]
+        command = [sys.executable, __file__, "--child", group, str(number), str(self.result)]
+        command += ["--device", options.device, *(["--tiny"] if options.tiny else [])]
         threads = 3 if getattr(side, "work", "").startswith("resnet") else 1
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, *(["--tiny"] if options.tiny else [])],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, process_group=0,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
+                process_group=0,
             )  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()
 
