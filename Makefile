@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all docs lint types unit clean
+.PHONY: demo test test-all test-gpu docs lint types unit clean
 
 demo: $(READY)
 	$(BIN)/fedgma run --out runs
@@ -14,7 +14,12 @@ test: lint types unit
 
 # with the long ones
 test-all: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not gpu"
+
+# what needs a GPU, by any Python that has torch, triton and pytest: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))
+test-gpu:
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest -m gpu tests/*/test_gpu_*.py
 
 # the documentation as a site, in site/
 docs: $(READY)
@@ -29,7 +34,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 # torch goes in first and alone, so that nothing that depends on it can pull another build
 $(READY): pyproject.toml constraints.txt

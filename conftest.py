@@ -12,8 +12,14 @@ if find_spec("numba") is None:
 if find_spec("flwr") is None:
     collect_ignore += ["src/fedgma/flower"]
 if find_spec("nvflare") is None:
-    collect_ignore += ["src/fedgma/nvflare.py", "tests/nvflare_client.py"]
+    collect_ignore += ["src/fedgma/nvflare.py", "tests/helpers/nvflare_client.py"]
 if find_spec("pfl") is None:
     collect_ignore.append("src/fedgma/pfl.py")
 if find_spec("ray") is None:
     collect_ignore.append("tests/experiments/ray_nodes.py")
+
+
+def pytest_addoption(parser):
+    """Without pytest-timeout its setting in pyproject.toml would be an unknown one."""
+    if find_spec("pytest_timeout") is None:
+        parser.addini("timeout", "seconds after which a test has hung; needs pytest-timeout")

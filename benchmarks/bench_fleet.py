@@ -21,12 +21,15 @@ import torch
 from bench_engine import options_of
 from workloads import SERVERS, WORKLOADS, fleet_specs, header, make_images, measure, parser, spec_of
 
+from fedgma.aggregation.optimizers import server_optimizer
+from fedgma.aggregation.rules import masked_mean
 from fedgma.experiments.lines import line_of
 from fedgma.records.writer import RunFolder
 from fedgma.simulation.batched import tallies
 from fedgma.simulation.fleet import assemble, play_round, start
 from fedgma.training import lanes
-from fedgma.training.task import Task, Trained, shapes_of, ship
+from fedgma.training.lane_batch import Assignment, Trained
+from fedgma.training.stacked import shapes_of, ship
 
 
 def main() -> None:
@@ -48,16 +51,21 @@ def main() -> None:
     images = make_images(work, arguments.device) if arguments.runs else None
     for way in arguments.ways:
         for runs in arguments.runs:
-            report(fleet_specs(work, images, runs, arguments.seeds), work.cohort, way, arguments.rounds)
-        for cohort in arguments.scale:
+            report(fleet_specs(work, images, runs, arguments.seeds), work.clients_per_round, way, arguments.rounds)
+        for clients in arguments.scale:
             large = make_images(work, arguments.device, clients=100_000)
-            report([spec_of(work, large, cohort=cohort)], cohort, way, max(1, arguments.rounds // cohort))
+            report(
+                [spec_of(work, large, clients_per_round=clients)],
+                clients,
+                way,
+                max(1, arguments.rounds // clients),
+            )
 
 
-def report(specs, cohort: int, way: str, rounds: int) -> None:
+def report(specs, clients: int, way: str, rounds: int) -> None:
     timing = measure(specs, rounds=rounds, warm=1, **options_of(way))
     print(
-        f"| {len(specs)} | {cohort} | {way} | {timing.start_up:.1f} | {timing.round_ms:.2f} | {timing.host_ms:.2f} "
+        f"| {len(specs)} | {clients} | {way} | {timing.start_up:.1f} | {timing.round_ms:.2f} | {timing.host_ms:.2f} "
         f"| {timing.samples:,.0f} | {timing.memory:,.0f} |",
         flush=True,
     )
@@ -72,7 +80,10 @@ def report_host(counts: list[int], seeds: int, rounds: int, device: str) -> None
         images = make_images(work, device)
         for runs in counts:
             arms = [(run % seeds, 0.1 * (run % 10), SERVERS[run // seeds % 4]) for run in range(runs)]
-            specs = [spec_of(work, images, seed=s, tau=t, server=n, server_lr=r) for s, t, (n, r) in arms]
+            specs = [
+                spec_of(work, images, seed=s, rule=masked_mean(t), optimizer=server_optimizer(*server, "after"))
+                for s, t, server in arms
+            ]
             spent = [1e3 * part for part in host_seconds(specs, rounds)]
             columns = " | ".join(f"{part:.1f}" for part in (*spent, sum(spent)))
             print(f"| {work.clients} | {runs} | {columns} |", flush=True)
@@ -102,14 +113,16 @@ def host_seconds(specs, rounds: int) -> list[float]:
     return list(spent / rounds)
 
 
-def idle(task: Task) -> Trained:
+def idle(assignment: Assignment) -> Trained:
     """Everything that the host does for an engine, and no step."""
-    order = np.argsort(-task.cohort.steps, kind="stable")
-    cohort, device = task.cohort.take(order), task.pools[0].y.device
-    rows = ship(cohort.run, device)
-    bench = lanes.lay_out(cohort, lanes.features_of(cohort, None), task.start, task.buffers, rows)
-    nothing = torch.zeros(cohort.lanes, sum(shape.numel() for _, shape in shapes_of(task.start)), device=device)
-    return Trained(nothing, shapes_of(task.start), bench.buffers, bench.loss, bench.hits)
+    order = np.argsort(-assignment.lane_batch.steps, kind="stable")
+    lane_batch, device = assignment.lane_batch.take(order), assignment.pools[0].y.device
+    rows = ship(lane_batch.run, device)
+    bench = lanes.lay_out(lane_batch, lanes.features_of(lane_batch, None), assignment.start, assignment.buffers, rows)
+    nothing = torch.zeros(
+        lane_batch.size, sum(shape.numel() for _, shape in shapes_of(assignment.start)), device=device
+    )
+    return Trained(nothing, shapes_of(assignment.start), bench.buffers, bench.loss, bench.hits)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 from shapes import LENET, memory, resnet18_shapes
 
 import fedgma
-from fedgma.aggregation.kernels import compiled
+from fedgma.aggregation.kernels import load_cpu_kernels
 
 MODELS = {"lenet": LENET, "resnet18": resnet18_shapes(), "small": {"w": (1000,)}}
 TAU = 0.4
@@ -82,7 +82,7 @@ STATE = {}  # of a worker process
 
 
 def start(model):
-    compiled()  # the compiled loops, also for a small model: it is added many times
+    load_cpu_kernels()  # the compiled loops, also for a small model: it is added many times
     STATE["clients"] = Clients(MODELS[model])
 
 

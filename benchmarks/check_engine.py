@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from workloads import BOUND, WORKLOADS, Images, header, lane_updates, make_images, parser, plain_cnn, spec_of
 
+from fedgma.aggregation.optimizers import yogi
 from fedgma.errors import FedgmaError
 from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.state import export
@@ -25,9 +26,9 @@ from fedgma.simulation.state import export
 ALGORITHMS = {
     "fedavg": {},
     "prox": {"mu": 0.1},
-    "clip": {"clip": 0.5},
-    "scaffold": {"scaffold": True, "lr": 0.01},
-    "yogi": {"server": "yogi", "server_lr": 0.01},
+    "clip": {"gradient_clip": 0.5},
+    "scaffold": {"scaffold": True, "client_learning_rate": 0.01},
+    "yogi": {"optimizer": yogi(0.01)},
 }
 
 
@@ -47,7 +48,7 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
     """Middle and largest relative distance of the lanes' updates in round 2; of the final weights if logistic."""
     work, images = WORKLOADS[name], federation(name, device, ragged)
     model = plain_cnn if name == "pfl" else options.pop("model", work.model)
-    settings = {"model": model, "rounds": 3, "cohort": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
+    settings = {"model": model, "rounds": 3, "clients_per_round": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
     specs = [spec_of(work, images, **{**settings, "seed": seed, "tau": 0.4 * seed}) for seed in range(2)]
     slow, fast = assemble(specs, trainer="loop"), assemble(specs, trainer="engine", **options)
     if name == "logistic":
@@ -62,7 +63,7 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
 def repeats_and_resumes(device: str) -> float:
     """How far a repeated and a resumed fleet are from the first: 0 where they are the same to the bit."""
     work, images = WORKLOADS["W1"], federation("W1", device, True)
-    specs = [spec_of(work, images, rounds=4, cohort=5, seed=seed, scaffold=seed == 1) for seed in range(3)]
+    specs = [spec_of(work, images, rounds=4, clients_per_round=5, seed=seed, scaffold=seed == 1) for seed in range(3)]
     first, again = weights(specs, trainer="engine"), weights(specs, trainer="engine")
     fleet = assemble(specs, trainer="engine")
     state = start(fleet)
@@ -78,7 +79,7 @@ def dropout_differs(device: str) -> float:
     """0 where dropout repeats with its seed and differs with another."""
     work, images = WORKLOADS["pfl"], federation("pfl", device, False)
     one, two, other = (
-        weights([spec_of(work, images, rounds=2, cohort=5, seed=seed, batch_size=16)], trainer="engine")
+        weights([spec_of(work, images, rounds=2, clients_per_round=5, seed=seed, batch_size=16)], trainer="engine")
         for seed in (0, 0, 1)
     )
     return float(not torch.equal(one, two)) + float(torch.equal(one, other))

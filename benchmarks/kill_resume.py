@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
-SETTINGS = ["algorithm=fedyogi,scaffold", "aggregator=gma", "seed=0", "partition.clients=20", "cohort=5"]
+SETTINGS = ["algorithm=fedyogi,scaffold", "aggregator=gma", "seed=0", "partition.clients=20", "clients_per_round=5"]
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "run", "--quiet", "--checkpoint-seconds", "0"]
 
 

@@ -24,7 +24,7 @@ from fedgma.training.evaluation import sample_scores
 from fedgma.training.fast import gpu, torch_ops
 from fedgma.training.fast.written import form_gradients
 from fedgma.training.gradients import multiplied
-from fedgma.training.task import unflatten
+from fedgma.training.stacked import unflatten
 
 ENTRIES = 5000  # of each row of a result, at most, that are compared
 STEPS = 2  # local steps after which updates are compared: rounding grows with every step
@@ -77,7 +77,7 @@ def fleet_of(name: str, runs: int, device: str, tiny: bool, **options: Any) -> F
     work = WORKLOADS[name]
     if tiny:
         small = {"shape": (work.shape[0], 16, 16)} if name.startswith("resnet") else {}
-        work = replace(work, clients=4, cohort=2, batch=4, samples=12, **small)
+        work = replace(work, clients=4, clients_per_round=2, batch=4, samples=12, **small)
     specs = fleet_specs(work, make_images(work, device), min(runs, 2) if tiny else runs)
     return assemble(specs, **options)
 
@@ -163,7 +163,7 @@ class Tally:
         votes = torch.zeros((self.runs, size), dtype=torch.int32, device=device)
         edges = torch.arange(0, len(updates) + 1, self.clients, device=device)
         if self.way == "fused":
-            call = partial(kernels.fused().add_runs, *sums, votes, updates, weights, None, edges)
+            call = partial(kernels.load_gpu_kernels().add_runs, *sums, votes, updates, weights, None, edges)
         else:
             add = compiled(add_runs) if self.way == "compiled" else add_runs
             call = partial(add, *sums, votes, updates.view(self.runs, self.clients, size), weights.view(self.runs, -1))
@@ -196,7 +196,7 @@ class Stack:
         updates = torch.randn((self.clients, size), generator=draw, device=device)
         weights = np.arange(1.0, self.clients + 1)
         if self.way == "fused":
-            call = partial(kernels.fused().aggregate, [updates], weights, weights.sum(), soft_mask(0.4))
+            call = partial(kernels.load_gpu_kernels().aggregate, [updates], weights, weights.sum(), soft_mask(0.4))
             (mean,), (mask,), _ = call()
         else:
             share = torch.tensor(weights / weights.sum(), dtype=torch.float32, device=device)
@@ -224,11 +224,11 @@ class HostTally:
     def prepare(self, device: str, tiny: bool) -> Ready:
         size = 1000 if tiny else self.entries
         updates = np.random.default_rng(0).standard_normal((self.clients, size), dtype=np.float32)
-        sums, weights = plain.empty(size, "float32", self.clients, True, updates), np.arange(1.0, self.clients + 1)
+        sums, weights = plain.empty_sums(size, "float32", self.clients, True, updates), np.arange(1.0, self.clients + 1)
         if self.way == "numba":
-            if kernels.compiled() is None:
+            if kernels.load_cpu_kernels() is None:
                 raise RuntimeError("numba is not installed")
-            call = partial(kernels.compiled().add_rows, *sums, updates, weights)
+            call = partial(kernels.load_cpu_kernels().add_rows, *sums, updates, weights)
         else:
             call = partial(plain.add_rows, sums, updates, weights)
         call()

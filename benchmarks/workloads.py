@@ -16,14 +16,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgma.data.pools import Pool
-from fedgma.simulation.fleet import Fleet, assemble, lay_cohort, play_round, start
-from fedgma.simulation.sampling import draw_cohort
+from fedgma.aggregation.optimizers import server_optimizer
+from fedgma.aggregation.rules import masked_mean
+from fedgma.data.pools import ImagePool
+from fedgma.simulation.fleet import Fleet, assemble, lay_lane_batch, play_round, start
+from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State
 from fedgma.training.evaluation import evaluate, run_forward, scorer
+from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import SmallCNN
-from fedgma.training.task import Task, unflatten
+from fedgma.training.stacked import unflatten
 
 # distance of a lane's update, relative to its length, in the median of the lanes: a single lane can jump where the
 # input of a ReLU is zero within rounding
@@ -45,7 +48,7 @@ class Workload:
     shape: tuple[int, int, int]
     clients: int
     samples: int
-    cohort: int
+    clients_per_round: int
     batch: int
     lr: float = 0.05
     momentum: float = 0.9
@@ -66,8 +69,8 @@ WORKLOADS = {
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    train: Pool
-    test: Pool
+    train: ImagePool
+    test: ImagePool
     clients: tuple[np.ndarray, ...]
 
 
@@ -81,14 +84,14 @@ def make_images(work: Workload, device: str, clients: int | None = None, seed: i
 
     centres = integers(0, 256, 10, *work.shape)
 
-    def pool(size: int) -> Pool:
+    def pool(size: int) -> ImagePool:
         y = integers(0, 10, size, kind=torch.int64)
         x = torch.empty((size, *work.shape), dtype=torch.uint8, device=device)
         for part, labels in zip(x.split(10000), y.split(10000), strict=True):
             noise = integers(-128, 128, *part.shape)
             part.copy_((centres[labels] // 4 + 96 + noise // 2).clamp(0, 255))
         centre = torch.full((work.shape[0], 1, 1), 0.5, device=device)
-        return Pool(x, y, 10, torch.zeros_like(y), centre, centre / 2)
+        return ImagePool(x, y, 10, torch.zeros_like(y), centre, centre / 2)
 
     size = min(clients * work.samples, 60000)
     order = np.random.default_rng(seed).permutation(size)
@@ -98,7 +101,13 @@ def make_images(work: Workload, device: str, clients: int | None = None, seed: i
 
 
 def spec_of(work: Workload, images: Images, **settings: object) -> RunSpec:
-    base = {"model": work.model, "cohort": work.cohort, "batch_size": work.batch, "lr": work.lr, "rounds": 10**6}
+    base = {
+        "model": work.model,
+        "clients_per_round": work.clients_per_round,
+        "batch_size": work.batch,
+        "client_learning_rate": work.lr,
+        "rounds": 10**6,
+    }
     return RunSpec(images, **{**base, "momentum": work.momentum, "evaluate_every": 0, **settings})
 
 
@@ -106,9 +115,8 @@ def fleet_specs(work: Workload, images: Images, runs: int, seeds: int | None = N
     """Runs that differ in seed, threshold and server; with `seeds`, only so many different seeds."""
     specs = []
     for run in range(runs):
-        server, rate = SERVERS[run % 4]
-        own = run % (seeds or runs)
-        specs.append(spec_of(work, images, seed=own, tau=0.1 * (run % 10), server=server, server_lr=rate))
+        rule, server = masked_mean(0.1 * (run % 10)), server_optimizer(*SERVERS[run % 4], "after")
+        specs.append(spec_of(work, images, seed=run % (seeds or runs), rule=rule, optimizer=server))
     return specs
 
 
@@ -117,14 +125,14 @@ def lane_updates(fleet: Fleet, state: State, steps: int | None = None) -> torch.
     lanes = [
         (run, int(client))
         for run, spec in enumerate(fleet.specs)
-        for client in draw_cohort(spec, int(state.rounds[run]) + 1)
+        for client in sample_clients(spec, int(state.rounds[run]) + 1)
     ]
-    batch, _ = lay_cohort(fleet, state, lanes)
+    batch, _ = lay_lane_batch(fleet, state, lanes)
     if steps is not None:
         batch = replace(batch, counts=np.where(np.arange(batch.counts.shape[1]) < steps, batch.counts, 0))
         batch = batch.take(slice(None))
     params = unflatten(state.params, fleet.shapes)
-    return fleet.train(Task(fleet.model, batch, fleet.pools, params, state.buffers)).flat
+    return fleet.train(Assignment(fleet.model, batch, fleet.pools, params, state.buffers)).flat
 
 
 @dataclass(frozen=True)

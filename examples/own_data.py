@@ -1,16 +1,17 @@
-"""Does masking help on my data, with my model? Own arrays, own module, paired seeds, a verdict.
+"""Does masking help on my data, with my model? Your own arrays and module, paired seeds, a verdict.
 
     python examples/own_data.py
 
-The data here are made up: twelve sensors that read the same four states of a machine, each with an offset and a gain of
-its own. Every sensor is a client. Replace `measure` and `Net` by your own.
+The data are synthetic: twelve sensors measure the same four states of a machine, each with its own offset and gain.
+Every sensor is a client. Replace `measure` and `Net` by your own.
 """
 
 import numpy as np
 from torch import Tensor, nn
 
+import fedgma
 from fedgma.data.files import from_arrays
-from fedgma.experiments.play import Outcome, rounds, run
+from fedgma.experiments.play import Outcome
 
 SENSORS, STATES, FEATURES = 12, 4, 16
 
@@ -26,7 +27,7 @@ def measure(samples: int = 2400) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Net(nn.Module):
-    """Two layers; any module will do that can be built from an input shape and a number of classes."""
+    """Two layers; any module works that can be built from an input shape and a number of classes."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -38,20 +39,21 @@ class Net(nn.Module):
 
 
 def main() -> Outcome:
-    """Watch one run round by round, then ask for a verdict over four seeds."""
+    """Watch one run round by round, then compare with the plain mean over four seeds."""
     x, state, sensor = measure()
     data = from_arrays(x, state, client=sensor, name="sensors")
     settings = {
         "partition": {"name": "natural"},  # a client is a sensor
-        "cohort": 6,
+        "clients_per_round": 6,
         "rounds": 30,
         "client_learning_rate": 0.02,
         "client_test_size": 0,
     }
-    for played in rounds({**settings, "aggregator": "gma", "seed": 0}, data=data, model=Net):
-        if "test" in played.line:
-            print(f"round {played.line['round']:2d}: {100 * played.line['test']['accuracy']:.1f} % of the test samples")
-    outcome = run({**settings, "seed": [0, 1, 2, 3]}, data=data, model=Net)
+    for result in fedgma.rounds({**settings, "aggregator": "gma", "seed": 0}, data=data, model=Net):
+        if "test" in result.line:
+            accuracy = 100 * result.line["test"]["accuracy"]
+            print(f"round {result.line['round']:2d}: test accuracy {accuracy:.1f} %")
+    outcome = fedgma.run({**settings, "seed": [0, 1, 2, 3]}, data=data, model=Net)
     for arm in outcome.arms:
         print(f"{arm.name:5s} {arm.scores['last10'].mean:.2f} % over the last ten rounds")
     for comparison in outcome.comparisons:

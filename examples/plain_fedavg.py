@@ -1,8 +1,8 @@
-"""Gradient masked averaging with plain loops: the paper's Algorithm 1 in the order of its lines. Slower; start here.
+"""Gradient masked averaging in plain loops: the paper's Algorithm 1, line by line. Slow, and a good place to start.
 
-Fashion-MNIST (an embedded part), 100 clients with two classes each, ten of them a round, LeNet; the plain average (AVG)
-and the masked one (GMA) side by side, from the same weights and with the same clients in every round. At the end the
-first round is aggregated again by the library, which must give the same step.
+LeNet on embedded Fashion-MNIST images, 100 clients with two classes each, ten sampled clients a round. The plain
+average (AVG) and the masked one (GMA) start from the same weights and sample the same clients. At the end the library
+aggregates the first round again; it must give the same step.
 
     python examples/plain_fedavg.py [rounds]
 """
@@ -45,11 +45,11 @@ def local_training(params, images, labels, rng):
 
 
 def aggregate(updates, counts, masked):
-    """The weighted mean of the updates; where clients disagree, GMA scales it down."""
+    """The weighted mean of the updates; GMA scales it down where clients disagree."""
     step = {}
     for name in updates[0]:
         mean = sum(count * update[name] for update, count in zip(updates, counts, strict=True)) / sum(counts)
-        votes = sum(update[name].sign() for update in updates)  # one client, one vote; a zero is none
+        votes = sum(update[name].sign() for update in updates)  # one client, one vote; a zero is no vote
         agreement = votes.abs() / len(updates)
         mask = torch.where(agreement >= TAU - 1e-6, 1.0, agreement) if masked else 1.0
         step[name] = mask * mean
@@ -57,7 +57,7 @@ def aggregate(updates, counts, masked):
 
 
 def accuracy(params, images, labels):
-    """Percentage of the test images that the global model gets right."""
+    """Test accuracy of the global model, in percent."""
     model = lenet()
     model.load_state_dict(params)
     with torch.no_grad():
@@ -70,8 +70,8 @@ def normalised(split, like):
 
 
 def main():
-    """Play all rounds for AVG and GMA and print their test accuracy."""
-    torch.set_num_threads(1)  # small convolutions: a second thread costs more than it brings
+    """Run all rounds for AVG and GMA and print their test accuracy."""
+    torch.set_num_threads(1)  # small convolutions: a second thread slows them down
     data = load("fmnist-mini")
     images, labels = normalised(data.train, data.train), torch.from_numpy(data.train.y)
     test_images, test_labels = normalised(data.test, data.train), torch.from_numpy(data.test.y)
@@ -101,7 +101,7 @@ def main():
     ours = fedgma.masked_mean(tau=TAU)(updates, counts).update
     furthest = max((ours[name] - step[name]).abs().max().item() for name in step)
     print(f"\nfedgma.masked_mean gives the same step for round 1: largest difference {furthest:.1e}")
-    print("One seed and few rounds say little about whether masking helps.")
+    print("This is one seed and few rounds: it does not show whether masking helps.")
 
 
 if __name__ == "__main__":

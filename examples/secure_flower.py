@@ -1,10 +1,10 @@
-"""Masked averaging under Flower's SecAgg+: five clients, three rounds; the server sees sums only.
+"""Masked averaging with Flower's SecAgg+: five clients, three rounds; the server sees only sums.
 
     pip install 'fedgma[flower]' 'flwr[simulation]'
     python examples/secure_flower.py
 
-Each client pulls a small linear model towards its own data. Beside the secure run the same rounds are computed in the
-clear, and the two models are compared.
+Each client trains a small linear model on its own data. The same rounds are also computed without secure aggregation,
+and the two models are compared.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ ENCODING = Encoding(clip=0.5, max_weight=64)
 
 
 def data(client: int) -> tuple[np.ndarray, np.ndarray]:
-    """Client `client`'s samples: its own share of noise, its own number of them."""
+    """The samples of client `client`: more of them for higher numbers."""
     rng = np.random.default_rng(client)
     x = rng.normal(size=(20 + 10 * client, 4))
     return x, x @ np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.0, 0.0]]) + rng.normal(size=(len(x), 2))
@@ -41,7 +41,7 @@ def train(model: list[np.ndarray], client: int) -> list[np.ndarray]:
 
 
 class Client(NumPyClient):
-    """A client as any Flower app has it."""
+    """An ordinary Flower client."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -51,16 +51,16 @@ class Client(NumPyClient):
 
 
 class Kept(SecureMasked):
-    """Keeps the last model, to look at after the run."""
+    """Keeps the last model, to compare it after the run."""
 
     def aggregate_fit(self, server_round, results, failures):  # noqa: D102
         parameters, metrics = super().aggregate_fit(server_round, results, failures)
-        FOUND[:] = parameters_to_ndarrays(parameters)
+        FINAL[:] = parameters_to_ndarrays(parameters)
         print(f"round {server_round}: {metrics}")
         return parameters, metrics
 
 
-FOUND: list[np.ndarray] = []
+FINAL: list[np.ndarray] = []
 server_app = ServerApp()
 client_app = ClientApp(
     lambda context: Client(int(context.node_config["partition-id"])).to_client(),
@@ -94,6 +94,6 @@ def in_the_clear() -> list[np.ndarray]:
 
 if __name__ == "__main__":
     run_simulation(server_app, client_app, CLIENTS, backend_config={"client_resources": {"num_cpus": 1}})
-    apart = max(float(abs(one - other).max()) for one, other in zip(FOUND, in_the_clear(), strict=True))
-    print(f"secure and clear models differ by at most {apart:.1e} after {ROUNDS} rounds")
+    apart = max(float(abs(secure - clear).max()) for secure, clear in zip(FINAL, in_the_clear(), strict=True))
+    print(f"the models with and without secure aggregation differ by at most {apart:.1e} after {ROUNDS} rounds")
     assert apart < ROUNDS * ENCODING.error(CLIENTS, sum(len(data(client)[0]) for client in range(CLIENTS)))

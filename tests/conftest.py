@@ -1,6 +1,32 @@
-"""Shared settings of the tests: hypothesis without deadlines (machines are noisy), and where the full data are."""
+"""Shared settings of the tests: helpers can be imported, hypothesis has no deadlines, GPU tests need a GPU."""
 
-from hypothesis import settings
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
-settings.register_profile("steady", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("steady")
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+
+if find_spec("hypothesis") is not None:  # a GPU machine may have pytest alone
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]  # drawing takes longer beside other processes
+    settings.register_profile("steady", deadline=None, max_examples=60, derandomize=True, suppress_health_check=slow)
+    settings.load_profile("steady")
+
+
+def pytest_runtest_setup(item):
+    """Skip tests marked `gpu` where they cannot run, and say why."""
+    if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
+        pytest.skip(reason)
+
+
+@cache
+def why_no_gpu():
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    return None if find_spec("triton") else "triton is not installed"

@@ -34,16 +34,16 @@ def played(aggregator, *results):
 GOOD = [result("a", [3.0, 3.0]), result("b", [3.0, 3.0]), result("c", [3.0, -3.0])]
 
 
-def test_the_answer_is_the_masked_mean_as_a_difference():
+def test_the_result_is_the_masked_mean_as_a_difference():
     answer = played(MaskedAggregator(tau=0.5), *GOOD)
     assert answer.params_type == ParamsType.DIFF
     np.testing.assert_allclose(answer.params["w"], [3.0, 1 / 3])
-    assert answer.metrics["gma_clients"] == 3
-    assert answer.metrics["gma_mask_mean"] == pytest.approx(2 / 3)
+    assert answer.metrics["gma-clients"] == 3
+    assert answer.metrics["gma-mask-mean"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("name", ["mean", "and_mask", "damped_mean", "shuffled_mask"])
-def test_other_aggregators_go_by_name(name):
+def test_other_rules_are_chosen_by_name(name):
     expected = fedgma.AGGREGATORS[name]()({"w": np.array([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])}, [10] * 3)
     np.testing.assert_array_equal(played(MaskedAggregator(aggregator=name), *GOOD).params["w"], expected.update["w"])
 
@@ -59,24 +59,24 @@ def test_other_aggregators_go_by_name(name):
     ],
     ids=["nan", "shape", "weight", "whole model", "twice"],
 )
-def test_a_bad_result_costs_its_client_and_not_the_round(bad):
+def test_a_bad_result_excludes_its_client_and_not_the_round(bad):
     answer = played(MaskedAggregator(tau=0.5), GOOD[0], bad, *GOOD[1:])
     np.testing.assert_allclose(answer.params["w"], [3.0, 1 / 3])
-    assert answer.metrics["gma_refused"] == 1
+    assert answer.metrics["gma-refused"] == 1
 
 
-def test_nothing_valid_leaves_the_model_as_it_is():
+def test_without_valid_updates_the_model_stays_unchanged():
     assert played(MaskedAggregator(), result("x", [np.nan, 1.0])).params == {}
 
 
-def test_the_first_to_arrive_cannot_change_the_models_shape_once_it_is_known():
+def test_later_rounds_keep_the_schema_of_the_first_round():
     aggregator = MaskedAggregator(tau=0.5)
     played(aggregator, *GOOD)
     answer = played(aggregator, result("x", [9.0, 9.0, 9.0]), *GOOD)
     np.testing.assert_allclose(answer.params["w"], [3.0, 1 / 3])
 
 
-def test_the_mask_comes_after_the_preconditioner_and_moments_live_on():
+def test_the_mask_comes_after_the_preconditioner_and_moments_persist():
     aggregator = MaskedAggregator(tau=0.5, optimizer="yogi", server={"learning_rate": 0.1})
     server, state, params = fedgma.yogi(0.1), None, {"w": np.zeros(2)}
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_the_mask_comes_after_the_preconditioner_and_moments_live_on():
         np.testing.assert_allclose(answer.params["w"], params["w"] - before, rtol=1e-12)
 
 
-def test_what_cannot_be_is_refused_with_the_known_names():
+def test_unknown_names_are_refused_with_the_known_ones():
     with pytest.raises(fedgma.ConfigError, match="known: adagrad, adam"):
         MaskedAggregator(optimizer="adm")
     with pytest.raises(fedgma.ConfigError, match="unknown aggregator 'gna'"):
@@ -104,14 +104,14 @@ def recipe(aggregator, rounds, kind=DataKind.WEIGHT_DIFF):
         model=[1.0, 1.0, 1.0],
         min_clients=4,
         num_rounds=rounds,
-        train_script=str(Path(__file__).with_name("nvflare_client.py")),
+        train_script=str(Path(__file__).parent / "helpers" / "nvflare_client.py"),
         aggregator=aggregator,
         aggregator_data_kind=kind,
         params_transfer_type=TransferType.DIFF,
     )
 
 
-def test_a_recipe_that_would_send_whole_models_is_refused_before_it_runs():
+def test_a_recipe_that_sends_full_models_is_refused_before_it_runs():
     with pytest.raises(ValueError, match="WEIGHT_DIFF"):
         recipe(MaskedAggregator(), 1, kind=DataKind.WEIGHTS)
 
@@ -134,7 +134,7 @@ def dicts(value):
 
 
 @pytest.mark.slow
-def test_a_simulated_federation_with_a_bad_client_gives_the_librarys_model(tmp_path):
+def test_a_simulated_federation_with_a_bad_client_gives_the_model_of_server_round(tmp_path):
     rounds = 2  # one federation a process: NVFlare's simulator leaves things behind
     environment = SimEnv(num_clients=4, num_threads=4, workspace_root=str(tmp_path))
     run = recipe(MaskedAggregator(tau=0.7), rounds).execute(environment)

@@ -6,7 +6,7 @@ python tools/write_replication.py
 from pathlib import Path
 
 from fedgma.paper.rates import read_chosen
-from fedgma.paper.results import findings_in
+from fedgma.paper.results import answers_in
 from fedgma.paper.tables import summary_table
 from fedgma.reports.tables import markdown
 
@@ -17,8 +17,8 @@ BEGIN, END = "<!-- claims: written by tools/write_replication.py -->", "<!-- end
 
 def claims() -> str:
     """The table as Markdown, without its heading."""
-    found = findings_in(ROOT / "results", read_chosen())
-    return markdown(summary_table(found)).split("\n\n", 1)[1]
+    answers = answers_in(ROOT / "results", read_chosen())
+    return markdown(summary_table(answers)).split("\n\n", 1)[1]
 
 
 def page_with(table: str, page: str) -> str:

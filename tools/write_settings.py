@@ -35,7 +35,7 @@ def _values(field: Any) -> str:
         options += [choice for choice in get_args(part) if isinstance(choice, str)]
     if options:
         return ", ".join(f"`{option}`" for option in options)
-    names = {int: "whole number", float: "number", str: "text"}
+    names = {bool: "true or false", int: "whole number", float: "number", str: "text"}
     plain = next(
         (part for part in (kind, *get_args(kind), *(a for p in get_args(kind) for a in get_args(p))) if part in names),
         str,

@@ -58,7 +58,11 @@ class Scene:
         self.folder = Path(tempfile.mkdtemp(prefix="flower-faults-"))
         self.nodes, self.rounds, self.kinds = options.nodes, options.rounds, options.kinds
         self.words = [f'run.dataset="{options.dataset}"', f"run.rounds={self.rounds}", "run.local_steps=5"]
-        self.words += [f"run.partition.clients={self.nodes}", f"run.cohort={self.nodes}", f"timeout={TIMEOUT}"]
+        self.words += [
+            f"run.partition.clients={self.nodes}",
+            f"run.clients_per_round={self.nodes}",
+            f"timeout={TIMEOUT}",
+        ]
         self.words += ['run.partition.name="iid"'] if self.nodes % 5 else []
         self.app, self.signs = self.folder / "app", self.folder / "signs"
         self.signs.mkdir()
@@ -128,7 +132,7 @@ def simulated(scene: Scene, left_out: dict[int, int]) -> str:
         begun = {name: task.torch.from_numpy(value.copy()) for name, value in params.items()}
         local = [task.train(words, begun, round=round, client=client) for client in counted]
         models = [{name: value.numpy() for name, value in one.model.items()} for one in local]
-        pieces = {"aggregator": strategy.aggregator, "optimizer": strategy.optimizer, "state": state}
+        pieces = {"aggregator": strategy.rule, "optimizer": strategy.optimizer, "state": state}
         params, state, _ = fedgma.server_round(params, models, [one.samples for one in local], **pieces)
     return digest(params)
 
@@ -281,7 +285,7 @@ def observed(scene: Scene, supervisor: Supervisor, kind: str, strategy: str) -> 
         f'strategy="{strategy}"',
         "run.rounds=2",
         "run.partition.clients=3",
-        "run.cohort=3",
+        "run.clients_per_round=3",
     ]
     words += ['run.dataset="fmnist-mini"', 'run.partition.name="iid"', "run.local_steps=2", "timeout=60.0"]
     plan = replace(supervisor.deployment, run_config=(*words, f'signs="{scene.signs}"'))

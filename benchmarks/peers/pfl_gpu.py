@@ -104,7 +104,7 @@ def run(work: Workload, device: str, rounds: int) -> tuple[float, float, float]:
         NNAlgorithmParams(
             central_num_iterations=rounds + 3,
             evaluation_frequency=10**9,
-            train_cohort_size=work.cohort,
+            train_cohort_size=work.clients_per_round,
             val_cohort_size=0,
         ),
         SimulatedBackend(data, data),
@@ -131,7 +131,7 @@ def main() -> None:
     for name in arguments.workloads:
         work = WORKLOADS[name]
         first, each, accuracy = run(work, arguments.device, arguments.rounds)
-        rate = work.cohort * work.samples / each
+        rate = work.clients_per_round * work.samples / each
         print(
             f"| {name} | pfl-research | {first:.1f} | {each * 1e3:.2f} | | {rate:,.0f} | | {accuracy:.4f} | |",
             flush=True,

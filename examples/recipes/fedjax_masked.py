@@ -1,4 +1,4 @@
-"""Masked averaging in FedJAX: an aggregator, and federated averaging with it. Run it to see it checked.
+"""Masked averaging in FedJAX: an aggregator, and federated averaging that uses it. Running it checks it.
 
 python examples/recipes/fedjax_masked.py
 """
@@ -21,7 +21,7 @@ def masked_aggregator(tau=0.4):
         tally = fedgma.Tally()
         for client, delta, weight in clients_params_and_weights:
             leaves, tree = jax.tree_util.tree_flatten(delta)
-            tally.add({str(place): np.asarray(leaf) for place, leaf in enumerate(leaves)}, weight, client=client)
+            tally.add({str(k): np.asarray(leaf) for k, leaf in enumerate(leaves)}, weight, client=client)
         update = fedgma.finish(tally, tau).update
         return jax.tree_util.tree_unflatten(tree, [jnp.asarray(update[str(k)]) for k in range(len(leaves))]), state
 

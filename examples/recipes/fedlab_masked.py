@@ -1,4 +1,4 @@
-"""Masked averaging in FedLab: a synchronous handler. Run it to see it checked.
+"""Masked averaging in FedLab: a synchronous handler. Running it checks it.
 
 python examples/recipes/fedlab_masked.py
 """

@@ -1,4 +1,4 @@
-"""Masked averaging in fluke: a server, and FedAVG with it. Run it to see it checked.
+"""Masked averaging in fluke: a server, and FedAVG that uses it. Running it checks it.
 
 python examples/recipes/fluke_masked.py
 """
@@ -23,8 +23,8 @@ class MaskedServer(Server):
         counts = [client.n_examples for client in eligible]
         rule = fedgma.masked_mean(self.hyper_params.get("tau", 0.4))
         models = [model.state_dict() for model in client_models]
-        played = fedgma.server_round(self.model.state_dict(), models, counts, aggregator=rule)
-        self.model.load_state_dict(played.params)
+        result = fedgma.server_round(self.model.state_dict(), models, counts, aggregator=rule)
+        self.model.load_state_dict(result.params)
 
 
 class MaskedFedAVG(FedAVG):

@@ -14,9 +14,10 @@ from typing import Any as _Any
 from fedgma.aggregation.aggregate import Aggregate, finish
 from fedgma.aggregation.gate import Gate, Refusal
 from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, momentum, sgd, yogi
+from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import (
     AGGREGATORS,
-    Aggregator,
+    RULES,
     and_mask,
     clip,
     clipped,
@@ -33,11 +34,14 @@ from fedgma.aggregation.tally import Tally
 from fedgma.aggregation.wire import from_bytes, pack, to_bytes, unpack
 from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError, IntegrityError, NotEnoughClients
 
+Aggregator = Rule
+
 __version__ = "0.1.0"
 
 __all__ = [
     "AGGREGATORS",
     "OPTIMIZERS",
+    "RULES",
     "Aggregate",
     "Aggregator",
     "ConfigError",
@@ -48,6 +52,7 @@ __all__ = [
     "IntegrityError",
     "NotEnoughClients",
     "Refusal",
+    "Rule",
     "ServerOptimizer",
     "ServerRound",
     "Tally",

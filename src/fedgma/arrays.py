@@ -1,8 +1,7 @@
-"""Arrays from numpy, torch or anything numpy understands, seen as one thing.
+"""One interface to numpy arrays, torch tensors and anything that numpy can convert.
 
-Inside fedgma an entry of a model lives in one of two forms: a numpy array (everything on the CPU; torch's CPU tensors
-are viewed, not copied) or a torch tensor (on another device). torch is brought in only for those who hand us a tensor,
-so somebody with numpy alone never waits for it.
+Inside fedgma an entry of a model is a *native* array: a numpy array on the CPU (torch's CPU tensors are viewed, not
+copied) or a torch tensor on another device. torch is imported only where the user passes a tensor.
 """
 
 import math
@@ -18,11 +17,11 @@ Params = Mapping[str, Array]  # names as in a state_dict
 
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
-BLOCK = 1 << 16  # entries worked on at a time: the temporaries of a block stay in the cache
+BLOCK = 1 << 16  # entries per step: the temporaries of a block stay in the cache
 
 
 class Spec(NamedTuple):
-    """What an entry must look like: its shape and the name of its number type."""
+    """Shape and number type of an entry."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -31,8 +30,8 @@ class Spec(NamedTuple):
         return f"{self.dtype}{list(self.shape)}"
 
 
-class Home(NamedTuple):
-    """Where a user's arrays live, so that results go back to the same library and device."""
+class Placement(NamedTuple):
+    """Library and device of a user's arrays; results go back to the same ones."""
 
     library: str  # "numpy" or "torch"
     device: Any = None
@@ -44,13 +43,13 @@ def is_torch(array: Array) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def home(array: Array) -> Home:
-    """The library and device that an array belongs to."""
-    return Home("torch", array.device) if is_torch(array) else Home("numpy")
+def placement(array: Array) -> Placement:
+    """Library and device of an array."""
+    return Placement("torch", array.device) if is_torch(array) else Placement("numpy")
 
 
 def spec(array: Array) -> Spec:
-    """Shape and number type of an array, in the words that numpy and torch share."""
+    """Shape and number type of an array, with numpy's names for the types."""
     if not is_torch(array):
         array = np.asarray(array)
     return Spec(tuple(array.shape), _type_name(array.dtype))
@@ -61,10 +60,10 @@ def _type_name(dtype: Any) -> str:
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
 
 
-def native(array: Array) -> Array:
-    """The form worked on inside: a numpy array for the CPU, a tensor elsewhere; a view where possible.
+def to_native(array: Array) -> Array:
+    """Convert to a native array: numpy on the CPU, a tensor elsewhere; a view where possible.
 
-    bfloat16 on the CPU, which numpy lacks, is widened to float32, which holds each of its values exactly.
+    numpy has no bfloat16, so bfloat16 on the CPU becomes float32, which holds each of its values exactly.
     """
     if not is_torch(array):
         array = np.asarray(array)
@@ -75,19 +74,19 @@ def native(array: Array) -> Array:
     return (array.float() if str(array.dtype) == "torch.bfloat16" else array).resolve_neg().numpy()
 
 
-def flat(array: Array) -> Array:
-    """One axis, contiguous; a view where possible."""
+def flatten(array: Array) -> Array:
+    """Reshape to one contiguous axis; a view where possible."""
     return array.contiguous().view(-1) if is_torch(array) else np.ascontiguousarray(array).reshape(-1)
 
 
-def rows(array: Array) -> Array:
-    """Two axes, the first (clients) kept, contiguous; a view where possible."""
+def flatten_rows(array: Array) -> Array:
+    """Reshape to [client, entry], contiguous; a view where possible."""
     shape = (array.shape[0], math.prod(array.shape[1:]))
     return array.contiguous().view(shape) if is_torch(array) else np.ascontiguousarray(array).reshape(shape)
 
 
-def beside(array: Array, like: Array) -> Array:
-    """A native array moved to where `like` (another one) is; the array itself where it is there already."""
+def move_to(array: Array, like: Array) -> Array:
+    """Move a native array to the device of `like`, another native array; no copy if it is already there."""
     if is_torch(like):
         import torch
 
@@ -96,7 +95,7 @@ def beside(array: Array, like: Array) -> Array:
 
 
 def zeros(shape: int | tuple[int, ...], dtype: str, like: Array) -> Array:
-    """Zeros of a number type, where `like` (a native array) is."""
+    """Zeros of a number type on the device of `like`, a native array."""
     if is_torch(like):
         import torch
 
@@ -105,7 +104,7 @@ def zeros(shape: int | tuple[int, ...], dtype: str, like: Array) -> Array:
 
 
 def cast(array: Array, dtype: str) -> Array:
-    """The same numbers in another type; the array itself where the type is right already."""
+    """Convert to another number type; no copy if the type is the same."""
     if is_torch(array):
         import torch
 
@@ -113,18 +112,18 @@ def cast(array: Array, dtype: str) -> Array:
     return np.asarray(array).astype(dtype, copy=False)
 
 
-def delivered(array: Array, to: Spec, home: Home) -> Array:
-    """A native array as the user's kind: library, device, shape and number type."""
-    if home.library == "numpy" and to.dtype != "bfloat16":
+def to_user(array: Array, to: Spec, placement: Placement) -> Array:
+    """Convert a native array to the user's library, device, shape and number type."""
+    if placement.library == "numpy" and to.dtype != "bfloat16":
         return cast(array, to.dtype).reshape(to.shape)
     import torch
 
     tensor = array if is_torch(array) else torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.to(device=home.device, dtype=getattr(torch, to.dtype)).reshape(to.shape)
+    return tensor.to(device=placement.device, dtype=getattr(torch, to.dtype)).reshape(to.shape)
 
 
-def largest(array: Array) -> Array:
-    """The largest of each column, over the first axis."""
+def column_max(array: Array) -> Array:
+    """Maximum over the first axis."""
     return array.amax(0) if is_torch(array) else array.max(0)
 
 

@@ -1,14 +1,14 @@
-"""Everything that fedgma raises on purpose, in one tree.
+"""The errors that fedgma raises on purpose.
 
     FedgmaError                 1
-    ├── ConfigError             2   a setting that cannot be
-    ├── DataError               3   a file or array that is not what it should be
+    ├── ConfigError             2   an invalid setting or argument
+    ├── DataError               3   an invalid file or array
     │   └── IntegrityError      3   bytes that do not match their checksum or manifest
-    ├── NotEnoughClients        4   too few valid updates to make a round of
+    ├── NotEnoughClients        4   too few valid updates for a round
     └── Diverged                5   a result that is not finite; nothing was committed
 
-The number is the exit code of the command line. Catch `FedgmaError` to catch them all. Each message is one sentence:
-what was expected, what came, what to do.
+The number is the exit code of the command line. `FedgmaError` catches them all. Each message is one sentence: what was
+expected, what came, what to do.
 """
 
 
@@ -19,13 +19,13 @@ class FedgmaError(Exception):
 
 
 class ConfigError(FedgmaError, ValueError):
-    """A setting or argument that cannot be."""
+    """An invalid setting or argument."""
 
     exit_code = 2
 
 
 class DataError(FedgmaError, ValueError):
-    """A file or array that is not what it should be."""
+    """An invalid file or array."""
 
     exit_code = 3
 
@@ -35,7 +35,7 @@ class IntegrityError(DataError):
 
 
 class NotEnoughClients(FedgmaError):
-    """Too few valid updates to make a round of."""
+    """Too few valid updates for a round."""
 
     exit_code = 4
 

@@ -84,7 +84,7 @@ def test_one_client_alone_is_averaged(stack, tau):
 
 
 @given(stacks(min_clients=2, max_clients=2))
-def test_of_two_clients_only_what_both_agree_on_moves(stack):
+def test_with_two_clients_only_entries_of_equal_sign_move(stack):
     updates, weights = stack
     merged = fedgma.masked_mean(0.4)(updates, weights)
     for name, (first, second) in updates.items():
@@ -99,10 +99,10 @@ def test_the_order_of_clients_does_not_matter(library, stack, tau, random):
     order = list(range(len(weights)))
     random.shuffle(order)
     shuffled = {name: entry[order] for name, entry in updates.items()}
-    one = fedgma.masked_mean(tau)(library(updates), weights)
-    other = fedgma.masked_mean(tau)(library(shuffled), [weights[client] for client in order])
-    assert same_bits(numbers(one.mask), numbers(other.mask))
-    assert same_bits(numbers(one.update), numbers(other.update))
+    first = fedgma.masked_mean(tau)(library(updates), weights)
+    second = fedgma.masked_mean(tau)(library(shuffled), [weights[client] for client in order])
+    assert same_bits(numbers(first.mask), numbers(second.mask))
+    assert same_bits(numbers(first.update), numbers(second.update))
 
 
 @given(stacks(dtypes=("float64", "float32")), TAUS, st.integers(-3, 3))
@@ -111,23 +111,23 @@ def test_the_mask_ignores_the_size_of_an_update(stack, tau, exponent):
     scaled = {name: entry.copy() for name, entry in updates.items()}
     for entry in scaled.values():
         entry[0] *= 2.0**exponent
-    one, other = fedgma.masked_mean(tau)(updates, weights), fedgma.masked_mean(tau)(scaled, weights)
-    assert same_bits(one.mask, other.mask)
+    first, second = fedgma.masked_mean(tau)(updates, weights), fedgma.masked_mean(tau)(scaled, weights)
+    assert same_bits(first.mask, second.mask)
 
 
 @given(stacks(), TAUS)
 def test_the_mask_ignores_weights_and_the_sign_of_everything(stack, tau):
     updates, weights = stack
     flipped = {name: -entry for name, entry in updates.items()}
-    one, other = fedgma.masked_mean(tau)(updates, weights), fedgma.masked_mean(tau)(flipped, weights[::-1])
-    assert same_bits(one.mask, other.mask)
+    first, second = fedgma.masked_mean(tau)(updates, weights), fedgma.masked_mean(tau)(flipped, weights[::-1])
+    assert same_bits(first.mask, second.mask)
 
 
 @given(stacks(), TAUS, TAUS)
-def test_a_higher_tau_never_raises_the_mask_and_never_lengthens_the_step(stack, one, other):
+def test_a_higher_tau_never_raises_the_mask_and_never_lengthens_the_step(stack, first, second):
     updates, weights = stack
-    low = fedgma.masked_mean(min(one, other))(updates, weights)
-    high = fedgma.masked_mean(max(one, other))(updates, weights)
+    low = fedgma.masked_mean(min(first, second))(updates, weights)
+    high = fedgma.masked_mean(max(first, second))(updates, weights)
     for name in updates:
         assert (low.mask[name] >= high.mask[name]).all()
         assert ((low.mask[name] >= 0) & (low.mask[name] <= 1)).all()
@@ -167,7 +167,7 @@ def test_streamed_is_stacked(name, library, stack):
 @given(stacks(), TAUS, st.randoms(use_true_random=False))
 def test_tallies_merged_in_any_tree_give_the_same_bits(stack, tau, random):
     updates, weights = stack
-    whole = fedgma.finish(streamed(updates, weights), tau)
+    expected = fedgma.finish(streamed(updates, weights), tau)
     leaves = []
     for client, update in enumerate(rows(updates)):
         leaf = fedgma.Tally()
@@ -179,8 +179,8 @@ def test_tallies_merged_in_any_tree_give_the_same_bits(stack, tau, random):
         first.merge(second)
         leaves = [first, *others]
     merged = fedgma.finish(leaves[0], tau)
-    assert same_bits(merged.mask, whole.mask)
-    assert same_bits(merged.mean, whole.mean)
+    assert same_bits(merged.mask, expected.mask)
+    assert same_bits(merged.mean, expected.mean)
     assert merged.notes["clients"] == len(weights)
     assert merged.notes["weight"] == sum(weights)
 
@@ -193,8 +193,8 @@ def test_chunks_of_clients_give_the_same_bits(stack, tau, size):
         tally.add_many(
             {name: entry[start : start + size] for name, entry in updates.items()}, weights[start : start + size]
         )
-    whole = fedgma.finish(streamed(updates, weights), tau)
-    assert same_bits(fedgma.finish(tally, tau).update, whole.update)
+    expected = fedgma.finish(streamed(updates, weights), tau)
+    assert same_bits(fedgma.finish(tally, tau).update, expected.update)
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
@@ -248,7 +248,7 @@ def test_the_shuffled_mask_holds_the_same_values_elsewhere(stack, tau, seed):
         assert np.array_equal(np.sort(shuffled.mask[name], axis=None), np.sort(masked.mask[name], axis=None))
 
 
-def test_another_seed_deals_the_mask_otherwise():
+def test_another_seed_shuffles_the_mask_differently():
     updates = {"w": np.random.default_rng(0).standard_normal((5, 100))}
     masks = [fedgma.shuffled_mask(1.0, seed)(updates).mask["w"] for seed in (0, 1)]
     assert not np.array_equal(*masks)

@@ -89,7 +89,7 @@ def test_moments_start_at_zero_and_epsilon_squared():
     assert state["v"]["w"].dtype == np.float32
 
 
-def test_moments_see_the_unmasked_mean_and_go_on_where_nobody_agrees():
+def test_moments_use_the_unmasked_mean_also_where_the_mask_is_zero():
     after, state = play(fedgma.adam(0.1), masks=[0.0, 0.0, 0.0])
     assert after == 1.0
     assert state["z"] == pytest.approx(0.118, rel=1e-13)
@@ -103,7 +103,7 @@ def test_the_two_mask_positions_are_two_algorithms(make):
     assert after_state["v"] != before_state["v"]
 
 
-def test_for_the_plain_server_the_two_mask_positions_are_one():
+def test_with_sgd_the_two_mask_positions_are_equal():
     assert play(fedgma.sgd(0.1))[0] == pytest.approx(play(fedgma.sgd(0.1, mask_position="before"))[0], rel=1e-15)
 
 
@@ -144,7 +144,7 @@ def test_the_model_keeps_its_number_type(name, dtype):
     assert all(arrays["w"].dtype in (torch.float32, torch.float64) for arrays in state.values())
 
 
-def test_a_step_that_leaves_the_numbers_is_an_error_and_commits_nothing():
+def test_a_step_that_overflows_raises_and_commits_nothing():
     params = {"w": np.array([3e38], np.float32)}
     merged = fedgma.mean()({"w": np.array([[3e38], [3e38]], np.float32)})
     with np.errstate(over="ignore"), pytest.raises(fedgma.Diverged, match="'w' would not be finite"):
@@ -155,15 +155,15 @@ def test_a_step_that_leaves_the_numbers_is_an_error_and_commits_nothing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fedgma.sgd(0), "learning_rate is a number above 0"),
-        (lambda: fedgma.adam(float("nan")), "learning_rate is a number above 0"),
-        (lambda: fedgma.adam(beta2=1.0), "beta2 is a number from 0 to below 1"),
-        (lambda: fedgma.yogi(epsilon=-1), "epsilon is a number above 0"),
-        (lambda: fedgma.momentum(beta="0.9"), "beta1 is a number from 0 to below 1"),
-        (lambda: fedgma.sgd(mask_position="middle"), "mask_position is 'after'"),
+        (lambda: fedgma.sgd(0), "learning_rate must be a number above 0"),
+        (lambda: fedgma.adam(float("nan")), "learning_rate must be a number above 0"),
+        (lambda: fedgma.adam(beta2=1.0), "beta2 must be at least 0 and below 1"),
+        (lambda: fedgma.yogi(epsilon=-1), "epsilon must be a number above 0"),
+        (lambda: fedgma.momentum(beta="0.9"), "beta1 must be at least 0 and below 1"),
+        (lambda: fedgma.sgd(mask_position="middle"), "mask_position must be 'after'"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with pytest.raises(fedgma.ConfigError, match=message):
         make()
 
@@ -176,7 +176,7 @@ def test_state_of_another_optimiser_is_refused():
 
 def test_an_aggregate_of_another_model_is_refused():
     merged = fedgma.mean()({"w": np.ones((2, 3))})
-    with pytest.raises(fedgma.DataError, match="which the parameters lack"):
+    with pytest.raises(fedgma.DataError, match="which is not among the parameters"):
         fedgma.sgd().step(merged, {}, {"v": np.ones(3)})
     with pytest.raises(fedgma.DataError, match=r"shape \[3\] in the aggregate"):
         fedgma.sgd().step(merged, {}, {"w": np.ones((1, 3))})

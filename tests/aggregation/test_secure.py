@@ -57,7 +57,7 @@ def test_masks_that_cancel_leave_the_sum_modulo_two_to_the_32(stack, seed):
 
 
 @given(stacks(), encodings)
-def test_a_quantiser_that_rounds_at_random_has_nothing_to_round(stack, encoding):
+def test_stochastic_rounding_changes_nothing(stack, encoding):
     updates, weights = stack
     sent = encode(first(updates), weights[0], encoding) / encoding.half
     levels = (np.clip(sent, -1.0, 1.0) + 1.0) * (2**encoding.bits / 2.0)  # as Flower's does it
@@ -73,7 +73,7 @@ def test_dividing_by_the_number_of_clients_and_rounding_finds_the_integer(client
     assert np.rint(mean * (float(clients) * half)) == clients * level
 
 
-def test_buffers_are_summed_without_votes_and_counters_stay_at_home():
+def test_buffers_are_summed_without_votes_and_counters_are_not_sent():
     update = {
         "w": np.array([0.5, -0.5], np.float32),
         "bn.running_var": np.ones(2, np.float32) / 4,
@@ -88,11 +88,11 @@ def test_buffers_are_summed_without_votes_and_counters_stay_at_home():
 
 
 def test_secure_tallies_of_two_groups_merge():
-    one, other = ({"w": np.array([sign * 0.5], np.float32)} for sign in (1, -1))
-    tallies = [decode(encode(update, 8, Encoding()), one, Encoding()).tally for update in (one, other)]
+    first, second = ({"w": np.array([sign * 0.5], np.float32)} for sign in (1, -1))
+    tallies = [decode(encode(update, 8, Encoding()), first, Encoding()).tally for update in (first, second)]
     tallies[0].merge(tallies[1])
     assert fedgma.finish(tallies[0]).mask["w"].tolist() == [0]
-    tallies[0].add(one, 8)
+    tallies[0].add(first, 8)
     assert tallies[0].votes["w"].tolist() == [1]
 
 
@@ -107,7 +107,7 @@ def test_secure_tallies_of_two_groups_merge():
         (MODEL, 2.5, "whole numbers"),
     ],
 )
-def test_a_bad_update_stops_at_its_client(update, weight, reason):
+def test_a_bad_update_is_refused_by_encode(update, weight, reason):
     with pytest.raises(fedgma.DataError, match=reason):
         encode(update, weight, Encoding(), like=MODEL)
 
@@ -127,11 +127,11 @@ def test_a_total_that_no_clients_could_give_is_refused(spoil):
     total = sum(encode({"w": np.ones(2)}, 10, Encoding()) for _ in range(2))
     with pytest.raises(fedgma.DataError):
         decode(spoil(total), {"w": np.ones(2)}, Encoding())
-    with pytest.raises(fedgma.DataError, match="like: an update is a mapping"):
+    with pytest.raises(fedgma.DataError, match="like: an update must be a mapping"):
         decode(total, [], Encoding())
 
 
 @pytest.mark.parametrize("wrong", [{"bits": 1}, {"bits": 31}, {"clip": 0.0}, {"max_weight": 0}, {"max_weight": 2**22}])
-def test_an_encoding_that_cannot_be_is_refused(wrong):
+def test_an_invalid_encoding_is_refused(wrong):
     with pytest.raises(fedgma.ConfigError):
         Encoding(**wrong)

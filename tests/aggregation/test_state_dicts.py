@@ -67,7 +67,7 @@ def test_buffers_can_be_named():
     assert kept["w"].tolist() == [0.0]
 
 
-def test_buffers_know_no_learning_rate_and_no_moments():
+def test_buffers_use_no_learning_rate_and_no_moments():
     params = {"bn.running_mean": np.zeros(1), "w": np.zeros(1)}
     clients = [{"bn.running_mean": np.ones(1), "w": np.ones(1)}]
     after, state, _ = fedgma.server_round(params, clients, optimizer=fedgma.adam(0.01))
@@ -75,7 +75,7 @@ def test_buffers_know_no_learning_rate_and_no_moments():
     assert state["z"]["bn.running_mean"].tolist() == [0.0]
 
 
-def test_a_list_of_arrays_per_client_is_named_by_place():
+def test_a_list_of_arrays_per_client_is_named_by_position():
     clients = [[np.ones((2, 2)), np.ones(2)], [-np.ones((2, 2)), np.ones(2)]]
     merged = fedgma.masked_mean()(clients, [10, 10])
     assert list(merged.update) == ["0", "1"]
@@ -125,7 +125,7 @@ def test_the_global_model_and_a_bad_client_model_are_left_alone():
     assert params["w"].tolist() == [0.0, 0.0]
 
 
-def test_gradients_are_not_followed():
+def test_gradients_are_not_tracked():
     parameter = torch.nn.Parameter(torch.ones(2))
     merged = fedgma.masked_mean()([{"w": parameter}, {"w": parameter * 2}])
     assert not merged.update["w"].requires_grad

@@ -106,23 +106,23 @@ def test_bytes_of_a_tally_are_the_tally(stack):
     assert fedgma.to_bytes(again) == sent
 
 
-def test_tallies_merge_across_a_wire_as_they_do_at_home():
-    one, other = counted([BATCHNORM], [10]), counted([BATCHNORM, BATCHNORM], [30, 5])
-    other.add({"w": "rubbish"}, 1, client="eve")
-    far = fedgma.from_bytes(fedgma.to_bytes(one))
-    far.merge(fedgma.from_bytes(memoryview(fedgma.to_bytes(other))))
-    one.merge(other)
-    assert same_bits(fedgma.pack(one), fedgma.pack(far))
+def test_tallies_sent_as_bytes_merge_like_local_ones():
+    first, second = counted([BATCHNORM], [10]), counted([BATCHNORM, BATCHNORM], [30, 5])
+    second.add({"w": "rubbish"}, 1, client="eve")
+    far = fedgma.from_bytes(fedgma.to_bytes(first))
+    far.merge(fedgma.from_bytes(memoryview(fedgma.to_bytes(second))))
+    first.merge(second)
+    assert same_bits(fedgma.pack(first), fedgma.pack(far))
     assert fedgma.from_bytes(fedgma.to_bytes(fedgma.Tally())).clients == 0
 
 
 @given(st.data())
 def test_damaged_bytes_are_refused(data):
     sent = fedgma.to_bytes(counted([BATCHNORM, BATCHNORM], [10, 30]))
-    place = data.draw(st.integers(0, len(sent) - 1))
+    position = data.draw(st.integers(0, len(sent) - 1))
     flipped = bytearray(sent)
-    flipped[place] ^= data.draw(st.integers(1, 255))
-    for damaged in (bytes(flipped), sent[:place], sent + sent[: place + 1], sent[place + 1 :]):
+    flipped[position] ^= data.draw(st.integers(1, 255))
+    for damaged in (bytes(flipped), sent[:position], sent + sent[: position + 1], sent[position + 1 :]):
         with pytest.raises(fedgma.DataError):
             fedgma.from_bytes(damaged)
 
@@ -159,39 +159,39 @@ def test_bytes_with_a_right_checksum_that_no_tally_could_give_are_refused(old, n
 
 
 def test_merging_leaves_the_other_tally_alone():
-    one, other = counted([BATCHNORM], [10]), counted([BATCHNORM], [30])
-    before = fedgma.pack(other)
+    first, second = counted([BATCHNORM], [10]), counted([BATCHNORM], [30])
+    before = fedgma.pack(second)
     empty = fedgma.Tally()
-    empty.merge(other)
-    empty.merge(one)
-    one.merge(other)
-    assert same_bits(before, fedgma.pack(other))
-    assert one.clients == 2
-    assert same_bits(fedgma.finish(one).update, fedgma.finish(empty).update)
+    empty.merge(second)
+    empty.merge(first)
+    first.merge(second)
+    assert same_bits(before, fedgma.pack(second))
+    assert first.clients == 2
+    assert same_bits(fedgma.finish(first).update, fedgma.finish(empty).update)
 
 
 def test_tallies_of_different_models_do_not_merge():
-    one, other = counted([BATCHNORM], [10]), counted([{"w": np.ones(3, np.float32)}], [30])
-    before = fedgma.pack(one)
+    first, second = counted([BATCHNORM], [10]), counted([{"w": np.ones(3, np.float32)}], [30])
+    before = fedgma.pack(first)
     with pytest.raises(fedgma.DataError, match="different models"):
-        one.merge(other)
-    assert same_bits(before, fedgma.pack(one))
+        first.merge(second)
+    assert same_bits(before, fedgma.pack(first))
 
 
 def test_a_client_in_both_tallies_is_not_counted_twice():
-    one, other = fedgma.Tally(), fedgma.Tally()
-    one.add(BATCHNORM, 10, client="a")
-    other.add(BATCHNORM, 10, client="a")
+    first, second = fedgma.Tally(), fedgma.Tally()
+    first.add(BATCHNORM, 10, client="a")
+    second.add(BATCHNORM, 10, client="a")
     with pytest.raises(fedgma.DataError, match="clients are in both tallies, such as 'a'"):
-        one.merge(other)
-    assert one.clients == 1
+        first.merge(second)
+    assert first.clients == 1
 
 
-def test_refusals_come_along_when_tallies_merge():
-    one, other = fedgma.Tally(), fedgma.Tally()
-    other.add({"w": np.array([np.nan])}, 1, client="x")
-    one.merge(other)
-    assert [refusal.client for refusal in one.refused] == ["x"]
+def test_merging_keeps_the_refusals_of_both_tallies():
+    first, second = fedgma.Tally(), fedgma.Tally()
+    second.add({"w": np.array([np.nan])}, 1, client="x")
+    first.merge(second)
+    assert [refusal.client for refusal in first.refused] == ["x"]
 
 
 def test_a_tally_can_be_finished_at_several_tau():
@@ -250,24 +250,24 @@ def test_the_compiled_loops_give_the_bits_of_the_plain_ones(stack, factor):
     for entry in updates.values():
         columns = np.ascontiguousarray(entry.reshape(len(weights), -1)) / np.array(3, entry.dtype)
         scaled = np.array(weights, float) * factor
-        made = [plain.empty(columns.shape[1], entry.dtype.name, len(weights), True, columns) for _ in range(3)]
+        sums = [plain.empty_sums(columns.shape[1], entry.dtype.name, len(weights), True, columns) for _ in range(3)]
         for column, weight in zip(columns, scaled, strict=True):
-            plain.add(made[0], column, weight)
-            cpu.add([made[1]], [column], weight)
-        assert cpu.add_rows(*made[2], columns, scaled)
-        for other in made[1:]:
-            assert all(np.array_equal(one, two) for one, two in zip(made[0], other, strict=True))
+            plain.add(sums[0], column, weight)
+            cpu.add([sums[1]], [column], weight)
+        assert cpu.add_rows(*sums[2], columns, scaled)
+        for compiled in sums[1:]:
+            assert all(np.array_equal(a, b) for a, b in zip(sums[0], compiled, strict=True))
 
 
-def test_the_compiled_loops_find_what_is_not_finite():
+def test_the_compiled_loops_find_values_that_are_not_finite():
     cpu = pytest.importorskip("fedgma.aggregation.kernels.cpu", reason="numba is not installed")
     for dtype in (np.float32, np.float64):
         for value in (np.nan, np.inf, -np.inf):
             column = np.ones(10_000, dtype)
-            assert cpu.first_stranger([column, column]) is None
+            assert cpu.first_nonfinite([column, column]) is None
             column[7777] = value
-            assert cpu.first_stranger([np.ones(5, dtype), column]) == 1
-            sums = plain.empty(10_000, column.dtype.name, 2, True, column)
+            assert cpu.first_nonfinite([np.ones(5, dtype), column]) == 1
+            sums = plain.empty_sums(10_000, column.dtype.name, 2, True, column)
             assert not cpu.add_rows(*sums, np.stack([column, column]), np.ones(2))
 
 
@@ -278,7 +278,7 @@ def test_large_arrays_take_the_compiled_path_with_the_same_answer(monkeypatch):
     updates["w"][2, -1] = np.inf
     compiled = fedgma.masked_mean()(updates, [1, 2, 3, 4, 5])
     streamed = fedgma.masked_mean()(rows(updates), [1, 2, 3, 4, 5])
-    monkeypatch.setattr(kernels, "_compiled_for", lambda arrays: None)
+    monkeypatch.setattr(kernels, "_cpu_kernels_for", lambda arrays: None)
     fallback = fedgma.masked_mean()(updates, [1, 2, 3, 4, 5])
     assert same_bits(compiled.update, fallback.update)
     assert same_bits(compiled.update, streamed.update)

@@ -44,9 +44,9 @@ def real(real_folder, tmp_path_factory):
 def small_mnist(monkeypatch):
     """Lets `mnist` be a set of 2 training and 1 test image a class."""
     from fedgma.data.files import idx
-    from fedgma.data.files.registry import SPECS, Place
+    from fedgma.data.files.registry import SPECS, FileFormat
 
     train, test = (2,) * 10, (1,) * 10
-    spec = SPECS["mnist"]._replace(places=(Place(idx.finder(test, "mnist"), train, test),))
+    spec = SPECS["mnist"]._replace(formats=(FileFormat(idx.finder(test, "mnist"), train, test),))
     monkeypatch.setitem(SPECS, "mnist", spec)
     return lambda folder, end=".gz": write_idx_set(folder, [*range(10), *range(10)], range(10), end)

@@ -78,7 +78,7 @@ def quick(*servers, checksum=MD5):
     return Remote("file.bin", checksum, tuple(server.url("file.bin") for server in servers))
 
 
-def test_a_file_arrives_whole_and_is_not_fetched_twice(tmp_path):
+def test_a_file_is_downloaded_completely_and_only_once(tmp_path):
     with Server({"file.bin": CONTENT}) as server:
         for _ in range(2):
             path = fetch(quick(server), tmp_path, pause=0)
@@ -87,7 +87,7 @@ def test_a_file_arrives_whole_and_is_not_fetched_twice(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file.bin"]
 
 
-def test_progress_is_told(tmp_path):
+def test_progress_is_reported(tmp_path):
     told = []
     with Server({"file.bin": CONTENT}) as server:
         fetch(quick(server), tmp_path, progress=lambda *step: told.append(step))
@@ -95,7 +95,7 @@ def test_progress_is_told(tmp_path):
     assert len(told) > 2
 
 
-def test_a_slow_server_is_waited_for(tmp_path):
+def test_a_slow_server_is_not_a_failure(tmp_path):
     def dribble(server, request, content):
         request.send_response(200)
         request.send_header("Content-Length", str(len(content)))
@@ -110,25 +110,26 @@ def test_a_slow_server_is_waited_for(tmp_path):
         assert fetch(quick(server), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_server_that_stalls_is_asked_again_for_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "TIMEOUT", (10.0, 2.0))
+def test_a_stalled_transfer_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "TIMEOUT", (60.0, 0.5))
     asked_again = threading.Event()
 
     def stall(server, request, content):
-        if len(server.asked) > 1:
+        if request.headers.get("Range"):
             asked_again.set()
             return False
         send(request, content[:100_000], len(content))
-        asked_again.wait(30)
+        asked_again.wait()
         return True
 
     with Server({"file.bin": CONTENT}, stall) as server:
-        assert fetch(quick(server), tmp_path, pause=0).read_bytes() == CONTENT
+        # on a busy machine the time may be over before the first bytes have come: then all is asked for once more
+        assert fetch(quick(server), tmp_path, retries=1000, pause=0).read_bytes() == CONTENT
         assert server.asked[0] is None
-        assert server.asked[1].startswith("bytes=")
+        assert server.asked[-1].startswith("bytes=")
 
 
-def test_a_transfer_that_is_cut_off_goes_on_where_it_stopped(tmp_path):
+def test_a_broken_transfer_is_resumed(tmp_path):
     def cut(server, request, content):
         if len(server.asked) > 1:
             return False
@@ -141,7 +142,7 @@ def test_a_transfer_that_is_cut_off_goes_on_where_it_stopped(tmp_path):
         assert server.asked == [None, f"bytes={3 << 16}-"]  # the whole blocks of what had come
 
 
-def test_a_download_goes_on_in_the_next_session(tmp_path):
+def test_a_download_is_resumed_by_the_next_call(tmp_path):
     def cut(server, request, content):
         send(request, content[:200_000], len(content))
         return True
@@ -154,7 +155,7 @@ def test_a_download_goes_on_in_the_next_session(tmp_path):
         assert server.asked == [f"bytes={3 << 16}-"]
 
 
-def test_a_server_that_knows_no_ranges_sends_everything_again(tmp_path):
+def test_a_server_without_range_support_sends_the_whole_file(tmp_path):
     (tmp_path / "file.bin.part").write_bytes(CONTENT[:1000])
 
     def whole(server, request, content):
@@ -165,32 +166,32 @@ def test_a_server_that_knows_no_ranges_sends_everything_again(tmp_path):
         assert fetch(quick(server), tmp_path, pause=0).read_bytes() == CONTENT
 
 
-def test_a_part_that_is_longer_than_the_file_is_thrown_away(tmp_path):
+def test_a_part_that_is_longer_than_the_file_is_discarded(tmp_path):
     (tmp_path / "file.bin.part").write_bytes(CONTENT + b"more")
     with Server({"file.bin": CONTENT}) as server:
         assert fetch(quick(server), tmp_path, pause=0).read_bytes() == CONTENT
 
 
-def test_a_server_that_lies_is_found_out_and_leaves_nothing_behind(tmp_path):
+def test_wrong_bytes_are_detected_and_discarded(tmp_path):
     with Server({"file.bin": CONTENT[:-1] + b"x"}) as liar, pytest.raises(IntegrityError, match="wrong checksum"):
         fetch(quick(liar), tmp_path, retries=1, pause=0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_mirror_is_tried_where_one_lies_or_has_nothing(tmp_path):
+def test_the_next_mirror_is_tried_after_wrong_bytes_or_an_error(tmp_path):
     with Server({"file.bin": b"lies"}) as liar, Server({}) as empty, Server({"file.bin": CONTENT}) as good:
         path = fetch(quick(liar, empty, good), tmp_path, retries=0, pause=0)
         assert path.read_bytes() == CONTENT
 
 
-def test_no_network_is_one_sentence_that_names_the_way_round(tmp_path):
+def test_without_a_network_the_error_says_what_to_do(tmp_path):
     with Server({}) as gone:
         remote = quick(gone)
     with pytest.raises(DataError, match=r"file.bin could not be downloaded.*set FEDGMA_DATA"):
         fetch(remote, tmp_path, retries=0)
 
 
-def test_a_data_set_is_downloaded_then_loaded_and_named_as_such(tmp_path, small_mnist, own_cache, monkeypatch):
+def test_a_downloaded_data_set_is_loaded_with_source_download(tmp_path, small_mnist, own_cache, monkeypatch):
     small_mnist(tmp_path / "served")
     files = {path.name: path.read_bytes() for path in (tmp_path / "served").iterdir()}
     with Server(files) as server:
@@ -204,7 +205,9 @@ def test_a_data_set_is_downloaded_then_loaded_and_named_as_such(tmp_path, small_
     assert load("mnist").source.cached
 
 
-def test_a_lying_download_leaves_the_cached_set_untouched(tmp_path, small_mnist, own_cache, monkeypatch):
+def test_a_download_with_a_wrong_checksum_leaves_the_cached_set_untouched(
+    tmp_path, small_mnist, own_cache, monkeypatch
+):
     small_mnist(tmp_path / "mnist")
     load("mnist", folders=[tmp_path])
     before = {p.name: p.read_bytes() for p in (own_cache / "datasets" / "mnist").iterdir()}

@@ -16,7 +16,7 @@ def test_the_embedded_set_is_stratified():
     assert histogram(mini.test, 10) == (200,) * 10
 
 
-def test_the_embedded_images_are_whole_pictures():
+def test_the_embedded_images_are_complete():
     mini = load("fmnist-mini")
     assert mini.train.x.shape == (10000, 1, 28, 28)
     assert mini.train.x.dtype == np.uint8

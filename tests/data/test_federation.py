@@ -6,7 +6,7 @@ from fedgma.data.federation import federate, place
 from fedgma.data.files import load
 from fedgma.data.files.dataset import Dataset, Source, Split
 from fedgma.data.partitions import iid, label_skew
-from fedgma.data.pools import channel_statistics, seen_moments
+from fedgma.data.pools import channel_statistics, view_moments
 from fedgma.data.shifts import Colour, Rotation
 
 
@@ -52,17 +52,17 @@ def test_the_normalised_training_set_has_mean_zero_and_deviation_one():
     assert abs(float(x.std()) - 1) < 1e-3
 
 
-def test_features_are_used_as_they_are():
+def test_features_are_not_normalised():
     x = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     split = Split(x, np.array([0, 1]))
     fed = federate(Dataset("f", split, split, ("a", "b"), Source("arrays", "f", "")), iid(split.y, 2))
     assert fed.train.batch(torch.tensor([1]), torch.tensor([0]))[0].tolist() == [[3.0, 4.0]]
 
 
-def test_the_home_of_a_sample_is_its_client():
+def test_a_sample_belongs_to_its_client():
     mini = load("fmnist-mini")
     fed = federate(mini, label_skew(mini.train.y, 10))
-    assert fed.train.home[fed.clients[7]].unique().tolist() == [7]
+    assert fed.train.client_of[fed.clients[7]].unique().tolist() == [7]
 
 
 def test_federations_of_a_placed_set_share_its_images():
@@ -78,7 +78,7 @@ def test_federations_of_a_placed_set_share_its_images():
 def test_channel_statistics_are_those_of_the_images_as_they_are_seen(shift):
     mini = load("fmnist-mini")
     fed = federate(mini, label_skew(mini.train.y, 10), shift=shift)
-    mean, std = channel_statistics(seen_moments(fed.train))
+    mean, std = channel_statistics(view_moments(fed.train))
     torch.testing.assert_close(fed.train.mean, mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(fed.train.std, std, rtol=1e-5, atol=1e-6)
 
@@ -97,12 +97,12 @@ def test_two_federations_of_one_seed_are_equal_and_of_another_differ():
     mini = load("fmnist-mini")
     partition, index = iid(mini.train.y, 10), torch.arange(50)
     same, again, other = (federate(mini, partition, shift=Colour(), seed=s).train for s in (1, 1, 2))
-    assert torch.equal(same.batch(index, same.home[index])[0], again.batch(index, again.home[index])[0])
-    assert not torch.equal(same.seen(index, same.home[index]), other.seen(index, other.home[index]))
+    assert torch.equal(same.batch(index, same.client_of[index])[0], again.batch(index, again.client_of[index])[0])
+    assert not torch.equal(same.show(index, same.client_of[index]), other.show(index, other.client_of[index]))
 
 
 @pytest.mark.parametrize("name", ["mnist", "fedcmnist"])
-def test_what_clients_held_out_is_a_pool_in_their_own_colours(name):
+def test_validation_samples_form_a_pool_in_the_colours_of_their_clients(name):
     grey_dataset = load("fmnist-mini")
     shift = Colour() if name == "fedcmnist" else None
     federation = federate(grey_dataset, iid(grey_dataset.train.y, 4), shift=shift, validation=0.25)
@@ -110,8 +110,8 @@ def test_what_clients_held_out_is_a_pool_in_their_own_colours(name):
     pool = federation.more_tests["validation"]
     assert len(pool) == len(held)
     place = torch.arange(len(held))
-    seen, labels = pool.batch(place, pool.home)
-    wanted, known = federation.train.batch(torch.from_numpy(held), federation.train.home[held])
+    seen, labels = pool.batch(place, pool.client_of)
+    wanted, known = federation.train.batch(torch.from_numpy(held), federation.train.client_of[held])
     assert torch.equal(seen, wanted)
     assert torch.equal(labels, known)
     assert not set(held.tolist()) & set(np.concatenate(federation.clients).tolist())

@@ -55,7 +55,7 @@ def test_cifar10_is_complete_and_has_the_known_channel_means(real):
     assert cifar.classes[:3] == ("airplane", "automobile", "bird")
 
 
-def test_tinyimagenet_is_here_in_part_and_says_so(real):
+def test_the_part_of_tinyimagenet_says_that_it_is_a_part(real):
     tiny = real("tinyimagenet")
     assert histogram(tiny.train, 200) == (40,) * 200
     assert histogram(tiny.test, 200) == (20,) * 200
@@ -70,7 +70,7 @@ def test_mnist_writers_are_539_and_297_others(real):
     assert (sizes.min(), np.median(sizes), sizes.max()) == (19, 116, 131)
 
 
-def test_femnist_digits_are_tested_on_writers_whom_no_client_knows(real):
+def test_femnist_digits_are_tested_on_held_out_writers(real):
     by_sample, femnist = real("femnist-by-sample"), real("femnist")
     assert (len(by_sample.train.y), len(by_sample.test.y)) == (54_503, 6_254 + 9_259)
     digits = by_sample.train.y[by_sample.train.y < 10]
@@ -112,7 +112,7 @@ def test_quantity_skew_of_cifar10(real, clients):
 @pytest.mark.parametrize(
     "name", ["mnist", "fmnist", "cifar10", "femnist", "femnist-62", "mnist-writers", "tinyimagenet"]
 )
-def test_no_test_picture_is_a_training_picture(real, name):
+def test_no_test_image_is_a_training_image(real, name):
     data = real(name)
     train = {hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in data.train.x}
     assert len(train) == len(data.train.y)  # and no training picture is there twice, to leak into validation
@@ -133,7 +133,7 @@ def test_train_validation_and_test_are_disjoint(real, name, partition, clients):
 
 
 @pytest.mark.parametrize("partition", ["iid", "label_skew"])
-def test_colour_gives_the_digit_away_on_training_clients_and_not_in_the_test_environment(real, partition):
+def test_colour_predicts_the_digit_on_training_clients_and_not_in_the_test_environment(real, partition):
     data = real("fedcmnist")
     probe = colour_probe(federate(data, divide(data, partition, 100)))
     assert probe.train > 0.8
@@ -145,6 +145,6 @@ def test_colour_gives_the_digit_away_on_training_clients_and_not_in_the_test_env
 def test_no_two_training_clients_share_a_colouring(real):
     data = real("fedcmnist")
     fed = federate(data, divide(data, "iid", 500))
-    ink = fed.train.view.ink
-    assert ink.shape == (500, 10, 2, 3)
-    assert len(torch.unique(ink.flatten(1), dim=0)) == 500
+    foreground = fed.train.view.foreground
+    assert foreground.shape == (500, 10, 2, 3)
+    assert len(torch.unique(foreground.flatten(1), dim=0)) == 500

@@ -21,7 +21,7 @@ def test_the_test_part_is_stratified_and_shares_nothing_with_the_training_part()
     assert (data.train.client == data.train.x[:, 0, 0, 0] // 10).all()
 
 
-def test_float_features_stay_as_they_are():
+def test_float_features_stay_unchanged():
     data = from_arrays(np.full((4, 3), 0.5), [0, 1, 0, 1], test=(np.zeros((1, 3)), [1]))
     assert data.train.x.dtype == np.float32
     assert data.test.x.shape == (1, 3)
@@ -30,21 +30,21 @@ def test_float_features_stay_as_they_are():
 @pytest.mark.parametrize(
     ("x", "y", "reason"),
     [
-        (np.zeros((3, 2, 2), np.int32), [0, 1, 0], "must be uint8 images or float features, not int32"),
-        (np.zeros((3, 2, 2), np.uint8), [0, 1], "3 images but 2 labels"),
-        (np.zeros((3, 2, 2), np.uint8), [0.0, 1.0, 1.0], "whole numbers"),
-        (np.zeros((3, 2, 2), np.uint8), [0, -1, 1], "labels run from -1"),
-        (np.full((3, 2), np.nan), [0, 1, 1], "not finite"),
+        (np.zeros((3, 2, 2), np.int32), [0, 1, 0], "must be uint8 images or float features, got int32"),
+        (np.zeros((3, 2, 2), np.uint8), [0, 1], "one label for each of 3 images, got 2 labels"),
+        (np.zeros((3, 2, 2), np.uint8), [0.0, 1.0, 1.0], "1-d array of integers"),
+        (np.zeros((3, 2, 2), np.uint8), [0, -1, 1], "labels must be from 0 to 1, got -1 to 1"),
+        (np.full((3, 2), np.nan), [0, 1, 1], "features must be finite"),
         (np.zeros((3, 2), np.uint8), [0, 1, 1], r"\[sample, channel, height, width\]"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(x, y, reason):
+def test_invalid_arrays_are_refused(x, y, reason):
     with pytest.raises(DataError, match=reason):
         from_arrays(x, y)
 
 
 def test_a_test_part_of_another_shape_is_refused():
-    with pytest.raises(DataError, match="make them alike"):
+    with pytest.raises(DataError, match="must have the same shape and type"):
         from_arrays(np.zeros((2, 4, 4), np.uint8), [0, 1], test=(np.zeros((2, 5, 5), np.uint8), [0, 1]))
 
 
@@ -81,7 +81,7 @@ def pictures(folder, sizes=(8, 8)):
         (folder / name / "notes.txt").write_text("not a picture")
 
 
-def test_a_folder_of_pictures_by_class_is_a_data_set(tmp_path):
+def test_a_folder_of_images_by_class_is_a_data_set(tmp_path):
     pictures(tmp_path / "insects")
     data = load(str(tmp_path / "insects"))
     assert (data.name, data.classes) == ("insects", ("ant", "bee"))
@@ -96,23 +96,23 @@ def test_a_folder_with_train_and_test_parts_keeps_them(tmp_path):
     assert (len(data.train.y), len(data.test.y), data.train.x.shape[1]) == (10, 10, 1)
 
 
-def test_pictures_of_several_sizes_are_refused(tmp_path):
+def test_images_of_several_sizes_are_refused(tmp_path):
     pictures(tmp_path)
     Image.new("RGB", (9, 9)).save(tmp_path / "ant" / "z.png")
-    with pytest.raises(DataError, match="pictures of 2 sizes; resize"):
+    with pytest.raises(DataError, match="images of 2 sizes; resize"):
         load_images(tmp_path)
 
 
-def test_a_folder_without_pictures_is_refused(tmp_path):
-    with pytest.raises(DataError, match="one folder for each class"):
+def test_a_folder_without_images_is_refused(tmp_path):
+    with pytest.raises(DataError, match="one folder of images for each class"):
         load_images(tmp_path)
     (tmp_path / "ant").mkdir()
-    with pytest.raises(DataError, match="holds no pictures"):
+    with pytest.raises(DataError, match="holds no images"):
         load_images(tmp_path)
 
 
-def test_a_picture_that_claims_to_be_huge_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+def test_a_too_large_image_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr("fedgma.data.files.images.LARGEST", 7)
     pictures(tmp_path)
-    with pytest.raises(DataError, match="a smaller one"):
+    with pytest.raises(DataError, match="at most 7 pixels per side"):
         load_images(tmp_path)

@@ -75,7 +75,7 @@ def test_no_dirichlet_draw_hangs_loses_a_sample_or_leaves_a_client_too_small(par
     assert partition.sizes.min() >= least
 
 
-def test_a_repair_is_told_and_the_same_every_time():
+def test_a_repair_is_noted_and_deterministic():
     labels = labels_of([50] * 10)
     first, second = (dirichlet(labels, 50, alpha=0.01, min_size=10, seed=3) for _ in range(2))
     assert first.notes[0].startswith("repaired: moved ")
@@ -114,7 +114,7 @@ def test_shards_are_equal_and_hold_about_k_classes():
     assert held.max() <= 4
 
 
-def test_natural_gives_one_client_an_owner_in_the_order_of_their_ids():
+def test_natural_gives_one_client_per_owner_in_the_order_of_their_ids():
     partition = natural(np.array([30, 10, 30, 20]))
     assert [index.tolist() for index in partition.clients] == [[1], [3], [0, 2]]
 
@@ -140,10 +140,13 @@ def test_owners_can_be_grouped_into_clients():
     [
         (lambda y: label_skew(y, 7, classes_per_client=2), "14 shards, which 10 classes cannot share equally"),
         (lambda y: label_skew(y, 10, classes_per_client=11), "between 1 and the 10 classes"),
-        (lambda y: label_skew(y, 100, classes_per_client=2), "has 10 samples but must be cut into 20"),
+        (lambda y: label_skew(y, 100, classes_per_client=2), "has 10 samples but is divided into 20 shards"),
         (lambda y: label_skew(y, 10, mode="shard"), "unknown mode 'shard'"),
-        (lambda y: label_skew(y, 60, classes_per_client=2, mode="shards"), "60 clients x 2 shards"),
-        (lambda y: dirichlet(y, 20, min_size=10), "20 clients of at least 10 samples need more than the 100"),
+        (
+            lambda y: label_skew(y, 60, classes_per_client=2, mode="shards"),
+            "60 clients x 2 shards need .* got 100 samples",
+        ),
+        (lambda y: dirichlet(y, 20, min_size=10), "20 clients of at least 10 samples need 200 samples, got 100"),
         (lambda y: dirichlet(y, 2, alpha=0), "alpha must be a positive number"),
         (lambda y: quantity(y, 2, beta=float("nan")), "beta must be a positive number"),
         (lambda y: iid(y, 0), "at least 1 client"),

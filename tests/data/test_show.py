@@ -63,10 +63,10 @@ def test_list_says_where_a_set_is(tmp_path):
         ("data show fmnist-mini --format gif", 2, "unknown picture format"),
         ("data show fmnist-mini --clients 10 --out /dev/null/x", 2, "cannot write to '/dev/null/x'"),
         ("data get fmnist-mini", 2, "cannot be downloaded"),
-        ("data show fmnist-mini --folder nowhere --partition natural", 3, "no natural partition"),
+        ("data show fmnist-mini --folder nowhere --partition natural", 3, "the natural partition needs an owner id"),
     ],
 )
-def test_a_wrong_request_is_one_sentence_and_its_exit_code(tmp_path, arguments, code, sentence):
+def test_an_invalid_request_gives_one_sentence_and_an_exit_code(tmp_path, arguments, code, sentence):
     done = fedgma(*arguments.split(), cwd=tmp_path, FEDGMA_CACHE=str(tmp_path))
     assert done.returncode == code
     assert done.stderr.startswith("fedgma: ")

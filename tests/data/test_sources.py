@@ -11,7 +11,7 @@ from data_files import write_idx, write_idx_set
 from fedgma.data.files import Dataset, Source, Split, cache, hold_out_writers, load, names
 from fedgma.data.files.locate import availability
 from fedgma.data.files.registry import SPECS
-from fedgma.data.files.writers import digits, without_repeats
+from fedgma.data.files.writers import drop_repeats, keep_digits
 from fedgma.data.shifts import Colour, Rotation
 from fedgma.errors import ConfigError, DataError, IntegrityError
 
@@ -45,7 +45,7 @@ def test_the_folder_can_come_from_the_environment(tmp_path, small_mnist, monkeyp
     assert len(load("mnist").train.y) == 20
 
 
-def test_other_files_take_the_place_of_what_is_cached(tmp_path, small_mnist):
+def test_other_files_replace_the_cached_set(tmp_path, small_mnist):
     small_mnist(tmp_path / "old" / "mnist")
     load("mnist", folders=[tmp_path / "old"])
     small_mnist(tmp_path / "new" / "mnist", end="")
@@ -56,7 +56,7 @@ def test_other_files_take_the_place_of_what_is_cached(tmp_path, small_mnist):
 
 def test_a_wrong_count_is_one_clear_error_and_leaves_the_cache_untouched(tmp_path, small_mnist, own_cache):
     write_idx_set(tmp_path / "mnist", range(10), range(10))
-    with pytest.raises(DataError, match=r"mnist \(train\): expected 20 samples .* found 10"):
+    with pytest.raises(DataError, match=r"mnist \(train\): expected 20 samples .* got 10"):
         load("mnist", folders=[tmp_path])
     assert not own_cache.exists()
 
@@ -64,7 +64,7 @@ def test_a_wrong_count_is_one_clear_error_and_leaves_the_cache_untouched(tmp_pat
 def test_labels_out_of_range_are_refused(tmp_path, small_mnist, own_cache):
     small_mnist(tmp_path / "mnist")
     write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte.gz", np.full(20, 11, np.uint8))
-    with pytest.raises(DataError, match="labels run from 11 to 11, expected 0 to 9"):
+    with pytest.raises(DataError, match="labels must be from 0 to 9, got 11 to 11"):
         load("mnist", folders=[tmp_path])
     assert not own_cache.exists()
 
@@ -81,12 +81,12 @@ def test_a_truncated_file_leaves_the_cache_as_it_was(tmp_path, small_mnist, own_
     assert {p.name: p.read_bytes() for p in (own_cache / "datasets" / "mnist").iterdir()} == before
 
 
-def test_a_set_that_is_nowhere_says_what_to_do():
+def test_a_missing_set_says_what_to_do():
     with pytest.raises(DataError, match=r"cifar100 was not found.*cifar-100-binary.tar.gz.*fedgma data get cifar100"):
         load("cifar100")
 
 
-def test_a_damaged_cache_is_replaced_where_the_source_is_there_and_refused_where_not(tmp_path, small_mnist, own_cache):
+def test_a_damaged_cache_is_replaced_from_its_source_or_else_refused(tmp_path, small_mnist, own_cache):
     small_mnist(tmp_path / "mnist")
     load("mnist", folders=[tmp_path])
     file = own_cache / "datasets" / "mnist" / "train_x.npy"
@@ -100,14 +100,14 @@ def test_a_damaged_cache_is_replaced_where_the_source_is_there_and_refused_where
 
 
 @pytest.mark.parametrize("manifest", ["", "[]", "{", '{"version": 1}', '{"version": 1, "arrays": 3}'])
-def test_a_manifest_that_is_not_right_never_crashes(tmp_path, small_mnist, own_cache, manifest):
+def test_an_invalid_manifest_is_refused_or_ignored(tmp_path, small_mnist, own_cache, manifest):
     small_mnist(tmp_path / "mnist")
     load("mnist", folders=[tmp_path])
     (own_cache / "datasets" / "mnist" / "manifest.json").write_text(manifest)
     assert len(load("mnist", folders=[tmp_path]).train.y) == 20
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, small_mnist, caplog):
+def test_a_cache_that_cannot_be_written_is_not_needed(tmp_path, small_mnist, caplog):
     small_mnist(tmp_path / "mnist")
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
@@ -139,9 +139,9 @@ def test_eight_processes_may_fill_one_cache_at_once(tmp_path):
         """
         import sys
         from fedgma.data.files import idx, load
-        from fedgma.data.files.registry import SPECS, Place
-        place = Place(idx.finder((1,) * 10, "mnist"), (200,) * 10, (1,) * 10)
-        SPECS["mnist"] = SPECS["mnist"]._replace(places=(place,))
+        from fedgma.data.files.registry import SPECS, FileFormat
+        file_format = FileFormat(idx.finder((1,) * 10, "mnist"), (200,) * 10, (1,) * 10)
+        SPECS["mnist"] = SPECS["mnist"]._replace(formats=(file_format,))
         for _ in range(5):
             data = load("mnist", folders=[sys.argv[1]])
             assert (data.train.x[:, 0, 0, 0] == data.train.y).all()
@@ -154,7 +154,7 @@ def test_eight_processes_may_fill_one_cache_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["~/not/here", "a\0b", "x" * 300, "/proc/1/root", ""])
-def test_a_data_folder_that_cannot_be_is_refused_clearly(folder):
+def test_an_unreadable_data_folder_is_refused(folder):
     if folder == "":
         folder = "nowhere at all"
     with pytest.raises(DataError, match="does not exist or cannot be read"):
@@ -177,9 +177,9 @@ def test_coloured_and_rotated_mnist_are_mnist_with_a_shift(tmp_path, small_mnist
     assert load("fedrotmnist", folders=[tmp_path]).shift == Rotation()
 
 
-def test_the_list_of_sets_survives_a_file_that_is_refused(tmp_path):
+def test_the_list_of_sets_includes_sets_with_refused_files(tmp_path):
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
-    here = {name: where for name, _, where in availability([tmp_path])}
+    here = {one.name: one.where for one in availability([tmp_path])}
     assert "pickles" in here["cifar10"]
     assert here["mnist"] == "fedgma data get mnist"
 
@@ -210,7 +210,7 @@ def written(writers_train, writers_test, classes=12) -> Dataset:
     return Dataset("w", *splits, tuple(map(str, range(classes))), Source("arrays", "w", ""))
 
 
-def test_held_out_writers_are_in_the_test_set_with_all_they_wrote():
+def test_all_samples_of_held_out_writers_are_in_the_test_set():
     data = hold_out_writers(written([0, 0, 1, 1, 2, 2], [0, 1, 2, 3]), 2, seed=0)
     training, testing = set(data.train.client.tolist()), set(data.test.client.tolist())
     assert len(training) == 2
@@ -232,28 +232,28 @@ def test_a_share_of_the_writers_is_held_out_where_all_have_training_samples():
 
 
 def test_too_many_training_writers_are_refused():
-    with pytest.raises(ConfigError, match="5 training writers were asked for, but 2"):
+    with pytest.raises(ConfigError, match="expected 1 to 2 training writers, got 5"):
         hold_out_writers(written([0, 1], [0]), 5)
 
 
-def test_a_set_without_writers_cannot_hold_any_out():
-    with pytest.raises(DataError, match="does not say who wrote"):
+def test_a_set_without_writers_is_refused():
+    with pytest.raises(DataError, match="a writer for each sample, but this one has no writers"):
         hold_out_writers(load("fmnist-mini"))
 
 
 def test_digits_are_the_first_ten_classes():
-    data = digits(written([0] * 24, [0] * 12))
+    data = keep_digits(written([0] * 24, [0] * 12))
     assert len(data.train.y) == 20
     assert data.train.y.max() == 9
     assert len(data.classes) == 10
 
 
-def test_a_picture_that_its_writer_has_twice_is_kept_once_and_never_tested_on():
+def test_repeated_images_of_a_writer_are_dropped():
     data = written([0, 0, 1], [0, 1])
     data.train.x[1] = data.train.x[0]
     data.train.x[2] = data.train.x[0]  # another writer may have the same picture
     data.test.x[1] = data.train.x[0]
-    clean = without_repeats(data)
+    clean = drop_repeats(data)
     assert clean.train.client.tolist() == [0, 1]
     assert clean.test.client.tolist() == [0]
     assert clean.notes == ("dropped 1 training and 1 test pictures that their writer's data holds twice",)

@@ -55,7 +55,7 @@ def test_a_class_absent_from_the_test_set_leaves_an_empty_test_set():
 
 
 def test_a_set_without_owners_has_no_natural_partition():
-    with pytest.raises(DataError, match="does not say whose"):
+    with pytest.raises(DataError, match="needs an owner id for each sample, but fmnist-mini has none"):
         divide(load("fmnist-mini"), "natural")
 
 
@@ -64,7 +64,7 @@ def test_a_partition_by_number_needs_the_number():
         divide(load("fmnist-mini"), "iid")
 
 
-def test_skew_figures_of_two_classes_a_client():
+def test_skew_statistics_with_two_classes_per_client():
     labels = np.arange(1000) % 10
     skew = measure(label_skew(labels, 10), labels, 10)
     assert (skew.classes_min, skew.classes_max, skew.effective_clients, skew.size_gini) == (2, 2, 10, 0)
@@ -72,7 +72,7 @@ def test_skew_figures_of_two_classes_a_client():
     assert skew.jensen_shannon_mean == pytest.approx(0.781, abs=1e-3)
 
 
-def test_skew_figures_of_equal_mixes_are_zero():
+def test_skew_statistics_of_equal_mixes_are_zero():
     labels = np.array([0, 1, 0, 1])
     skew = measure(Partition((np.array([0, 1]), np.array([2, 3]))), labels, 2)
     assert skew.jensen_shannon_max == skew.hellinger_max == 0

@@ -7,7 +7,7 @@ import sys
 
 from ray.cluster_utils import Cluster
 
-QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 20}
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 

@@ -4,7 +4,7 @@ SMALL = {
     "model": "logistic",
     "rounds": 6,
     "partition": {"clients": 20},
-    "cohort": 4,
+    "clients_per_round": 4,
     "evaluate_every": 2,
     "mask_every": 2,
     "client_test_size": 50,

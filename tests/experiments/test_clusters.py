@@ -87,7 +87,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
 
 def test_a_node_with_another_version_says_so(tmp_path):
     text = write_share(share_of(planned(tmp_path), tmp_path, tmp_path / "token"))
-    other = text.replace(f'"version": "{fedgma.__version__}"', '"version": "0.0"')
+    other = text.replace(f'"fedgma": "{fedgma.__version__}"', '"fedgma": "0.0"')
     assert "started by 0.0" in json.loads(play_share(other))["error"]
 
 
@@ -121,8 +121,8 @@ def test_without_the_package_or_with_a_wrong_address_one_sentence_says_what_to_d
 
 
 STATEFUL = {
-    **{**SMALL, "model": "lenet", "cohort": 5, "client_learning_rate": 0.05},
-    **{"algorithm": ["fedyogi", "scaffold"], "seed": [0, 1], "rounds": 40, "local_steps": 2},
+    **{**SMALL, "model": "lenet", "clients_per_round": 5, "client_learning_rate": 0.05},
+    **{"algorithm": ["fedyogi", "scaffold"], "seed": [0, 1], "rounds": 120, "local_steps": 2},
 }
 
 
@@ -142,11 +142,11 @@ def test_a_node_killed_in_the_middle_of_a_sweep_costs_nothing(tmp_path):
             nodes.stdin.write("kill\n")
             nodes.stdin.flush()
             assert nodes.stdout.readline() == "killed\n"
-            said, errors = sweep.communicate(timeout=200)
+            said, errors = sweep.communicate()
         nodes.stdin.close()
-        nodes.wait(timeout=60)
+        nodes.wait()
     assert sweep.returncode == 0, errors
-    assert 8 <= both < 8 * 40
+    assert 8 * 5 <= both < 8 * 120
     assert "8 runs in 2 fleets on Ray, 2 nodes" in said
     assert "1 of 2 nodes died; their fleets go on elsewhere" in said
     experiments.run(STATEFUL, out=tmp_path / "here", device="cpu")
@@ -155,8 +155,7 @@ def test_a_node_killed_in_the_middle_of_a_sweep_costs_nothing(tmp_path):
 
 def wait_until_all_have_begun(out, runs, sweep):
     """Rounds written by then."""
-    began = time.monotonic()
-    while time.monotonic() - began < 120 and sweep.poll() is None:
+    while sweep.poll() is None:
         written = [lines.read_bytes().count(b"\n") for lines in out.glob("*/rounds.jsonl")]
         if len(written) == runs and min(written) >= 5:
             return sum(written)

@@ -87,7 +87,7 @@ def test_an_arm_is_called_by_what_tells_it_apart_whatever_its_seed():
     from fedgma.cli.play import names_of
     from fedgma.experiments.grid import expand
     from fedgma.experiments.materials import Materials
-    from fedgma.experiments.play import plan
+    from fedgma.experiments.plan import plan
 
     chosen = {"partition": ["iid", {"name": "dirichlet", "alpha": 0.1}], "tau": [0.2, 0.4], "seed": [0, 1]}
     names = names_of(plan(expand(chosen), Materials("cpu"), None))

@@ -21,7 +21,8 @@ from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
 from fedgma.records import checkpoints
 from fedgma.records.checkpoints import read_checkpoint, write_checkpoint
-from fedgma.records.writer import RunFolder, is_running, read_lines
+from fedgma.records.reader import read_lines
+from fedgma.records.writer import RunFolder, is_running
 
 STATEFUL = {**SMALL, "algorithm": ["fedyogi", "scaffold"], "aggregator": "gma", "seed": 0}
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "run", "--quiet", "--checkpoint-seconds", "0"]
@@ -222,41 +223,49 @@ def test_death_at_any_step_of_writing_costs_nothing(tmp_path, whole, ahead, ever
         assert outcome(out) == whole, at
 
 
-def test_killed_for_real_again_and_again(tmp_path):
-    longer = {**STATEFUL, "rounds": 60}
-    rng = random.Random(2)
-    kills = 0
-    while True:
-        process = subprocess.Popen([*COMMAND, *words(longer), "--out", str(tmp_path / "killed")])
-        try:
-            process.wait(timeout=60 if kills == 2 else wait_for_rounds(tmp_path / "killed") + rng.uniform(0, 0.4))
-            break
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
-    play(longer, tmp_path / "whole")
-    assert kills >= 1
-    assert process.returncode == 0
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+# the command, but before it syncs a file for the so-manyth time it says so and stands still
+HALTING = """
+import os, sys, time
+from fedgma.cli import main
+left, sync = int(sys.argv.pop(1)), os.fsync
+def halt(handle):
+    global left
+    left -= 1
+    if left == 0:
+        print("halted", flush=True)
+        time.sleep(10**6)
+    sync(handle)
+os.fsync = halt
+main()
+"""
 
 
-def wait_for_rounds(out):
-    """Wait until a process writes rounds; it takes seconds to start."""
-    size = lambda: sum(path.stat().st_size for path in Path(out).glob("*/rounds.jsonl"))  # noqa: E731
-    began, before = time.monotonic(), size()
-    while size() == before and time.monotonic() - began < 20:
+def test_killed_for_real_again_and_again(tmp_path, whole):
+    asked = [*COMMAND[3:], *words(STATEFUL), "--out", str(tmp_path)]
+    for syncs in (21, 12):  # in the middle of a checkpoint of the second round, and of the one after that
+        command = [sys.executable, "-c", HALTING, str(syncs), *asked]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "halted\n"
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+    assert 0 < max(len(read_lines(folder)) for folder in tmp_path.iterdir()) < STATEFUL["rounds"]
+    play(STATEFUL, tmp_path)
+    assert outcome(tmp_path) == whole
+
+
+def wait_for_rounds(out, process):
+    """Wait until the process has written a round, or has ended."""
+    while process.poll() is None and not any(path.stat().st_size for path in Path(out).glob("*/rounds.jsonl")):
         time.sleep(0.01)
-    return 0.0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_folder_that_goes_on(tmp_path, number, code):
-    longer = {**SMALL, "rounds": 2000, "aggregator": "gma", "seed": 0}
-    process = subprocess.Popen([*COMMAND, *words(longer), "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
-    wait_for_rounds(tmp_path)
+    endless = {**SMALL, "rounds": 100_000, "aggregator": "gma", "seed": 0}
+    process = subprocess.Popen([*COMMAND, *words(endless), "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    wait_for_rounds(tmp_path, process)
     process.send_signal(number)
-    said = process.communicate(timeout=20)[1]
+    said = process.communicate()[1]
     assert process.returncode == code
     assert "the same command goes on from there" in said
     assert "Traceback" not in said

@@ -15,19 +15,20 @@ from hypothesis import strategies as st
 from fedgma.cli.settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
-from fedgma.experiments.settings import ALGORITHMS, MODELS, USED, Settings, complete, fingerprint, record
+from fedgma.experiments.settings import ALGORITHMS, MODELS, USED, Settings, complete, record
+from fedgma.records.format import fingerprint
 
 
 def fingerprints(grid):
     return {fingerprint(record(settings)) for settings in grid.runs}
 
 
-def test_nothing_at_all_compares_the_mean_with_gma_on_three_seeds():
+def test_nothing_at_all_compares_the_mean_with_gma_on_five_seeds():
     grid = read_grid()
-    assert [(run.aggregator, run.seed) for run in grid.runs] == list(itertools.product(["mean", "gma"], range(3)))
+    assert [(run.aggregator, run.seed) for run in grid.runs] == list(itertools.product(["mean", "gma"], range(5)))
     run = grid.runs[0]
     assert (run.dataset, run.model, run.algorithm) == ("fmnist-mini", "lenet", "fedavg")
-    assert (run.partition.clients, run.partition.classes_per_client, run.cohort) == (100, 2, 10)
+    assert (run.partition.clients, run.partition.classes_per_client, run.clients_per_round) == (100, 2, 10)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
         ({"partition": {"nmae": "iid"}}, "unknown setting 'partition.nmae'; did you mean 'partition.name'?"),
         ({"aggregator": "mean", "tau": 0.3}, "tau is given but no run uses it"),
         ({"mu": 0.1}, "mu is given but no run uses it"),
-        ({"cohort": 11, "partition": {"clients": 10}}, "cohort: 11 clients cannot be sampled"),
+        ({"clients_per_round": 11, "partition": {"clients": 10}}, "clients_per_round: 11 clients cannot be sampled"),
         ({"seed": []}, "seed: an empty list makes no run"),
         ({"seed": [1, 1]}, "seed: 1 stands twice"),
         ({"seed": [[1], 2]}, "seed: a list inside a list"),
@@ -156,7 +157,7 @@ aggregator = ["mean", "gma"]
 tau = 0.4
 mask_position = "after"
 rounds = 3
-cohort = 4
+clients_per_round = 4
 local_epochs = 1
 local_steps = 2
 batch_size = 32

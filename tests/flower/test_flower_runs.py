@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from fake_grids import Nodes, failure, record, reply
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 import fedgma
+from fake_grids import Clock, Nodes, failure, record, reply
 from fedgma.flower import Masked, identify
 from fedgma.flower import messages as messages_module
 
@@ -15,8 +15,8 @@ START = {"w": np.linspace(-1, 1, 6, dtype=np.float32), "steps": np.array(0)}
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch):
-    monkeypatch.setattr(messages_module, "PAUSE", 0.0)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(messages_module, "time", Clock())
 
 
 def trained(node, message):
@@ -35,7 +35,7 @@ def strategy(**options):
 
 def play(rounds, folder=None, answer=trained, ids=(1, 2, 3), **options):
     grid = Nodes(ids, answer)
-    return strategy(**options).start(grid, record(START), rounds, timeout=0.05, folder=folder)
+    return strategy(**options).start(grid, record(START), rounds, timeout=1.0, folder=folder)
 
 
 def model(result):
@@ -61,7 +61,7 @@ def dying(after):
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 6, 8, 14])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, after):
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path, after):
     whole = play(5, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         play(5, tmp_path / "cut", dying(after))
@@ -72,11 +72,11 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, after):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-def test_without_a_folder_the_same_rounds_are_played(tmp_path):
+def test_without_a_folder_the_same_rounds_are_run(tmp_path):
     assert_same(play(3), play(3, tmp_path))
 
 
-def test_a_finished_run_is_not_played_again(tmp_path):
+def test_a_finished_run_is_not_run_again(tmp_path):
     whole = play(3, tmp_path)
     again = play(3, tmp_path, answer=None)  # nobody is asked
     assert_same(again, whole)
@@ -88,7 +88,7 @@ def test_a_finished_run_can_be_given_more_rounds(tmp_path):
     assert json.loads((tmp_path / "done").read_text())["rounds"] == 5
 
 
-def test_other_settings_are_refused_and_the_reason_is_left_in_the_folder(tmp_path):
+def test_other_settings_are_refused_and_the_reason_is_written_to_the_folder(tmp_path):
     play(2, tmp_path)
     with pytest.raises(fedgma.ConfigError, match="aggregator"):
         play(3, tmp_path, tau=0.9)
@@ -97,7 +97,7 @@ def test_other_settings_are_refused_and_the_reason_is_left_in_the_folder(tmp_pat
     assert not (tmp_path / "failed").exists()
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+def test_a_damaged_checkpoint_is_skipped(tmp_path):
     whole = play(4)
     with pytest.raises(KeyboardInterrupt):
         play(4, tmp_path, dying(9))
@@ -120,7 +120,7 @@ def test_a_straggler_is_not_waited_for_and_is_counted():
     assert expected.train_metrics_clientapp[1]["gma-late"] == 0
 
 
-def test_a_round_that_came_to_nothing_is_played_again():
+def test_a_failed_round_is_repeated():
     lost = iter([True, True, True])  # the first attempt of round 1
 
     def answer(node, message):
@@ -129,7 +129,7 @@ def test_a_round_that_came_to_nothing_is_played_again():
     assert_same(play(3, answer=answer), play(3))
 
 
-def test_a_run_of_which_nothing_comes_ends_with_the_reason(tmp_path):
+def test_a_run_whose_rounds_all_fail_ends_with_the_reason(tmp_path):
     def broken(node, message):
         return Message(error=failure(node).error, reply_to=message)
 
@@ -138,12 +138,12 @@ def test_a_run_of_which_nothing_comes_ends_with_the_reason(tmp_path):
     assert json.loads((tmp_path / "failed").read_text())["exit_code"] == 4
 
 
-def test_a_quorum_is_asked_of_every_round():
+def test_every_round_needs_a_quorum():
     def one_of_three(node, message):
         return trained(node, message) if node == 1 else Message(error=failure(node).error, reply_to=message)
 
     assert play(1, answer=one_of_three, quorum=1).train_metrics_clientapp[1]["gma-clients"] == 1
-    with pytest.raises(fedgma.NotEnoughClients, match="1 valid replies, but the quorum is 2"):
+    with pytest.raises(fedgma.NotEnoughClients, match="the round needs 2 valid replies, got 1"):
         play(1, answer=one_of_three, quorum=2, retries=0)
 
 
@@ -159,7 +159,7 @@ def too_long(node, message, by=100.0):
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_an_update_that_is_much_longer_than_usual_costs_its_node(rounds, tmp_path):
+def test_an_update_with_an_unusual_norm_is_refused(rounds, tmp_path):
     expected = play(rounds, answer=lambda node, message: None if node == 3 else trained(node, message))
     result = play(rounds, tmp_path, answer=too_long)
     (refused,) = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[-1])["refused"]
@@ -168,11 +168,11 @@ def test_an_update_that_is_much_longer_than_usual_costs_its_node(rounds, tmp_pat
     assert result.train_metrics_clientapp[rounds]["gma-refused"] == 1
 
 
-def test_the_limit_on_lengths_can_be_switched_off():
+def test_the_limit_on_norms_can_be_switched_off():
     assert play(1, answer=too_long, norm_factor=None).train_metrics_clientapp[1]["gma-refused"] == 0
 
 
-def test_lengths_that_grow_for_all_are_believed_after_a_few_attempts():
+def test_norms_that_grow_for_all_nodes_are_accepted_after_a_few_attempts():
     def growing(node, message):
         if message.content["config"]["server-round"] == 1:
             return trained(node, message)
@@ -186,7 +186,7 @@ def test_lengths_that_grow_for_all_are_believed_after_a_few_attempts():
     assert result.train_metrics_clientapp[2]["gma-clients"] == 3
 
 
-def test_nodes_are_sampled_by_who_they_are_and_not_by_their_numbers():
+def test_nodes_are_sampled_by_identity_and_not_by_node_id():
     def partitions_of(numbers, seed):
         held = dict(zip(numbers, range(6), strict=True))
 
@@ -203,10 +203,10 @@ def test_nodes_are_sampled_by_who_they_are_and_not_by_their_numbers():
     drawn = partitions_of([11, 22, 33, 44, 55, 66], 0)
     assert partitions_of([903, 13, 88, 7, 500, 1], 0) == drawn
     expected = fedgma.seeds.generator(0, "cohort", 1).choice(6, 3, replace=False)
-    assert drawn == sorted(expected.tolist())  # the simulator's cohort
+    assert drawn == sorted(expected.tolist())  # the simulator's draw
 
 
-def test_a_node_that_does_not_say_who_it_is_is_not_asked_to_train():
+def test_a_node_without_an_identity_is_not_sampled():
     def answer(node, message):
         if node == 2:
             return Message(error=failure(node, "no query function").error, reply_to=message)
@@ -218,7 +218,7 @@ def test_a_node_that_does_not_say_who_it_is_is_not_asked_to_train():
     assert [message.metadata.dst_node_id for message in messages] == [1, 3]
 
 
-def test_without_an_identity_the_order_is_that_of_the_public_keys():
+def test_without_an_identity_nodes_are_ordered_by_public_key():
     def sampled(keys):
         grid = Nodes(keys, keys=keys)
         strategy = Masked(fraction_train=0.5)

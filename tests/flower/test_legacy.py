@@ -45,7 +45,7 @@ def played(strategy, results, failures=()):
     return None if parameters is None else parameters_to_ndarrays(parameters), metrics
 
 
-def test_the_answer_is_the_librarys():
+def test_the_result_is_that_of_server_round():
     after, metrics = played(MaskedFit(optimizer=fedgma.yogi(0.1)), GOOD, failures=[ValueError()])
     models = [dict(zip("01", parameters_to_ndarrays(fit.parameters), strict=True)) for _, fit in GOOD]
     expected = fedgma.server_round(dict(zip("01", START, strict=True)), models, [10] * 3, optimizer=fedgma.yogi(0.1))
@@ -57,7 +57,7 @@ def test_the_answer_is_the_librarys():
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_bad_result_costs_its_client_and_not_the_run(fault):
+def test_a_bad_result_excludes_its_client_and_does_not_stop_the_run(fault):
     def combine(results):
         return {"loss": sum(metrics["loss"] for _, metrics in results) / len(results)}
 
@@ -68,7 +68,7 @@ def test_a_bad_result_costs_its_client_and_not_the_run(fault):
     assert metrics["loss"] == pytest.approx(2 / 3)
 
 
-def test_nothing_valid_leaves_the_model_as_it_is():
+def test_without_valid_updates_the_model_stays_unchanged():
     assert played(MaskedFit(), [BAD["nan"]]) == (None, {})
     assert played(MaskedFit(), []) == (None, {})
     assert played(MaskedFit(accept_failures=False), GOOD, failures=[ValueError()]) == (None, {})

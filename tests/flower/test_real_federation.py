@@ -14,7 +14,6 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "flower" / "faults.py"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed; it makes the certificates")
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed; it makes the nodes' keys")
 @pytest.mark.parametrize("scenario", ["clean", "restart"])

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from fake_grids import Nodes, failure, record, reply
 from flwr.app import ConfigRecord, MetricRecord
 
 import fedgma
+from fake_grids import Nodes, failure, record, reply
 from fedgma.flower import Masked
 
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(4)}
@@ -33,7 +33,7 @@ BAD = {
 }
 
 
-def test_the_answer_is_the_librarys():
+def test_the_result_is_that_of_server_round():
     after, metrics = played(Masked(tau=0.4), GOOD)
     models = [{name: value.numpy() for name, value in message.content["arrays"].items()} for message in GOOD]
     expected = fedgma.server_round(START, models, [10, 10, 10]).params
@@ -46,7 +46,7 @@ def test_the_answer_is_the_librarys():
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_bad_reply_costs_its_node_and_not_the_run(fault):
+def test_a_bad_reply_excludes_its_node_and_does_not_stop_the_run(fault):
     expected, _ = played(Masked(), GOOD)
     after, metrics = played(Masked(), [GOOD[0], BAD[fault], *GOOD[1:]])
     np.testing.assert_array_equal(after["w"], expected["w"])
@@ -70,7 +70,7 @@ def test_a_failed_node_is_counted():
     assert metrics["gma-late"] == 1  # node 7 said nothing
 
 
-def test_nothing_valid_leaves_the_model_as_it_is():
+def test_without_valid_updates_the_model_stays_unchanged():
     assert played(Masked(), [BAD["nan"]]) == (None, None)
     assert played(Masked(), []) == (None, None)
 
@@ -105,7 +105,7 @@ def test_sampling_is_seeded_and_the_callers_config_is_left_alone():
 
 
 def test_waiting_for_nodes_has_a_limit():
-    with pytest.raises(fedgma.NotEnoughClients, match="1 nodes after 0 s, round 1 needs 2"):
+    with pytest.raises(fedgma.NotEnoughClients, match="round 1 needs 2 nodes, got 1 after 0 s"):
         Masked(wait=0).configure_train(1, record(START), ConfigRecord(), Nodes([1]))
 
 

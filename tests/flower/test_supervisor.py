@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -17,10 +18,13 @@ from fedgma.flower import deployment, supervisor
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.supervisor import Supervisor
 
+# answers at its port until it is ended, or left alone
 SUPERLINK = """
-import socket, sys, time
-door = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
-time.sleep(60)
+import os, socket, sys, time
+port = int(sys.argv[sys.argv.index("--port") + 1])
+door, parent = socket.create_server(("127.0.0.1", port), reuse_port=True), os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.5)
 """
 
 # `flwr run` plays a round more at each call, or does as the file `plan` says; `flwr ls` tells that the run has ended
@@ -50,122 +54,125 @@ print(json.dumps({"run-id": None if step == "refuse" else str(count + 7), "error
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch):
-    """A deployment whose programs are stand-ins."""
+def stage(tmp_path, monkeypatch, port):
+    """A deployment whose programs are stand-ins, and are waited for as long as it takes."""
     for name, code in {"flower-superlink": SUPERLINK, "flwr": FLWR}.items():
         program = tmp_path / name
         program.write_text(f"#!{sys.executable}\n{code}")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(deployment, "_program", lambda name: str(tmp_path / name))
-    monkeypatch.setattr(supervisor, "LOOK", 0.02)
-    monkeypatch.setattr(supervisor, "ASK", 0.05)
+    monkeypatch.setattr(supervisor, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(supervisor, "STATUS_INTERVAL", 0.05)
+    monkeypatch.setattr(supervisor, "START_TIMEOUT", 1e9)
+    monkeypatch.setattr(supervisor, "COMMAND_TIMEOUT", 1e6)
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "pyproject.toml").touch()
     (tmp_path / "state").mkdir()
-    return Deployment(tmp_path / "app", tmp_path / "state", port=_free_port(), insecure=True)
+    return Deployment(tmp_path / "app", tmp_path / "state", port=port, insecure=True)
 
 
-def _free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def port():
+    """A port that no other program is given while the test lasts; sockets that say so too may share it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def supervised(stage, plan, **options):
     (stage.state / "plan").write_text(json.dumps(plan))
-    said = []
-    one = Supervisor(stage, say=said.append, **options)
-    return one, said, one.run()
+    messages = []
+    watched = Supervisor(stage, say=messages.append, **options)
+    return watched, messages, watched.run()
 
 
 def test_a_run_that_is_done_ends_with_code_0_and_nothing_is_left_running(stage):
-    one, said, code = supervised(stage, ["done"])
+    watched, messages, code = supervised(stage, ["done"])
     assert code == 0
-    assert one.starts == 1
-    assert one.processes["superlink"].poll() is not None
-    assert any(text.startswith("done") for text in said)
+    assert watched.starts == 1
+    assert watched.processes["superlink"].poll() is not None
+    assert any(text.startswith("done") for text in messages)
 
 
 def test_a_server_app_that_ended_is_submitted_again(stage):
-    one, said, code = supervised(stage, ["round", "round", "done"])
+    watched, messages, code = supervised(stage, ["round", "round", "done"])
     assert code == 0
-    assert one.starts == 3
-    assert "the server app ended (finished:failed); starting again after round 2" in said
+    assert watched.starts == 3
+    assert "the server app ended (finished:failed); restarting after round 2" in messages
 
 
-def test_a_round_is_reported_with_what_it_was_played_without(stage):
+def test_a_round_is_reported_with_its_missing_nodes(stage):
     stage.folder.mkdir()
     line = {"round": 1, "train": {"gma-failed": 0, "gma-late": 2}, "refused": [{"client": 9, "reason": "nonfinite"}]}
     (stage.folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
     assert Supervisor(stage)._losses() == " without: node 9 refused (nonfinite), 2 late"
 
 
-def test_an_older_mark_is_not_taken_for_the_end(stage):
+def test_an_older_end_file_is_ignored(stage):
     stage.folder.mkdir()
     (stage.folder / "done").write_text("{}")
     (stage.folder / "failed").write_text("{}")
-    one, _, code = supervised(stage, ["round", "done"])
+    watched, _, code = supervised(stage, ["round", "done"])
     assert code == 0
-    assert one.starts == 2
+    assert watched.starts == 2
 
 
-def test_an_end_on_purpose_is_passed_on_and_not_tried_again(stage):
-    one, said, code = supervised(stage, ["round", "give up"])
+def test_a_fedgma_error_is_passed_on_and_not_retried(stage):
+    watched, messages, code = supervised(stage, ["round", "give up"])
     assert code == 4
-    assert one.starts == 2
-    assert "the run gave up: too few clients" in said
+    assert watched.starts == 2
+    assert "the run failed: too few clients" in messages
 
 
-def test_starts_that_bring_nothing_come_to_an_end(stage):
-    with pytest.raises(FedgmaError, match="2 new starts brought no further round"):
+def test_restarts_without_progress_are_limited(stage):
+    with pytest.raises(FedgmaError, match="no further round after 2 restarts"):
         supervised(stage, ["round"], restarts=2)
 
 
-def test_an_app_that_cannot_be_submitted_is_not_tried_for_ever(stage):
+def test_failed_submissions_are_limited(stage):
     with pytest.raises(FedgmaError, match="could not be submitted: no"):
         supervised(stage, ["refuse", "refuse"], restarts=1)
 
 
 def test_a_superlink_that_was_killed_is_started_again(stage, monkeypatch):
-    monkeypatch.setattr(supervisor, "ASK", 60.0)  # the SuperLink's death is seen, not asked for
+    monkeypatch.setattr(supervisor, "STATUS_INTERVAL", 1e9)  # the SuperLink's death is seen, not asked for
     (stage.state / "plan").write_text(json.dumps(["nothing", "done"]))
-    said = []
-    one = Supervisor(stage, say=said.append)
+    messages = []
+    watched = Supervisor(stage, say=messages.append)
 
     def kill():
-        while one.starts < 1:
+        while watched.starts < 1:
             time.sleep(0.01)
-        os.kill(one.processes["superlink"].pid, signal.SIGKILL)
+        os.kill(watched.processes["superlink"].pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    assert one.run() == 0
+    assert watched.run() == 0
     killer.join()
-    assert one.starts == 2
-    assert "the SuperLink died (exit code -9); starting again after round 0" in said
+    assert watched.starts == 2
+    assert "the SuperLink died (exit code -9); restarting after round 0" in messages
 
 
 def test_being_asked_to_stop_stops_everything(stage):
     looks = iter([False] * 5)
-    one, _, code = supervised(stage, [], stopping=lambda: next(looks, True))
+    watched, _, code = supervised(stage, [], stopping=lambda: next(looks, True))
     assert code == 0
-    assert one.processes["superlink"].poll() is not None
+    assert watched.processes["superlink"].poll() is not None
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"insecure": False}, "either --certificates FOLDER or"),
-        ({"host": "0.0.0.0"}, "listens on 127.0.0.1 only"),
+        ({"host": "0.0.0.0"}, "the host must be 127.0.0.1"),
         ({"keys": "keys"}, "node keys need certificates"),
         ({"insecure": False, "certificates": "certificates"}, "no ca.crt"),
         ({"app": "nowhere"}, "no Flower app"),
-        ({"state": "app/state"}, "lies in the app's folder"),
+        ({"state": "app/state"}, "is inside the app's folder"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_started(stage, tmp_path, changes, message):
+def test_invalid_settings_are_refused_before_anything_is_started(stage, tmp_path, changes, message):
     paths = {
         name: tmp_path / value for name, value in changes.items() if name in ("keys", "certificates", "app", "state")
     }
@@ -179,29 +186,29 @@ def test_a_private_key_that_others_can_read_is_refused(stage, tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "server.key").chmod(0o644)
     open_to_all = Deployment(**{**vars(stage), "insecure": False, "certificates": tmp_path})
-    with pytest.raises(ConfigError, match="can be read by others"):
+    with pytest.raises(ConfigError, match="other users can read"):
         open_to_all.check()
     (tmp_path / "server.key").chmod(0o600)
     open_to_all.check()
 
 
-def test_all_settings_of_the_app_travel_in_one_word(stage):
+def test_all_settings_of_the_app_are_one_argument(stage):
     command = Deployment(**{**vars(stage), "run_config": ("run.rounds=3", "run.tau=0.2")}).submit()
     word = command[command.index("--run-config") + 1]
     assert word == f'state="{stage.folder}" run.rounds=3 run.tau=0.2'
     assert command.count("--run-config") == 1
 
 
-def test_the_command_refuses_with_a_sentence_and_passes_exit_codes_on(stage, monkeypatch):
+def test_the_command_reports_errors_and_passes_exit_codes_on(stage, monkeypatch):
     typer_testing = pytest.importorskip("typer.testing")
     from fedgma.cli.app import app
 
     def call(*words):
         return typer_testing.CliRunner().invoke(app, ["flower", "up", str(stage.app), *words])
 
-    place = ["--state", str(stage.state), "--port", str(stage.port)]
-    assert isinstance(call(*place).exception, ConfigError)
+    options = ["--state", str(stage.state), "--port", str(stage.port)]
+    assert isinstance(call(*options).exception, ConfigError)
     (stage.state / "plan").write_text(json.dumps(["give up"]))
-    given_up = call(*place, "--insecure", "-c", "run.rounds=3")
+    given_up = call(*options, "--insecure", "-c", "run.rounds=3")
     assert given_up.exit_code == 4
-    assert "the run gave up: too few clients" in given_up.output
+    assert "the run failed: too few clients" in given_up.output

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from fake_grids import Nodes, running
 
 pytest.importorskip("pydantic", reason="the simulator is not installed: pip install 'fedgma[sim]'")
@@ -55,8 +56,8 @@ def test_simulator_and_flower_train_the_same_model(algorithm, aggregator):
     assert federated(config, [50, 10, 40, 20, 30]) == simulated(config)
 
 
-def test_so_they_do_where_only_some_nodes_are_sampled():
-    config = config_of(**{"run.partition.clients": 10, "run.cohort": 3, "run.rounds": 3})
+def test_simulator_and_flower_train_the_same_model_with_sampled_nodes():
+    config = config_of(**{"run.partition.clients": 10, "run.clients_per_round": 3, "run.rounds": 3})
     assert federated(config, list(range(10, 0, -1))) == simulated(config)
 
 

@@ -5,18 +5,24 @@ import json
 
 import numpy as np
 
-from fedgma.experiments.settings import fingerprint, record
+from fedgma.experiments.settings import record
 from fedgma.paper.plans import WHOLE, plan_runs
 from fedgma.paper.rates import Chosen
 
 SPLITS = {"fedcmnist": ("seen",), "femnist": ("same_writers",)}
 
 
+def folder_name(recorded, contents):
+    """As format 1 named its folders."""
+    text = json.dumps({"settings": recorded, "contents": contents}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def write_run(out, settings, level, *, rounds=None, splits=(), noise=0.0, precision="fp32"):
     """A finished run whose test accuracy rises to `level` percent; every further split is one point higher."""
     rounds = rounds or settings.rounds
     recorded = record(settings.model_copy(update={"rounds": rounds}))
-    name = fingerprint(recorded, {} if precision == "fp32" else {"precision": precision})
+    name = folder_name(recorded, {} if precision == "fp32" else {"precision": precision})
     folder = out / name
     folder.mkdir(parents=True)
     head = {"format": 1, "fingerprint": name, "settings": recorded, "device": "made", "precision": precision}

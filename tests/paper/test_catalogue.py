@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from fedgma.errors import ConfigError, DataError
-from fedgma.experiments.settings import fingerprint, record
+from fedgma.experiments.settings import record
 from fedgma.paper import catalogue
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.cells import cells_of
@@ -14,6 +14,7 @@ from fedgma.paper.figures import FIGURES
 from fedgma.paper.plans import Cut, absent_data, parse_cells, plan_runs, samples
 from fedgma.paper.printed import matches, printed_rows
 from fedgma.paper.rates import Chosen, read_chosen, written
+from fedgma.records.format import fingerprint
 from fedgma.records.reader import flat
 
 ALL = list(catalogue.catalogue())
@@ -29,7 +30,7 @@ def names(plan):
 
 def test_every_experiment_of_the_paper_has_a_file():
     assert ALL[:18] == [f"E{number}" for number in range(1, 19)]
-    assert ALL[18:] == ["C1", "C2", "C3", "C4", "C14"]
+    assert ALL[18:] == ["C1", "C2", "C3", "C4", "C5", "C6", "C14"]
 
 
 @pytest.mark.parametrize("name", RUNS)

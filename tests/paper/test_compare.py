@@ -9,7 +9,7 @@ from made_runs import write_experiment, write_run
 from fedgma.errors import DataError
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.claims import look_at
-from fedgma.paper.compare import compare, judge
+from fedgma.paper.compare import Agreement, compare, judge
 from fedgma.paper.entries import Entry, read_entries, thinned, write_export
 from fedgma.paper.plans import Cut, plan_runs
 from fedgma.paper.rates import Chosen
@@ -17,7 +17,6 @@ from fedgma.paper.results import export, make_report, write_comparison
 from fedgma.paper.tables import cells_table, taus_note
 from fedgma.reports.report import in_markdown
 from fedgma.reports.tables import markdown
-from fedgma.statistics.verdicts import paired
 
 HERE = Path(__file__).parent
 PRINTED = {1: 88.1, 3: 89.91, 5: 85.71, 10: 84.13, 20: 80.27}  # plain averaging by local epochs, Tables 8 and 9
@@ -42,22 +41,23 @@ def epochs(tmp_path_factory):
 
 
 def test_verdicts_go_by_the_interval():
-    ours = paired([1.0, 1.2, 1.6, 1.0])
-    assert judge(ours, 1.0) == "agrees in sign and interval"
-    assert judge(ours, 3.0) == "agrees in sign"
-    assert judge(ours, -1.0) == "contradicts"
-    assert judge(ours, 0.0) == "the paper prints none"
-    assert judge(ours, None) == "masked ahead"
-    assert judge(paired([-1.0, -1.2, -1.1]), None) == "plain ahead"
-    assert judge(paired([3.0]), 3.0) == "no difference to be seen"  # one seed has no interval
-    assert judge(None, 1.0) == "not run"
+    ours = (0.75, 1.65)
+    assert judge(ours, 1.0) == Agreement.INSIDE
+    assert judge(ours, 3.0) == Agreement.SIGN
+    assert judge(ours, -1.0) == Agreement.CONTRADICTS
+    assert judge(ours, 0.0) == Agreement.PRINTED_EQUAL
+    assert judge(ours, None) == Agreement.MASKED_AHEAD
+    assert judge((-1.2, -1.0), None) == Agreement.PLAIN_AHEAD
+    assert judge((-1.0, 2.0), 1.0) == Agreement.INCONCLUSIVE
+    assert judge((0.0, 0.0), 1.0) == Agreement.EQUAL
+    assert judge(None, 3.0) == Agreement.ONE_SEED
 
 
 def test_each_cell_has_its_verdict(epochs):
-    says = {one.cell.settings["local_epochs"]: one.says for one in epochs[1].on()}
+    says = {one.cell.settings["local_epochs"]: one.agreement for one in epochs[1].on()}
     assert says == {
         1: "agrees in sign and interval",  # 0.3, printed 0.28
-        3: "no difference to be seen",
+        3: "inconclusive",
         5: "contradicts",  # -1, printed 1.58
         10: "agrees in sign",  # 2, printed 2.98
         20: "agrees in sign and interval",
@@ -67,7 +67,9 @@ def test_each_cell_has_its_verdict(epochs):
 def test_claims_are_looked_at_over_all_cells(epochs):
     ahead, grows = look_at(epochs[1])
     assert ahead.verdict == "holds"
-    assert ahead.text.startswith("ahead in 4 of 5 cells (3 beyond doubt), behind in 1 (1 beyond doubt); over all +1.56")
+    assert ahead.text.startswith(
+        "ahead in 4 of 5 cells (3 significant), behind in 1 (1 significant); over all cells +1.56"
+    )
     assert grows.verdict == "holds"
     assert "1: +0.30, 3: +0.10, 5: -1.00, 10: +2.00, 20: +6.40" in grows.text
 
@@ -136,7 +138,7 @@ def test_of_short_and_long_runs_the_long_ones_count(tmp_path):
         write_run(tmp_path, settings, 60.0, rounds=20)
     made, cell = levels(tmp_path)
     assert set(cell.masked.values()) == {60.0}
-    assert "4 runs of the same cells with other rounds, rates or precision were passed over" in made.notes
+    assert "4 runs of the same cells with other rounds, rates or precision are left out" in made.notes
 
 
 def test_the_rounds_that_were_asked_for_count_before_longer_runs(tmp_path):
@@ -178,7 +180,7 @@ def test_runs_of_a_search_are_in_no_cell(tmp_path):
         write_run(tmp_path, settings.model_copy(update={"validation": 0.1}), 50.0, rounds=11)
     made, cell = levels(tmp_path)
     assert not made.entries
-    assert cell.says == "not run"
+    assert cell.agreement == Agreement.NOT_RUN
 
 
 def test_unfinished_runs_are_counted_and_left_out(tmp_path):
@@ -186,7 +188,7 @@ def test_unfinished_runs_are_counted_and_left_out(tmp_path):
     (folders[0] / "done").unlink()
     made, cell = levels(tmp_path)
     assert len(cell.differences) == 1
-    assert "1 unfinished runs are in no number" in made.notes
+    assert "1 unfinished runs are left out" in made.notes
 
 
 def test_runs_stopped_late_count_as_they_are_where_they_are_asked_for(tmp_path):

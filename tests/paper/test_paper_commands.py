@@ -13,9 +13,11 @@ from made_runs import write_experiment
 
 from commands import call
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.play import grid_of, plan, play_fleet
+from fedgma.experiments.plan import grid_of, plan
+from fedgma.experiments.play import play_fleet
 from fedgma.paper import analyses, fleets
 from fedgma.paper.catalogue import experiment
+from fedgma.paper.findings import ClaimVerdict, Finding, read_findings, write_findings
 from fedgma.paper.fleets import kind, pack_alike
 from fedgma.paper.plans import Cut
 from fedgma.paper.rates import read_chosen
@@ -89,10 +91,10 @@ def test_rates_are_searched_on_held_out_samples(tmp_path):
     assert code == 0, said
     rows = (tmp_path / "rates" / "rates.csv").read_text().splitlines()
     assert (
-        rows[0]
-        == "dataset,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,validation_last10"
+        rows[0] == "dataset,partition,clients,algorithm,aggregator,client_learning_rate,server_learning_rate,seed,"
+        "validation_last10"
     )
-    found = {(arm, float(client)): float(score) for _, _, _, arm, client, _, _, score in csv.reader(rows[1:])}
+    found = {(arm, float(client)): float(score) for *_, arm, client, _, _, score in csv.reader(rows[1:])}
     assert len(found) == 8
     pairs = [client for arm, client in found if arm == "mean"]
     best = max(pairs, key=lambda client: found["mean", client] + found["gma", client])
@@ -105,7 +107,7 @@ def test_rates_are_searched_on_held_out_samples(tmp_path):
 def test_an_analysis_is_done_written_and_shown(tmp_path, monkeypatch):
     def analyse(request):
         rows = [{"seeds": request.seeds, "quick": request.quick}]
-        return analyses.AnalysisResult({"asked": rows}, ["density matters"])
+        return analyses.AnalysisResult({"asked": rows}, [Finding("paired/5/all", "density matters")])
 
     monkeypatch.setitem(analyses.ANALYSES, "E7", analyse)
     code, printed, said = call("paper", "run", "E7", "--out", tmp_path, "--quick", "--seeds", "3")
@@ -114,10 +116,45 @@ def test_an_analysis_is_done_written_and_shown(tmp_path, monkeypatch):
     folder = tmp_path / "analyses" / "E7"
     assert (folder / "asked.csv").read_text() == "seeds,quick\n3,True\n"
     assert (folder / "printed-table_nonparticipating_2of10.csv").exists()
-    assert "density matters" in call("paper", "compare", "E7", tmp_path)[1]
+    assert read_findings(folder) == [Finding("paired/5/all", "density matters")]
+    (folder / "README.md").unlink()  # it is for people, and nothing reads it
+    assert "- density matters\n" in call("paper", "compare", "E7", tmp_path)[1]
     code, printed, _ = call("paper", "results", tmp_path, "--out", tmp_path / "results", "--only", "E7")
     assert (code, printed) == (0, f"E7: 0 runs and the analysis in {tmp_path / 'results' / 'E7'}\n")
-    assert (tmp_path / "results" / "E7" / "asked.csv").exists()
+    assert {"asked.csv", "findings.json"} <= {path.name for path in (tmp_path / "results" / "E7").iterdir()}
+
+
+def test_results_are_exported_again_in_place_with_what_the_analysis_says(tmp_path):
+    results = tmp_path / "results"
+    write_experiment(tmp_path / "runs", experiment("E11"), lambda run: 90.0, cut=Cut(seeds=2), rounds=11)
+    (tmp_path / "runs" / "analyses" / "E11").mkdir(parents=True)
+    write_findings([Finding("agreement/fall", "It falls.", ClaimVerdict.HOLDS)], tmp_path / "runs" / "analyses" / "E11")
+    assert call("paper", "results", tmp_path / "runs", "--out", results, "--only", "E11")[0] == 0
+    report = (results / "E11" / "report.md").read_text()
+    assert "falls as clients become more similar: holds." in report
+    (results / "E11" / "report.md").write_text("an old report")
+    assert call("paper", "results", results, "--out", results, "--only", "E11")[0] == 0
+    assert (results / "E11" / "report.md").read_text() == report
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("{", "cannot be read as the findings of an analysis"),
+        ('{"findings": []}', "cannot be read as the findings of an analysis"),
+        ('{"format": 2, "findings": []}', "has format 2; this version reads 1"),
+        ('{"format": 1, "findings": [{"id": "", "text": ""}]}', "cannot be read"),
+        ('{"format": 1, "findings": [{"id": "a", "text": "", "verdict": "maybe"}]}', "'maybe' is not a valid"),
+        ('{"format": 1, "findings": [{"id": "a", "text": "", "interval": [1]}]}', "cannot be read"),
+    ],
+)
+def test_findings_that_are_none_are_refused_by_the_name_of_their_file(tmp_path, written, reason):
+    (tmp_path / "E7").mkdir()
+    (tmp_path / "E7" / "findings.json").write_text(written)
+    code, _, said = call("paper", "compare", "E7", tmp_path)
+    assert code == 3
+    assert reason in said
+    assert "findings.json" in said
 
 
 @pytest.mark.parametrize(
@@ -170,7 +207,7 @@ def test_a_fleet_that_would_not_end_in_time_is_left(tmp_path):
 
 def test_fleets_hold_runs_with_as_many_steps():
     materials = Materials("cpu")
-    settings = {"partition": {"clients": [10, 100]}, "rounds": [2, 3], "cohort": 10, "seed": 0}
+    settings = {"partition": {"clients": [10, 100]}, "rounds": [2, 3], "clients_per_round": 10, "seed": 0}
     fleets = pack_alike(plan(grid_of(settings), materials, None), materials)
     assert [len(fleet) for fleet in fleets] == [2] * 4
     assert all(len({kind(run.settings) for run in fleet}) == 1 for fleet in fleets)
@@ -192,7 +229,7 @@ def test_a_precision_below_fp32_names_another_run_and_needs_a_gpu():
 def test_the_time_is_measured_in_a_few_rounds_and_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(fleets, "WORTH", 0)
     materials = Materials("cpu")
-    settings = {"model": "logistic", "partition": {"clients": 20}, "cohort": 4, "rounds": 50, "seed": 0}
+    settings = {"model": "logistic", "partition": {"clients": 20}, "clients_per_round": 4, "rounds": 50, "seed": 0}
     packed = pack_alike(plan(grid_of(settings), materials, tmp_path / "runs"), materials)
     assert fleets.estimate(packed, materials) > 0
     assert not (tmp_path / "runs").exists()

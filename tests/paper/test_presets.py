@@ -7,11 +7,12 @@ import pytest
 from PIL import Image
 
 from fedgma.data.files.cifar import find_cifar100
-from fedgma.data.files.registry import SPECS, Place
+from fedgma.data.files.registry import SPECS, FileFormat
 from fedgma.data.files.tinyimagenet import find_tinyimagenet
 from fedgma.experiments.grid import Grid
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.play import plan, play_fleet
+from fedgma.experiments.plan import plan
+from fedgma.experiments.play import play_fleet
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.fleets import pack_alike, playable
 from fedgma.paper.plans import Cut, plan_runs
@@ -51,7 +52,7 @@ def test_a_preset_runs_as_soon_as_its_data_are_there(tmp_path, monkeypatch, name
     write(tmp_path / "data")
     monkeypatch.setenv("FEDGMA_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(SPECS, name, SPECS[name]._replace(places=(Place(find, (1,) * classes, (1,) * classes),)))
+    monkeypatch.setitem(SPECS, name, SPECS[name]._replace(formats=(FileFormat(find, (1,) * classes, (1,) * classes),)))
     cut = Cut(rounds=1, seeds=1, cells=f"dataset={name},partition.name=label_skew,clients=10,algorithm=fedyogi")
     runs = plan_runs(experiment("E1"), Chosen(), cut).grid.runs
     assert [(run.model, run.batch_size, run.partition.classes_per_client) for run in runs] == [
@@ -72,8 +73,8 @@ def test_cells_that_the_data_are_too_few_for_are_left_out_and_named(tmp_path, mo
     cifar100(tmp_path / "data")
     monkeypatch.setenv("FEDGMA_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path / "cache"))
-    places = (Place(find_cifar100, (1,) * 100, (1,) * 100),)
-    monkeypatch.setitem(SPECS, "cifar100", SPECS["cifar100"]._replace(places=places))
+    formats = (FileFormat(find_cifar100, (1,) * 100, (1,) * 100),)
+    monkeypatch.setitem(SPECS, "cifar100", SPECS["cifar100"]._replace(formats=formats))
     cut = Cut(seeds=1, cells="dataset=cifar100,algorithm=fedavg,partition.name=label_skew,clients=10|500")
     materials = Materials("cpu")
     runs = plan(plan_runs(experiment("E1"), Chosen(), cut).grid, materials, None)

@@ -63,7 +63,7 @@ BREAKS = {
     "no such folder": lambda folder: os.rename(folder, folder.with_name("elsewhere")),
     "no run.json in it": lambda folder: (folder / "run.json").unlink(),
     "is not JSON": lambda folder: (folder / "run.json").write_text("{"),
-    "has format 2": lambda folder: _change(folder, format=2),
+    "has format 3": lambda folder: _change(folder, format=3),
     "'settings' as a dict": lambda folder: _change(folder, settings=[1]),
     "setting 'rounds' should be int": lambda folder: _change(folder, settings={"seed": 0}),
     "line 3,.* is not JSON": lambda folder: _line(folder, 2, "{{{"),

@@ -138,7 +138,13 @@ def test_a_partition_that_was_recorded_is_drawn_from_the_record(tmp_path):
 def test_the_partition_of_the_users_own_file_is_drawn_from_what_the_run_recorded(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32), np.arange(120) % 3
     np.savez(tmp_path / "mine.npz", x=x, y=y)
-    chosen = {"dataset": str(tmp_path / "mine.npz"), "model": "logistic", "rounds": 1, "seed": 0, "cohort": 2}
+    chosen = {
+        "dataset": str(tmp_path / "mine.npz"),
+        "model": "logistic",
+        "rounds": 1,
+        "seed": 0,
+        "clients_per_round": 2,
+    }
     run({**chosen, "partition": {"name": "iid", "clients": 4}, "client_test_size": 0}, out=tmp_path / "runs")
     (tmp_path / "mine.npz").unlink()
     pictures = {picture.name: picture for picture in make_pictures(rows(read_runs([tmp_path / "runs"])))}
@@ -160,7 +166,7 @@ def test_how_steady_a_mask_is_stands_beside_what_chance_would_give(tmp_path):
 
 def browse(folder, *arguments):
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt install chromium")

@@ -8,25 +8,26 @@ from hypothesis import strategies as st
 
 import fedgma
 from fedgma.aggregation.masks import votes_needed
-from fedgma.simulation.batched import optimizers as servers
-from fedgma.simulation.batched import tallies
+from fedgma.aggregation.optimizers import server_optimizer
+from fedgma.simulation.batched import optimizers, rules, tallies
 
 CPU = torch.device("cpu")
 
 
-def merged(updates, weights, run, runs, *, tau=0.4, below=float("nan"), chunk=None):
-    sums = tallies.empty(CPU, runs, updates.shape[1], {})
-    lanes = np.arange(len(run))
-    for part in np.array_split(lanes, chunk or 1):
+def merged(updates, weights, run, runs, *, rule=None, chunk=None):
+    sums, kept = tallies.empty(CPU, runs, updates.shape[1], {}), {}
+    shapes = [("w", torch.Size([updates.shape[1]]))]
+    laid = rules.lay_out([rule or fedgma.masked_mean(0.4)] * runs, len(run), shapes, CPU)
+    for part in np.array_split(np.arange(len(run)), chunk or 1):
         rows = torch.from_numpy(part)
-        tallies.add(sums, run[part], weights[part], updates[rows], {}, torch.zeros(len(part), 2))
-    needed = torch.tensor([[votes_needed(tau, c) for c in range(len(run) + 1)]] * runs, dtype=torch.int32)
-    return tallies.merge(sums, (needed, torch.full((runs,), below)), {}), sums
+        counted = tallies.add(sums, run[part], weights[part], updates[rows], {}, torch.zeros(len(part), 2))
+        rules.keep(laid, kept, run[part], updates[rows], counted)
+    return rules.apply(laid, sums, kept, tallies.merge(sums, {})), sums
 
 
 def test_a_split_vote_scales_the_entry_down():
     updates = torch.tensor([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])
-    found, _ = merged(updates, np.ones(3), np.zeros(3, int), 1, tau=0.5)
+    found, _ = merged(updates, np.ones(3), np.zeros(3, int), 1, rule=fedgma.masked_mean(0.5))
     np.testing.assert_allclose(found.mean * found.mask, [[3.0, 1 / 3]])  # mean 1, agreement 1/3
 
 
@@ -51,7 +52,9 @@ def test_a_lane_that_is_not_finite_is_left_out_of_mean_and_count():
 
 
 def test_the_hard_mask_is_zero_where_too_few_agree():
-    found, _ = merged(torch.tensor([[3.0, 3.0], [3.0, -3.0]]), np.ones(2), np.zeros(2, int), 1, below=0.0)
+    found, _ = merged(
+        torch.tensor([[3.0, 3.0], [3.0, -3.0]]), np.ones(2), np.zeros(2, int), 1, rule=fedgma.and_mask(0.4)
+    )
     assert found.mask.tolist() == [[1.0, 0.0]]
 
 
@@ -90,22 +93,15 @@ def test_a_fleet_tallies_to_the_bits_of_a_tally():
         assert torch.equal(found.mask[run], alone.mask["w"])
 
 
-class Settings:
-    server_lr, beta1, beta2, epsilon, mask_position = 0.1, 0.9, 0.99, 1e-3, "after"
-
-    def __init__(self, server, mask_position="after"):
-        self.server, self.mask_position = server, mask_position
-
-
 def test_servers_follow_the_formulas_and_the_mask_comes_after_the_moments():
     kinds = ["sgd", "momentum", "adagrad", "adam", "yogi", "adam"]
-    specs = [Settings(kind) for kind in kinds[:5]] + [Settings("adam", "before")]
-    table = servers.lay_out(specs, CPU)
+    laid = [server_optimizer(kind, 0.1, "after") for kind in kinds[:5]] + [server_optimizer("adam", 0.1, "before")]
+    table = optimizers.lay_out(laid, [("w", torch.Size([1]))], CPU)
     params = torch.zeros(6, 1)
-    moments = servers.init_moments(table, params)
+    moments = optimizers.init_moments(table, params)
     delta, mask, v0 = 0.5, 0.4, 1e-6
     found = tallies.Merged(torch.full((6, 1), delta), torch.full((6, 1), mask), {}, torch.ones(6, dtype=torch.bool))
-    new, after = servers.step(table, found, moments, params)
+    new, after = optimizers.step(table, found, moments, params)
     square = delta**2
     second = {"adagrad": v0 + square, "adam": 0.99 * v0 + 0.01 * square, "yogi": v0 + 0.01 * square}
     for row, kind in enumerate(kinds[:5]):

@@ -30,7 +30,7 @@ def test_every_setting_is_a_cell_and_p_is_corrected_for_their_number(tmp_path):
     made = arms(read_runs([tmp_path]), "gma", "mean")
     assert [cell.label for cell in made.cells] == [{"algorithm": "fedadam"}, {"algorithm": "fedavg"}]
     assert made.cells[0].corrected == pytest.approx(2 * made.cells[0].p)
-    assert "corrected for 2 tests" in made.text
+    assert "significant after Holm's correction for 2 tests: gma ahead in 2, mean in 0" in made.text
 
 
 def test_a_setting_with_one_seed_is_shown_but_is_no_test(tmp_path):
@@ -39,7 +39,8 @@ def test_a_setting_with_one_seed_is_shown_but_is_no_test(tmp_path):
     made = arms(read_runs([tmp_path]), "gma", "mean")
     assert [cell.says(made.names) for cell in made.cells] == ["one seed", "gma ahead"]
     assert made.cells[1].corrected == made.cells[1].p
-    assert "corrected for 1 tests" in made.text
+    assert [cell.outcome for cell in made.cells] == ["one seed", "first ahead"]
+    assert "after Holm's correction for 1 test:" in made.text
 
 
 def test_one_plain_mean_is_the_partner_of_every_tau(tmp_path):

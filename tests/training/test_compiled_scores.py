@@ -8,7 +8,7 @@ from fedgma.data.federation import federate
 from fedgma.data.files import from_arrays
 from fedgma.data.partitions import iid
 from fedgma.simulation.fleet import assemble, play
-from fedgma.simulation.spec import RunSpec
+from run_specs import make_spec
 
 pytest.importorskip("numba", reason="numba is not installed")
 
@@ -23,7 +23,7 @@ def small_federation():
 @pytest.mark.parametrize("model", ["lenet", "logistic"])
 def test_scores_are_those_of_the_module(model):
     federation = small_federation()
-    specs = [RunSpec(federation, model=model, seed=seed, rounds=2, cohort=2, lr=0.01) for seed in range(2)]
+    specs = [make_spec(federation, model=model, seed=seed, rounds=2, clients_per_round=2, lr=0.01) for seed in range(2)]
     fleet = assemble(specs, trainer="auto")
     reference = assemble(specs, trainer="loop")
     *_, played = play(specs, trainer="auto")
@@ -36,6 +36,6 @@ def test_scores_are_those_of_the_module(model):
 
 
 def _named(fleet, flat):
-    from fedgma.training.task import unflatten
+    from fedgma.training.stacked import unflatten
 
     return unflatten(flat, fleet.shapes)

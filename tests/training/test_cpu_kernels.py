@@ -163,7 +163,7 @@ def test_clipping_and_correction_are_applied_as_in_torch(name, network):
 
 
 @pytest.fixture(scope="module")
-def cohort():
+def lane_batch():
     """Five clients of 4, 13, 0, 20 and 8 samples, each with rates of its own."""
     rng, net, data = problem(1, (1, 28, 28), 10)
     parts = np.split(np.arange(SAMPLES), [4, 17, 17, 37])
@@ -172,8 +172,8 @@ def cohort():
     return flat(net), data, batches, rates
 
 
-def test_the_number_of_threads_changes_no_bit(cohort):
-    params, data, batches, rates = cohort
+def test_the_number_of_threads_changes_no_bit(lane_batch):
+    params, data, batches, rates = lane_batch
     one, two, many = (
         train_clients("lenet", params, data, batches, classes=10, threads=threads, **rates) for threads in (1, 2, 7)
     )
@@ -181,8 +181,8 @@ def test_the_number_of_threads_changes_no_bit(cohort):
     assert one.losses.tolist() == two.losses.tolist() == many.losses.tolist()
 
 
-def test_a_client_trains_alone_as_in_company(cohort):
-    params, data, batches, rates = cohort
+def test_a_client_trains_alone_as_in_company(lane_batch):
+    params, data, batches, rates = lane_batch
     together = train_clients("lenet", params, data, batches, classes=10, **rates)
     for k in (0, 1, 3, 4):
         own = {name: values[k] for name, values in rates.items()}
@@ -190,8 +190,8 @@ def test_a_client_trains_alone_as_in_company(cohort):
         assert alone.updates[0].tobytes() == together.updates[k].tobytes()
 
 
-def test_clients_may_have_batches_of_different_sizes(cohort):
-    params, data, batches, _ = cohort
+def test_clients_may_have_batches_of_different_sizes(lane_batch):
+    params, data, batches, _ = lane_batch
     wide = np.arange(40)[None]
     small, large = (
         train_clients("lenet", params, data, [rows], classes=10, lr=0.1).updates[0] for rows in (batches[1], wide)
@@ -201,24 +201,24 @@ def test_clients_may_have_batches_of_different_sizes(cohort):
     assert large.tobytes() == both[1].tobytes()
 
 
-def test_a_client_without_samples_has_no_update(cohort):
-    params, data, batches, rates = cohort
+def test_a_client_without_samples_has_no_update(lane_batch):
+    params, data, batches, rates = lane_batch
     result = train_clients("lenet", params, data, batches, classes=10, **rates)
     assert result.samples.tolist() == [8, 26, 0, 40, 16]
     assert not result.updates[2].any()
     assert result.updates[[0, 1, 3, 4]].any(axis=1).all()
 
 
-def test_steps_of_padding_are_no_steps(cohort):
-    params, data, batches, _ = cohort
+def test_steps_of_padding_are_no_steps(lane_batch):
+    params, data, batches, _ = lane_batch
     gaps = np.concatenate([np.full((2, 8), -1), batches[1], np.full((3, 8), -1)])
     settings = {"classes": 10, "lr": 0.05, "momentum": 0.9, "mu": 0.1}
     plain, padded = (train_clients("lenet", params, data, [rows], **settings) for rows in (batches[1], gaps))
     assert plain.updates.tobytes() == padded.updates.tobytes()
 
 
-def test_clients_may_start_from_weights_of_their_own(cohort):
-    params, data, batches, _ = cohort
+def test_clients_may_start_from_weights_of_their_own(lane_batch):
+    params, data, batches, _ = lane_batch
     starts = np.stack([params, params * np.float32(0.5)])
     both = train_clients("lenet", starts, data, [batches[1]] * 2, classes=10, lr=0.1)
     second = train_clients("lenet", starts[1], data, [batches[1]], classes=10, lr=0.1)
@@ -261,8 +261,8 @@ def test_training_loss_and_accuracy_are_those_met_on_the_way():
     assert result.accuracies[0] == pytest.approx(hits / SAMPLES)
 
 
-def test_a_client_that_diverges_is_seen_to_diverge(cohort):
-    params, data, batches, _ = cohort
+def test_a_client_that_diverges_is_seen_to_diverge(lane_batch):
+    params, data, batches, _ = lane_batch
     result = train_clients("lenet", params, data, [batches[3]], classes=10, lr=1e30)
     assert not np.isfinite(result.updates).all()
 
@@ -278,8 +278,8 @@ def test_a_client_that_diverges_is_seen_to_diverge(cohort):
         ({"lr": np.ones(2)}, "lr must be a number or one for each of 1 clients"),
     ],
 )
-def test_a_mistake_is_named(cohort, change, message):
-    params, data, batches, _ = cohort
+def test_a_mistake_is_named(lane_batch, change, message):
+    params, data, batches, _ = lane_batch
     call = {"network": "lenet", "params": params, "data": data, "batches": batches[:1], "classes": 10, "lr": 0.1}
     with pytest.raises((ConfigError, DataError), match=message):
         train_clients(**{**call, **change})
@@ -312,5 +312,5 @@ def test_an_edit_of_any_kernel_source_is_part_of_the_cache_key():
 def test_processors_without_wide_registers_get_the_same_results():
     environment = dict(os.environ, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="+avx,+avx2,+fma,+sse4.2")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "trains_as_in_torch and 32", str(Path(__file__))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]

@@ -1,4 +1,8 @@
-"""The GPU engine's bookkeeping, on whatever device there is, and the hand-written gradients behind it."""
+"""The GPU engine's bookkeeping, on whatever device there is, and the hand-written gradients behind it.
+
+Networks with kinks are compared in double precision: in single, a ReLU or a maximum that is within rounding of a tie
+moves a gradient, on one processor and not on another.
+"""
 
 import numpy as np
 import pytest
@@ -11,11 +15,11 @@ from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.fast.normalisations import Norm, normalise, running
 from fedgma.training.fast.written import form_gradients
 from fedgma.training.gradients import lane_gradients, multiplied
+from fedgma.training.lane_batch import Assignment
 from fedgma.training.memory import measure
 from fedgma.training.models import ResNet18, build
 from fedgma.training.same_pools import distinct
-from fedgma.training.task import Task
-from lane_twins import correction_like, distance, make_cohort, start_of
+from lane_twins import correction_like, distance, make_lane_batch, start_of
 from plain_pools import DoublePool, make_federation, make_pool
 
 FORMS = [
@@ -43,18 +47,18 @@ def some_lanes(name, shape, lanes=3, batch=6):
 @pytest.mark.parametrize(("name", "shape"), FORMS)
 def test_hand_written_gradients_are_those_of_autograd(name, shape):
     model, params, x, y, count = some_lanes(name, shape)
+    model, params, x = model.double(), {n: v.double() for n, v in params.items()}, x.double()
     form = written_form(model)
     assert form is not None
     wanted, found = lane_gradients(model)(params, {}, x, y, count), form_gradients(form)(params, {}, x, y, count)
     grads = multiplied(found[0])
     for entry in params:
-        torch.testing.assert_close(grads[entry], wanted[0][entry], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(grads[entry], wanted[0][entry], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found[2], wanted[2])
     assert torch.equal(found[3], wanted[3])
 
 
 def some_residual_lanes(name, batch):
-    # in double precision: in single, a ReLU that stands at zero within rounding moves a gradient by a thousandth
     model, params, x, y, _ = some_lanes(name, (3, 16, 16), batch=batch)
     model, params, x = model.double(), {n: v.double() for n, v in params.items()}, x.double()
     generator = torch.Generator().manual_seed(2)
@@ -69,7 +73,7 @@ def test_the_residual_form_has_the_gradients_of_autograd(name):
     count = torch.tensor([4, 4, 4])
     wanted = lane_gradients(model)(params, buffers, x, y, count)
     found = written_gradients(model)(params, buffers, x, y, count)
-    assert distance(wanted[0], multiplied(found[0])) < 1e-12
+    assert distance(wanted[0], multiplied(found[0])) < 1e-9
     assert found[1].keys() == wanted[1].keys()
     for entry, value in wanted[1].items():
         torch.testing.assert_close(found[1][entry], value)
@@ -86,7 +90,7 @@ def test_padding_reaches_neither_gradients_nor_statistics(name):
     for lane, count in ((0, 5), (1, 3)):
         one, own, rest = ({n: v[lane : lane + 1] for n, v in part.items()} for part in (params, grads, buffers))
         wanted = lane_gradients(model)(one, rest, x[lane, :count][None], y[lane, :count][None], torch.tensor([count]))
-        assert distance(wanted[0], own) < 1e-12
+        assert distance(wanted[0], own) < 1e-9
         for entry, value in wanted[1].items():
             torch.testing.assert_close(found[1][entry][lane : lane + 1], value)
         torch.testing.assert_close(found[2][lane : lane + 1], wanted[2])
@@ -167,13 +171,14 @@ def engine_of(model):
 
 @pytest.mark.parametrize("settings", [{}, {"mu": 0.1}, {"clip": 0.5}, {"momentum": 0.0}], ids=str)
 def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
-    federation, model = make_federation([9, 3, 17, 1, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
+    federation, model = make_federation([9, 3, 17, 1, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).double()
+    pool = DoublePool(federation.train.x, federation.train.y, 10)
     (start, _), engine = start_of(model), engine_of(model)
     for clients in ([0, 1, 2, 3, 4], [2, 4, 0], [4, 3, 2, 1]):
-        cohort = make_cohort(federation, clients, **settings)
-        wanted = loop.train(Task(model, cohort, [federation.train], start, {}))
-        found = engine(Task(model, cohort, [federation.train], start, {}))
-        assert distance(wanted.updates, found.updates) < 1e-5
+        lane_batch = make_lane_batch(federation, clients, **settings)
+        wanted = loop.train(Assignment(model, lane_batch, [pool], start, {}))
+        found = engine(Assignment(model, lane_batch, [pool], start, {}))
+        assert distance(wanted.updates, found.updates) < 1e-9
         np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-4)
     assert len(engine._stations) == 1
 
@@ -183,7 +188,7 @@ def test_memory_of_graphs_is_let_go_with_the_last_of_them():
     engine, (start, _) = Engine(form_gradients(written_form(model)), compile=False), start_of(model)
 
     def train(epochs):
-        engine(Task(model, make_cohort(federation, range(3), epochs=epochs), [federation.train], start, {}))
+        engine(Assignment(model, make_lane_batch(federation, range(3), epochs=epochs), [federation.train], start, {}))
 
     train(1)
     engine._memory = memory = object()  # of graphs, which a CPU has none of
@@ -195,14 +200,10 @@ def test_memory_of_graphs_is_let_go_with_the_last_of_them():
 
 
 def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
-    federation, model = make_federation([3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
-    start, _ = start_of(model)
-    cohort, extra = make_cohort(federation, range(3)), correction_like(start, 3)
-    wanted = loop.train(Task(model, cohort, [federation.train], start, {}, extra))
-    assert (
-        distance(wanted.updates, engine_of(model)(Task(model, cohort, [federation.train], start, {}, extra)).updates)
-        < 1e-5
-    )
+    federation, model = make_federation([3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).double()
+    pool, (start, _) = DoublePool(federation.train.x, federation.train.y, 10), start_of(model)
+    task = Assignment(model, make_lane_batch(federation, range(3)), [pool], start, {}, correction_like(start, 3))
+    assert distance(loop.train(task).updates, engine_of(model)(task).updates) < 1e-9
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -210,23 +211,27 @@ def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools(writte
     federation, model = make_federation([7, 3], (3, 16, 16)), build("resnet18-bn", (3, 16, 16), 10, seed=0)
     gradients = written_gradients(model) if written else lane_gradients(model)
     engine = Engine(gradients, padding=written, compile=False)
-    cohort, pools = make_cohort(federation, range(2), lr=0.001), [federation.train, make_pool(10, (3, 16, 16), seed=4)]
-    cohort.pool[:] = [1, 0]
-    wanted, found = (t(Task(model, cohort, pools, *start_of(model))) for t in (loop.train, engine))
+    lane_batch, pools = (
+        make_lane_batch(federation, range(2), lr=0.001),
+        [federation.train, make_pool(10, (3, 16, 16), seed=4)],
+    )
+    lane_batch.pool[:] = [1, 0]
+    wanted, found = (t(Assignment(model, lane_batch, pools, *start_of(model))) for t in (loop.train, engine))
     assert distance(wanted.buffers, found.buffers) < 1e-4
 
 
 @pytest.mark.parametrize("trainer", ["lanes", "engine"])
 def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shape(trainer):
-    federation, model = make_federation([7, 4, 11], (3, 8, 8)), build("resnet18-bn", (3, 8, 8), 10, seed=0).double()
+    federation, model = make_federation([6, 4, 7], (3, 8, 8)), build("resnet18-bn", (3, 8, 8), 10, seed=0).double()
     pool = DoublePool(federation.train.x, federation.train.y, 10)
     train, (start, buffers) = choose(trainer, model, [pool]), start_of(model)
-    for clients in ([0, 1, 2], [2, 0]):  # the second round leaves a lane of the engine's station idle
-        cohort = make_cohort(federation, clients, lr=0.001, batch=4)
-        wanted, found = (t(Task(model, cohort, [pool], start, buffers)) for t in (loop.train, train))
+    rounds = {"lanes": ([0, 1, 2],), "engine": ([0, 1, 2], [2, 0])}  # the second leaves a lane of the station idle
+    for clients in rounds[trainer]:
+        lane_batch = make_lane_batch(federation, clients, lr=0.001, batch=4)
+        wanted, found = (t(Assignment(model, lane_batch, [pool], start, buffers)) for t in (loop.train, train))
         assert distance(wanted.updates, found.updates) < 1e-9
         assert distance(wanted.buffers, found.buffers) < 1e-9
-        assert found.buffers["norm1.num_batches_tracked"].tolist() == cohort.steps.tolist()
+        assert found.buffers["norm1.num_batches_tracked"].tolist() == lane_batch.steps.tolist()
         np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
     if trainer == "engine":
         assert {(lanes, batch) for _, lanes, batch, _ in train._stations[0].graphs} == {(3, 4)}
@@ -235,15 +240,17 @@ def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shap
 def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
     federation, model = make_federation([5, 3], (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
-    engine, cohort = engine_of(model), make_cohort(federation, range(2))
+    engine, lane_batch = engine_of(model), make_lane_batch(federation, range(2))
 
     def broken(bench, *rest):
         bench.params["linear.weight"].zero_()
         raise RuntimeError("no compiler here\nand a long story")
 
     engine.learn = broken
-    found = engine(Task(model, cohort, [federation.train], start, {}))
-    assert distance(loop.train(Task(model, cohort, [federation.train], start, {})).updates, found.updates) < 1e-5
+    found = engine(Assignment(model, lane_batch, [federation.train], start, {}))
+    assert (
+        distance(loop.train(Assignment(model, lane_batch, [federation.train], start, {})).updates, found.updates) < 1e-5
+    )
     assert caplog.messages == ["the step could not be compiled and runs as it is: no compiler here"]
 
 

@@ -12,10 +12,10 @@ from plain_pools import make_pool
 
 
 class Seen:
-    """A pool that shows each sample in its home's environment."""
+    """A pool that shows each sample in the environment of its client."""
 
-    def __init__(self, pool, home):
-        self.x, self.y, self.classes, self.home = pool.x, pool.y, pool.classes, home
+    def __init__(self, pool, client_of):
+        self.x, self.y, self.classes, self.client_of = pool.x, pool.y, pool.classes, client_of
 
     def batch(self, index, client):
         return self.x[index] + client[:, None], self.y[index]
@@ -80,7 +80,7 @@ def test_samples_are_seen_in_their_homes_environment():
     params, _ = start_of(model)
     shown = Seen(pool, torch.tensor([0, 5, 0, 5]))
     loss, _ = sample_scores(scorer(run_forward(model)), params, {}, shown)
-    wanted = F.cross_entropy(model(pool.x + shown.home[:, None]), pool.y, reduction="none")
+    wanted = F.cross_entropy(model(pool.x + shown.client_of[:, None]), pool.y, reduction="none")
     torch.testing.assert_close(loss[0], wanted.detach())
 
 

@@ -1,4 +1,8 @@
-"""Lanes and the loop are twins: same batches, same steps, same weights up to the rounding of float32."""
+"""Lanes and the loop are twins: same batches, same steps, same weights up to rounding.
+
+Networks with kinks are compared in double precision: in single, a ReLU or a maximum that is within rounding of a tie
+moves a gradient, on one processor and not on another.
+"""
 
 import numpy as np
 import pytest
@@ -6,10 +10,11 @@ import torch
 from torch import nn
 
 from fedgma.training import lanes, loop
+from fedgma.training.batches import batch_order, effective_steps
 from fedgma.training.gradients import mixes_samples, why_not_lanes
+from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import build
-from fedgma.training.task import Task, batch_order, effective_steps
-from lane_twins import correction_like, distance, local_weights, make_cohort, mean_buffers, mean_weights, start_of
+from lane_twins import correction_like, distance, local_weights, make_lane_batch, mean_buffers, mean_weights, start_of
 from plain_pools import DoublePool, PlainPool, make_federation, make_pool
 
 EVEN, RAGGED = [8, 8, 8], [9, 3, 17, 1]
@@ -18,10 +23,14 @@ ALGORITHMS = [{}, {"mu": 0.1}, {"clip": 0.5}, {"momentum": 0.0}]
 
 
 def without_dropout(name, shape, classes=10):
-    model = build(name, shape, classes, seed=0)
+    model = build(name, shape, classes, seed=0).double()
     if name == "cnn":
         model.dropout = (0.0, 0.0)
     return model
+
+
+def doubled(pool):
+    return DoublePool(pool.x, pool.y, pool.classes)
 
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=str)
@@ -29,51 +38,41 @@ def without_dropout(name, shape, classes=10):
 @pytest.mark.parametrize(("name", "shape"), SMALL)
 def test_lanes_equal_the_loop_after_three_rounds(name, shape, sizes, settings):
     federation, model = make_federation(sizes, shape), without_dropout(name, shape)
-    slow = fast = start_of(model)[0]
+    pool, slow = doubled(federation.train), start_of(model)[0]
+    fast = slow
     for round in (1, 2, 3):
-        cohort = make_cohort(federation, range(len(sizes)), round=round, **settings)
-        slow = mean_weights(loop.train(Task(model, cohort, [federation.train], slow, {})), slow)
-        fast = mean_weights(lanes.train(Task(model, cohort, [federation.train], fast, {})), fast)
-    assert distance(slow, fast) < 1e-5
-
-
-def resnet_distances(name, sizes, *, double):
-    federation, model = make_federation(sizes, (3, 16, 16)), build(name, (3, 16, 16), 10, seed=0)
-    pool = federation.train
-    if double:
-        pool, model = DoublePool(pool.x, pool.y, pool.classes), model.double()
-    slow = fast = start_of(model)
-    for round in (1, 2, 3):
-        cohort = make_cohort(federation, range(len(sizes)), round=round, lr=0.001)
-        one, two = loop.train(Task(model, cohort, [pool], *slow)), lanes.train(Task(model, cohort, [pool], *fast))
-        slow, fast = ((mean_weights(t, w[0]), mean_buffers(t)) for t, w in ((one, slow), (two, fast)))
-    return distance(slow[0], fast[0]), distance(slow[1], fast[1]) if slow[1] else 0.0
+        lane_batch = make_lane_batch(federation, range(len(sizes)), round=round, **settings)
+        slow = mean_weights(loop.train(Assignment(model, lane_batch, [pool], slow, {})), slow)
+        fast = mean_weights(lanes.train(Assignment(model, lane_batch, [pool], fast, {})), fast)
+    assert distance(slow, fast) < 1e-9
 
 
 @pytest.mark.parametrize("sizes", [[4, 4], [7, 3]], ids=["even", "ragged"])
 @pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
-def test_a_resnet_in_lanes_equals_the_loop_after_three_rounds(name, sizes):
-    weights, statistics = resnet_distances(name, sizes, double=False)
-    assert weights < 1e-5
-    assert statistics < 1e-5
-
-
-def test_batch_normalisation_in_ragged_lanes_is_exact_in_double_precision():
-    # single precision cannot tell padding in a statistic from rounding that normalised batches of few samples blow up
-    weights, statistics = resnet_distances("resnet18-bn", [5, 2], double=True)
-    assert weights < 1e-12
-    assert statistics < 1e-12
+def test_a_resnet_in_lanes_equals_the_loop_after_two_rounds(name, sizes):
+    federation, model = make_federation(sizes, (3, 8, 8)), build(name, (3, 8, 8), 10, seed=0).double()
+    pool, slow = doubled(federation.train), start_of(model)
+    fast = slow
+    for round in (1, 2):
+        lane_batch = make_lane_batch(federation, range(len(sizes)), round=round, lr=0.001)
+        one, two = (
+            loop.train(Assignment(model, lane_batch, [pool], *slow)),
+            lanes.train(Assignment(model, lane_batch, [pool], *fast)),
+        )
+        slow, fast = ((mean_weights(t, w[0]), mean_buffers(t)) for t, w in ((one, slow), (two, fast)))
+    assert distance(slow[0], fast[0]) < 1e-9
+    assert name == "resnet18-gn" or distance(slow[1], fast[1]) < 1e-9
 
 
 @pytest.mark.parametrize(("name", "shape"), SMALL)
 def test_a_correction_is_added_to_every_gradient(name, shape):
     federation, model = make_federation(RAGGED, shape), without_dropout(name, shape)
-    start, _ = start_of(model)
-    cohort, extra = make_cohort(federation, range(4)), correction_like(start, 4)
-    one = loop.train(Task(model, cohort, [federation.train], start, {}, extra))
-    two = lanes.train(Task(model, cohort, [federation.train], start, {}, extra))
-    plain = lanes.train(Task(model, cohort, [federation.train], start, {}))
-    assert distance(local_weights(one, start, 4), local_weights(two, start, 4)) < 1e-5
+    pool, (start, _) = doubled(federation.train), start_of(model)
+    lane_batch, extra = make_lane_batch(federation, range(4)), correction_like(start, 4)
+    one = loop.train(Assignment(model, lane_batch, [pool], start, {}, extra))
+    two = lanes.train(Assignment(model, lane_batch, [pool], start, {}, extra))
+    plain = lanes.train(Assignment(model, lane_batch, [pool], start, {}))
+    assert distance(local_weights(one, start, 4), local_weights(two, start, 4)) < 1e-9
     assert distance(plain.updates, two.updates) > 1e-3
 
 
@@ -86,30 +85,30 @@ def test_every_lane_has_its_own_hyper_parameters():
         "mu": [0.0, 1.0, 0.1, 0.0],
         "clip": [1.0, np.inf, 0.1, np.inf],
     }
-    cohort = make_cohort(federation, range(4))
+    lane_batch = make_lane_batch(federation, range(4))
     for name, values in columns.items():
-        getattr(cohort, name)[:] = values
-    one, two = (t.train(Task(model, cohort, [federation.train], start, {})) for t in (loop, lanes))
+        getattr(lane_batch, name)[:] = values
+    one, two = (t.train(Assignment(model, lane_batch, [federation.train], start, {})) for t in (loop, lanes))
     assert distance(one.updates, two.updates) < 1e-5
     np.testing.assert_allclose(one.loss, two.loss, rtol=1e-5)
     np.testing.assert_array_equal(one.accuracy, two.accuracy)
 
 
 def test_a_finished_lane_keeps_its_weights_to_the_bit():
-    federation, model = make_federation([3, 40, 39, 38, 37], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0)
-    start, _ = start_of(model)
+    federation, model = make_federation([3, 40, 39, 38, 37], (1, 28, 28)), without_dropout("lenet", (1, 28, 28))
+    pool, (start, _) = doubled(federation.train), start_of(model)
     settings = {"mu": 0.3, "momentum": 0.9}
-    short = lanes.train(Task(model, make_cohort(federation, [0], **settings), [federation.train], start, {}))
-    beside = make_cohort(federation, range(5), **settings)
+    short = lanes.train(Assignment(model, make_lane_batch(federation, [0], **settings), [pool], start, {}))
+    beside = make_lane_batch(federation, range(5), **settings)
     # four of five lanes go on, so the finished one stays in the work and must be held still
     held = [work for work in lanes.schedule(np.sort(beside.counts, 0)[::-1], exact=False, batch=4) if not work.all_busy]
     assert held
-    company = lanes.train(Task(model, beside, [federation.train], start, {}))
+    company = lanes.train(Assignment(model, beside, [pool], start, {}))
     first = {name: value[:1] for name, value in company.updates.items()}
-    assert distance(short.updates, first) < 1e-5
+    assert distance(short.updates, first) < 1e-9
     stop = beside.take(slice(None))
     stop.counts[0, 1:] = 0
-    again = lanes.train(Task(model, stop, [federation.train], start, {}))
+    again = lanes.train(Assignment(model, stop, [pool], start, {}))
     for name, value in again.updates.items():
         assert torch.equal(value[0], company.updates[name][0])
 
@@ -135,9 +134,9 @@ def test_lanes_of_several_pools_see_their_own_samples():
     federation = make_federation(RAGGED, (1, 28, 28))
     other, model = make_pool(30, (1, 28, 28), seed=8), build("logistic", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
-    cohort = make_cohort(federation, range(4))
-    cohort.pool[:] = [1, 0, 1, 0]
-    one, two = (t.train(Task(model, cohort, [federation.train, other], start, {})) for t in (loop, lanes))
+    lane_batch = make_lane_batch(federation, range(4))
+    lane_batch.pool[:] = [1, 0, 1, 0]
+    one, two = (t.train(Assignment(model, lane_batch, [federation.train, other], start, {})) for t in (loop, lanes))
     assert distance(one.updates, two.updates) < 1e-5
 
 
@@ -165,16 +164,18 @@ def words_federation():
 def test_a_users_own_module_trains_the_same_in_lanes_and_loop():
     (federation, pool), model = words_federation(), Reader(0.0)
     start, _ = start_of(model)
-    one, two = (t.train(Task(model, make_cohort(federation, range(4)), [pool], start, {})) for t in (loop, lanes))
+    one, two = (
+        t.train(Assignment(model, make_lane_batch(federation, range(4)), [pool], start, {})) for t in (loop, lanes)
+    )
     assert distance(one.updates, two.updates) < 1e-5
 
 
 def test_dropout_differs_from_lane_to_lane_and_repeats_with_its_seed():
     (federation, pool), model = words_federation(), Reader(0.5)
     start, _ = start_of(model)
-    cohort = make_cohort(federation, [2, 2])
+    lane_batch = make_lane_batch(federation, [2, 2])
     before = torch.get_rng_state()
-    one, two = (lanes.train(Task(model, cohort, [pool], start, {})).updates["out.weight"] for _ in range(2))
+    one, two = (lanes.train(Assignment(model, lane_batch, [pool], start, {})).updates["out.weight"] for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(one, two)
     assert not torch.equal(one[0], one[1])
@@ -207,7 +208,9 @@ def test_a_frozen_parameter_does_not_move():
     model.conv1.weight.requires_grad_(False)
     start, frozen = start_of(model)
     for trainer in (loop, lanes):
-        trained = trainer.train(Task(model, make_cohort(federation, range(3)), [federation.train], start, frozen))
+        trained = trainer.train(
+            Assignment(model, make_lane_batch(federation, range(3)), [federation.train], start, frozen)
+        )
         assert "conv1.weight" not in trained.updates
         assert torch.equal(trained.buffers["conv1.weight"][1], frozen["conv1.weight"][0])
 

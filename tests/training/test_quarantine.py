@@ -61,12 +61,12 @@ from fedgma.training import lanes, loop
 from fedgma.training.cuda_graphs import Engine
 from fedgma.training.gradients import lane_gradients
 from fedgma.training.models import build
-from fedgma.training.task import Task
-from lane_twins import distance, make_cohort, start_of
+from fedgma.training.lane_batch import Assignment
+from lane_twins import distance, make_lane_batch, start_of
 from plain_pools import make_federation
 
 federation, model = make_federation([9, 3, 8], (1, 8, 8)), build("logistic", (1, 8, 8), 10, seed=0)
-task = Task(model, make_cohort(federation, range(3)), [federation.train], *start_of(model))
+task = Assignment(model, make_lane_batch(federation, range(3)), [federation.train], *start_of(model))
 slow = loop.train(task)
 for train in (lanes.train, Engine(lane_gradients(model), compile=False)):
     assert distance(slow.updates, train(task).updates) < 1e-5

@@ -3,7 +3,6 @@
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-import fedgma
 from fedgma.flower import Masked
 from fedgma.simulation.spec import RunSpec
 from fmnist_gma import task
@@ -13,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play all rounds, or those that are left."""
+    """Run all rounds, or those that are left."""
     config = context.run_config
     words = task.words_of(config)
     spec = task.spec_of(words)
@@ -28,29 +27,16 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def masked(spec: RunSpec, wait: float) -> Masked:
-    """The strategy that the simulator's run stands for."""
+    """The strategy with the rule and optimiser of the simulator's run."""
     clients = len(spec.federation.clients)
     return Masked(
-        aggregator=fedgma.mean() if spec.aggregator == "mean" else fedgma.AGGREGATORS[spec.aggregator](spec.tau),
-        optimizer=optimizer(spec),
+        aggregator=spec.rule,
+        optimizer=spec.optimizer,
         seed=spec.seed,
         identity="partition-id",
         wait=wait,
-        fraction_train=spec.cohort / clients,
+        fraction_train=spec.clients_per_round / clients,
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=clients,
-    )
-
-
-def optimizer(spec: RunSpec) -> fedgma.ServerOptimizer:
-    """The server optimiser of the settings."""
-    options = {
-        "momentum": {"beta": spec.beta1},
-        "adagrad": {"epsilon": spec.epsilon},
-        "adam": {"beta1": spec.beta1, "beta2": spec.beta2, "epsilon": spec.epsilon},
-        "yogi": {"beta1": spec.beta1, "beta2": spec.beta2, "epsilon": spec.epsilon},
-    }
-    return fedgma.OPTIMIZERS[spec.server](
-        spec.server_lr, mask_position=spec.mask_position, **options.get(spec.server, {})
     )

@@ -1,7 +1,7 @@
 """What client and server share: the settings of the run, the initial model, and one client's local training.
 
 Both sides take their settings from the app's config, under the names of `fedgma run`, and draw everything from the
-seed, so that the federation trains the very model that the simulator trains.
+seed, so that the federation trains the same model as the simulator.
 """
 
 from dataclasses import replace
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedgma.experiments.grid import read_grid
 from fedgma.experiments.materials import Materials
-from fedgma.simulation.fleet import Fleet, assemble, lay_cohort, start
+from fedgma.simulation.fleet import Fleet, assemble, lay_lane_batch, start
 from fedgma.simulation.spec import RunSpec
 from fedgma.training import loop
-from fedgma.training.task import unflatten
+from fedgma.training.stacked import unflatten
 
 PREFIX = "run."
 
@@ -31,21 +31,21 @@ class Local(NamedTuple):
 
 
 def words_of(config: dict[str, Any]) -> tuple[str, ...]:
-    """The `run.*` part of an app's config as words of `fedgma run`; what is empty is left to its default."""
+    """The `run.*` part of an app's config as arguments of `fedgma run`; empty values keep their defaults."""
     given = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX) and value != ""}
     return tuple(f"{key}={value}" for key, value in given.items())
 
 
 @cache
 def spec_of(words: tuple[str, ...]) -> RunSpec:
-    """The run that these words stand for: data, partition, model, local training, aggregation, server."""
+    """The run with these settings: data, partition, model, local training, rule, server optimiser."""
     (settings,) = read_grid(None, words).runs
     return Materials("cpu").spec(settings)
 
 
 @cache
 def fleet_of(words: tuple[str, ...]) -> Fleet:
-    """The simulator's own view of the run, on the reference trainer."""
+    """The run as the simulator has it, with the reference trainer."""
     torch.set_num_threads(1)  # the number of threads can change the last bit of a sum
     return assemble([spec_of(words)], trainer="loop")
 
@@ -62,9 +62,9 @@ def train(words: tuple[str, ...], model: dict[str, Tensor], *, round: int, clien
     """One client's local training in one round, on the batches that the simulator would draw for it."""
     fleet = fleet_of(words)
     now = replace(start(fleet), rounds=np.array([round - 1]))
-    cohort, samples = lay_cohort(fleet, now, [(0, client)])
+    lane_batch, samples = lay_lane_batch(fleet, now, [(0, client)])
     fleet.model.load_state_dict(model)
     begun = {name: value.detach().clone() for name, value in fleet.model.named_parameters()}
-    *_, loss, _ = loop.train_client(fleet.model, cohort, 0, fleet.pools[0], begun)
+    *_, loss, _ = loop.train_client(fleet.model, lane_batch, 0, fleet.pools[0], begun)
     trained = {name: value.detach().clone() for name, value in fleet.model.state_dict().items()}
     return Local(trained, int(samples[0]), float(loss))

@@ -1,1 +1,1 @@
-"""Updates to one step: the tally, the masks, the rules, the server optimisers. numpy; torch if it is handed in."""
+"""From updates to one server step: tally, masks, rules, server optimisers. numpy only; torch where tensors come in."""

@@ -1,4 +1,4 @@
-"""What a round gives, and `finish`, which reads it off a tally: the whole of masked averaging (SPEC 2.2, 2.6)."""
+"""The result of a round, and `finish`, which computes it from a tally (SPEC 2.2, 2.6)."""
 
 from typing import Any, NamedTuple
 
@@ -8,30 +8,30 @@ from fedgma.aggregation import kernels
 from fedgma.aggregation.kernels.plain import Sums, mean
 from fedgma.aggregation.masks import MASKS, Mask, VoteMask
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Spec, blocks, delivered, is_torch, zeros
+from fedgma.arrays import Array, Spec, blocks, is_torch, to_user, zeros
 from fedgma.errors import ConfigError, Diverged, NotEnoughClients
 
 
 class Aggregate(NamedTuple):
-    """One round's answer: the weighted mean, the mask beside it (None: all ones), buffers, and notes.
+    """The result of a round: weighted mean, mask (None: all ones), buffers, and notes.
 
-    `mean` and `mask` stay apart because the mask belongs after the server optimiser's preconditioner. `notes` holds the
-    number of `clients` counted, their total `weight` and the `refused` ones with reasons.
+    `mean` and `mask` are separate because the mask applies after the server optimiser's preconditioner. `notes` holds
+    the number of `clients` counted, their total `weight`, and the `refused` clients with reasons.
     """
 
     mean: dict[str, Array]
     mask: dict[str, Array] | None
     notes: dict[str, Any]
-    buffers: dict[str, Array] = {}  # noqa: RUF012  updates of buffers (mean) and counters (maximum): added as they are
+    buffers: dict[str, Array] = {}  # noqa: RUF012  updates of buffers (mean) and counters (maximum), never masked
 
     @property
     def update(self) -> dict[str, Array]:
-        """What a plain server adds to its parameters: mask times mean, and the buffers' updates."""
+        """What a server without an optimiser adds to its parameters: mask times mean, and the buffers' updates."""
         masked = {name: self.masked(name, value) for name, value in self.mean.items()}
         return {**masked, **self.buffers}
 
     def masked(self, name: str, step: Array) -> Array:
-        """One entry's step times its mask, in the step's own number type."""
+        """One entry's step times its mask, in the number type of the step."""
         if self.mask is None:
             return step
         product = step * self.mask[name]
@@ -39,14 +39,15 @@ class Aggregate(NamedTuple):
 
 
 def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release: bool = False) -> Aggregate:
-    """The whole of masked averaging: the mean, and the mask that the votes give at `tau`.
+    """Compute the mean of a tally, and the mask of its votes at `tau`.
 
-    `mask` is "soft" (the paper's), "hard" (AND-mask), "none" (plain mean), or a function (votes, clients, dtype) of
-    your own. A tally can be finished many times, at several tau; `release=True` frees and empties it on the way.
+    `mask` is "soft" (the paper's), "hard" (AND-mask), "none" (plain mean), or your own function of (votes, clients,
+    dtype). A tally can be finished several times, for instance at several tau; `release=True` saves memory and empties
+    the tally.
     """
-    rule = _rule(mask, tau)
+    function = _mask_function(mask, tau)
     if tally.schema is None or not tally.clients:
-        reasons = ", ".join(sorted({refusal.reason for refusal in tally.refused})) or "none came"
+        reasons = ", ".join(sorted({refusal.reason for refusal in tally.refused})) or "no update was added"
         raise NotEnoughClients(
             f"no valid update to average ({len(tally.refused)} refused: {reasons}); nothing was changed"
         )
@@ -54,23 +55,25 @@ def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release
     masks: dict[str, Array] = {}
     buffers: dict[str, Array] = {}
     for name, entry in tally.schema.items():
-        if name not in tally._sums:
-            buffers[name] = delivered(tally._maxima[name], entry, tally._home)
+        if name not in tally.sums:
+            buffers[name] = to_user(tally.maxima[name], entry, tally.placement)
             continue
-        sums = tally._sums.pop(name) if release else tally._sums[name]
+        sums = tally.sums.pop(name) if release else tally.sums[name]
         votes, target = sums.votes, buffers if sums.votes is None else means
-        target[name] = delivered(_mean(name, sums, tally.weight, entry, release), entry, tally._home)
-        del sums  # released: the mask takes its place
-        if rule is not None and votes is not None:
+        target[name] = to_user(_compute_mean(name, sums, tally.weight, entry, release), entry, tally.placement)
+        del sums  # frees the memory for the mask
+        if function is not None and votes is not None:
             kind = "float64" if entry.dtype == "float64" else "float32"
-            masks[name] = delivered(_mask(rule, votes, tally.clients, kind), Spec(entry.shape, kind), tally._home)
+            masks[name] = to_user(
+                _compute_mask(function, votes, tally.clients, kind), Spec(entry.shape, kind), tally.placement
+            )
     notes = tally.notes
     if release:
-        tally._clear()
-    return Aggregate(means, None if rule is None else masks, notes, buffers)
+        tally.clear()
+    return Aggregate(means, None if function is None else masks, notes, buffers)
 
 
-def _rule(mask: str | Mask, tau: float) -> Mask | None:
+def _mask_function(mask: str | Mask, tau: float) -> Mask | None:
     if callable(mask):
         return mask
     if mask == "none":
@@ -82,19 +85,19 @@ def _rule(mask: str | Mask, tau: float) -> Mask | None:
     return MASKS[mask](tau)
 
 
-def _mask(rule: Mask, votes: Array, clients: int, kind: str) -> Array:
-    if not isinstance(rule, VoteMask):  # a user's own may look at the whole array
-        return rule(votes, clients, kind)
+def _compute_mask(function: Mask, votes: Array, clients: int, kind: str) -> Array:
+    if not isinstance(function, VoteMask):  # a user's function may need all of the array
+        return function(votes, clients, kind)
     mask = zeros(len(votes), kind, votes)
     for part in blocks(len(votes)):
-        mask[part] = rule(votes[part], clients, kind)
+        mask[part] = function(votes[part], clients, kind)
     return mask
 
 
-def _mean(name: str, sums: Sums, weight: float, entry: Spec, reuse: bool) -> Array:
+def _compute_mean(name: str, sums: Sums, weight: float, entry: Spec, reuse: bool) -> Array:
     native_type = "float32" if entry.dtype == "bfloat16" else entry.dtype
     value = mean(sums, weight, native_type, reuse=reuse)
-    # a mean of float32 or smaller lies within its own range; only float64 sums can overflow
-    if entry.dtype == "float64" and kernels.first_stranger([value]) is not None:
+    # a mean of float32 or smaller types is within the range of its type; only float64 sums can overflow
+    if entry.dtype == "float64" and kernels.first_nonfinite([value]) is not None:
         raise Diverged(f"the weighted sum of {name!r} overflows float64; nothing was changed, scale the updates down")
     return value

@@ -1,13 +1,13 @@
-"""Agreement and the masks made of it (SPEC 2.2, 2.4): functions of integer sign votes and the number of clients.
+"""Agreement, and the masks computed from it (SPEC 2.2, 2.4): functions of integer sign votes and client count.
 
     votes[j]     = sum over clients of sign(update[j]); a zero is no vote
     agreement[j] = |votes[j]| / clients, in [0, 1]
     soft mask    = 1 where agreement >= tau, else agreement      (gradient masked averaging)
     hard mask    = 1 where agreement >= tau, else 0              (AND-mask)
 
-`agreement >= tau` is decided on integers: tau and the number of clients give the least |votes| that passes, once,
-exactly; so numpy, torch, every device, streamed and merged tallies agree to the bit. tau = 0.4 means that 70 % of the
-clients move an entry the same way: with a share p one way and 1 - p the other, agreement is 2p - 1.
+`agreement >= tau` is decided on integers: tau and the number of clients give the smallest |votes| that passes, in exact
+arithmetic. So numpy, torch, every device, streamed and merged tallies agree to the bit. If a share p of the clients
+moves an entry one way and 1 - p the other, agreement is 2p - 1; tau = 0.4 asks for 70 % of the clients.
 """
 
 import math
@@ -23,17 +23,17 @@ from fedgma.errors import ConfigError
 Mask = Callable[[Array, int, str], Array]  # (votes, clients, dtype) -> mask
 
 
-def checked_tau(tau: float) -> float:
-    """tau as a float in [0, 1]; refuses anything else with a sentence."""
+def check_tau(tau: float) -> float:
+    """Return tau as a float; raises `ConfigError` unless it is a number in [0, 1]."""
     if isinstance(tau, bool) or not isinstance(tau, int | float | np.floating | np.integer) or not 0 <= tau <= 1:
-        raise ConfigError(f"tau is a share of agreement from 0 to 1, got {tau!r}; the paper uses 0.4")
+        raise ConfigError(f"tau must be a number from 0 to 1, got {tau!r}; the paper uses 0.4")
     return float(tau)
 
 
 def votes_needed(tau: float, clients: int) -> int:
-    """The least |votes| whose agreement reaches tau, decided in exact arithmetic.
+    """The smallest |votes| whose agreement reaches tau, in exact arithmetic.
 
-    A tolerance of 1e-9 of the clients lets a float stand for the decimal it was written as: 0.1 + 0.2 is 0.3.
+    A tolerance of 1e-9 times the number of clients absorbs the rounding of decimals: 0.1 + 0.2 counts as 0.3.
 
     >>> votes_needed(0.4, 10), votes_needed(0.3, 10), votes_needed(0.1 + 0.2, 10), votes_needed(0, 10)
     (4, 3, 3, 0)
@@ -52,9 +52,9 @@ def agreement(votes: Array, clients: int, dtype: str = "float64") -> Array:
 
 @dataclass(frozen=True)
 class VoteMask:
-    """A mask: 1 where enough clients agree, elsewhere `below`, or the agreement itself where `below` is None.
+    """A mask: 1 where enough clients agree; elsewhere `below`, or the agreement if `below` is None.
 
-    Enough is a share (`tau`) or, where tau is None, a number of votes (`threshold`).
+    Enough means an agreement of `tau` or, if tau is None, `threshold` votes.
     """
 
     tau: float | None
@@ -62,12 +62,12 @@ class VoteMask:
     threshold: int = 0
 
     def needed(self, clients: int) -> int:
-        """The least |votes| that passes."""
-        # no vote passes a threshold above the number of clients; one more than that number still fits the votes' type
+        """The smallest |votes| that passes."""
+        # above clients + 1 a threshold makes no difference, and clients + 1 still fits the type of the votes
         return min(self.threshold, clients + 1) if self.tau is None else votes_needed(self.tau, clients)
 
     def __call__(self, votes: Array, clients: int, dtype: str) -> Array:
-        """The mask of these votes, in the number type asked for."""
+        """The mask of these votes, in number type `dtype`."""
         passed = abs(votes) >= self.needed(clients)
         mask = agreement(votes, clients, dtype) if self.below is None else cast(votes, dtype) * 0 + self.below
         mask[passed] = 1
@@ -75,12 +75,12 @@ class VoteMask:
 
 
 def soft_mask(tau: float) -> VoteMask:
-    """The paper's mask: 1 where agreement reaches tau, else the agreement itself.
+    """The paper's mask: 1 where agreement reaches tau, else the agreement.
 
     >>> soft_mask(0.5)(np.array([10, 8, -6, 4, 2, 0], np.int8), 10, "float64").tolist()
     [1.0, 1.0, 1.0, 0.4, 0.2, 0.0]
     """
-    return VoteMask(checked_tau(tau), below=None)
+    return VoteMask(check_tau(tau), below=None)
 
 
 def hard_mask(tau: float) -> VoteMask:
@@ -89,7 +89,7 @@ def hard_mask(tau: float) -> VoteMask:
     >>> hard_mask(0.5)(np.array([10, 8, -6, 4, 2, 0], np.int8), 10, "float64").tolist()
     [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     """
-    return VoteMask(checked_tau(tau), below=0.0)
+    return VoteMask(check_tau(tau), below=0.0)
 
 
 def reversing_mask(threshold: int) -> VoteMask:
@@ -99,7 +99,7 @@ def reversing_mask(threshold: int) -> VoteMask:
     [1.0, 1.0, -1.0]
     """
     if isinstance(threshold, bool) or not isinstance(threshold, int | np.integer) or threshold < 0:
-        raise ConfigError(f"threshold is a number of votes, 0 or more, got {threshold!r}")
+        raise ConfigError(f"threshold must be a whole number of votes, 0 or more, got {threshold!r}")
     return VoteMask(None, below=-1.0, threshold=int(threshold))
 
 
@@ -108,7 +108,7 @@ MASKS: dict[str, Callable[[float], VoteMask]] = {"soft": soft_mask, "hard": hard
 
 
 def signs(array: Array) -> Array:
-    """-1, 0 or +1 per entry as int8; both zeros are 0, and denormal numbers have a sign."""
+    """-1, 0 or +1 per entry as int8; 0.0 and -0.0 give 0, subnormal numbers keep their sign."""
     if is_torch(array):
         import torch
 
@@ -117,7 +117,7 @@ def signs(array: Array) -> Array:
 
 
 def vote_type(clients: int) -> str:
-    """The smallest integer type that holds the votes of so many clients, and their number + 1.
+    """The smallest integer type that holds the votes of `clients` clients, and `clients + 1`.
 
     >>> [vote_type(clients) for clients in (10, 126, 127, 32767, 10**6)]
     ['int8', 'int8', 'int16', 'int32', 'int32']

@@ -1,4 +1,4 @@
-"""Server optimisers: an `Aggregate` in, new parameters out; the mask sits after the preconditioner (SPEC 2.3).
+"""Server optimisers: they turn an `Aggregate` into new parameters; the mask follows the preconditioner (SPEC 2.3).
 
     sgd        FedAvg, FedProx   d = mean
     momentum   FedAvgM           z = beta z + mean;                           d = z
@@ -8,12 +8,13 @@
 
     z = beta1 z + (1 - beta1) mean for adam and yogi;  params + learning_rate * mask * d for all.
 
-Moments see the unmasked mean, start at z = 0 and v = epsilon^2, and are not corrected for bias. An entry on which
-nobody agrees is frozen for the round while its moments go on. `mask_position="before"` feeds mask * mean to the moments
-instead: an ablation, not the paper's algorithm. Buffers are added as they are: no learning rate, no moments.
+Moments are computed from the unmasked mean, start at z = 0 and v = epsilon^2, and have no bias correction. An entry
+with mask 0 does not move in the round, but its moments are updated. `mask_position="before"` computes the moments from
+mask * mean instead: an ablation, not the paper's algorithm. Updates of buffers are added without learning rate or
+moments.
 
-State is a dict of plain arrays, passed in and out; nothing is changed in place, and a step whose result would not be
-finite raises `Diverged` with parameters and state as they were.
+State is a dict of arrays, passed in and out; nothing is changed in place. A step whose result is not finite raises
+`Diverged` and leaves parameters and state unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}};
 
 
 class Rates(NamedTuple):
-    """Coefficients of the moments: numbers, or columns of them where many servers step at once."""
+    """Coefficients of the moments: numbers, or columns with one number per run."""
 
     keep1: Any  # beta1
     take1: Any  # 1 - beta1
@@ -56,17 +57,17 @@ def sgd(learning_rate: float = 1.0, *, mask_position: str = "after") -> ServerOp
     >>> server.step(merged, server.init(params), params)[0]["w"].round(3).tolist()
     [2.0, 1.111]
     """
-    return _optimizer("sgd", learning_rate, mask_position)
+    return server_optimizer("sgd", learning_rate, mask_position)
 
 
 def momentum(learning_rate: float = 1.0, beta: float = 0.9, *, mask_position: str = "after") -> ServerOptimizer:
     """FedAvgM's server: a running sum of means."""
-    return _optimizer("momentum", learning_rate, mask_position, beta1=beta)
+    return server_optimizer("momentum", learning_rate, mask_position, beta1=beta)
 
 
 def adagrad(learning_rate: float = 0.1, epsilon: float = 1e-3, *, mask_position: str = "after") -> ServerOptimizer:
     """FedAdagrad's server (Reddi et al. 2021)."""
-    return _optimizer("adagrad", learning_rate, mask_position, epsilon=epsilon)
+    return server_optimizer("adagrad", learning_rate, mask_position, epsilon=epsilon)
 
 
 def adam(
@@ -78,7 +79,7 @@ def adam(
     mask_position: str = "after",
 ) -> ServerOptimizer:
     """FedAdam's server (Reddi et al. 2021)."""
-    return _optimizer("adam", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
+    return server_optimizer("adam", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
 
 
 def yogi(
@@ -90,7 +91,7 @@ def yogi(
     mask_position: str = "after",
 ) -> ServerOptimizer:
     """FedYogi's server (Reddi et al. 2021)."""
-    return _optimizer("yogi", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
+    return server_optimizer("yogi", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
 
 
 OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
@@ -102,7 +103,7 @@ OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
 }
 
 
-# -- the formulas: (mean, z, v, rates) -> (step, z, v); moments that a server does not have are passed through ---------
+# -- the formulas: (mean, z, v, rates) -> (step, z, v); moments that an optimiser does not use are passed through ------
 
 Step = tuple[Array, Array, Array]
 
@@ -118,21 +119,21 @@ def _momentum(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
 
 def _adagrad(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
     v = v + mean * mean
-    return mean / (_root(v) + rates.epsilon), z, v
+    return mean / (_sqrt(v) + rates.epsilon), z, v
 
 
 def _adam(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
-    return _preconditioned(mean, z, rates.keep2 * v + rates.take2 * (mean * mean), rates)
+    return _precondition(mean, z, rates.keep2 * v + rates.take2 * (mean * mean), rates)
 
 
 def _yogi(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
     square = mean * mean
-    return _preconditioned(mean, z, v - rates.take2 * square * _sign(v - square), rates)
+    return _precondition(mean, z, v - rates.take2 * square * _sign(v - square), rates)
 
 
-def _preconditioned(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
+def _precondition(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
     z = rates.keep1 * z + rates.take1 * mean
-    return z / (_root(v) + rates.epsilon), z, v
+    return z / (_sqrt(v) + rates.epsilon), z, v
 
 
 FORMULAS: dict[str, Callable[[Array, Array, Array, Rates], Step]] = {
@@ -145,7 +146,7 @@ FORMULAS: dict[str, Callable[[Array, Array, Array, Rates], Step]] = {
 MOMENTS = {"sgd": (), "momentum": ("z",), "adagrad": ("v",), "adam": ("z", "v"), "yogi": ("z", "v")}
 
 
-def _optimizer(
+def server_optimizer(
     name: str,
     learning_rate: float,
     mask_position: str,
@@ -154,55 +155,58 @@ def _optimizer(
     beta2: float = 0.99,
     epsilon: float = 1e-3,
 ) -> ServerOptimizer:
-    """The one server step; the formula is all that tells one optimiser from another."""
-    check_settings(learning_rate, beta1, beta2, epsilon, mask_position)
+    """The server optimiser of that name; optimisers differ in their formula and moments only."""
+    if name not in FORMULAS:
+        raise ConfigError(f"unknown server optimiser {name!r}; known: {', '.join(sorted(FORMULAS))}")
+    _check_settings(learning_rate, beta1, beta2, epsilon, mask_position)
     rates = Rates(beta1, 1 - beta1, beta2, 1 - beta2, epsilon)
-    formula, kept, after = FORMULAS[name], MOMENTS[name], mask_position == "after"
+    formula, used, after = FORMULAS[name], MOMENTS[name], mask_position == "after"
     first = {"z": 0.0, "v": epsilon**2}
 
     def init(params: Params) -> State:
         trainable = {key: array for key, array in params.items() if spec(array).dtype in FLOATS}
-        return {moment: {key: _filled(first[moment], array) for key, array in trainable.items()} for moment in kept}
+        return {moment: {key: _fill(first[moment], array) for key, array in trainable.items()} for moment in used}
 
     def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
-        _check_entries(aggregate, state, params, kept)
+        _check_entries(aggregate, state, params, used)
         moved: dict[str, Array] = {}
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
         for key, mean in aggregate.mean.items():
-            wide = cast(mean, _working(params[key]))
+            dtype = _working_type(params[key])
+            wide = cast(mean, dtype)
             wide = wide if after else aggregate.masked(key, wide)
-            held = {moment: state[moment][key] for moment in kept}
-            move, z, v = formula(wide, held.get("z"), held.get("v"), rates)
+            before = {moment: state[moment][key] for moment in used}
+            move, z, v = formula(wide, before.get("z"), before.get("v"), rates)
             move = aggregate.masked(key, move) if after else move
-            moved[key] = cast(cast(params[key], _working(params[key])) + learning_rate * move, spec(params[key]).dtype)
+            moved[key] = cast(cast(params[key], dtype) + learning_rate * move, spec(params[key]).dtype)
             for moment, array in (("z", z), ("v", v)):
-                if moment in kept:
+                if moment in used:
                     moments[moment][key] = array
         for key, change in aggregate.buffers.items():
             moved[key] = cast(params[key] + change, spec(params[key]).dtype)
         _check_finite(moved)
         return {**params, **moved}, moments
 
-    named = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-    known = {"learning_rate": learning_rate, **named, "mask_position": mask_position}
-    return ServerOptimizer(name, init, step, known)
+    coefficients = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+    settings = {"learning_rate": learning_rate, **coefficients, "mask_position": mask_position}
+    return ServerOptimizer(name, init, step, settings)
 
 
-def check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:
-    """Refuse settings of a server that cannot be, with a sentence."""
+def _check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:
+    """Raise `ConfigError` for invalid settings."""
     _check_positive(learning_rate=learning_rate, epsilon=epsilon)
     _check_share(beta1=beta1, beta2=beta2)
     if mask_position not in ("after", "before"):
-        raise ConfigError(f"mask_position is 'after' (the paper's) or 'before' the moments, got {mask_position!r}")
+        raise ConfigError(f"mask_position must be 'after' (the paper's) or 'before' the moments, got {mask_position!r}")
 
 
-def _working(array: Array) -> str:
-    """The number type a server computes in: float64 for float64, float32 for it and everything smaller."""
+def _working_type(array: Array) -> str:
+    """The number type of the computation: float64 for float64, float32 for smaller types."""
     return "float64" if spec(array).dtype == "float64" else "float32"
 
 
-def _filled(value: float, like: Array) -> Array:
-    kind = _working(like)
+def _fill(value: float, like: Array) -> Array:
+    kind = _working_type(like)
     if is_torch(like):
         import torch
 
@@ -210,8 +214,8 @@ def _filled(value: float, like: Array) -> Array:
     return np.full(np.shape(like), value, kind)
 
 
-def _root(array: Array) -> Array:
-    if is_torch(array) and array.device.type == "cpu":  # torch's own CPU root can be off in the last bit
+def _sqrt(array: Array) -> Array:
+    if is_torch(array) and array.device.type == "cpu":  # torch's root on the CPU can be wrong in the last bit
         import torch
 
         return torch.from_numpy(np.asarray(np.sqrt(array.numpy())))
@@ -222,17 +226,17 @@ def _sign(array: Array) -> Array:
     return array.sign() if is_torch(array) else np.sign(array)
 
 
-def _check_entries(aggregate: Aggregate, state: State, params: Params, kept: tuple[str, ...]) -> None:
+def _check_entries(aggregate: Aggregate, state: State, params: Params, used: tuple[str, ...]) -> None:
     for key, change in (*aggregate.mean.items(), *aggregate.buffers.items()):
         if key not in params:
-            raise DataError(f"the aggregate holds {key!r}, which the parameters lack")
+            raise DataError(f"the aggregate holds {key!r}, which is not among the parameters")
         if tuple(change.shape) != tuple(params[key].shape):
             raise DataError(
-                f"{key!r} has shape {list(change.shape)} in the aggregate, {list(params[key].shape)} in the model"
+                f"{key!r} has shape {list(change.shape)} in the aggregate, but {list(params[key].shape)} in the model"
             )
-    for moment in kept:
+    for moment in used:
         if moment not in state or not aggregate.mean.keys() <= state[moment].keys():
-            raise DataError(f"the optimiser's state lacks {moment!r} of some entries; make it with init(params)")
+            raise DataError(f"the optimiser's state has no {moment!r} for some entries; make it with init(params)")
 
 
 def _check_finite(params: Mapping[str, Array]) -> None:
@@ -245,10 +249,10 @@ def _check_finite(params: Mapping[str, Array]) -> None:
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ConfigError(f"{name} is a number above 0, got {value!r}")
+            raise ConfigError(f"{name} must be a number above 0, got {value!r}")
 
 
 def _check_share(**values: float) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise ConfigError(f"{name} is a number from 0 to below 1, got {value!r}")
+            raise ConfigError(f"{name} must be at least 0 and below 1, got {value!r}")

@@ -1,114 +1,39 @@
-"""Aggregators: many clients' updates in, one `Aggregate` out.
+"""The library's rules; each turns clients' updates into one `Aggregate`.
 
-    masked_mean(tau)            gradient masked averaging: the paper's
+    masked_mean(tau)            gradient masked averaging, the paper's rule
     mean()                      the plain weighted mean
-    and_mask(tau)               the mean where clients agree, nothing elsewhere
-    rlr(threshold)              robust learning rate: the mean, reversed where too few agree
-    median(), trimmed_mean()    per entry, unweighted: for comparison
-    damped_mean(tau)            control: the plain mean, made as short per array as the masked one
-    shuffled_mask(tau, seed)    control: the mask's values, dealt to random entries of the array
-    clipped(aggregator, norm)   any of them, over updates of bounded norm
+    and_mask(tau)               the mean where clients agree, zero elsewhere
+    rlr(threshold)              robust learning rate: the mean, reversed where too few clients agree
+    median(), trimmed_mean()    per entry, unweighted
+    damped_mean(tau)            control: the plain mean, scaled per array to the norm of the masked mean
+    shuffled_mask(tau, seed)    control: the mask's values, moved to random entries of the array
+    clipped(rule, norm)         any rule, over updates of bounded norm
 
-Call one with the updates and the clients' raw sample counts. Updates may be a mapping of names to arrays with the
-client axis first, a list of mappings (a `state_dict` of differences per client, buffers and counters included), or a
-list of lists of arrays as other servers hold them (entries are then named "0", "1", ...).
+Call a rule with the updates and the clients' raw sample counts. Updates are a mapping of names to arrays with the
+client axis first, a list of mappings (for each client a `state_dict` of differences, buffers and counters included), or
+a list of lists of arrays (entries are then named "0", "1", ...).
+
+`RULES` is the only list of rules; names, settings, labels and the simulator all read it.
 """
 
+import inspect
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from fedgma.aggregation.aggregate import Aggregate, finish
-from fedgma.aggregation.gate import Gate, Refused, norm, read_schema, treatment
-from fedgma.aggregation.gpu_stack import finish_stack
-from fedgma.aggregation.masks import VoteMask, hard_mask, reversing_mask, soft_mask
-from fedgma.aggregation.stack import Stack, Weights, lined_up
-from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params, cast, delivered, flat, home, is_torch, native, spec
-from fedgma.errors import ConfigError, DataError
+from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
+from fedgma.aggregation.masks import hard_mask, reversing_mask, soft_mask
+from fedgma.aggregation.rule import Rule
+from fedgma.arrays import Array, Params, cast, flatten, is_torch, placement, spec, to_native, to_user
+from fedgma.errors import ConfigError
 from fedgma.seeds import generator
 
-Updates = Params | Sequence[Params] | Sequence[Sequence[Array]]
-Prepare = Callable[[Params, Collection[str] | None], Params]
-Change = Callable[[str, Array, Array], Array]
 
-
-@dataclass(frozen=True)
-class Aggregator:
-    """Turns updates and weights into an `Aggregate`; the pieces let a server stream as well.
-
-    `mask` makes the mask of a tally's votes (None: no mask); `change` makes another mask of (name, mean, mask), array
-    by array; `prepare` changes one client's update before it counts; `combine`, where it is set, gives an entry's mean
-    from all updates [client, ...] instead, so they must be in memory together.
-    """
-
-    name: str
-    mask: VoteMask | None = None
-    change: Change | None = None
-    prepare: Prepare | None = None
-    combine: Callable[[Array], Array] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def streams(self) -> bool:
-        """Whether clients can be added to a tally one at a time and forgotten."""
-        return self.combine is None
-
-    def __call__(
-        self,
-        updates: Updates,
-        weights: Weights = None,
-        *,
-        clients: Sequence[Hashable] | None = None,
-        like: Params | None = None,
-        buffers: Collection[str] | None = None,
-        gate: Gate | None = None,
-    ) -> Aggregate:
-        """Aggregate; `weights` are raw sample counts (None: equal). Refused clients are named in the notes.
-
-        `like` (the model's entries) fixes names, shapes and types; without it those that most clients have are taken.
-        """
-        if isinstance(updates, Mapping) and self.prepare is None and self.combine is None:
-            tally = Tally(like, buffers=buffers, gate=gate)
-            fused = finish_stack(tally, updates, weights, clients, self.mask)
-            if fused is not None:
-                return self._changed(fused)
-            tally.add_many(updates, weights, clients=clients)
-            return self.conclude(tally)
-        listed = _as_list(updates)
-        counts, labels = lined_up(len(listed), weights, clients, "updates")
-        tally = Tally(_usual(listed) if like is None else like, buffers=buffers, gate=gate)
-        return self.over(zip(listed, counts, labels, strict=True), tally, buffers)
-
-    def over(
-        self, replies: Iterable[tuple[Params, object, Hashable]], tally: Tally, buffers: Collection[str] | None = None
-    ) -> Aggregate:
-        """Aggregate (update, weight, client) as they come, through an empty tally; keeps them only if it must."""
-        kept = []
-        for update, weight, client in replies:
-            ready = update if self.prepare is None else self.prepare(update, buffers)
-            if tally.add(ready, weight, client=client) is None and self.combine is not None:
-                kept.append(ready)
-        merged = self.conclude(tally)
-        return merged if self.combine is None else merged._replace(mean=_combined(merged.mean, kept, self.combine))
-
-    def conclude(self, tally: Tally) -> Aggregate:
-        """The answer that a tally gives."""
-        return self._changed(finish(tally, mask="none" if self.mask is None else self.mask))
-
-    def _changed(self, merged: Aggregate) -> Aggregate:
-        if self.change is None or merged.mask is None:
-            return merged
-        changed = {name: self.change(name, merged.mean[name], mask) for name, mask in merged.mask.items()}
-        return merged._replace(mask=changed)
-
-
-def masked_mean(tau: float = 0.4) -> Aggregator:
+def masked_mean(tau: float = 0.4) -> Rule:
     """Gradient masked averaging: the weighted mean, scaled down where fewer than (1 + tau) / 2 of the clients agree.
 
     >>> updates = {"w": np.array([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])}
@@ -116,167 +41,138 @@ def masked_mean(tau: float = 0.4) -> Aggregator:
     {'w': array([3.        , 0.33333333])}
     """
     mask = soft_mask(tau)
-    return Aggregator("gma", mask, settings={"tau": mask.tau})
+    return Rule("gma", mask, settings={"tau": mask.tau})
 
 
-def mean() -> Aggregator:
+def mean() -> Rule:
     """The plain weighted mean.
 
     >>> mean()({"w": np.array([[1.0], [4.0]])}, [20, 10]).update
     {'w': array([2.])}
     """
-    return Aggregator("mean")
+    return Rule("mean")
 
 
-def and_mask(tau: float = 0.4, inverse_sparsity_scale: bool = False) -> Aggregator:
-    """The weighted mean where agreement reaches tau, nothing elsewhere (Parascandolo et al. 2020).
+def and_mask(tau: float = 0.4, inverse_sparsity_scale: bool = False) -> Rule:
+    """The weighted mean where agreement reaches tau, zero elsewhere (Parascandolo et al. 2020).
 
-    `inverse_sparsity_scale` divides each array's survivors by their share, as that paper's code can.
+    `inverse_sparsity_scale` divides each array's mask by the share of entries that it keeps, an option of that paper's
+    code.
     """
     mask = hard_mask(tau)
     settings = {"tau": mask.tau, "inverse_sparsity_scale": inverse_sparsity_scale}
-    return Aggregator("and_mask", mask, change=_rescaled if inverse_sparsity_scale else None, settings=settings)
+    return Rule("and_mask", mask, change=_rescale if inverse_sparsity_scale else None, settings=settings)
 
 
-def rlr(threshold: int) -> Aggregator:
+def rlr(threshold: int) -> Rule:
     """Robust learning rate (Ozdayi et al. 2021): the weighted mean, reversed where |votes| is below the threshold."""
     mask = reversing_mask(threshold)
-    return Aggregator("rlr", mask, settings={"threshold": mask.threshold})
+    return Rule("rlr", mask, settings={"threshold": mask.threshold})
 
 
-def median() -> Aggregator:
+def median() -> Rule:
     """The median of each entry over clients, unweighted.
 
     >>> median()({"w": np.array([[1.0], [2.0], [90.0]])}, [10, 10, 10]).update
     {'w': array([2.])}
     """
-    return Aggregator("median", combine=partial(_middle, share=0.5))
+    return Rule("median", combine=partial(_trim_and_average, share=0.5))
 
 
-def trimmed_mean(share: float = 0.1) -> Aggregator:
+def trimmed_mean(share: float = 0.1) -> Rule:
     """The mean of each entry without the `share` largest and the `share` smallest clients, unweighted.
 
     >>> trimmed_mean(0.25)({"w": np.array([[1.0], [2.0], [4.0], [90.0]])}, [10] * 4).update
     {'w': array([3.])}
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 0.5:
-        raise ConfigError(f"share is the part cut off at each end, from 0 to below 0.5, got {share!r}")
-    return Aggregator("trimmed_mean", combine=partial(_middle, share=float(share)), settings={"share": share})
+        raise ConfigError(f"share (of clients cut at each end) must be at least 0 and below 0.5, got {share!r}")
+    return Rule("trimmed_mean", combine=partial(_trim_and_average, share=float(share)), settings={"share": share})
 
 
-def damped_mean(tau: float = 0.4) -> Aggregator:
+def damped_mean(tau: float = 0.4) -> Rule:
     """Control: the plain mean, scaled per array to the norm that the masked mean would have."""
     mask = soft_mask(tau)
-    return Aggregator("damped_mean", mask, change=_damped, settings={"tau": mask.tau})
+    return Rule("damped_mean", mask, change=_damp, settings={"tau": mask.tau})
 
 
-def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Aggregator:
-    """Control: the masked mean with each array's mask values dealt to random entries of the array."""
+def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Rule:
+    """Control: the masked mean with each array's mask values moved to random entries of the array."""
     mask = soft_mask(tau)
-    return Aggregator(
-        "shuffled_mask", mask, change=partial(_shuffled, seed=seed), settings={"tau": mask.tau, "seed": seed}
-    )
+    return Rule("shuffled_mask", mask, change=partial(_shuffle, seed=seed), settings={"tau": mask.tau, "seed": seed})
 
 
-def shuffled_order(name: str, size: int, seed: int) -> np.ndarray:
-    """Which entry's mask value each entry of an array gets under `shuffled_mask`; the same in every round."""
-    return generator(seed, "shuffled mask", name).permutation(size)
-
-
-def clipped(aggregator: Aggregator, norm: float) -> Aggregator:
-    """The same aggregator over updates scaled down to `norm` (over all trainable entries together) where longer."""
+def clipped(rule: Rule, norm: float) -> Rule:
+    """The same rule over updates that are scaled down to at most `norm`, taken over all trainable entries together."""
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < math.inf:
-        raise ConfigError(f"norm is the greatest length of an update, above 0, got {norm!r}")
-    inner = aggregator.prepare
+        raise ConfigError(f"norm (the largest norm of an update) must be a number above 0, got {norm!r}")
+    inner = rule.prepare
 
     def prepare(update: Params, buffers: Collection[str] | None) -> Params:
         return clip(update if inner is None else inner(update, buffers), norm, buffers)
 
-    settings = {**aggregator.settings, "norm": norm}
-    return replace(aggregator, name=f"clipped_{aggregator.name}", prepare=prepare, settings=settings)
+    settings = {**rule.settings, "norm": norm}
+    return replace(rule, name=f"clipped_{rule.name}", prepare=prepare, settings=settings)
 
 
 def clip(update: Params, limit: float, buffers: Collection[str] | None = None) -> Params:
-    """One client's update, scaled down to the norm `limit` where it is longer; what the gate will refuse is left alone.
+    """Scale one client's update down to norm `limit` if it is longer; updates that the gate refuses stay unchanged.
 
     >>> clip({"w": np.array([3.0, 4.0])}, 1.0)["w"].round(6).tolist()
     [0.6, 0.8]
     """
     try:
-        voters = [name for name, entry in read_schema(update).items() if treatment(name, entry, buffers) == "masked"]
+        voters = [name for name, entry in read_schema(update).items() if entry_kind(name, entry, buffers) == "masked"]
     except Refused:
         return update
-    length = norm(flat(native(update[name])) for name in voters)
+    length = norm(flatten(to_native(update[name])) for name in voters)
     if not limit < length < math.inf:
         return update
     factor = limit / length
-    return {name: _scaled(array, factor) if name in voters else array for name, array in update.items()}
+    return {name: _scale(array, factor) if name in voters else array for name, array in update.items()}
 
 
-AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
-    "gma": masked_mean,
-    "mean": mean,
-    "and_mask": and_mask,
-    "rlr": rlr,
-    "median": median,
-    "trimmed_mean": trimmed_mean,
-    "damped_mean": damped_mean,
-    "shuffled_mask": shuffled_mask,
+@dataclass(frozen=True)
+class RuleRow:
+    """A rule of the library: the function that makes it, its label in tables, and its noun in sentences."""
+
+    make: Callable[..., Rule]
+    label: str
+    noun: str = ""
+
+    @cached_property
+    def settings(self) -> tuple[str, ...]:
+        """Names of the rule's settings: the arguments of `make`."""
+        return tuple(inspect.signature(self.make).parameters)
+
+    @cached_property
+    def needs(self) -> tuple[str, ...]:
+        """What the rule reads of a round; see `Rule.needs`."""
+        parameters = inspect.signature(self.make).parameters
+        required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+        return self.make(**dict.fromkeys(required, 1)).needs
+
+
+RULES: dict[str, RuleRow] = {
+    "mean": RuleRow(mean, "mean", "the mean"),
+    "gma": RuleRow(masked_mean, "GMA"),
+    "and_mask": RuleRow(and_mask, "AND-mask", "the AND-mask"),
+    "rlr": RuleRow(rlr, "RLR"),
+    "median": RuleRow(median, "median", "the median"),
+    "trimmed_mean": RuleRow(trimmed_mean, "trimmed mean", "the trimmed mean"),
+    "damped_mean": RuleRow(damped_mean, "damped mean", "the damped mean"),
+    "shuffled_mask": RuleRow(shuffled_mask, "shuffled mask", "the shuffled mask"),
 }
+BASELINE = "mean"  # the rule that others are compared with
+AGGREGATORS: dict[str, Callable[..., Rule]] = {name: row.make for name, row in RULES.items()}
 
 
-def _scaled(array: Array, factor: float) -> Array:
-    return delivered(cast(native(array), "float64") * factor, spec(array), home(array))
+def _scale(array: Array, factor: float) -> Array:
+    return to_user(cast(to_native(array), "float64") * factor, spec(array), placement(array))
 
 
-def _as_list(updates: Updates) -> list[Any]:
-    """One mapping of entries per client, from any of the accepted forms."""
-    if isinstance(updates, Mapping):
-        clients = Stack.read(updates).size
-        return [{name: entry[client] for name, entry in updates.items()} for client in range(clients)]
-    if isinstance(updates, str | bytes) or not isinstance(updates, Sequence):
-        raise DataError(f"updates: expected a mapping of arrays or a list of clients, got {type(updates).__name__}")
-    return [_named(update) for update in updates]
-
-
-def _named(update: object) -> object:
-    if isinstance(update, Sequence) and not isinstance(update, str | bytes):
-        return {str(place): array for place, array in enumerate(update)}
-    return update
-
-
-def _usual(listed: list[Any]) -> Params | None:
-    """An update with the schema that most clients have, so that one odd client cannot set it for all."""
-    schemas = {}
-    for place, update in enumerate(listed):
-        try:
-            schemas[place] = tuple(sorted(read_schema(update).items()))
-        except Refused:
-            continue
-    if not schemas:
-        return None
-    usual = Counter(schemas.values()).most_common(1)[0][0]
-    return listed[next(place for place, schema in schemas.items() if schema == usual)]  # type: ignore[no-any-return]
-
-
-def _combined(means: dict[str, Array], kept: list[Params], combine: Callable[[Array], Array]) -> dict[str, Array]:
-    result = {}
-    for name, like in means.items():
-        entries = [native(update[name]) for update in kept]
-        result[name] = delivered(combine(_stacked(entries)), spec(like), home(like))
-    return result
-
-
-def _stacked(entries: list[Array]) -> Array:
-    if is_torch(entries[0]):
-        import torch
-
-        return torch.stack(entries)
-    return np.stack(entries)
-
-
-def _middle(stack: Array, share: float) -> Array:
-    """Mean over the clients left when `share` of them is cut off at each end; at 0.5 the one or two in the middle."""
+def _trim_and_average(stack: Array, share: float) -> Array:
+    """Mean per entry without the lowest and highest `share` of clients; at 0.5 the median."""
     clients = len(stack)
     cut = min(int(share * clients), (clients - 1) // 2)
     ordered = cast(stack, "float64")
@@ -284,21 +180,39 @@ def _middle(stack: Array, share: float) -> Array:
     return ordered[cut : clients - cut].mean(0)
 
 
-def _rescaled(name: str, mean: Array, mask: Array) -> Array:
-    return mask if not math.prod(mask.shape) else mask / (float(mask.mean()) + 1e-10)
+# -- changes of a mask, for one run (flat arrays) and for many (run axis first) ----------------------------------------
 
 
-def _damped(name: str, mean: Array, mask: Array) -> Array:
-    length = norm([native(mean)])
-    share = norm([native(mean * mask)]) / length if length else 1.0
-    return mask * 0 + share
+def _rescale(name: str, mean: Array, mask: Array) -> Array:
+    return mask / (mask.mean(-1)[..., None] + 1e-10) if mask.shape[-1] else mask
 
 
-def _shuffled(name: str, mean: Array, mask: Array, seed: int) -> Array:
-    values = mask.reshape(-1)
-    order: Any = shuffled_order(name, values.shape[0], seed)
-    if is_torch(mask):
-        import torch
+def _damp(name: str, mean: Array, mask: Array) -> Array:
+    """A constant mask: the norm of the masked mean over the norm of the plain mean."""
+    if not mask.shape[-1]:
+        return mask
+    wide = cast(mean, "float64")
+    scale = abs(wide).max(-1) if not is_torch(wide) else abs(wide).amax(-1)
+    unit = wide / _replace_zeros(scale)[..., None]  # squares cannot overflow, and the largest cannot underflow
+    masked_norm, plain_norm = ((values * values).sum(-1) ** 0.5 for values in (unit * mask, unit))
+    ratio = masked_norm / _replace_zeros(plain_norm) + (plain_norm == 0)
+    return cast(mask * 0 + ratio[..., None], spec(mask).dtype)
 
-        order = torch.as_tensor(order, device=mask.device)
-    return values[order].reshape(mask.shape)
+
+def _replace_zeros(values: Array) -> Array:
+    """The same numbers, with zeros replaced by 1."""
+    return values + (values == 0)
+
+
+def _shuffle(name: str, mean: Array, mask: Array, seed: int) -> Array:
+    return mask[..., _permutation(name, mask.shape[-1], seed, mask.device if is_torch(mask) else None)]
+
+
+@lru_cache(maxsize=1024)  # drawn and copied to the device once, not every round
+def _permutation(name: str, size: int, seed: int, device: Any) -> Any:
+    order = generator(seed, "shuffled mask", name).permutation(size)
+    if device is None:
+        return order
+    import torch
+
+    return torch.as_tensor(order, device=device)

@@ -1,31 +1,32 @@
-"""A masked server between messages: what it keeps from round to round, and what it makes of a round's replies.
+"""The server that the framework adapters share: what it keeps from round to round, and one round of it.
 
-Replies go one at a time through the same tally as everywhere else, so memory does not grow with their number. A round
-commits as a whole or not at all: where too few replies are valid or a step would not be finite, model, moments and all
-else stay as they were, and the reason comes back.
+Replies are added to a tally one at a time, so memory does not grow with their number. A round commits completely or
+not at all: if too few replies are valid or the step is not finite, model and optimiser state stay unchanged and the
+error is returned.
 """
 
 import sys
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
-from fedgma.aggregation.gate import Gate, Refusal, norm, treatment
+from fedgma.aggregation.gate import Gate, Refusal, entry_kind, norm
 from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params, flat, native, spec
+from fedgma.arrays import Array, Params, flatten, is_torch, spec, to_native
 from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
 
-WINDOW = 5  # rounds whose norms are remembered
+WINDOW = 5  # rounds whose median norms are kept
 Reply = tuple[Params, object, Hashable]  # update, weight, client
 
 
 class Step(NamedTuple):
-    """What a round's replies gave: the next model, or None and the reason why it stays as it is."""
+    """The result of a round: the next model, or None and the error that left the model unchanged."""
 
     params: dict[str, Array] | None
     refused: tuple[Refusal, ...]
@@ -35,15 +36,15 @@ class Step(NamedTuple):
 
 @dataclass
 class MaskedServer:
-    """Aggregator, server optimiser and gate, with the optimiser's state and the lengths of recent updates.
+    """Rule, server optimiser and gate, with the optimiser's state and the norms of recent updates.
 
-    An update longer than `norm_factor` times the usual length is refused. The usual length is the median over the last
-    five rounds of each round's median, both the lower one, over all updates that could be read: known before the round
-    begins, so that replies need not be kept, and moved neither by a minority of clients nor by one bad round. In the
-    first round the length of the model itself stands in for it; a model of zeros has no limit then.
+    An update with a norm above `norm_factor` times the usual norm is refused. The usual norm is the median over the
+    last five rounds of each round's median over all readable updates (lower medians in both cases). It is known before
+    the round begins, so replies need not be kept, and neither a minority of clients nor a single bad round can move
+    it. The first round takes the norm of the model instead, and has no limit if the model is zero.
     """
 
-    aggregator: Aggregator = field(default_factory=masked_mean)
+    rule: Rule = field(default_factory=masked_mean)
     optimizer: ServerOptimizer = field(default_factory=sgd)
     gate: Gate = field(default_factory=Gate)
     buffers: Collection[str] | None = None
@@ -54,61 +55,95 @@ class MaskedServer:
 
     def __post_init__(self) -> None:
         if self.norm_factor is not None and not self.norm_factor > 0:
-            raise ConfigError(f"norm_factor is a number above 0, or None for no limit, got {self.norm_factor!r}")
+            raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
         if self.quorum < 1:
-            raise ConfigError(f"quorum is the least number of valid replies, at least 1, got {self.quorum!r}")
+            raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
 
     @property
     def settings(self) -> dict[str, object]:
-        """What must be the same for a stopped run to go on."""
+        """Settings that must not change when a stopped run is resumed."""
         return {
-            "aggregator": [self.aggregator.name, dict(self.aggregator.settings)],
+            "aggregator": [self.rule.name, dict(self.rule.settings)],
             "optimizer": [self.optimizer.name, dict(self.optimizer.settings)],
             "norm_factor": self.norm_factor,
             "quorum": self.quorum,
         }
 
     def step(self, params: Params, replies: Iterable[Reply], selected: Collection[Hashable] | None = None) -> Step:
-        """Tally the replies, mask, step. `selected` are the clients that were asked; others are refused."""
-        tally = Tally(params, buffers=self.buffers, gate=self._gate(params, selected))
+        """Aggregate the replies and step. `selected` are the clients of the round; others are refused."""
+        tally = self.open(params, selected)
+        return self._commit(params, tally, lambda: self.rule.over(replies, tally, self.buffers))
+
+    def open(self, params: Params | None, selected: Collection[Hashable] | None = None) -> Tally:
+        """Open a round: an empty tally with this server's gate, for frameworks that deliver replies one at a time.
+
+        Without `params` the first valid update sets the schema.
+        """
+        return Tally(params, buffers=self.buffers, gate=self._round_gate(params, selected))
+
+    def add(self, tally: Tally, update: Params, weight: object, client: Hashable) -> Refusal | None:
+        """Count one reply in an open round; returns the refusal if it fails the gate."""
+        if not self.rule.streams:
+            raise ConfigError(f"{self.rule.name} needs all updates in memory together; pass them to `step`")
+        prepared = update if self.rule.prepare is None else self.rule.prepare(update, self.buffers)
+        return tally.add(prepared, weight, client=client)
+
+    def close(self, tally: Tally, params: Params | None = None) -> Step:
+        """Close an open round and step. Without `params` the model is taken as zero, so the result is the step."""
+        return self._commit(params, tally, lambda: self.rule.conclude(tally))
+
+    def _commit(self, params: Params | None, tally: Tally, merge: Callable[[], Aggregate]) -> Step:
+        """Merge and step; on an error keep model and state unchanged."""
         try:
-            merged = self.aggregator.over(replies, tally, self.buffers)
+            merged = merge()
             if tally.clients < self.quorum:
-                raise NotEnoughClients(f"{tally.clients} valid replies, but the quorum is {self.quorum}")
-            state = self.optimizer.init(params) if self.state is None else self.state
-            moved, self.state = self.optimizer.step(merged, state, params)
+                raise NotEnoughClients(f"the round needs {self.quorum} valid replies, got {tally.clients}")
+            model = _zero_model(merged) if params is None else params
+            state = self.optimizer.init(model) if self.state is None else self.state
+            next_params, self.state = self.optimizer.step(merged, state, model)
         except (NotEnoughClients, Diverged) as error:
             return Step(None, tuple(tally.refused), {}, error)
         finally:
             if tally.norms:
                 self.medians = [*self.medians, _lower_median(tally.norms)][-WINDOW:]
-        return Step(moved, tuple(tally.refused), statistics(merged))
+        return Step(next_params, tuple(tally.refused), statistics(merged))
 
-    def _gate(self, params: Params, selected: Collection[Hashable] | None) -> Gate:
-        asked = selected if self.gate.selected is None else self.gate.selected
+    def _round_gate(self, params: Params | None, selected: Collection[Hashable] | None) -> Gate:
+        clients = selected if self.gate.selected is None else self.gate.selected
         if self.norm_factor is None:
-            return replace(self.gate, selected=asked)
-        usual = _lower_median(self.medians) if self.medians else _length(params, self.buffers)
-        limit = self.norm_factor * usual or sys.float_info.max  # finite: lengths are measured all the same
-        return replace(self.gate, selected=asked, max_norm=min(self.gate.max_norm, limit))
+            return replace(self.gate, selected=clients)
+        usual = _lower_median(self.medians) if self.medians else _model_norm(params or {}, self.buffers)
+        limit = self.norm_factor * usual or sys.float_info.max  # finite, so that norms are measured in any case
+        return replace(self.gate, selected=clients, max_norm=min(self.gate.max_norm, limit))
 
 
 def statistics(merged: Aggregate) -> dict[str, float]:
-    """A round's mask in numbers."""
-    masks = [np.asarray(mask) for mask in (merged.mask or {}).values()]
-    entries = sum(mask.size for mask in masks)
-    kept = sum(float(mask.sum(dtype=np.float64)) for mask in masks) / entries if entries else 1.0
-    whole = sum(int((mask == 1).sum()) for mask in masks) / entries if entries else 1.0
+    """Statistics of a round's clients and mask, under the names that all adapters report."""
+    mask_mean, share_unmasked = summarise_mask((merged.mask or {}).values())
     return {
         "gma-clients": int(merged.notes["clients"]),
         "gma-refused": len(merged.notes["refused"]),
-        "gma-mask-mean": kept,
-        "gma-share-unmasked": whole,
+        "gma-mask-mean": mask_mean,
+        "gma-share-unmasked": share_unmasked,
     }
 
 
+def summarise_mask(masks: Iterable[Array]) -> tuple[float, float]:
+    """Mean of the mask, and share of its entries that are 1; both are 1 without a mask.
+
+    >>> summarise_mask([np.array([1.0, 0.5]), np.array([1.0, 0.0])])
+    (0.625, 0.5)
+    """
+    arrays = [np.asarray(mask.cpu() if is_torch(mask) else mask) for mask in masks]
+    entries = sum(array.size for array in arrays)
+    if not entries:
+        return 1.0, 1.0
+    total = sum(float(array.sum(dtype=np.float64)) for array in arrays)
+    return total / entries, sum(int((array == 1).sum()) for array in arrays) / entries
+
+
 def pack_state(server: MaskedServer, params: Params) -> dict[str, np.ndarray]:
-    """Model and server as named arrays, enough to go on from."""
+    """Model and server state as named arrays, for a checkpoint."""
     packed = {f"arrays/{name}": np.asarray(array) for name, array in params.items()}
     for moment, arrays in (server.state or {}).items():
         packed |= {f"state/{moment}/{name}": np.asarray(array) for name, array in arrays.items()}
@@ -116,7 +151,7 @@ def pack_state(server: MaskedServer, params: Params) -> dict[str, np.ndarray]:
 
 
 def unpack_state(server: MaskedServer, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Put a server back to where `pack_state` saw it, and give back the model."""
+    """Restore the server state that `pack_state` packed, and return the model."""
     state: State = {}
     for key, array in packed.items():
         if key.startswith("state/"):
@@ -126,11 +161,16 @@ def unpack_state(server: MaskedServer, packed: Mapping[str, np.ndarray]) -> dict
     return {key.removeprefix("arrays/"): array for key, array in packed.items() if key.startswith("arrays/")}
 
 
-def _length(params: Params, buffers: Collection[str] | None) -> float:
-    voters = [array for name, array in params.items() if treatment(name, spec(array), buffers) == "masked"]
-    return norm(flat(native(array)) for array in voters)
+def _zero_model(merged: Aggregate) -> dict[str, Array]:
+    """A zero model with the entries of an aggregate."""
+    return {name: array * 0 for name, array in {**merged.mean, **merged.buffers}.items()}
+
+
+def _model_norm(params: Params, buffers: Collection[str] | None) -> float:
+    voters = [array for name, array in params.items() if entry_kind(name, spec(array), buffers) == "masked"]
+    return norm(flatten(to_native(array)) for array in voters)
 
 
 def _lower_median(values: list[float]) -> float:
-    """The middle value, of two the smaller: one of two clients cannot move it up."""
+    """The middle value, or the smaller of the two middle ones: one of two clients cannot raise it."""
     return sorted(values)[(len(values) - 1) // 2]

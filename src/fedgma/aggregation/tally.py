@@ -1,16 +1,16 @@
-"""The tally: everything that masked averaging needs to know of any number of clients, in the space of a few models.
+"""The tally: the sums that masked averaging needs, in the memory of a few models for any number of clients.
 
-Masked averaging is made of sums: weighted updates, integer sign votes, total weight, number of clients. A `Tally` holds
-them, takes one client at a time, a stack of clients or another tally, in any order, and `finish` turns it into the
-paper's masked mean, the AND-mask's or the plain one. Simulator, servers and adapters all end in that one function.
+Masked averaging needs four sums: weighted updates, integer sign votes, total weight, number of clients. A `Tally` holds
+them. It takes one client, a stack of clients or another tally, in any order. `finish` turns it into the paper's masked
+mean, the AND-mask's mean or the plain mean.
 
 Conventions, tested:
 
-- an update is `local - global`; the server adds it. The client axis comes first. Weights are raw sample counts.
-- one client, one vote, whatever its weight; a zero is no vote but its client stays in the count.
-- trainable floating entries are masked; buffers (running statistics) take the weighted mean, integer counters the
-  maximum, and neither votes.
-- a client that fails the gate is left out of the mean and of the count, and named in `refused`.
+- An update is `local - global`; the server adds it. The client axis comes first. Weights are raw sample counts.
+- Each client has one vote per entry, whatever its weight. A zero is no vote, but its client stays in the count.
+- Trainable floating entries are masked. Buffers (running statistics) take the weighted mean, integer counters the
+  maximum; neither votes.
+- A client that fails the gate is left out of the mean and of the count, and listed in `refused`.
 """
 
 import math
@@ -24,17 +24,30 @@ from fedgma.aggregation.gate import (
     Gate,
     Refusal,
     Refused,
-    compare,
+    check_schema,
+    entry_kind,
     norm,
     read_schema,
     read_update,
     read_weight,
-    treatment,
 )
-from fedgma.aggregation.kernels.plain import Sums, empty, merge, two_sum, widened
+from fedgma.aggregation.kernels.plain import Sums, empty_sums, merge, two_sum, widen_votes
 from fedgma.aggregation.masks import vote_type
 from fedgma.aggregation.stack import Stack, Weights
-from fedgma.arrays import Array, Home, Params, Spec, beside, delivered, flat, home, is_torch, largest, native, spec
+from fedgma.arrays import (
+    Array,
+    Params,
+    Placement,
+    Spec,
+    column_max,
+    flatten,
+    is_torch,
+    move_to,
+    placement,
+    spec,
+    to_native,
+    to_user,
+)
 from fedgma.errors import DataError
 
 PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
@@ -43,8 +56,8 @@ PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
 class Tally:
     """Sums over clients' updates: exact votes, a weighted sum that does not depend on the order, O(d) memory.
 
-    `like` (the model's entries) fixes names, shapes and types; without it the first valid update does. `buffers` names
-    the floating entries that are averaged and not masked; None takes torch's names for running statistics.
+    `like` (the model's entries) sets names, shapes and types; without it the first valid update does. `buffers` names
+    the floating entries that are averaged and not masked; None means torch's names for running statistics.
 
     >>> tally = Tally()
     >>> for update in ([3.0, 3.0], [3.0, 3.0], [3.0, -3.0]):
@@ -55,14 +68,14 @@ class Tally:
 
     clients: int  # counted so far
     refused: list[Refusal]
-    norms: list[float]  # of all updates that could be read, where the gate has a limit for them
+    norms: list[float]  # of all readable updates, if the gate limits norms
     schema: dict[str, Spec] | None  # None until the first valid update
-    _weight: tuple[float, float]
-    _home: Home
-    _where: Array  # empty; where the sums go
-    _sums: dict[str, Sums]
-    _maxima: dict[str, Array]
-    _seen: set[Hashable]
+    weight_parts: tuple[float, float]  # total weight, and its rounding error
+    placement: Placement  # library and device of the result
+    device_sample: Array  # empty; on the device of the sums
+    sums: dict[str, Sums]
+    maxima: dict[str, Array]  # of integer counters
+    seen: set[Hashable]  # names of the clients counted
     _width: str  # number type of the votes
 
     def __init__(
@@ -70,112 +83,114 @@ class Tally:
     ) -> None:
         self.gate = gate or Gate()
         self.buffers = buffers
-        self._clear()
+        self.clear()
         if like is not None:
             try:
-                self.fix(read_schema(like), next(iter(like.values())))
+                self.set_schema(read_schema(like), next(iter(like.values())))
             except Refused as refused:
                 raise DataError(f"like: {refused.detail}") from None
 
     @property
     def weight(self) -> float:
         """Total weight of the clients counted."""
-        return self._weight[0] + self._weight[1]
+        return self.weight_parts[0] + self.weight_parts[1]
 
     @property
     def notes(self) -> dict[str, Any]:
-        """How many clients were counted, their total weight, and who was refused and why."""
+        """Number of clients counted, their total weight, and the refused clients with reasons."""
         return {"clients": self.clients, "weight": self.weight, "refused": tuple(self.refused)}
 
     @property
     def votes(self) -> dict[str, Array]:
-        """Sum of signs per entry of each trainable array, in the smallest integer type."""
+        """Sum of signs per entry of each trainable array, in the smallest integer type that holds it."""
         return {
-            name: delivered(sums.votes, Spec(self.schema[name].shape, spec(sums.votes).dtype), self._home)
-            for name, sums in self._sums.items()
+            name: to_user(sums.votes, Spec(self.schema[name].shape, spec(sums.votes).dtype), self.placement)
+            for name, sums in self.sums.items()
             if self.schema is not None and sums.votes is not None
         }
 
     def add(
         self, update: Params, weight: object = 1, *, client: Hashable = None, round: int | None = None
     ) -> Refusal | None:
-        """Count one client; returns None, or the refusal if it failed the gate (then nothing has changed)."""
+        """Count one client. Returns None, or the refusal if the client fails the gate; then the sums stay unchanged."""
         label = self.clients + len(self.refused) if client is None else client
         try:
             self._check_identity(client, round)
             value = read_weight(weight, self.gate.max_weight)
-            found = read_schema(update)
-            expected = self.schema or found
-            compare(found, expected, self.gate.cast)
+            schema = read_schema(update)
+            expected = self.schema or schema
+            check_schema(schema, expected, self.gate.cast)
             arrays = read_update(update, expected)
-            self._check_norm((arrays[name] for name in self._named("masked", expected)), finite=True)
+            self._check_norm((arrays[name] for name in self.names("masked", expected)), finite=True)
         except Refused as refused:
             return self._refuse(label, refused.reason, refused.detail)
         if self.schema is None:
-            self.fix(found, next(iter(update.values())))
+            self.set_schema(schema, next(iter(update.values())))
         self.count([value], [client])
-        self._make_room()
-        summed = [name for name in arrays if name in self._sums]
-        near = [beside(arrays[name], self._where) for name in summed]
-        kernels.add([self._sums[name] for name in summed], near, value)
-        for name in arrays.keys() - self._sums.keys():
-            self._raise_maximum(name, arrays[name])
+        self._widen_sums()
+        summed = [name for name in arrays if name in self.sums]
+        on_device = [move_to(arrays[name], self.device_sample) for name in summed]
+        kernels.add([self.sums[name] for name in summed], on_device, value)
+        for name in arrays.keys() - self.sums.keys():
+            self._update_maximum(name, arrays[name])
         return None
 
     def add_many(
         self, updates: Params, weights: Weights = None, *, clients: Sequence[Hashable] | None = None
     ) -> list[Refusal]:
-        """Count a stack of clients, client axis first, in their order; returns the refusals."""
+        """Count a stack of clients, client axis first, in order; returns the refusals."""
         before = len(self.refused)
         stack = self.read_stack(updates, weights, clients)
         keep = self.admit(stack)
         fresh = self._sum_rows(stack, keep)
         if keep:
-            counters = {name: largest(stack.taken(name, keep)) for name in self._named("maximum", stack.schema)}
+            counters = {name: column_max(stack.select(name, keep)) for name in self.names("maximum", stack.schema)}
             self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
             self._merge_sums(fresh, counters)
         return self.refused[before:]
 
     def merge(self, other: "Tally") -> None:
-        """Count all clients of another tally; its refusals come along. The other one is left as it is."""
-        if twice := self._seen & other._seen:
-            raise DataError(f"clients are in both tallies, such as {min(map(repr, twice))}; count each once")
+        """Count all clients of another tally and take over its refusals. The other tally stays unchanged."""
+        if repeated := self.seen & other.seen:
+            raise DataError(f"clients are in both tallies, such as {min(map(repr, repeated))}; count each once")
         if other.schema is not None and other.clients:
             if self.schema is None:
-                self.buffers = other._named("averaged", other.schema)
-                self.schema, self._home, self._where = dict(other.schema), other._home, other._where
-            if self._kinds(self.schema) != other._kinds(other.schema) or self.schema != other.schema:
+                self.buffers = other.names("averaged", other.schema)
+                self.schema, self.placement = dict(other.schema), other.placement
+                self.device_sample = other.device_sample
+            if self.kinds(self.schema) != other.kinds(other.schema) or self.schema != other.schema:
                 raise DataError(
-                    "the tallies are of different models: names, shapes, types and buffers must be the same"
+                    "the tallies belong to different models: names, shapes, types and buffers must be the same"
                 )
             self.clients += other.clients
-            for part in other._weight:
-                self._weigh(part)
-            self._merge_sums(other._sums, other._maxima)
-        self._seen |= other._seen
+            for part in other.weight_parts:
+                self._add_weight(part)
+            self._merge_sums(other.sums, other.maxima)
+        self.seen |= other.seen
         self.refused.extend(other.refused)
         self.norms.extend(other.norms)
 
-    # -- for aggregators that read a stack themselves ----------------------------------------------------------------
+    # -- steps of `add_many`, for functions that sum a stack themselves ----------------------------------------------
 
-    def fix(self, schema: Mapping[str, Spec], sample: Array) -> None:
-        """Set what updates must look like, and the library and device of the answer."""
-        self.schema, self._home, self._where = dict(schema), home(sample), flat(native(sample))[:0]
+    def set_schema(self, schema: Mapping[str, Spec], sample: Array) -> None:
+        """Set the schema of updates, and the library and device of the result."""
+        self.schema, self.placement = dict(schema), placement(sample)
+        self.device_sample = flatten(to_native(sample))[:0]
 
     def read_stack(self, updates: Params, weights: Weights, clients: Sequence[Hashable] | None) -> Stack:
-        """A stack that fits this tally; a stack that does not is the caller's mistake, not a client's."""
+        """Read a stack and check its schema; raises `DataError`, since no single client is at fault."""
         stack = Stack.read(updates, weights, clients, self.clients + len(self.refused))
         if self.schema is None:
-            self.fix(stack.schema, next(iter(updates.values())))
+            self.set_schema(stack.schema, next(iter(updates.values())))
         assert self.schema is not None
         try:
-            compare(stack.schema, self.schema, self.gate.cast)
+            check_schema(stack.schema, self.schema, self.gate.cast)
         except Refused as refused:
             raise DataError(f"updates: {refused.detail}") from None
         return stack
 
     def admit(self, stack: Stack) -> dict[int, float]:
-        """The rows of a stack whose client, weight and norm pass, with their weights; values are not checked yet."""
+        """Rows of a stack whose client, weight and norm pass the gate, with weights; NaNs are not checked yet."""
         if (plain := self._plain_weights(stack)) is not None:
             return plain
         keep: dict[int, float] = {}
@@ -184,9 +199,9 @@ class Tally:
             try:
                 self._check_identity(client if stack.named else None, self.gate.round)
                 if stack.named and client in named:
-                    raise Refused("duplicate", f"client {client!r} is in the stack twice; the first one counts")
+                    raise Refused("duplicate", f"client {client!r} is in the stack twice; only the first one counts")
                 value = read_weight(stack.weights[row], self.gate.max_weight)
-                voters = self._named("masked", stack.schema)
+                voters = self.names("masked", stack.schema)
                 self._check_norm((stack.entries[name][row] for name in voters), finite=False)
             except Refused as refused:
                 self._refuse(client, refused.reason, refused.detail)
@@ -195,122 +210,125 @@ class Tally:
             keep[row] = value
         return keep
 
-    def refuse_strangers(self, stack: Stack, keep: dict[int, float]) -> bool:
-        """Drop the rows that hold NaN or infinities; whether there were any (a sum can also overflow)."""
-        strangers: dict[int, str] = {}
-        for name in (*self._named("masked", stack.schema), *self._named("averaged", stack.schema)):
+    def refuse_nonfinite(self, stack: Stack, keep: dict[int, float]) -> bool:
+        """Drop the rows that hold NaN or infinities; returns whether there were any (a sum can also overflow)."""
+        bad: dict[int, str] = {}
+        for name in (*self.names("masked", stack.schema), *self.names("averaged", stack.schema)):
             for row in keep:
-                if row not in strangers and kernels.first_stranger([stack.entries[name][row]]) is not None:
-                    strangers[row] = name
-        for row, name in sorted(strangers.items()):
+                if row not in bad and kernels.first_nonfinite([stack.entries[name][row]]) is not None:
+                    bad[row] = name
+        for row, name in sorted(bad.items()):
             del keep[row]
             self._refuse(stack.clients[row], "nonfinite", f"{name!r} holds a NaN or an infinity")
-        return bool(strangers)
+        return bool(bad)
 
     def count(self, weights: Sequence[float], clients: Iterable[Hashable]) -> None:
-        """Note so many more clients, their weights and, where they have one, their names."""
+        """Add clients to the count, with their weights and, where given, their names."""
         self.clients += len(weights)
         for weight in weights:
-            self._weigh(weight)
-        self._seen.update(client for client in clients if client is not None)
+            self._add_weight(weight)
+        self.seen.update(client for client in clients if client is not None)
 
-    # -- inside: everything below trusts its arguments ---------------------------------------------------------------
+    # -- everything below trusts its arguments ------------------------------------------------------------------------
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Empty the tally; the gate and the names of buffers stay."""
         self.clients, self.refused, self.norms, self.schema = 0, [], [], None
-        self._weight = (0.0, 0.0)
-        self._home, self._where = Home("numpy"), np.empty(0)
-        self._sums, self._maxima, self._seen, self._width = {}, {}, set(), ""
+        self.weight_parts = (0.0, 0.0)
+        self.placement, self.device_sample = Placement("numpy"), np.empty(0)
+        self.sums, self.maxima, self.seen, self._width = {}, {}, set(), ""
 
-    def _kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
-        return {name: treatment(name, entry, self.buffers) for name, entry in schema.items()}
+    def kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
+        """How each entry is aggregated: "masked", "averaged" or "maximum"."""
+        return {name: entry_kind(name, entry, self.buffers) for name, entry in schema.items()}
 
-    def _named(self, kind: str, schema: Mapping[str, Spec]) -> list[str]:
-        return [name for name, found in self._kinds(schema).items() if found == kind]
+    def names(self, kind: str, schema: Mapping[str, Spec]) -> list[str]:
+        """Names of the entries of one kind."""
+        return [name for name, of_entry in self.kinds(schema).items() if of_entry == kind]
 
-    def _make_room(self) -> None:
-        """Sums for every entry, wide enough for the votes of all clients counted."""
+    def _widen_sums(self) -> None:
+        """Make sums for every entry, with a vote type that holds the votes of all clients counted."""
         if self._width == vote_type(self.clients):
             return
         self._width = vote_type(self.clients)
-        for name, kind in self._kinds(self.schema or {}).items():
-            if name in self._sums:
-                self._sums[name] = widened(self._sums[name], self.clients)
+        for name, kind in self.kinds(self.schema or {}).items():
+            if name in self.sums:
+                self.sums[name] = widen_votes(self.sums[name], self.clients)
             elif kind != "maximum" and self.schema is not None:
                 entry = self.schema[name]
-                self._sums[name] = empty(
-                    math.prod(entry.shape), entry.dtype, self.clients, kind == "masked", self._where
+                self.sums[name] = empty_sums(
+                    math.prod(entry.shape), entry.dtype, self.clients, kind == "masked", self.device_sample
                 )
 
     def _check_identity(self, client: Hashable, round: int | None) -> None:
         gate = self.gate
-        if client is not None and client in self._seen:
-            raise Refused("duplicate", f"client {client!r} has sent an update already; the first one counts")
+        if client is not None and client in self.seen:
+            raise Refused("duplicate", f"client {client!r} has sent an update before; only the first one counts")
         if gate.selected is not None and client not in gate.selected:
-            raise Refused("unselected", f"client {client!r} was not asked")
+            raise Refused("unselected", f"client {client!r} was not selected for this round")
         if gate.round is not None and round != gate.round:
-            raise Refused("round", f"the update is for round {round}, this is round {gate.round}")
+            raise Refused("round", f"the update must be for round {gate.round}, got round {round}")
 
     def _plain_weights(self, stack: Stack) -> dict[int, float] | None:
-        """All rows at once, where there is nothing to check but weights and these are right; else None."""
-        nothing_else = not stack.named and self.gate.selected is None and self.gate.max_norm == math.inf
-        if not nothing_else or not {type(weight) for weight in stack.weights} <= PLAIN_NUMBERS:
+        """All rows with weights, if only weights need a check and all of them pass; else None."""
+        only_weights = not stack.named and self.gate.selected is None and self.gate.max_norm == math.inf
+        if not only_weights or not {type(weight) for weight in stack.weights} <= PLAIN_NUMBERS:
             return None
         values = np.array(stack.weights, np.float64)
-        right = bool(((values > 0) & (values <= self.gate.max_weight)).all())
-        return dict(enumerate(values.tolist())) if right else None
+        valid = bool(((values > 0) & (values <= self.gate.max_weight)).all())
+        return dict(enumerate(values.tolist())) if valid else None
 
     def _check_norm(self, arrays: Iterable[Array], *, finite: bool) -> None:
-        """Refuse what is too long; in a stack (`finite=False`) NaN and infinities get their own reason later."""
+        """Refuse a norm above the limit; in a stack (`finite=False`) a later check refuses NaN and infinities."""
         if self.gate.max_norm == math.inf:
             return
         length = norm(arrays)
         if math.isfinite(length):
             self.norms.append(length)
         if length > self.gate.max_norm and (finite or length < math.inf):
-            raise Refused("norm", f"the norm must not be above {self.gate.max_norm:g}, got {length:g}")
+            raise Refused("norm", f"the norm must be at most {self.gate.max_norm:g}, got {length:g}")
 
     def _refuse(self, client: Hashable, reason: str, detail: str) -> Refusal:
         self.refused.append(Refusal(client, reason, detail))
         return self.refused[-1]
 
-    def _weigh(self, weight: float) -> None:
-        total, lost = two_sum(self._weight[0], weight)
-        self._weight = (total, self._weight[1] + lost)
+    def _add_weight(self, weight: float) -> None:
+        total, lost = two_sum(self.weight_parts[0], weight)
+        self.weight_parts = (total, self.weight_parts[1] + lost)
 
-    def _raise_maximum(self, name: str, array: Array) -> None:
-        if name in self._maxima:
-            held = beside(self._maxima[name], array)
-            array = array.maximum(held) if is_torch(array) else np.maximum(array, held)
-        self._maxima[name] = array.clone() if is_torch(array) else np.array(array)
+    def _update_maximum(self, name: str, array: Array) -> None:
+        if name in self.maxima:
+            before = move_to(self.maxima[name], array)
+            array = array.maximum(before) if is_torch(array) else np.maximum(array, before)
+        self.maxima[name] = array.clone() if is_torch(array) else np.array(array)
 
     def _sum_rows(self, stack: Stack, keep: dict[int, float]) -> dict[str, Sums]:
-        """Fresh sums of the rows kept; rows found not to be finite are dropped from `keep`, and it starts again."""
-        kinds = self._kinds(stack.schema)
+        """New sums of the kept rows; drops rows that are not finite from `keep` and then sums again."""
+        kinds = self.kinds(stack.schema)
         while keep:
             weights, fresh, finite = np.array(list(keep.values())), {}, True
             for name, kind in kinds.items():
                 if kind != "maximum":
-                    part = beside(stack.taken(name, keep), self._where)
-                    fresh[name] = empty(
-                        part.shape[1], stack.schema[name].dtype, len(keep), kind == "masked", self._where
+                    part = move_to(stack.select(name, keep), self.device_sample)
+                    fresh[name] = empty_sums(
+                        part.shape[1], stack.schema[name].dtype, len(keep), kind == "masked", self.device_sample
                     )
                     finite = kernels.add_rows(fresh[name], part, weights) and finite
-            if finite or not self.refuse_strangers(stack, keep):
+            if finite or not self.refuse_nonfinite(stack, keep):
                 return fresh
         return {}
 
     def _merge_sums(self, sums: Mapping[str, Sums], maxima: Mapping[str, Array]) -> None:
-        if not self._sums:  # nothing of our own: the others' sums are ours
-            self._sums = {name: Sums(*(_copied(part) for part in parts)) for name, parts in sums.items()}
+        if not self.sums:  # this tally is empty: copy the other sums
+            self.sums = {name: Sums(*(_copy(part) for part in parts)) for name, parts in sums.items()}
             self._width, sums = "", {}
-        self._make_room()
+        self._widen_sums()
         for name, other in sums.items():
-            near = self._sums[name].total
-            merge(self._sums[name], Sums(*(None if part is None else beside(part, near) for part in other)))
+            total = self.sums[name].total
+            merge(self.sums[name], Sums(*(None if part is None else move_to(part, total) for part in other)))
         for name, array in maxima.items():
-            self._raise_maximum(name, array)
+            self._update_maximum(name, array)
 
 
-def _copied(array: Array | None) -> Array | None:
+def _copy(array: Array | None) -> Array | None:
     return None if array is None else array.clone() if is_torch(array) else array.copy()

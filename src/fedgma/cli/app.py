@@ -5,6 +5,7 @@ import sys
 import typer
 
 from fedgma.cli import data, flower, paper, report
+from fedgma.cli.convert import convert
 from fedgma.cli.doctor import doctor
 from fedgma.cli.run import run
 from fedgma.cli.sweep import sweep
@@ -18,6 +19,7 @@ app.command()(run)
 app.command()(sweep)
 app.command()(report.report)
 app.command()(report.compare)
+app.command()(convert)
 app.command()(doctor)
 
 

@@ -1,11 +1,15 @@
 """`fedgma paper compare` and `results`: runs beside the printed numbers, and what is kept of them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedgma.cli.report import say_report
+
+if TYPE_CHECKING:
+    from fedgma.paper.catalogue import Experiment
+    from fedgma.paper.findings import Finding
 
 RUNS = Path("runs/paper")
 Cells = Annotated[str, typer.Option(help="Only these cells, e.g. 'dataset=mnist|fmnist,partition.clients=100'.")]
@@ -38,7 +42,7 @@ def compare(
     from fedgma.paper.entries import read_entries
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
-    from fedgma.paper.results import find_analysis, notes_of, write_comparison
+    from fedgma.paper.results import findings_of, write_comparison
     from fedgma.statistics.arms import Summary
 
     one, paths = experiment(name), runs or [RUNS]
@@ -46,21 +50,36 @@ def compare(
         if statistic not in Summary._fields:
             raise ConfigError(f"unknown statistic {statistic!r}; known: {', '.join(Summary._fields)}")
         one = one._replace(statistic=statistic)
-    analysis = find_analysis(one, paths)
-    if analysis is not None:
-        typer.echo((analysis / "README.md").read_text(encoding="utf-8"))
+    findings = findings_of(one, paths)
     if not one.parts:
-        if analysis is None:
-            raise DataError(f"no analysis of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
+        _say_analysis(one, paths, findings)
         return
     entries, unfinished = read_entries(paths, unfinished_from)
     made = compare_runs(one, entries, read_chosen(rates), Cut(cells=cells, quick=quick), unfinished=unfinished)
     if not made.entries:
         raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
     folder = Path("report") / one.id if out is None else out
-    report = write_comparison(made, folder, analysed=notes_of(analysis))
+    report = write_comparison(made, folder, findings=findings)
     say_report(report)
     typer.echo(f"\npage: {folder / 'report.html'}\ntables and figures: {folder}")
+
+
+def _say_analysis(one: "Experiment", paths: list[Path], findings: "list[Finding]") -> None:
+    """The claims of an experiment that is an analysis alone, and everything that it found."""
+    from fedgma.errors import DataError
+    from fedgma.paper.claims import look_at
+    from fedgma.paper.compare import compare as compare_runs
+    from fedgma.paper.rates import Chosen
+    from fedgma.paper.results import find_analysis
+
+    folder = find_analysis(one, paths)
+    if folder is None:
+        raise DataError(f"no analysis of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
+    for answer in look_at(compare_runs(one, [], Chosen()), findings):
+        typer.echo(f"{answer.claim.text}: {answer.verdict}.")
+    for finding in findings:
+        typer.echo(f"- {finding.text}")
+    typer.echo(f"\ntables and figures: {folder}")
 
 
 def results(
@@ -74,13 +93,13 @@ def results(
     from fedgma.paper.catalogue import catalogue, experiment
     from fedgma.paper.entries import read_entries
     from fedgma.paper.rates import read_chosen
-    from fedgma.paper.results import export, export_analysis
+    from fedgma.paper.results import export, export_analysis, findings_of
 
     entries, unfinished = read_entries(runs, unfinished_from)
     chosen = read_chosen(rates)
     for one in [experiment(name) for name in only] if only else catalogue().values():
-        count = export(one, entries, chosen, out)
-        analysed = export_analysis(one, runs, out)
+        analysed = export_analysis(one, runs, out)  # first: an older report beside it is written over
+        count = export(one, entries, chosen, out, findings=findings_of(one, runs))
         if count or analysed:
             typer.echo(f"{one.id}: {count} runs{' and the analysis' if analysed else ''} in {out / one.id}")
     if unfinished:

@@ -26,8 +26,8 @@ def list_sets(folder: Folder = None) -> None:
     from fedgma.data.files.locate import availability
 
     table = Table("name", "what", "here", box=None)
-    for name, about, here in availability(folder):
-        table.add_row(name, about, here)
+    for one in availability(folder):
+        table.add_row(one.name, one.about, one.where)
     Console().print(table)
 
 

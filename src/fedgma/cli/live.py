@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from fedgma.experiments.play import Planned, Played
+    from fedgma.experiments.plan import Planned
+    from fedgma.experiments.play import Played
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -79,7 +80,8 @@ class Watch:
         self._seconds += played.line["seconds"]
         self._rounds += 1
         chosen = played.run.settings
-        accuracy = (played.line.get("test") or {}).get("accuracy")
+        scores = played.line.get("test")
+        accuracy = None if scores is None else scores.get("accuracy")
         if accuracy is not None:
             arm = self._names[played.run.fingerprint]
             self._latest.setdefault(arm, {})[chosen.seed] = 100 * accuracy

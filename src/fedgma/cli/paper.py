@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedgma.cli.live import Stopping
+    from fedgma.experiments.grid import Grid
     from fedgma.experiments.materials import Materials
-    from fedgma.experiments.play import Planned
+    from fedgma.experiments.plan import Planned
     from fedgma.paper.catalogue import Experiment
     from fedgma.paper.plans import Cut, Plan
 
@@ -134,6 +135,9 @@ def search(
     quick: Quick = False,
     out: Out = RUNS,
     to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
+    by_setting: Annotated[
+        bool, typer.Option(help="For every partition and number of clients on its own (C5) instead of E15.")
+    ] = False,
     device: Device = "auto",
     precision: Precision = "fp32",
     rates: Rates = None,
@@ -150,13 +154,14 @@ def search(
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.search import write_search
 
-    one, chosen = experiment("E15"), read_chosen(rates)
+    one, chosen = experiment("C5" if by_setting else "E15"), read_chosen(rates)
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
     how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
     _play(one, cut, how)
     entries, unfinished = read_entries([out])
-    found = write_search(compare_runs(one, entries, chosen, cut, unfinished=unfinished), chosen, to)
+    searched = compare_runs(one, entries, chosen, cut, unfinished=unfinished)
+    found = write_search(searched, chosen, to, by_setting=by_setting)
     for (dataset, algorithm, rule), (client, server) in found.items():
         typer.echo(f"{dataset} {algorithm} {rule}: client {client:g}, server {server:g}")
     typer.echo(f"written: {to / 'rates.csv'}, {to / 'chosen.toml'}")
@@ -191,7 +196,7 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
     """What is missing of a plan, visibly; data sets that are not here are left out and named."""
     from fedgma.cli.live import obeying_signals
     from fedgma.cli.play import leave_if_stopped
-    from fedgma.experiments import play
+    from fedgma.experiments import plan as plans
     from fedgma.paper import fleets
     from fedgma.paper.plans import samples
 
@@ -199,8 +204,8 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
         from fedgma.experiments.materials import Materials
 
         materials = Materials(how.device, precision=how.precision)
-        planned = _with_data(play.plan(plan.grid, materials, how.out), console)
-        undone = play.missing(planned)
+        planned = plans.plan(_with_data(plan.grid, console), materials, how.out)
+        undone = plans.missing(planned)
         left, reasons = fleets.playable(undone, materials)
         for reason in reasons:
             console.print(reason, soft_wrap=True)
@@ -239,12 +244,12 @@ def _play_fleets(
         console.print(f"fleet {place} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
 
-def _with_data(planned: "list[Planned]", console: "Console") -> "list[Planned]":
+def _with_data(grid: "Grid", console: "Console") -> "Grid":
     """The runs whose data set is on this machine; the others are named."""
     from fedgma.paper.plans import absent_data
 
-    absent = absent_data(run.settings.dataset for run in planned)
+    absent = absent_data(run.dataset for run in grid.runs)
     for name in absent:
-        count = sum(run.settings.dataset == name for run in planned)
+        count = sum(run.dataset == name for run in grid.runs)
         console.print(f"{name} is not here: {count} runs are left out (`fedgma data list` says what to do)")
-    return [run for run in planned if run.settings.dataset not in absent]
+    return grid._replace(runs=tuple(run for run in grid.runs if run.dataset not in absent))

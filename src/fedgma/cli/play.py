@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fedgma.cli.live import Stopping, Watch
     from fedgma.experiments.grid import Grid
     from fedgma.experiments.materials import Materials
-    from fedgma.experiments.play import Outcome, Planned
+    from fedgma.experiments.plan import Planned
+    from fedgma.experiments.play import Outcome
     from fedgma.records.reader import Run
     from fedgma.statistics.verdicts import Verdict
 
@@ -24,6 +25,10 @@ Words = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder for the run folders.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
+Version = Annotated[
+    str | None,
+    typer.Option("--model-version", help="A name for this version of your model's code, where it cannot be seen."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Checkpoints = Annotated[
@@ -44,6 +49,7 @@ class Manner(NamedTuple):
     as_json: bool
     checkpoint_seconds: float
     keep_state: bool
+    version: str | None = None
 
     @property
     def silent(self) -> bool:
@@ -76,9 +82,9 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
     console = manner.console
     with obeying_signals() as stopping:
         from fedgma.experiments.materials import Materials
-        from fedgma.experiments.play import missing, pack, plan
+        from fedgma.experiments.plan import missing, pack, plan
 
-        materials = Materials(manner.device, folder=grid.folder, precision=manner.precision)
+        materials = Materials(manner.device, folder=grid.folder, precision=manner.precision, version=manner.version)
         planned = plan(grid, materials, manner.out)
         left = missing(planned)
         packed = pack(left, materials)
@@ -156,21 +162,26 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("test accuracy, %", "best", "last 10 rounds", "final", "seeds", box=None, header_style="bold")
+    from fedgma.reports.tables import said
+    from fedgma.statistics.arms import last_rounds
+
+    late = last_rounds(outcome.runs)
+    table = Table("test accuracy, %", "best", late, "final", "seeds", box=None, header_style="bold")
     for arm in outcome.arms:
-        cells = [f"{score.mean:.2f} ± {score.deviation or 0:.2f}" for score in arm.scores.values()]
-        table.add_row(Text(arm.name), *cells, str(len(arm.runs)))
+        table.add_row(Text(arm.name), *map(said, arm.scores.values()), str(len(arm.runs)))
     console.print(table)
     for comparison in outcome.comparisons:
         several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
         for cell in comparison.cells:
             where = f"{cell.where}: " if cell.where else ""
-            console.print(Text.assemble(where, (cell.verdict.text, "bold"), " (last 10 rounds)"), soft_wrap=True)
+            console.print(Text.assemble(where, (cell.verdict.text, "bold"), f" ({late})"), soft_wrap=True)
         if len(comparison.cells) > 1:
             against = f"{comparison.names[0]} against {comparison.names[1]}: " if several else ""
             console.print(f"{against}{comparison.text}", soft_wrap=True)
         if more := [name for name in comparison.differ if name != "aggregator"]:
             console.print(f"{' and '.join(comparison.names)} differ in {', '.join(more)} too", soft_wrap=True)
+    for note in outcome.notes:
+        console.print(f"note: {note}", soft_wrap=True)
     folders = f"{len(outcome.runs)} run folders in {out}"
     console.print(f"{folders}; look further with: fedgma report {out}", soft_wrap=True)
 
@@ -188,7 +199,7 @@ def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
         for place, cell in enumerate(comparison.cells)
     ]
     runs = [{**run.head, "summary": _summary(run)} for run in outcome.runs]
-    return {"out": str(out), "runs": runs, "verdicts": verdicts}
+    return {"out": str(out), "runs": runs, "verdicts": verdicts, "notes": list(outcome.notes)}
 
 
 def _scored(outcome: "Outcome") -> "list[Run]":

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from fedgma.reports.report import Report
     from fedgma.statistics.comparisons import Comparison
 
-Metric = Annotated[str, typer.Option(help="What verdicts go by: best, last10 or final.")]
-Split = Annotated[
-    str, typer.Option("--on", help="The split they are measured on: test, or another that was evaluated.")
+Metric = Annotated[str, typer.Option(help="The accuracy that is compared: best, last10 or final.")]
+Split = Annotated[str, typer.Option("--on", help="The split it is measured on: test, or another that was evaluated.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", help="Only runs with this setting: dataset=t.npz, or model=lenet,cnn; may be repeated."),
 ]
 
 
@@ -22,13 +24,14 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for the page, the tables and the pictures.")] = Path("report"),
     metric: Metric = "last10",
     split: Split = "test",
+    where: Where = None,
 ) -> None:
     """Write tables, pictures and one self-contained page; print the verdict."""
     from fedgma.errors import ConfigError
     from fedgma.reports.pages import write_report
     from fedgma.reports.report import make_report
 
-    made = make_report(runs, metric=metric, split=split)
+    made = make_report(runs, metric=metric, split=split, where=where or ())
     try:
         page = write_report(made, out)
     except OSError as error:
@@ -55,41 +58,57 @@ def compare(
     ] = None,
     metric: Metric = "last10",
     split: Split = "test",
+    where: Where = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Pair two arms over seeds and settings: t interval, signs, Holm's correction over the settings."""
+    """Pair two arms over seeds and settings: 95 % CI, signs, p values with Holm's correction over the settings."""
     from fedgma.errors import DataError
     from fedgma.reports.tables import differences_table, text
     from fedgma.statistics import comparisons
+    from fedgma.statistics.arms import without_extended
 
-    sides = [_side(name, runs or [Path("runs")]) for name in (first, second)]
-    (one, spoken_one), (other, spoken_other) = sides
+    sides = [_side(name, runs or [Path("runs")], where or []) for name in (first, second)]
+    (ours, spoken), (theirs, also_spoken) = sides
     names = (_name(first, second), _name(second, first))
-    apart = [*spoken_one, *spoken_other]
-    made = comparisons.compare(one, other, names, metric=metric, split=split, apart=apart)
+    apart = [*spoken, *also_spoken]
+    extended = 0
+    if "rounds" not in apart:
+        (ours, shorter), (theirs, also) = without_extended(ours), without_extended(theirs)
+        extended = len(shorter) + len(also)
+    made = comparisons.compare(ours, theirs, names, metric=metric, split=split, apart=apart)
     if not made.cells:
-        raise DataError(f"{names[0]} and {names[1]}: {made.text}; they have to agree in all but {apart or 'the arm'}")
+        free = ", ".join(dict.fromkeys(apart)) or "the arm"
+        raise DataError(f"{names[0]} and {names[1]}: {made.text}; they have to agree in all but {free}")
     if as_json:
         typer.echo(json.dumps(_plain(made), indent=1))
         return
     typer.echo(f"{made.text}.\nThe arms differ in {', '.join(made.differ) or 'nothing that was set'}.")
-    for count, what in ((made.alone, "finished runs have no partner"), (_late([*one, *other]), "runs are unfinished")):
+    left = (
+        (made.alone, "finished runs have no partner"),
+        (_late([*ours, *theirs]), "runs are unfinished"),
+        (extended, "runs were extended to more rounds"),
+    )
+    for count, what in left:
         if count:
             typer.echo(f"{count} {what} and are left out.")
+    for words in made.versions:
+        typer.echo(f"{words} and are left out.")
     typer.echo(f"\n{text(differences_table(made))}")
 
 
-def _side(name: str, runs: list[Path]) -> "tuple[list[Run], list[str]]":
+def _side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], list[str]]":
     """An arm's runs: a folder's, or those among `runs` that fit."""
     from fedgma.records.reader import read_runs
-    from fedgma.statistics.comparisons import select
+    from fedgma.statistics.comparisons import select, where
 
-    return (read_runs([Path(name)]), []) if Path(name).is_dir() else select(read_runs(runs), name)
+    if Path(name).is_dir():
+        return where(read_runs([Path(name)]), filters), []
+    return select(where(read_runs(runs), filters), name)
 
 
 def _name(own: str, other: str) -> str:
     """What to call an arm; of a folder its last part, where that tells the two apart."""
-    from fedgma.statistics.arms import spoken
+    from fedgma.statistics.labels import spoken
 
     last = Path(own).name if Path(own).is_dir() and Path(own).name != Path(other).name else own
     return spoken(last)
@@ -105,4 +124,5 @@ def _plain(made: "Comparison") -> dict[str, object]:
     for cell in cells:
         if cell["verdict"]["of"] == 1:
             cell["verdict"].update(low=None, high=None)
-    return {"text": made.text, **made._asdict(), "cells": cells}
+    apart = [run.folder.name for run in made.apart]
+    return {"text": made.text, **made._asdict(), "cells": cells, "apart": apart}

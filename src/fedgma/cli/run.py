@@ -18,6 +18,7 @@ def run(
     as_json: play.Json = False,
     checkpoint_seconds: play.Checkpoints = 10.0,
     state: play.State = True,
+    model_version: play.Version = None,
 ) -> None:
     """Train with and without the mask on paired seeds and give a verdict.
 
@@ -31,4 +32,4 @@ def run(
 
         typer.echo(show_settings(grid))
         return
-    play.play_grid(grid, play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state))
+    play.play_grid(grid, play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version))

@@ -9,7 +9,7 @@ from fedgma.cli.live import Stopping, obeying_signals
 from fedgma.cli.play import Manner, end, say_plan
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.play import missing
+from fedgma.experiments.plan import missing
 from fedgma.experiments.ray import Progress, Share, connected, play_on, progress, spread, standing
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
     from fedgma.experiments.grid import Grid
-    from fedgma.experiments.play import Planned
+    from fedgma.experiments.plan import Planned
 
 
 def spread_grid(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: str) -> None:
@@ -67,6 +67,7 @@ def _share(members: "Sequence[Planned]", grid: "Grid", manner: Manner, token: "P
         precision=manner.precision,
         checkpoint_seconds=manner.checkpoint_seconds,
         keep_state=manner.keep_state,
+        version=manner.version,
     )
 
 

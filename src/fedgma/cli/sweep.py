@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from fedgma.experiments.play import Planned
+    from fedgma.experiments.plan import Planned
 
 On = Annotated[
     str,
@@ -33,14 +33,15 @@ def sweep(
     as_json: play.Json = False,
     checkpoint_seconds: play.Checkpoints = 10.0,
     state: play.State = True,
+    model_version: play.Version = None,
 ) -> None:
     """Play every combination of the lists in a settings file, here or on a Ray cluster; show first what is there."""
     from fedgma.experiments.materials import Materials
-    from fedgma.experiments.play import plan
+    from fedgma.experiments.plan import plan
 
     grid = play.grid_of_words(words)
-    manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state)
-    planned = plan(grid, Materials("cpu", folder=grid.folder, precision=precision), out)
+    manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
+    planned = plan(grid, Materials("cpu", folder=grid.folder, precision=precision, version=model_version), out)
     states = {run.fingerprint: state_of(run) for run in planned}
     if status and as_json:
         typer.echo(json.dumps({"out": str(out), "runs": states}))
@@ -58,7 +59,8 @@ def sweep(
 
 def state_of(run: "Planned") -> str:
     """done, running, stopped (it will go on), or missing."""
-    from fedgma.records.writer import is_done, is_running
+    from fedgma.records.reader import is_done
+    from fedgma.records.writer import is_running
 
     if run.folder is None or not (run.folder / "run.json").exists():
         return "missing"

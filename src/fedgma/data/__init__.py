@@ -1,1 +1,1 @@
-"""Samples and who holds them: files, partitions, shifts, pools."""
+"""Data sets and their division among clients: files, partitions, shifts, pools."""

@@ -1,4 +1,4 @@
-"""Does colour give the label away? A linear classifier that sees the mean colour of an image and no shape at all."""
+"""Does colour predict the label? A linear classifier that only sees the mean colour of an image."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedgma.data.federation import Federation
-from fedgma.data.pools import CHUNK, Pool
+from fedgma.data.pools import CHUNK, ImagePool
 
 
 class Probe(NamedTuple):
-    """Accuracy of the probe: on the training clients, in the held-out environment, on seen colours of new images."""
+    """Accuracy of the probe: on training images, in the held-out environment, on test images in training colours."""
 
     train: float
     test: float
@@ -19,7 +19,7 @@ class Probe(NamedTuple):
 
 
 def colour_probe(federation: Federation, steps: int = 100) -> Probe:
-    """Fit softmax regression from mean colour to label on the training clients; it guesses where colour is new."""
+    """Fit softmax regression from mean colour to label on the training images, and measure its accuracy."""
     train = mean_colours(federation.train)
     weights = _fit(train, federation.train.y, federation.train.classes, steps)
     seen = federation.more_tests.get("seen")
@@ -30,14 +30,14 @@ def colour_probe(federation: Federation, steps: int = 100) -> Probe:
     )
 
 
-def mean_colours(pool: Pool) -> Tensor:
-    """Mean colour of every image in its home environment, brightness taken out: [sample, channel].
+def mean_colours(pool: ImagePool) -> Tensor:
+    """Mean colour of every image as its client sees it, without brightness: [sample, channel].
 
-    Divided by its largest channel, since the brightness of a mean tells how much ink a digit has, which is shape.
+    Each mean is divided by its largest channel, since brightness depends on the area of the digit, which is shape.
     """
     parts = []
     for index in torch.split(torch.arange(len(pool), device=pool.y.device), CHUNK):
-        colour = pool.seen(index, pool.home[index]).mean((-1, -2))
+        colour = pool.show(index, pool.client_of[index]).mean((-1, -2))
         parts.append(colour / colour.amax(-1, keepdim=True).clamp(min=1e-6))
     return torch.cat(parts)
 
@@ -45,15 +45,15 @@ def mean_colours(pool: Pool) -> Tensor:
 def _fit(x: Tensor, y: Tensor, classes: int, steps: int) -> Tensor:
     """Weights [classes, features + 1] of softmax regression."""
     weights = torch.zeros(classes, x.shape[1] + 1, device=x.device, requires_grad=True)
-    search = torch.optim.LBFGS([weights], max_iter=steps, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([weights], max_iter=steps, line_search_fn="strong_wolfe")
 
     def loss() -> float:
-        search.zero_grad()
+        optimizer.zero_grad()
         value = functional.cross_entropy(_scores(weights, x), y) + 1e-5 * weights.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return float(value.detach())
 
-    search.step(loss)  # type: ignore[no-untyped-call]
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
     return weights.detach()
 
 

@@ -1,7 +1,7 @@
-"""Which client holds which sample: pure functions of (labels, settings, seed), numpy only; none can hang.
+"""Partitions of samples among clients: pure functions of (labels, settings, seed), numpy only; all terminate.
 
-Every function returns a `Partition` in which each sample is used once. The seed of a partition is its own, apart from
-the seed of a run.
+Every function returns a `Partition` in which each sample is used once. The seed of a partition is independent of the
+seed of a run.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,15 +17,15 @@ from fedgma.seeds import generator
 Index = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
 
-REDRAWS = 10  # of a Dirichlet draw that leaves a client too small, before samples are moved instead
+REDRAWS = 10  # Dirichlet draws that leave a client too small, before samples are moved instead
 
 
 class Partition(NamedTuple):
-    """Sample indices of each client, ascending; `notes` says what had to be repaired."""
+    """Sample indices of each client, ascending; `notes` lists repairs."""
 
     clients: tuple[Index, ...]
     notes: tuple[str, ...] = ()
-    held_out: Index = np.empty(0, np.int64)  # samples of owners who are no training clients
+    held_out: Index = np.empty(0, np.int64)  # samples of owners that are kept for testing
 
     @property
     def sizes(self) -> Index:
@@ -34,7 +34,7 @@ class Partition(NamedTuple):
 
 
 def iid(labels: Labels, clients: int, *, seed: int = 0) -> Partition:
-    """Shuffle and cut into equal parts; the remainder goes one sample each to the first clients.
+    """Shuffle and split into equal parts; the first clients get one sample more if there is a remainder.
 
     >>> iid(np.zeros(7, int), 3).sizes.tolist()
     [3, 2, 2]
@@ -47,10 +47,10 @@ def iid(labels: Labels, clients: int, *, seed: int = 0) -> Partition:
 def label_skew(
     labels: Labels, clients: int, *, classes_per_client: int = 2, mode: str = "exact", seed: int = 0
 ) -> Partition:
-    """Give each client k shards of one class each.
+    """Give each client k = `classes_per_client` shards of one class each.
 
-    `exact` guarantees k distinct classes to every client; `shards` is the classical recipe (sort by label, cut, deal at
-    random), in which a client may hold fewer classes, or one more where a shard straddles two.
+    `exact` guarantees k distinct classes to every client. `shards` sorts by label, cuts into equal shards and assigns
+    them at random (McMahan et al. 2017); a client may then hold fewer than k classes, or more where a shard spans two.
 
     >>> y = np.repeat(np.arange(4), 6)
     >>> [sorted(set(y[index].tolist())) for index in label_skew(y, 4, classes_per_client=2).clients]
@@ -67,7 +67,7 @@ def label_skew(
 def _exact_skew(labels: Labels, clients: int, k: int, seed: int) -> Partition:
     names, counts = np.unique(labels, return_counts=True)
     if not 1 <= k <= len(names):
-        raise ConfigError(f"classes_per_client must be between 1 and the {len(names)} classes present, not {k}")
+        raise ConfigError(f"classes_per_client must be between 1 and the {len(names)} classes present, got {k}")
     copies, rest = divmod(clients * k, len(names))
     if rest:
         raise ConfigError(
@@ -76,47 +76,52 @@ def _exact_skew(labels: Labels, clients: int, k: int, seed: int) -> Partition:
         )
     if counts.min() < copies:
         raise ConfigError(
-            f"class {names[counts.argmin()]} has {counts.min()} samples but must be cut into {copies} shards; "
+            f"class {names[counts.argmin()]} has {counts.min()} samples but is divided into {copies} shards; "
             "use fewer clients or fewer classes per client"
         )
     rng = generator(seed, "label_skew", "exact")
     shards = [np.array_split(rng.permutation(np.flatnonzero(labels == name)), copies) for name in names]
-    deal = _deal_distinct(len(names), clients, k, rng)
-    return _partition([np.concatenate([shards[c].pop() for c in hand]) for hand in deal])
+    assignment = _assign_classes(len(names), clients, k, rng)
+    return _partition([np.concatenate([shards[c].pop() for c in chosen]) for chosen in assignment])
 
 
-def _deal_distinct(classes: int, clients: int, k: int, rng: np.random.Generator) -> Index:
-    """Hands of k distinct classes in which every class is dealt clients * k / classes times: [client, k].
+def _assign_classes(classes: int, clients: int, k: int, rng: np.random.Generator) -> Index:
+    """k distinct classes for each client, every class clients * k / classes times: [client, k].
 
-    A class with as many shards left as there are clients left must go into every hand from now on; the rest of a hand
-    is drawn in proportion to what is left. Shards left never exceed clients left, so the deal cannot get stuck.
+    A class with as many shards left as there are clients left goes to every remaining client. The other classes are
+    drawn in proportion to their shards left. A class never has more shards left than there are clients left, so a
+    solution always exists.
     """
     left = np.full(classes, clients * k // classes)
-    hands = np.empty((clients, k), np.int64)
+    assignment = np.empty((clients, k), np.int64)
     for client in range(clients):
         due = left == clients - client
         # exponential keys / weight: the k smallest are a draw without replacement in proportion to the weight
         keys = np.where(left > 0, rng.exponential(size=classes) / np.maximum(left, 1), np.inf)
-        hand = np.argsort(np.where(due, -1.0, keys), kind="stable")[:k]
-        left[hand] -= 1
-        hands[client] = hand
-    return rng.permutation(hands)
+        chosen = np.argsort(np.where(due, -1.0, keys), kind="stable")[:k]
+        left[chosen] -= 1
+        assignment[client] = chosen
+    return rng.permutation(assignment)
 
 
 def _shard_skew(labels: Labels, clients: int, k: int, seed: int) -> Partition:
     if k < 1 or clients * k > len(labels):
-        raise ConfigError(f"{clients} clients x {k} shards need as many samples, but there are {len(labels)}")
+        raise ConfigError(
+            f"{clients} clients x {k} shards need at least 1 shard per client and 1 sample per shard, "
+            f"got {len(labels)} samples"
+        )
     rng = generator(seed, "label_skew", "shards")
     order = rng.permutation(len(labels))
     shards = np.array_split(order[np.argsort(labels[order], kind="stable")], clients * k)
-    deal = rng.permutation(clients * k).reshape(clients, k)
-    return _partition([np.concatenate([shards[s] for s in hand]) for hand in deal])
+    assignment = rng.permutation(clients * k).reshape(clients, k)
+    return _partition([np.concatenate([shards[s] for s in chosen]) for chosen in assignment])
 
 
 def dirichlet(labels: Labels, clients: int, *, alpha: float = 0.5, min_size: int = 10, seed: int = 0) -> Partition:
-    """Split every class over the clients by a draw from Dir(alpha); small alpha is strong skew.
+    """Split every class over the clients by a draw from Dir(alpha); a small alpha gives strong skew.
 
-    A client below `min_size` is filled up from the largest ones after a few redraws, and the notes say so.
+    If a client stays below `min_size` after several redraws, samples are moved to it from the largest clients, and the
+    notes say so.
 
     >>> bool(dirichlet(np.repeat([0, 1], 50), 4, alpha=0.1, min_size=5).sizes.min() >= 5)
     True
@@ -134,7 +139,7 @@ def dirichlet(labels: Labels, clients: int, *, alpha: float = 0.5, min_size: int
 
 
 def quantity(labels: Labels, clients: int, *, beta: float = 0.5, min_size: int = 1, seed: int = 0) -> Partition:
-    """Split the shuffled set by one draw from Dir(beta): clients differ in size and in nothing else.
+    """Split the shuffled samples by one draw from Dir(beta): clients differ in size only.
 
     >>> sizes = quantity(np.zeros(1000, int), 10, beta=0.5).sizes
     >>> int(sizes.sum()), bool(sizes.max() > 2 * sizes.min())
@@ -148,31 +153,31 @@ def quantity(labels: Labels, clients: int, *, beta: float = 0.5, min_size: int =
 
 
 def natural(ids: Labels, clients: int | None = None, *, held_out: int = 0, seed: int = 0) -> Partition:
-    """One client an owner (a writer, say), or owners dealt into groups; `held_out` owners are kept for testing.
+    """One client per owner (such as a writer), or per random group of owners; `held_out` owners are kept for testing.
 
     >>> natural(np.array([7, 7, 9, 9, 9, 4])).sizes.tolist()
     [1, 2, 3]
     """
     owners = np.unique(ids)
     if not 0 <= held_out < len(owners):
-        raise ConfigError(f"held_out must leave at least one of the {len(owners)} owners, not {held_out}")
+        raise ConfigError(f"held_out must leave at least one of the {len(owners)} owners, got {held_out}")
     training = len(owners) - held_out
     if clients is not None and not 1 <= clients <= training:
         raise ConfigError(f"{training} owners cannot make {clients} clients; ask for 1 to {training}")
     order = generator(seed, "natural").permutation(len(owners))
     groups = np.empty(len(owners), np.int64)
-    kept = np.sort(order[held_out:])  # clients in the order of their ids, not of the draw
+    training_owners = np.sort(order[held_out:])  # clients in the order of their ids, not of the draw
     groups[order[:held_out]] = -1
-    groups[kept] = np.arange(training) if clients is None else _groups(training, clients, seed)
-    owner = groups[np.searchsorted(owners, ids)]
-    by_client = np.argsort(owner, kind="stable")
-    bounds = np.searchsorted(owner[by_client], np.arange(-1, (training if clients is None else clients) + 1))
+    groups[training_owners] = np.arange(training) if clients is None else _groups(training, clients, seed)
+    client_of = groups[np.searchsorted(owners, ids)]
+    by_client = np.argsort(client_of, kind="stable")
+    bounds = np.searchsorted(client_of[by_client], np.arange(-1, (training if clients is None else clients) + 1))
     parts = [by_client[a:b] for a, b in pairwise(bounds)]
     return _partition(parts[1:])._replace(held_out=np.sort(parts[0]))
 
 
 def _groups(owners: int, clients: int, seed: int) -> Index:
-    """A client for each owner: equal numbers of owners, dealt at random."""
+    """A random client for each owner, with equal numbers of owners per client."""
     return generator(seed, "natural", "groups").permutation(np.arange(owners) % clients)
 
 
@@ -181,17 +186,17 @@ def _partition(parts: list[Index], notes: tuple[str, ...] = ()) -> Partition:
 
 
 def _shares(rng: np.random.Generator, concentration: float, clients: int) -> npt.NDArray[np.float64]:
-    return rng.dirichlet(np.full(clients, min(concentration, 1e100)))  # sums of larger ones overflow
+    return rng.dirichlet(np.full(clients, min(concentration, 1e100)))  # larger concentrations overflow in the sum
 
 
 def _cut(index: Index, shares: npt.NDArray[np.float64]) -> list[Index]:
-    """Cut an index array in proportion; the last bound is exact whatever the rounding."""
+    """Split an index array in proportion to the shares; every index is used."""
     bounds = np.round(np.cumsum(shares)[:-1] * len(index)).astype(np.int64)
     return np.split(index, bounds)
 
 
 def _large_enough(draw: Callable[[], list[Index]], min_size: int) -> Partition:
-    """Redraw a few times until every client has `min_size` samples, then move samples from the largest clients."""
+    """Redraw until every client has `min_size` samples; after `REDRAWS`, move samples from the largest clients."""
     parts = draw()
     for _ in range(REDRAWS):
         if min(map(len, parts)) >= min_size:
@@ -220,18 +225,18 @@ def _repair(parts: list[Index], min_size: int) -> Partition:
 
 def _check_clients(labels: Labels, clients: int, min_size: int) -> None:
     if clients < 1:
-        raise ConfigError(f"a federation needs at least 1 client, not {clients}")
+        raise ConfigError(f"a federation needs at least 1 client, got {clients}")
     if min_size < 0:
-        raise ConfigError(f"min_size must be 0 or more, not {min_size}")
+        raise ConfigError(f"min_size must be 0 or more, got {min_size}")
     if clients * min_size > len(labels):
         raise ConfigError(
-            f"{clients} clients of at least {min_size} samples need more than the {len(labels)} there are"
+            f"{clients} clients of at least {min_size} samples need {clients * min_size} samples, got {len(labels)}"
         )
 
 
 def _check_positive(name: str, value: float) -> None:
     if not (np.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} must be a positive number, not {value}")
+        raise ConfigError(f"{name} must be a positive number, got {value}")
 
 
 PARTITIONS: Mapping[str, Callable[..., Partition]] = {

@@ -1,7 +1,7 @@
-"""One split of a data set on one device, in which a batch is an index.
+"""One split of a data set on one device; a batch is given by its sample indices.
 
-Pixels stay uint8 until they are used; a client's colours or angle are small tables that are looked up when its batch is
-made, so 500 coloured clients cost no copy of an image.
+Pixels stay uint8 until they are used. A client's colours or angle are small tables that are applied when its batch is
+made, so 500 coloured clients need no copies of the images.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-CHUNK = 256  # images at a time where a whole split is passed over
+CHUNK = 256  # images at a time in a pass over a split
 
 
 class View(Protocol):
-    """How an environment shows images: [..., channel, height, width] in [0, 1] to the same in that client's colours."""
+    """The feature shift of each client's environment: maps images [..., channel, height, width] in [0, 1]."""
 
     def __call__(self, x: Tensor, y: Tensor, index: Tensor, client: Tensor) -> Tensor:
-        """Show images; tensor code only, so that it can be compiled and captured."""
+        """Shift images; tensor operations only, so that it can be compiled and captured in a CUDA graph."""
         ...
 
-    def part(self, index: Tensor) -> "View":
-        """The view of some samples only."""
+    def subset(self, index: Tensor) -> "View":
+        """The view of some of the samples."""
         ...
 
     def to(self, device: torch.device | str) -> "View":
@@ -29,14 +29,25 @@ class View(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
+class Pool(Protocol):
     """One split of a data set on one device."""
 
-    x: Tensor  # uint8 [sample, channel, height, width], or float32 features that are used as they are
+    x: Tensor  # [n, ...]
+    y: Tensor  # int64 [n]
+    classes: int
+
+    def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples [...] as the given clients see them, normalised for the network, and their labels."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePool:
+    """One split of images, or of feature vectors, on one device."""
+
+    x: Tensor  # uint8 [sample, channel, height, width], or float32 features, which are not normalised
     y: Tensor  # int64 [sample]
     classes: int
-    home: Tensor  # int64 [sample], the client in whose environment a sample is normally seen
+    client_of: Tensor  # int64 [sample], the client whose environment applies to a sample by default
     mean: Tensor  # float32 [channel, 1, 1], of the training images as the clients see them
     std: Tensor
     view: View | None = None
@@ -45,47 +56,47 @@ class Pool:
         return len(self.y)
 
     def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of `index` (any shape), seen as `client` (broadcastable to it) sees them."""
+        """Images and labels of `index` (any shape), as `client` (broadcastable to it) sees them."""
         y = self.y[index]
         if self.x.dtype != torch.uint8:
             return self.x[index], y
-        return self.ready(self.seen(index, client)), y
+        return self.normalise(self.show(index, client)), y
 
-    def seen(self, index: Tensor, client: Tensor) -> Tensor:
-        """Images in [0, 1], shifted but not normalised: what the eye would see."""
-        return self.shown(self.x[index], index, client)
+    def show(self, index: Tensor, client: Tensor) -> Tensor:
+        """Images in [0, 1] as `client` sees them, not normalised."""
+        return self.apply_view(self.x[index], index, client)
 
-    def shown(self, pixels: Tensor, index: Tensor, client: Tensor) -> Tensor:
-        """Pixels of the samples `index`, wherever they were moved to, as `seen` shows them."""
+    def apply_view(self, pixels: Tensor, index: Tensor, client: Tensor) -> Tensor:
+        """Pixels of the samples `index`, perhaps augmented, as `client` sees them: in [0, 1], not normalised."""
         x = pixels.to(torch.float32) / 255
         return x if self.view is None else self.view(x, self.y[index], index, client)
 
-    def ready(self, seen: Tensor) -> Tensor:
-        """Images normalised for the network."""
-        return (seen - self.mean) / self.std
+    def normalise(self, images: Tensor) -> Tensor:
+        """Normalise images for the network."""
+        return (images - self.mean) / self.std
 
-    def part(self, index: Tensor) -> "Pool":
+    def subset(self, index: Tensor) -> "ImagePool":
         """A pool of some of the samples."""
-        view = None if self.view is None else self.view.part(index)
-        x, y, home = self.x[index], self.y[index], self.home[index]
-        return Pool(x, y, self.classes, home, self.mean, self.std, view)
+        view = None if self.view is None else self.view.subset(index)
+        x, y, client_of = self.x[index], self.y[index], self.client_of[index]
+        return ImagePool(x, y, self.classes, client_of, self.mean, self.std, view)
 
-    def to(self, device: torch.device | str) -> "Pool":
+    def to(self, device: torch.device | str) -> "ImagePool":
         """The same pool on another device."""
         view = None if self.view is None else self.view.to(device)
-        x, y, home, mean, std = (t.to(device) for t in (self.x, self.y, self.home, self.mean, self.std))
-        return Pool(x, y, self.classes, home, mean, std, view)
+        x, y, client_of, mean, std = (t.to(device) for t in (self.x, self.y, self.client_of, self.mean, self.std))
+        return ImagePool(x, y, self.classes, client_of, mean, std, view)
 
 
 class Moments(NamedTuple):
-    """Mean and mean square of the pixels of every image, in [0, 1] and float64: [sample, channel] each."""
+    """Mean and mean square of the pixels of every image, for pixels in [0, 1]: float64 [sample, channel] each."""
 
     first: Tensor
     second: Tensor
 
 
 def image_moments(x: Tensor) -> Moments:
-    """Moments of uint8 images; one pass over them, in pieces that stay in the processor's cache."""
+    """Moments of uint8 images; one pass, in pieces that fit the cache."""
     pieces = []
     for piece in torch.split(x, CHUNK):
         pixels = piece.flatten(2).to(torch.float32)
@@ -95,19 +106,19 @@ def image_moments(x: Tensor) -> Moments:
     return Moments(sums[0] / (255 * count), sums[1] / (255**2 * count))
 
 
-def seen_moments(pool: Pool) -> Moments:
-    """Moments of images as their home clients see them; passes over all of them."""
+def view_moments(pool: ImagePool) -> Moments:
+    """Moments of all images as their clients see them; one pass over the images."""
     pieces = []
     for index in torch.split(torch.arange(len(pool), device=pool.y.device), CHUNK):
-        x = pool.seen(index, pool.home[index]).flatten(2)
+        x = pool.show(index, pool.client_of[index]).flatten(2)
         pieces.append(torch.stack([x.mean(-1), x.square().mean(-1)]))
-    both = torch.cat(pieces, dim=1).double()
-    return Moments(both[0], both[1])
+    moments = torch.cat(pieces, dim=1).double()
+    return Moments(moments[0], moments[1])
 
 
 def channel_statistics(moments: Moments) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel over all images: two [channel, 1, 1]."""
     mean = moments.first.mean(0)
     std = (moments.second.mean(0) - mean**2).clamp(min=0).sqrt()
-    std = torch.where(std > 0, std, 1.0)  # a channel that never varies carries nothing; do not divide by zero
+    std = torch.where(std > 0, std, 1.0)  # avoids a division by zero for a constant channel
     return mean.float()[:, None, None], std.float()[:, None, None]

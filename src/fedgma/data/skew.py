@@ -1,4 +1,4 @@
-"""How uneven a partition is, in numbers (numpy only)."""
+"""Statistics of how uneven a partition is (numpy only)."""
 
 from typing import NamedTuple
 
@@ -11,15 +11,15 @@ Floats = npt.NDArray[np.float64]
 
 
 class Skew(NamedTuple):
-    """Figures of one partition; distances are between a client's class mix and the pooled one, in [0, 1]."""
+    """Statistics of one partition; distances in [0, 1] are between a client's class mix and the pooled one."""
 
     clients: int
     samples: int
     size_min: int
     size_median: float
     size_max: int
-    size_gini: float  # 0 all equal, 1 one client has everything
-    effective_clients: float  # 1 / sum of squared shares: how many equal clients would weigh the same
+    size_gini: float  # 0: all equal, 1: one client has everything
+    effective_clients: float  # 1 / sum of squared shares of the samples
     classes_min: int
     classes_mean: float
     classes_max: int
@@ -35,14 +35,14 @@ def class_counts(partition: Partition, labels: Labels, classes: int) -> Index:
     >>> class_counts(Partition((np.array([0]), np.array([1, 2]))), np.array([1, 0, 1]), 2).tolist()
     [[0, 1], [1, 1]]
     """
-    owner = np.repeat(np.arange(len(partition.clients)), partition.sizes)
+    client_of = np.repeat(np.arange(len(partition.clients)), partition.sizes)
     index = np.concatenate([np.empty(0, np.int64), *partition.clients])
-    flat = np.bincount(owner * classes + labels[index], minlength=len(partition.clients) * classes)
+    flat = np.bincount(client_of * classes + labels[index], minlength=len(partition.clients) * classes)
     return flat.reshape(len(partition.clients), classes)
 
 
 def measure(partition: Partition, labels: Labels, classes: int) -> Skew:
-    """All figures of a partition.
+    """Compute all statistics of a partition.
 
     >>> y = np.array([0, 0, 1, 1])
     >>> skew = measure(Partition((np.array([0, 1]), np.array([2, 3]))), y, 2)
@@ -51,9 +51,9 @@ def measure(partition: Partition, labels: Labels, classes: int) -> Skew:
     """
     counts = class_counts(partition, labels, classes)
     sizes = counts.sum(axis=1)
-    held = counts[sizes > 0]
-    mixes, pooled = held / held.sum(axis=1, keepdims=True), held.sum(axis=0) / held.sum()
-    shannon, hellinger = jensen_shannon(mixes, pooled), hellinger_distance(mixes, pooled)
+    nonempty = counts[sizes > 0]
+    mixes, pooled = nonempty / nonempty.sum(axis=1, keepdims=True), nonempty.sum(axis=0) / nonempty.sum()
+    js_distances, hellinger_distances = jensen_shannon(mixes, pooled), hellinger_distance(mixes, pooled)
     present = (counts > 0).sum(axis=1)
     return Skew(
         clients=len(sizes),
@@ -66,22 +66,23 @@ def measure(partition: Partition, labels: Labels, classes: int) -> Skew:
         classes_min=int(present.min()),
         classes_mean=float(present.mean()),
         classes_max=int(present.max()),
-        jensen_shannon_mean=float(shannon.mean()),
-        jensen_shannon_max=float(shannon.max()),
-        hellinger_mean=float(hellinger.mean()),
-        hellinger_max=float(hellinger.max()),
+        jensen_shannon_mean=float(js_distances.mean()),
+        jensen_shannon_max=float(js_distances.max()),
+        hellinger_mean=float(hellinger_distances.mean()),
+        hellinger_max=float(hellinger_distances.max()),
     )
 
 
 def jensen_shannon(mixes: Floats, pooled: Floats) -> Floats:
-    """Distance (root of the divergence in bits) of each row to the pooled mix."""
+    """Jensen-Shannon distance (root of the divergence in bits) of each row from the pooled mix."""
     middle = (mixes + pooled) / 2
-    divergence = (_bits(mixes, middle) + _bits(np.broadcast_to(pooled, mixes.shape), middle)) / 2
+    to_middle = _relative_entropy(mixes, middle), _relative_entropy(np.broadcast_to(pooled, mixes.shape), middle)
+    divergence = (to_middle[0] + to_middle[1]) / 2
     return np.sqrt(np.clip(divergence, 0, 1))
 
 
 def hellinger_distance(mixes: Floats, pooled: Floats) -> Floats:
-    """Distance of each row to the pooled mix.
+    """Hellinger distance of each row from the pooled mix.
 
     >>> hellinger_distance(np.array([[1.0, 0.0]]), np.array([0.0, 1.0])).tolist()
     [1.0]
@@ -103,8 +104,8 @@ def gini(sizes: Index) -> float:
     )
 
 
-def _bits(p: Floats, q: Floats) -> Floats:
-    """Relative entropy of each row of p from q."""
+def _relative_entropy(p: Floats, q: Floats) -> Floats:
+    """Relative entropy (Kullback-Leibler divergence) of each row of p from q, in bits."""
     ratio = np.divide(p, q, out=np.ones_like(q), where=(p > 0) & (q > 0))
-    bits: Floats = (p * np.log2(ratio)).sum(axis=1)
-    return bits
+    entropy: Floats = (p * np.log2(ratio)).sum(axis=1)
+    return entropy

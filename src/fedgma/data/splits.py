@@ -1,4 +1,4 @@
-"""Each client's share of a data set: its samples, a part held out, tests with its class mix (numpy only)."""
+"""Each client's samples: a partition, held-out validation samples, tests with the client's class mix (numpy only)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedgma.seeds import generator
 
 
 def divide(dataset: Dataset, name: str, clients: int | None = None, *, seed: int = 0, **settings: Any) -> Partition:
-    """The partition of that name over a data set's training samples; `natural` goes by its owners, not its labels.
+    """The partition of that name of a data set's training samples; `natural` uses owner ids instead of labels.
 
     >>> from fedgma.data.files import load
     >>> divide(load("fmnist-mini"), "label_skew", 50, classes_per_client=2).sizes.tolist() == [200] * 50
@@ -19,81 +19,84 @@ def divide(dataset: Dataset, name: str, clients: int | None = None, *, seed: int
     """
     if name != "natural":
         if clients is None:
-            raise ConfigError(f"partition {name!r} needs a number of clients")
+            raise ConfigError(f"partition {name!r} needs a number of clients; set `clients`")
         return split(name, dataset.train.y, clients, seed=seed, **settings)
     if dataset.train.client is None:
-        raise DataError(f"{dataset.name} does not say whose a sample is, so it has no natural partition")
+        raise DataError(f"the natural partition needs an owner id for each sample, but {dataset.name} has none")
     return split(name, dataset.train.client, clients, seed=seed, **settings)
 
 
 def hold_out(
     partition: Partition, share: float, labels: Labels, *, seed: int = 0
 ) -> tuple[Partition, tuple[Index, ...]]:
-    """Keep a share of every client's samples for tuning, class by class; a client always keeps one to train on.
+    """Hold out a share of every client's samples, stratified by class; every client keeps at least one sample.
+
+    Returns the partition without these samples, and the samples of each client that were held out.
 
     >>> y = np.array([0, 0, 1, 1] * 5)
-    >>> rest, kept = hold_out(Partition((np.arange(20),)), 0.2, y)
-    >>> rest.sizes.tolist(), np.bincount(y[kept[0]]).tolist()
+    >>> rest, held_out = hold_out(Partition((np.arange(20),)), 0.2, y)
+    >>> rest.sizes.tolist(), np.bincount(y[held_out[0]]).tolist()
     ([16], [2, 2])
     """
     if not 0 <= share < 1:
-        raise ConfigError(f"the validation share must be at least 0 and below 1, not {share}")
+        raise ConfigError(f"the validation share must be at least 0 and below 1, got {share}")
     chosen = [
-        _every_nth(index, share, labels, generator(seed, "validation", n)) for n, index in enumerate(partition.clients)
+        _choose_evenly(index, share, labels, generator(seed, "validation", n))
+        for n, index in enumerate(partition.clients)
     ]
-    rest = tuple(index[~keep] for index, keep in zip(partition.clients, chosen, strict=True))
-    kept = tuple(index[keep] for index, keep in zip(partition.clients, chosen, strict=True))
-    return partition._replace(clients=rest), kept
+    rest = tuple(index[~mask] for index, mask in zip(partition.clients, chosen, strict=True))
+    held_out = tuple(index[mask] for index, mask in zip(partition.clients, chosen, strict=True))
+    return partition._replace(clients=rest), held_out
 
 
-def _every_nth(index: Index, share: float, labels: Labels, rng: np.random.Generator) -> np.ndarray:
-    """A mask of about share * n samples, spread evenly over the samples sorted by class."""
+def _choose_evenly(index: Index, share: float, labels: Labels, rng: np.random.Generator) -> np.ndarray:
+    """A boolean mask that selects about share * n samples, evenly spaced among the samples sorted by class."""
     order = rng.permutation(len(index))
     order = order[np.argsort(labels[index[order]], kind="stable")]
     steps = np.floor(np.arange(len(index) + 1) * share + rng.random())
     chosen = order[np.diff(steps) > 0][: max(len(index) - 1, 0)]
-    keep = np.zeros(len(index), bool)
-    keep[chosen] = True
-    return keep
+    mask = np.zeros(len(index), bool)
+    mask[chosen] = True
+    return mask
 
 
 def matching_tests(
     partition: Partition, labels: Labels, test_labels: Labels, *, size: int = 200, seed: int = 0
 ) -> tuple[Index, ...]:
-    """Up to `size` test samples for each client with the class mix of its training data.
+    """Up to `size` test samples for each client, with the class mix of its training data.
 
-    Drawn without replacement inside a client; clients may share test samples. Where the test set has too few samples
-    of a class the client's test set is smaller, in the same mix.
+    Drawn without replacement for each client; clients may share test samples. If the test set has too few samples of a
+    class, the client's test set is smaller, in the same mix.
 
     >>> y, test_y = np.array([0, 0, 0, 1]), np.repeat([0, 1], 50)
     >>> test_y[matching_tests(Partition((np.arange(4),)), y, test_y, size=8)[0]].tolist()
     [0, 0, 0, 0, 0, 0, 1, 1]
     """
     if size < 1:
-        raise ConfigError(f"a client's test set needs at least 1 sample, not {size}")
+        raise ConfigError(f"a client's test set needs at least 1 sample, got {size}")
     classes = int(max(labels.max(initial=0), test_labels.max(initial=0))) + 1
     rng = generator(seed, "client tests")
     members = [rng.permutation(np.flatnonzero(test_labels == c)) for c in range(classes)]
-    there = np.array([len(index) for index in members])
+    available = np.array([len(index) for index in members])
     tests = []
     for index in partition.clients:
-        counts = _apportion(np.bincount(labels[index], minlength=classes), there, size)
-        starts = rng.integers(0, np.maximum(there, 1))  # a window of the shuffled class, at a place of its own
-        windows = [members[c][(starts[c] + np.arange(counts[c])) % there[c]] for c in np.flatnonzero(counts)]
+        counts = _apportion(np.bincount(labels[index], minlength=classes), available, size)
+        starts = rng.integers(0, np.maximum(available, 1))  # of a window in each shuffled class
+        windows = [members[c][(starts[c] + np.arange(counts[c])) % available[c]] for c in np.flatnonzero(counts)]
         tests.append(np.sort(np.concatenate([np.empty(0, np.int64), *windows])))
     return tuple(tests)
 
 
-def _apportion(mix: Index, there: Index, size: int) -> Index:
-    """Whole numbers in proportion to `mix`, none above `there`, that add up to `size` where the classes allow it."""
+def _apportion(mix: Index, available: Index, size: int) -> Index:
+    """Integers in proportion to `mix`, at most `available`, that sum to `size` if enough samples are available."""
     if not mix.any():
         return np.zeros_like(mix)
     shares = mix / mix.sum()
-    room = np.min(there[mix > 0] / shares[mix > 0])  # the largest set that keeps the mix
-    exact = shares * min(size, room)
+    largest_size = np.min(available[mix > 0] / shares[mix > 0])  # the largest set that keeps the mix
+    exact = shares * min(size, largest_size)
     counts = np.floor(exact + 1e-9).astype(np.int64)
     missing = round(exact.sum()) - int(counts.sum())
     order = np.argsort(counts - exact, kind="stable")[:missing]
     counts[order] += 1
-    capped: Index = np.minimum(counts, there)
+    capped: Index = np.minimum(counts, available)
     return capped

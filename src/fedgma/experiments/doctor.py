@@ -83,10 +83,9 @@ def _room(out: Path) -> Iterator[Finding]:
 
 def _data() -> Iterator[Finding]:
     try:
-        for name, _, here in availability():
-            absent = here.startswith(("fedgma data get", "no: "))
-            found = "absent" if absent else here
-            yield Finding(f"data: {name}", found, here.removeprefix("no: ") if absent else "")
+        for one in availability():
+            found, advice = (one.where, "") if one.here else ("absent", one.where)
+            yield Finding(f"data: {one.name}", found, advice)
     except DataError as error:
         yield Finding("data", "FEDGMA_DATA is wrong", str(error), True)
 
@@ -94,7 +93,8 @@ def _data() -> Iterator[Finding]:
 def measure_speed(seconds: float = 10.0, device: str = "auto") -> Finding:
     """Rounds a second of the embedded comparison, start-up and compilation left out."""
     from fedgma.experiments.materials import Materials
-    from fedgma.experiments.play import grid_of, pack, plan, play_fleet
+    from fedgma.experiments.plan import grid_of, pack, plan
+    from fedgma.experiments.play import play_fleet
 
     materials = Materials(device)
     grid = grid_of({"rounds": 10_000, "evaluate_every": 10})

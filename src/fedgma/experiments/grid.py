@@ -22,12 +22,12 @@ from fedgma.experiments.settings import (
     Settings,
     ShiftSettings,
     complete,
-    fingerprint,
     record,
 )
+from fedgma.records.format import fingerprint
 
-# what a file that says nothing about them compares: with and without the mask, on the same three seeds
-COMPARED: dict[str, Any] = {"aggregator": ["mean", "gma"], "seed": [0, 1, 2]}
+# what a file that says nothing about them compares: with and without the mask, on enough seeds for a verdict
+COMPARED: dict[str, Any] = {"aggregator": ["mean", "gma"], "seed": [0, 1, 2, 3, 4]}
 LARGEST = 2**20  # bytes of a settings file
 MOST = 100_000  # runs of a sweep
 

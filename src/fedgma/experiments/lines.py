@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,8 +17,10 @@ import fedgma
 from fedgma.data.files import Dataset
 from fedgma.data.partitions import Index, Partition
 from fedgma.data.skew import class_counts
+from fedgma.records.format import DataFacts, Line
 from fedgma.simulation.batched.votes import Share, VoteStatistics
-from fedgma.simulation.spec import RoundRecord, RunSpec
+from fedgma.simulation.device_round import RoundRecord
+from fedgma.simulation.spec import RunSpec
 
 ALWAYS = ("round", "train", "counted", "refused", "seconds")  # of a line, whatever was evaluated and measured
 MOST = 20_000  # numbers of a table in run.json
@@ -27,18 +29,17 @@ PACKAGES = ("numpy", "torch", "numba", "safetensors")
 
 def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) -> dict[str, Any]:
     """What `run.json` says of the surroundings of a run: software, device, data and who holds them."""
-    sizes = {"train": len(data.train.y), "test": len(data.test.y)}
-    source = f"{data.source.kind}: {data.source.name}"
+    facts = DataFacts(
+        name=data.name,
+        source=f"{data.source.kind}: {data.source.name}",
+        sha256=data.source.sha256,
+        train=len(data.train.y),
+        test=len(data.test.y),
+    )
     return {
         "versions": dict(versions()),
         "device": describe_device(device),
-        "data": {
-            "name": data.name,
-            "source": source,
-            "sha256": data.source.sha256,
-            **sizes,
-            **_holdings(data, clients),
-        },
+        "data": {**facts, **_holdings(data, clients)},
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -51,7 +52,7 @@ def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
     return {"classes": list(data.classes), "counts": counts.tolist()}
 
 
-def line_of(record: RoundRecord, seconds: float) -> dict[str, Any]:
+def line_of(record: RoundRecord, seconds: float) -> Line:
     """One line of `rounds.jsonl`; what was not measured in this round is absent."""
     line: dict[str, Any] = {
         "round": record.round,
@@ -59,12 +60,12 @@ def line_of(record: RoundRecord, seconds: float) -> dict[str, Any]:
         **record.scores,
     }
     if record.client_accuracies is not None:
-        line["clients"] = client_figures(record.client_accuracies, record.cohort)
+        line["clients"] = client_figures(record.client_accuracies, record.sampled)
     if record.votes is not None:
         line["mask"] = mask_figures(record.votes)
     line["counted"] = record.clients
     line["refused"] = [[client, "nonfinite"] for client in record.refused]
-    return {**line, "seconds": round(seconds, 6)}
+    return cast(Line, {**line, "seconds": round(seconds, 6)})
 
 
 def as_planned(line: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def as_planned(line: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name in ALWAYS or (measured if name == "mask" else due)}
 
 
-def client_figures(accuracies: np.ndarray, cohort: tuple[int, ...]) -> dict[str, float]:
+def client_figures(accuracies: np.ndarray, sampled: tuple[int, ...]) -> dict[str, float]:
     """How the clients fare: their mean, the mean of the worst tenth, those that took part and those that did not.
 
     >>> client_figures(np.array([0.5, 1.0, np.nan, 0.0]), (0, 1))
@@ -83,7 +84,7 @@ def client_figures(accuracies: np.ndarray, cohort: tuple[int, ...]) -> dict[str,
     if not len(there):
         return {}
     worst = there[: max(1, len(there) // 10)]
-    part = np.isin(np.arange(len(accuracies)), cohort)
+    part = np.isin(np.arange(len(accuracies)), sampled)
     figures = {"worst_decile": float(worst.mean()), "mean": float(there.mean())}
     for name, chosen in (("participating", part), ("non_participating", ~part)):
         values = accuracies[chosen & np.isfinite(accuracies)]
@@ -129,12 +130,14 @@ def versions() -> Mapping[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout that holds the package; empty for an installed one."""
+    """The commit of the checkout that holds the package, or what $FEDGMA_COMMIT says of a copy; empty if neither."""
+    if named := os.environ.get("FEDGMA_COMMIT"):
+        return named
     here = Path(__file__).resolve().parent
     if not (here.parents[2] / ".git").exists():
         return ""
     try:
         asked = ["git", "-C", str(here), "rev-parse", "HEAD"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""

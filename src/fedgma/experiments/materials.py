@@ -3,25 +3,29 @@
 Each data set is loaded and placed once, each federation is made once, whatever the number of runs that share them.
 """
 
-import hashlib
+import contextlib
 import importlib.util
-import inspect
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
+from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_arrays, load
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
-from fedgma.errors import ConfigError, NotEnoughClients
+from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
+from fedgma.experiments.identity import ModelIdentity, data_identity, is_installed, model_identity
 from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
-from fedgma.records.checkpoints import digest
+from fedgma.records.format import Identity
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
 from fedgma.training.models import Model
@@ -40,15 +44,19 @@ class Materials:
         data: Data | None = None,
         model: Model | None = None,
         precision: str = "fp32",
+        version: str | None = None,
     ) -> None:
         self.precision = check_precision(precision)
+        self.version = version  # what the user calls this version of their data and code
         self.folder = folder  # where paths in the settings are meant from, besides the current one
         self.data = from_arrays(*data) if isinstance(data, tuple) and not isinstance(data, Dataset) else data
         self.model = model
         self._chosen = device
+        self._loaded: dict[str, Dataset] = {}
         self._placed: dict[str, Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
         self._models: dict[str, Model] = {}
+        self._identities: dict[tuple[Any, ...], Any] = {}
 
     @cached_property
     def device(self) -> torch.device:
@@ -84,28 +92,62 @@ class Materials:
             update["model"] = f"{file.resolve()}:{str(settings.model).rpartition(':')[2]}"
         return settings.model_copy(update=update)
 
-    def contents(self, settings: Settings) -> dict[str, str]:
-        """What names a run beside its settings: checksums of what is the user's own, and a precision below float32."""
-        found = {} if self.precision == "fp32" else {"precision": self.precision}
-        if is_path(settings.dataset) or settings.dataset.startswith(OWN):
-            found["data"] = self.dataset(settings).source.sha256
-        name = str(settings.model)
-        if (file := self._model_file(name)) is not None:
-            found["model"] = hashlib.sha256(file.read_bytes()).hexdigest()
-        elif name.startswith(OWN):
-            found["model"] = _identity(self.model)
-        return found
+    def identity(self, settings: Settings) -> Identity:
+        """What decides the outcome of a run besides its settings: data, model, precision and the user's version."""
+        parts = {**self._data_identity(settings), "model": self.model_identity(settings).text}
+        named = {} if self.version is None else {"version": self.version}
+        return cast(Identity, {**parts, "precision": self.precision, **named})
+
+    def notes(self, settings: Settings) -> list[str]:
+        """What the user must know of a run's identity: code that cannot be looked into, where no version names it."""
+        unknown = self.model_identity(settings).unknown
+        if not unknown or self.version is not None:
+            return []
+        return [
+            f"the code of model {settings.model} could not be fingerprinted (it uses {', '.join(unknown)}): a change "
+            "there does not make new runs; give version=... and change it with the code"
+        ]
+
+    def model_identity(self, settings: Settings) -> ModelIdentity:
+        """The identity of a run's model on inputs of its data."""
+        data = self.dataset(settings)
+        key = ("model", settings.model, self._input_shape(settings), len(data.classes))
+        if key not in self._identities:
+            network = self.network(settings)
+            try:
+                self._identities[key] = model_identity(network, key[2], key[3])
+            except FedgmaError:
+                raise
+            except Exception as error:
+                what = f"model {settings.model} could not be built for samples of shape {key[2]}"
+                raise ConfigError(f"{what} ({type(error).__name__}: {error})") from error
+        return cast(ModelIdentity, self._identities[key])
+
+    def _data_identity(self, settings: Settings) -> dict[str, str]:
+        key = ("data", settings.dataset)
+        if key not in self._identities:
+            handed_over = settings.dataset.startswith(OWN)
+            self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over)
+        return cast(dict[str, str], self._identities[key])
+
+    def _input_shape(self, settings: Settings) -> tuple[int, ...]:
+        """The shape of a sample as a model sees it; colours make three channels of one."""
+        data = self.dataset(settings)
+        shape = tuple(data.train.x.shape[1:])
+        return (3, *shape[1:]) if isinstance(_shift(settings) or data.shift, Colour) else shape
 
     def dataset(self, settings: Settings) -> Dataset:
         """The data set of a run."""
-        return self._place(settings.dataset).dataset
+        if settings.dataset not in self._loaded:
+            self._loaded[settings.dataset] = self._load(settings.dataset)
+        return self._loaded[settings.dataset]
 
     def federation(self, settings: Settings) -> Federation:
         """The federation of a run; equal ones are one object."""
         part = settings.partition
         key = (settings.dataset, part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
-            placed = self._place(settings.dataset)
+            placed = self._place(settings)
             dealt = divide(placed.dataset, part.name, part.clients, seed=part.seed or 0, **_details(settings))
             self._federations[key] = federate(
                 placed,
@@ -131,42 +173,39 @@ class Materials:
     def spec(self, settings: Settings) -> RunSpec:
         """Everything the fleet wants to know of a run."""
         federation = self.federation(settings)
-        cohort, clients = settings.cohort or 10, len(federation.clients)
-        if cohort > clients:  # of `natural`, only the data know how many there are
-            raise NotEnoughClients(f"a round samples {cohort} clients, but there are {clients}; set cohort={clients}")
+        wanted, clients = settings.clients_per_round or 10, len(federation.clients)
+        if wanted > clients:  # of `natural`, only the data know how many there are
+            raise NotEnoughClients(
+                f"a round samples {wanted} clients, but there are {clients}; set clients_per_round={clients}"
+            )
         return RunSpec(
             cast(Any, federation),  # frozen, where the protocol of a pool would let one assign
             model=self.network(settings),
             seed=settings.seed,
             rounds=settings.rounds,
-            cohort=cohort,
+            clients_per_round=wanted,
             local_epochs=settings.local_epochs or 1,
             local_steps=settings.local_steps,
             batch_size=settings.batch_size,
             augment=settings.augment,
-            lr=settings.client_learning_rate,
+            client_learning_rate=settings.client_learning_rate,
             momentum=settings.momentum,
             mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
-            clip=settings.gradient_clip or float("inf"),
+            gradient_clip=settings.gradient_clip or float("inf"),
             scaffold=settings.algorithm == "scaffold",
-            aggregator=settings.aggregator,
-            tau=settings.tau,
-            mask_position=settings.mask_position,
-            server=ALGORITHMS[settings.algorithm][0],
-            server_lr=settings.server_learning_rate or 1.0,
-            beta1=settings.beta1,
-            beta2=settings.beta2,
-            epsilon=settings.epsilon,
+            rule=rule_of(settings),
+            optimizer=optimizer_of(settings),
             evaluate_every=settings.evaluate_every,
             evaluate_on=("test", *federation.more_tests),
             evaluate_last=10,
             per_client=settings.client_test_size > 0,
-            measure_every=settings.mask_every,
+            mask_every=settings.mask_every,
         )
 
-    def _place(self, name: str) -> Placed:
+    def _place(self, settings: Settings) -> Placed:
+        name = settings.dataset
         if name not in self._placed:
-            self._placed[name] = place(self._load(name), self.device)
+            self._placed[name] = place(self.dataset(settings), self.device)
         return self._placed[name]
 
     def _load(self, name: str) -> Dataset:
@@ -195,6 +234,26 @@ class Materials:
         path = Path(name).expanduser()
         places = [path] if self.folder is None else [self.folder / path, path]
         return next((place for place in places if place.exists()), None)
+
+
+def rule_of(settings: Settings) -> Rule:
+    """The rule that a run's settings name, with those of them that it reads."""
+    row = RULES[settings.aggregator]
+    rule = row.make(**{name: getattr(settings, name) for name in row.settings})
+    return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+
+def optimizer_of(settings: Settings) -> ServerOptimizer:
+    """The server optimiser of a run's algorithm."""
+    kind, usual = ALGORITHMS[settings.algorithm]
+    return server_optimizer(
+        kind,
+        settings.server_learning_rate or usual,
+        settings.mask_position,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+    )
 
 
 def _details(settings: Settings) -> dict[str, Any]:
@@ -227,7 +286,8 @@ def _from_file(file: Path, name: str) -> Callable[..., nn.Module]:
         raise ConfigError(f"model: {file.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with _fresh_imports(file.resolve().parent):
+            spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"model: {file.name} could not be run ({type(error).__name__}: {error})") from error
     found = getattr(module, name, None)
@@ -236,13 +296,31 @@ def _from_file(file: Path, name: str) -> Callable[..., nn.Module]:
     return found  # type: ignore[no-any-return]
 
 
-def _identity(model: Model | None) -> str:
-    """A checksum of a model handed over: of its weights, or of its factory's source."""
-    if isinstance(model, nn.Module):
-        arrays = {name: np.asarray(value.detach().cpu()) for name, value in model.state_dict().items()}
-        return digest(arrays)
+@contextlib.contextmanager
+def _fresh_imports(folder: Path) -> Iterator[None]:
+    """Let a file import the modules beside it as they are now, whatever this process imported from there before.
+
+    So the code that runs is the code that the fingerprint is of, in a notebook too; other importers keep what they
+    have.
+    """
+
+    def beside() -> dict[str, Any]:
+        files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+        inside = {name for name, file in files.items() if file.startswith(f"{folder}{os.sep}")}
+        return {name: sys.modules[name] for name in inside if name != "__main__" and not is_installed(files[name])}
+
+    aside, written = beside(), sys.dont_write_bytecode
+    for name in aside:
+        del sys.modules[name]
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True  # no litter beside the user's files
+    importlib.invalidate_caches()
     try:
-        text = inspect.getsource(model) if callable(model) else str(model)
-    except (OSError, TypeError):
-        text = repr(getattr(model, "__qualname__", type(model).__name__))
-    return hashlib.sha256(text.encode()).hexdigest()
+        yield
+    finally:
+        sys.dont_write_bytecode = written
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+        for name in beside():
+            del sys.modules[name]
+        sys.modules.update(aside)

@@ -17,36 +17,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma.errors import ConfigError, Diverged, IntegrityError, NotEnoughClients
-from fedgma.experiments.grid import Grid, expand, read_grid
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials
-from fedgma.experiments.settings import Settings, complete, fingerprint, record
+from fedgma.experiments.plan import Config, Planned, grid_of, missing, pack, plan
 from fedgma.records.checkpoints import Checkpoint, checkpoint_rounds, read_checkpoint
-from fedgma.records.reader import Run, curve, flat
-from fedgma.records.writer import Line, RunFolder, finished, is_done, read_lines
+from fedgma.records.format import FORMAT, Done, Head, Line, Record
+from fedgma.records.reader import Run, curve, finished, flat, read_lines
+from fedgma.records.writer import RunFolder
 from fedgma.simulation import fleet as fleets
-from fedgma.simulation.spec import Round, RunSpec
+from fedgma.simulation.device_round import Round
+from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State, export
 from fedgma.statistics.arms import Row, rows
 from fedgma.statistics.comparisons import Comparison, against_baseline
-from fedgma.training.models import Model, build, parameter_count
+from fedgma.training.models import Model, parameter_count
 
 CHECKPOINT_SECONDS = 10.0
 SMALL = 1_000_000  # parameters of a model whose steps are too short for threads to meet at
 LOG = logging.getLogger(__name__)
-BYTES_AN_ENTRY = 64  # of a run's state and sums, while its fleet plays
-
-Config = str | os.PathLike[str] | Mapping[str, Any] | Settings | Grid | None
-
-
-class Planned(NamedTuple):
-    """A run that is to be played, or was."""
-
-    settings: Settings
-    recorded: dict[str, Any]
-    fingerprint: str
-    folder: Path | None
-    lineage: str = ""  # its fingerprint but for the number of rounds
 
 
 class Played(NamedTuple):
@@ -62,53 +50,7 @@ class Outcome(NamedTuple):
     runs: tuple[Run, ...]
     arms: tuple[Row, ...]
     comparisons: tuple[Comparison, ...]  # of `last10`, cell by cell
-
-
-def grid_of(config: Config) -> Grid:
-    """The runs that a settings file, a mapping, or nothing at all stands for."""
-    if isinstance(config, Grid):
-        return config
-    if isinstance(config, Settings):
-        return Grid((complete(config),), ())
-    if isinstance(config, Mapping):
-        return expand(config)
-    return read_grid(None if config is None else Path(config))
-
-
-def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
-    """Name every run of a grid, and the folder it has or will have."""
-    planned = []
-    for settings in grid.runs:
-        adopted = materials.adopt(settings)
-        recorded = record(adopted)
-        contents = materials.contents(adopted)
-        name, lineage = (fingerprint(one, contents) for one in (recorded, {**recorded, "rounds": None}))
-        planned.append(Planned(adopted, recorded, name, None if out is None else out / name, lineage))
-    return planned
-
-
-def missing(runs: Sequence[Planned]) -> list[Planned]:
-    """Those that are not done yet."""
-    return [run for run in runs if run.folder is None or not is_done(run.folder)]
-
-
-def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
-    """Runs in groups that can play in one fleet: those that share data set, shift, model, batch size, augmentation."""
-    together: dict[tuple[Any, ...], list[Planned]] = {}
-    for run in runs:
-        chosen = run.settings
-        key = (chosen.dataset, chosen.shift.name, chosen.model, chosen.batch_size, chosen.augment)
-        together.setdefault(key, []).append(run)
-    return list(together.values())
-
-
-def pack(runs: Sequence[Planned], materials: Materials) -> list[list[Planned]]:
-    """Runs in fleets, as many in one as fit into memory."""
-    packed = []
-    for members in alike(runs):
-        most = _runs_that_fit(members, materials)
-        packed += [members[first : first + most] for first in range(0, len(members), most)]
-    return packed
+    notes: tuple[str, ...] = ()  # what could not be known of the runs
 
 
 def play_fleet(
@@ -178,7 +120,7 @@ def _play_on(
             began = began if waiting else time.perf_counter()
             state, played = fleets.play_round(fleet, state)
             waiting.append(played.sent())
-            ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.cohorts)
+            ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.sampled)
         due = not on or time.monotonic() - saved >= checkpoint_seconds
         while len(waiting) > (1 if ahead and not (due or ended) else 0):
             records = waiting.pop(0).records
@@ -201,8 +143,9 @@ def extend(fresh: Sequence[tuple[Planned, RunSpec, RunFolder]]) -> None:
     fresh = [one for one in fresh if not checkpoint_rounds(one[2].path / "checkpoints")]
     ends: dict[str, dict[int, Path]] = {}
     for out in {folder.path.parent for _, _, folder in fresh}:
-        for lineage, rounds, path in finished(out):
-            ends.setdefault(lineage, {})[rounds] = path
+        for head, path in finished(out):
+            if isinstance(length := head["settings"].get("rounds"), int):
+                ends.setdefault(head.get("lineage", ""), {})[length] = path
     for run, spec, folder in fresh:
         shorter = max((r for r in ends.get(run.lineage, {}) if r < spec.rounds), default=None)
         if shorter is not None:
@@ -228,9 +171,14 @@ def rounds(
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
+    version: str | None = None,
 ) -> Iterator[Played]:
-    """Play every run of a configuration, round by round; with `out`, into run folders, doing only what is missing."""
-    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision)
+    """Play every run of a configuration, round by round; with `out`, into run folders, doing only what is missing.
+
+    Runs are known by their settings and by the content of their data and model; `version` tells apart what is not seen
+    there.
+    """
+    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
 
@@ -243,10 +191,11 @@ def run(
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
+    version: str | None = None,
 ) -> Outcome:
-    """Play every run of a configuration and say what came out."""
-    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision)
-    lines: dict[str, list[Line]] = {}
+    """Play every run of a configuration and say what came out; arguments are those of `rounds`."""
+    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
+    lines: dict[str, list[Record]] = {}
     for members in pack(missing(planned), materials):
         for played in play_fleet(members, materials):
             lines.setdefault(played.run.fingerprint, []).append(played.line)
@@ -262,7 +211,7 @@ def _planned(
     return plan(grid, materials, None if out is None else Path(out)), materials
 
 
-def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Line]] | None = None) -> Outcome:
+def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Record]] | None = None) -> Outcome:
     """Scores and verdicts of runs: from their folders, or from `lines` where a run has none."""
     runs = [
         as_run(run, read_lines(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
@@ -270,17 +219,27 @@ def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Line]] | None 
     ]
     _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
     scored = [run for run in runs if curve(run, "test", "accuracy")]
-    return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)))
+    notes = dict.fromkeys(note for run in planned for note in run.notes)
+    return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)), tuple(notes))
 
 
-def as_run(run: Planned, lines: Sequence[Line] = ()) -> Run:
+def as_run(run: Planned, lines: Sequence[Record] = ()) -> Run:
     """A run as reports see it."""
-    head = {"fingerprint": run.fingerprint, "settings": run.recorded}
-    done = {"rounds": len(lines)} if len(lines) == run.settings.rounds else None
+    head = _named(run)
+    done = Done(rounds=len(lines), sha256="") if len(lines) == run.settings.rounds else None
     return Run(run.folder or Path(run.fingerprint), head, dict(flat(run.recorded)), tuple(lines), done)
 
 
-def _check_ends(last: Sequence[Line]) -> None:
+def _named(run: Planned) -> Head:
+    """What a record says of a run before it has begun."""
+    head = Head(format=FORMAT, fingerprint=run.fingerprint, lineage=run.lineage, settings=run.recorded)
+    head["identity"] = run.identity
+    if run.notes:
+        head["notes"] = list(run.notes)
+    return head
+
+
+def _check_ends(last: Sequence[Record]) -> None:
     """Refuse to give a verdict where every run had come to nothing by its last round."""
     advice = "lower client_learning_rate or set gradient_clip"
     if last and all(line["counted"] == 0 for line in last):
@@ -299,9 +258,7 @@ def _open(
         return None
     clients = materials.federation(run.settings).clients
     head = {
-        "fingerprint": run.fingerprint,
-        "lineage": run.lineage,
-        "settings": run.recorded,
+        **_named(run),
         **describe_run(materials.dataset(run.settings), clients, materials.device),
         "precision": materials.precision,
         "parameters": parameters,
@@ -353,24 +310,3 @@ def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: State, run: in
             folder.checkpoint(round, arrays)
         model = {name: value for name, value in arrays.items() if name.startswith(("params/", "buffers/"))}
         folder.finish(round, model, keep=keep)
-
-
-def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
-    """How many runs of these one fleet may hold: about half of the device's free memory."""
-    import torch
-
-    first = materials.spec(members[0].settings)
-    pool = first.federation.train
-    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
-    entries = parameter_count(build(first.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0))
-    variates = max(len(first.federation.clients) * 4 if m.settings.algorithm == "scaffold" else 0 for m in members)
-    on_gpu = materials.device.type == "cuda"
-    free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()
-    return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates))))
-
-
-def _free_memory() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not every system says
-        return 4 * 2**30

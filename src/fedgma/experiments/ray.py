@@ -20,7 +20,8 @@ import fedgma
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments.grid import Grid
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.play import Planned, alike, missing, pack, plan, play_fleet
+from fedgma.experiments.plan import Planned, alike, missing, pack, plan
+from fedgma.experiments.play import play_fleet
 from fedgma.experiments.settings import Settings
 from fedgma.records.checkpoints import checkpoint_rounds, write_synced, written_to
 from fedgma.records.writer import is_running
@@ -41,6 +42,7 @@ class Share(NamedTuple):
     precision: str
     checkpoint_seconds: float
     keep_state: bool
+    version: str | None = None
 
 
 class Progress(NamedTuple):
@@ -75,13 +77,13 @@ def write_share(share: Share) -> str:
     """A share as it travels."""
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in share._asdict().items()}
     settings = [json.loads(one.model_dump_json()) for one in share.settings]
-    return json.dumps({**plain, "settings": settings, "version": fedgma.__version__})
+    return json.dumps({**plain, "settings": settings, "fedgma": fedgma.__version__})
 
 
 def read_share(text: str) -> Share:
     """A share as it arrived."""
     given = json.loads(text)
-    if (theirs := given.pop("version")) != fedgma.__version__:
+    if (theirs := given.pop("fedgma")) != fedgma.__version__:
         raise ConfigError(
             f"{_here()} has fedgma {fedgma.__version__}, the sweep was started by {theirs}; use one version"
         )
@@ -94,7 +96,7 @@ def play_share(text: str) -> str:
     """The body of a task: plays what is missing of a share; `{}` or an error as JSON. Never raises on purpose."""
     try:
         share = read_share(text)
-        materials = Materials(share.device, precision=share.precision)
+        materials = Materials(share.device, precision=share.precision, version=share.version)
         planned = _planned(share, materials)
         for members in pack(missing(planned), materials):
             for _ in play_fleet(

@@ -1,12 +1,10 @@
-"""The settings of one run: names, types, ranges, defaults (the paper's, SPEC 7), and the fingerprint of all of them.
+"""The settings of one run: names, types, ranges, defaults (the paper's, SPEC 7), and how they are recorded.
 
 A settings file holds only what differs from these defaults. A setting left open (None here) is filled in from what the
 paper uses for the data set or the algorithm; one that the run does not use, such as `tau` under the plain mean, is
 None in the record and in the fingerprint.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -14,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedgma.aggregation.rules import RULES
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
 
@@ -47,6 +46,15 @@ PAPER: dict[str, tuple[str, int, int]] = {
 }
 OWN = "own:"  # before the name of data or of a model that was handed over in Python
 SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
+
+
+# settings that belong to the rule; its own `seed` is that of the run
+RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"))
+
+
+def _readers(name: str) -> str:
+    """The rules that read a setting, in words."""
+    return ", ".join(rule for rule, row in RULES.items() if name in row.settings)
 
 
 class Section(BaseModel):
@@ -116,15 +124,23 @@ class Settings(Section):
     algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm", "fedadagrad", "scaffold"] = Field(
         default="fedavg", description="local objective and server optimiser"
     )
-    aggregator: Literal["mean", "gma", "and_mask", "damped_mean", "shuffled_mask"] = Field(
-        default="gma", description="how updates become one step; the last two are controls of the mask"
+    aggregator: Literal[*RULES] = Field(  # type: ignore[valid-type]
+        default="gma", description="the rule by which updates become one step"
     )
-    tau: Share = Field(default=0.4, description="of every aggregator but `mean`: agreement threshold")
+    tau: Share = Field(default=0.4, description=f"agreement threshold of {_readers('tau')}")
+    inverse_sparsity_scale: bool = Field(default=False, description="of `and_mask`: divide by the share of survivors")
+    threshold: Count = Field(default=4, description="of `rlr`: votes below which an entry's step is reversed")
+    share: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        default=0.1, description="of `trimmed_mean`: part of the clients cut off at each end"
+    )
+    update_clip: Positive | None = Field(default=None, description="largest norm of a client's update; not clipped")
     mask_position: Literal["after", "before"] = Field(
         default="after", description="of adaptive servers with a mask: after the preconditioner (the paper's) or before"
     )
     rounds: Whole = Field(default=200, description="communication rounds")
-    cohort: Whole | None = Field(default=None, description="clients sampled a round; 10, or all where there are fewer")
+    clients_per_round: Whole | None = Field(
+        default=None, description="clients sampled a round; 10, or all where there are fewer"
+    )
     local_epochs: Whole | None = Field(
         default=None, description="passes over a client's data; 1, 3 (cifar), 5, 12 (tiny)"
     )
@@ -187,7 +203,7 @@ def complete(settings: Settings) -> Settings:
     """Fill in what was left open, from the paper's choice for the data set and the algorithm.
 
     >>> full = complete(Settings(algorithm="fedyogi"))
-    >>> full.model, full.partition.clients, full.cohort, full.server_learning_rate
+    >>> full.model, full.partition.clients, full.clients_per_round, full.server_learning_rate
     ('lenet', 100, 10, 0.01)
     """
     model, epochs, classes = PAPER.get(settings.dataset, ("lenet", 1, 2))
@@ -210,12 +226,14 @@ def complete(settings: Settings) -> Settings:
             "shift": settings.shift.model_copy(update={"name": shift}),
             "model": settings.model or model,
             "local_epochs": settings.local_epochs or epochs,
-            "cohort": settings.cohort or (10 if clients is None else min(10, clients)),
+            "clients_per_round": settings.clients_per_round or (10 if clients is None else min(10, clients)),
             "server_learning_rate": settings.server_learning_rate or ALGORITHMS[settings.algorithm][1],
         }
     )
-    if clients is not None and filled.cohort is not None and filled.cohort > clients:
-        raise ConfigError(f"cohort: {filled.cohort} clients cannot be sampled of partition.clients = {clients}")
+    if clients is not None and filled.clients_per_round is not None and filled.clients_per_round > clients:
+        raise ConfigError(
+            f"clients_per_round: {filled.clients_per_round} clients cannot be sampled of partition.clients = {clients}"
+        )
     return filled
 
 
@@ -227,16 +245,18 @@ def _shifts(known: str) -> Callable[[Settings], bool]:
     return lambda settings: (settings.shift.name or SHIFTED.get(settings.dataset)) == known
 
 
+def _reads(name: str) -> Callable[[Settings], bool]:
+    return lambda settings: name in RULES[settings.aggregator].settings
+
+
 def _algorithms(*known: str) -> Callable[[Settings], bool]:
     return lambda settings: settings.algorithm in known
 
 
 # settings that only some runs use; one that no run of a file uses is refused rather than ignored
 USED: dict[str, Callable[[Settings], bool]] = {
-    "tau": lambda settings: settings.aggregator != "mean",
-    "mask_position": lambda s: (
-        s.aggregator != "mean" and s.algorithm in ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
-    ),
+    **{name: _reads(name) for name in RULE_SETTINGS},
+    "mask_position": lambda s: "votes" in RULES[s.aggregator].needs and ALGORITHMS[s.algorithm][0] != "sgd",
     "mu": _algorithms("fedprox"),
     "beta1": _algorithms("fedadam", "fedyogi", "fedavgm"),
     "beta2": _algorithms("fedadam", "fedyogi"),
@@ -264,6 +284,8 @@ def record(settings: Settings) -> dict[str, Any]:
         *section, name = dotted.split(".")
         if not used(settings):
             (nested[section[0]] if section else nested)[name] = None
+    if not settings.inverse_sparsity_scale:  # off is as if there were no such choice
+        nested["inverse_sparsity_scale"] = None
     if settings.augment == "none":  # so runs without it are named as they were when there was no such choice
         del nested["augment"]
     if is_path(settings.dataset):  # where the user's files lie is nobody's business
@@ -272,14 +294,3 @@ def record(settings: Settings) -> dict[str, Any]:
     if file.endswith(".py"):
         nested["model"] = f"{PurePath(file).name}{sign}{name}"
     return nested
-
-
-def fingerprint(settings: Mapping[str, Any], contents: Mapping[str, str] | None = None) -> str:
-    """Sixteen hex digits that name a run: a hash of its recorded settings and of the user's own files.
-
-    >>> one, two = (record(complete(Settings(aggregator="mean", tau=tau))) for tau in (0.2, 0.4))
-    >>> fingerprint(one) == fingerprint(two)
-    True
-    """
-    text = json.dumps({"settings": settings, "contents": dict(contents or {})}, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Flower: a strategy for its message API, one for apps that still have `aggregate_fit`, and a supervisor."""
+"""Flower: a strategy for its message API, one for apps that use `aggregate_fit`, and a supervisor."""
 
 from fedgma.flower.legacy import MaskedFit
 from fedgma.flower.messages import identify

@@ -1,10 +1,10 @@
-"""Masked averaging for Flower apps that still aggregate in `aggregate_fit`: thin, through the same server.
+"""Masked averaging for Flower apps that use `aggregate_fit`; it uses the same server as `Masked`.
 
     from fedgma.flower import MaskedFit
     strategy = MaskedFit(tau=0.4, optimizer=fedgma.yogi(0.01), min_fit_clients=5)   # was: FedYogi(...)
 
-Arrays have no names there: entries are "0", "1", ... in the order of the list; name buffers so. Sampling is Flower's
-own. For seeded sampling, limits on waiting and runs that can be resumed, move to `Masked`.
+Arrays have no names in this API: entries are named "0", "1", ... in the order of the list, also in `buffers`. Flower
+samples the clients. For seeded sampling, time limits and runs that can be resumed, use `Masked`.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -20,7 +20,8 @@ from flwr.server.strategy import FedAvg
 
 from fedgma.aggregation.gate import Gate
 from fedgma.aggregation.optimizers import ServerOptimizer, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply
 from fedgma.aggregation.server_round import difference
 from fedgma.arrays import Array
@@ -29,13 +30,13 @@ Result = tuple[ClientProxy, FitRes]
 
 
 class MaskedFit(FedAvg):
-    """`Masked` for `flwr.server.strategy`: the options of its FedAvg, and an aggregator and a server optimiser."""
+    """`Masked` for `flwr.server.strategy`: FedAvg's options, with a rule (`aggregator`) and a server optimiser."""
 
     def __init__(
         self,
         *,
         tau: float = 0.4,
-        aggregator: Aggregator | None = None,
+        aggregator: Rule | None = None,
         optimizer: ServerOptimizer | None = None,
         gate: Gate | None = None,
         buffers: Collection[str] | None = None,
@@ -44,45 +45,46 @@ class MaskedFit(FedAvg):
         **flower_options: Any,
     ) -> None:
         super().__init__(**flower_options)
-        masked = aggregator or masked_mean(tau)
-        self.server = MaskedServer(masked, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
-        self._sent: dict[str, Array] = {}  # the global model of the round that is on its way
+        rule = aggregator or masked_mean(tau)
+        self.server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
+        self._sent: dict[str, Array] = {}  # the global model of the current round
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Note the global model, then sample as Flower does."""
-        self._sent = _named(parameters)
+        """Keep the global model, then sample as Flower does."""
+        self._sent = name_arrays(parameters)
         return list(super().configure_fit(server_round, parameters, client_manager))
 
     def aggregate_fit(
         self, server_round: int, results: list[Result], failures: list[Result | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Tally the results, mask, step; the model stays as it is where nothing valid came."""
+        """Aggregate the results and step; returns None, which keeps the model, if no result is valid."""
         if not results or (failures and not self.accept_failures):
             return None, {}
         step = self.server.step(self._sent, self._updates(results))
         for refusal in step.refused:
             log(WARNING, "aggregate_fit: client %s left out (%s): %s", *refusal)
         if step.params is None:
-            log(WARNING, "aggregate_fit: round %s leaves the model as it is: %s", server_round, step.error)
+            log(WARNING, "aggregate_fit: round %s leaves the model unchanged: %s", server_round, step.error)
             return None, {}
-        bad = {refusal.client for refusal in step.refused}
+        refused = {refusal.client for refusal in step.refused}
         metrics: dict[str, Scalar] = {}
         if self.fit_metrics_aggregation_fn is not None:
-            good = [(fit.num_examples, fit.metrics) for client, fit in results if client.cid not in bad]
-            metrics = dict(self.fit_metrics_aggregation_fn(good))
-        after = ndarrays_to_parameters([np.asarray(array) for array in step.params.values()])
-        return after, {**metrics, **step.statistics, "gma-failed": len(failures)}
+            counted = [(fit.num_examples, fit.metrics) for client, fit in results if client.cid not in refused]
+            metrics = dict(self.fit_metrics_aggregation_fn(counted))
+        parameters = ndarrays_to_parameters([np.asarray(array) for array in step.params.values()])
+        return parameters, {**metrics, **step.statistics, "gma-failed": len(failures)}
 
     def _updates(self, results: Iterable[Result]) -> Iterator[Reply]:
         for client, fit in results:
             try:
-                local: Any = _named(fit.parameters)
+                local: Any = name_arrays(fit.parameters)
             except (ValueError, TypeError, EOFError, OSError) as error:
                 local = type(error).__name__  # for the gate to refuse
             yield difference(local, self._sent, cast=self.server.gate.cast), fit.num_examples, client.cid
 
 
-def _named(parameters: Parameters) -> dict[str, Array]:
-    return {str(place): array for place, array in enumerate(parameters_to_ndarrays(parameters))}
+def name_arrays(parameters: Parameters) -> dict[str, Array]:
+    """A list of arrays as a mapping; entries are named by their position."""
+    return {str(position): array for position, array in enumerate(parameters_to_ndarrays(parameters))}

@@ -1,4 +1,4 @@
-"""Flower's messages: who is asked, how replies come one at a time, and what is read out of them."""
+"""Flower's messages: sampling nodes, receiving replies one at a time, and reading them."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,15 +15,15 @@ from fedgma.arrays import Array
 from fedgma.errors import NotEnoughClients
 from fedgma.seeds import generator
 
-PAUSE = 0.5  # seconds between looks for replies
-INTRODUCTION = 120.0  # seconds for nodes to say who they are; it starts a process on each of them
-IDENTITY = "identity"  # the record in which a node says who it is
+PAUSE = 0.5  # seconds between checks for replies
+INTRODUCTION = 120.0  # seconds to wait for identities; each node starts a process to reply
+IDENTITY = "identity"  # name of the record that holds a node's identity
 
 
-def ask(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
-    """Send messages and give each reply as it comes, until all are there or the time is over.
+def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+    """Send messages and yield each reply as it arrives, until all have arrived or the time is over.
 
-    Replies are fetched one at a time, so that no more than one model is in memory.
+    Replies are fetched one at a time, so that only one model is in memory.
     """
     deadline = time.monotonic() + timeout
     waiting = [message_id for message_id in grid.push_messages(list(messages)) if message_id]
@@ -36,50 +36,50 @@ def ask(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Mes
         if waiting:
             time.sleep(PAUSE)
     if waiting:
-        log(WARNING, "%d replies did not come within %g s; they are not waited for any longer", len(waiting), timeout)
+        log(WARNING, "%d replies did not arrive within %g s; continuing without them", len(waiting), timeout)
 
 
 def identify(message: Message, context: Context) -> Message:
-    """A node's answer to who it is: register it with `app.query()(identify)` in a ClientApp."""
+    """Reply with a node's identity; register it in a ClientApp: `app.query()(identify)`."""
     key = str(message.content[IDENTITY]["key"])
     answer = ConfigRecord({"value": context.node_config.get(key, "")})
     return Message(content=RecordDict({IDENTITY: answer}), reply_to=message)
 
 
 class Roster:
-    """Nodes in an order that does not depend on their numbers, which Flower draws anew for every connection.
+    """Orders nodes independently of their ids, which Flower draws anew for every connection.
 
-    By default the order is that of the nodes' public keys: with node authentication it is the same in every run. With
-    `identity`, a key of the node config such as "partition-id", nodes are asked for it once and ordered by the answer;
-    then a seed samples the same partitions in every federation, simulated or not.
+    By default nodes are ordered by public key, which is the same in every run with node authentication. With
+    `identity`, a key of the node config such as "partition-id", each node is asked once for its value, and nodes are
+    ordered by it; then a seed samples the same partitions in every federation, simulated or deployed.
     """
 
     def __init__(self, identity: str | None = None) -> None:
         self.identity = identity
         self._known: dict[int, tuple[bool, float, str]] = {}
 
-    def ordered(self, grid: Grid) -> list[int]:
-        """All nodes that are connected, in order; with `identity`, those that have said who they are."""
+    def order_nodes(self, grid: Grid) -> list[int]:
+        """All connected nodes, in order; with `identity`, only those that have replied."""
         keys = {int(node.node_id): bytes(node.public_key) for node in grid.get_nodes()}
         if self.identity is not None:
-            self._ask_strangers(grid, [node for node in sorted(keys) if node not in self._known])
-            known = [node for node in keys if node in self._known]  # the others may have more to say next time
+            self._ask_identities(grid, [node for node in sorted(keys) if node not in self._known])
+            known = [node for node in keys if node in self._known]  # the others are asked again next time
             return sorted(known, key=lambda node: (self._known[node], keys[node], node))
         return sorted(keys, key=lambda node: (keys[node], node))
 
-    def _ask_strangers(self, grid: Grid, nodes: list[int]) -> None:
+    def _ask_identities(self, grid: Grid, nodes: list[int]) -> None:
         content = RecordDict({IDENTITY: ConfigRecord({"key": str(self.identity)})})
         messages = [Message(content=content, message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
-        for reply in ask(grid, messages, INTRODUCTION) if messages else ():
+        for reply in send_and_receive(grid, messages, INTRODUCTION) if messages else ():
             node = int(reply.metadata.src_node_id)
             if reply.has_error():
-                log(WARNING, "node %s does not say its %r: %s", node, self.identity, reply.error.reason)
+                log(WARNING, "node %s did not send its %r: %s", node, self.identity, reply.error.reason)
             else:
                 self._known[node] = _sortable(reply.content[IDENTITY]["value"])
 
 
 def _sortable(value: object) -> tuple[bool, float, str]:
-    """Numbers by size, then words."""
+    """A sort key: numbers by size, then strings."""
     if isinstance(value, int | float):
         return (False, float(value), "")
     return (True, 0.0, str(value))
@@ -94,23 +94,23 @@ def sample(
     available: int,
     wait: float,
 ) -> list[int]:
-    """Nodes drawn by (seed, purpose, round), once enough are connected; `wanted` gives their number out of all."""
+    """Draw nodes by (seed, purpose, round), once enough are connected; `wanted` maps connected to drawn nodes."""
     deadline = time.monotonic() + wait
     while True:
-        nodes = roster.ordered(grid)
+        nodes = roster.order_nodes(grid)
         needed = max(available, wanted(len(nodes)))
         if len(nodes) >= needed:
             break
         if time.monotonic() > deadline:
-            raise NotEnoughClients(f"{len(nodes)} nodes after {wait:g} s, round {draw[2]} needs {needed}")
+            raise NotEnoughClients(f"round {draw[2]} needs {needed} nodes, got {len(nodes)} after {wait:g} s")
         log(INFO, "waiting for nodes: %d of %d", len(nodes), needed)
         time.sleep(1)
     drawn = generator(*draw).choice(len(nodes), wanted(len(nodes)), replace=False)
-    return [nodes[place] for place in sorted(drawn)]
+    return [nodes[position] for position in sorted(drawn)]
 
 
 def read_reply(message: Message, sent: dict[str, Array], weighted_by: str, *, cast: bool) -> Reply:
-    """A reply's update, weight and node; what cannot be read is passed on for the gate to refuse."""
+    """A reply's update, weight and node; an unreadable reply becomes an update that the gate refuses."""
     node = int(message.metadata.src_node_id)
     try:
         (arrays,) = message.content.array_records.values()
@@ -122,12 +122,12 @@ def read_reply(message: Message, sent: dict[str, Array], weighted_by: str, *, ca
 
 
 def without_arrays(content: RecordDict) -> RecordDict:
-    """A reply's small records, to keep when its arrays have been counted."""
+    """A reply without its arrays, to keep after the arrays have been counted."""
     return RecordDict({name: record for name, record in content.items() if not isinstance(record, ArrayRecord)})
 
 
-def is_weighted(content: RecordDict, weighted_by: str) -> bool:
-    """Whether a reply has exactly one metric record, with a weight that can be."""
+def has_valid_weight(content: RecordDict, weighted_by: str) -> bool:
+    """Whether a reply has exactly one metric record, with a valid weight."""
     try:
         (metrics,) = content.metric_records.values()
         read_weight(metrics.get(weighted_by), float("inf"))

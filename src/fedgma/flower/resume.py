@@ -19,7 +19,8 @@ from fedgma.aggregation.gate import Refusal
 from fedgma.aggregation.server import MaskedServer, unpack_state
 from fedgma.errors import FedgmaError
 from fedgma.records.checkpoints import write_atomic
-from fedgma.records.writer import RunFolder, dump, is_running, read_lines
+from fedgma.records.reader import read_lines
+from fedgma.records.writer import RunFolder, dump, is_running
 
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
 FAILED = "failed"  # the file that says why a server app gave up

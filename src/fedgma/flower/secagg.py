@@ -1,15 +1,15 @@
-"""Masked averaging under Flower's SecAgg+: the server sees the sum of the clients' votes and updates, and no client's.
+"""Masked averaging under Flower's SecAgg+: the server only sees the sum of the clients' votes and updates.
 
-SecAgg+ lives in Flower's legacy workflows, so this is a legacy strategy, with a mod for the clients:
+SecAgg+ is part of Flower's legacy workflows, so this is a legacy strategy, with a mod for the clients:
 
     encoding = Encoding(clip=0.5, max_weight=1024)                                          # the same on both sides
     client_app = ClientApp(client_fn, mods=[secaggplus_mod, encoding_mod(encoding)])        # in this order
     workflow = secure_workflow(encoding, num_shares=5, reconstruction_threshold=3)
     DefaultWorkflow(fit_workflow=workflow)(grid, LegacyContext(context, strategy=SecureMasked(encoding, tau=0.4)))
 
-Clients are as they were (`NumPyClient.fit` returns the local model and the number of samples). What they send is the
-vector of `fedgma.aggregation.secure`, scaled so that Flower's quantisation, which rounds at random, meets whole numbers
-only and changes nothing. An update that the gate would refuse stops at its client, which then counts as dropped out.
+Clients need no change (`NumPyClient.fit` returns the local model and the number of samples). The mod sends the vector
+of `fedgma.aggregation.secure`, scaled so that Flower's stochastic quantisation only gets integers, which it does not
+change. If the gate would refuse an update, its client raises and counts as dropped out.
 """
 
 import math
@@ -26,22 +26,24 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 
 from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.secure import Encoding, Vector, decode, encode
 from fedgma.aggregation.server_round import difference
 from fedgma.arrays import FLOATS, Array, spec
 from fedgma.errors import ConfigError, DataError, Diverged
+from fedgma.flower.legacy import name_arrays
 
 ClientCall = Callable[[Message, Context], Message]
 ClientMod = Callable[[Message, Context, ClientCall], Message]
 
 
 def secure_workflow(encoding: Encoding, num_shares: float, reconstruction_threshold: float, **options: Any) -> Any:
-    """Flower's SecAgg+ with the ranges that carry this encoding exactly; `options` are Flower's own."""
+    """Flower's SecAgg+ with ranges that transmit this encoding exactly; `options` are passed to Flower."""
     return SecAggPlusWorkflow(
         num_shares,
         reconstruction_threshold,
-        max_weight=1.0,  # every vector counts once: weights are inside
+        max_weight=1.0,  # every vector counts once: it contains the weight
         clipping_range=1.0,
         quantization_range=1 << encoding.bits,
         **options,
@@ -49,29 +51,29 @@ def secure_workflow(encoding: Encoding, num_shares: float, reconstruction_thresh
 
 
 def encoding_mod(encoding: Encoding, buffers: Collection[str] | None = None) -> ClientMod:
-    """The client's part: takes the local model that training gives and passes the encoded update on to SecAgg+."""
+    """The client's mod: replaces the trained local model by the encoded update for SecAgg+."""
 
     def mod(message: Message, context: Context, call_next: ClientCall) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return call_next(message, context)
-        sent = named(recorddict_to_fitins(message.content, keep_input=True).parameters)
+        sent = name_arrays(recorddict_to_fitins(message.content, keep_input=True).parameters)
         reply = call_next(message, context)
-        fitted = recorddict_to_fitres(reply.content, keep_input=True)
-        update = difference(named(fitted.parameters), sent)
-        vector = encode(update, fitted.num_examples, encoding, like=sent, buffers=buffers)
-        fitted.parameters = ndarrays_to_parameters([vector / encoding.half])  # exact: half is a power of two
-        fitted.num_examples = 1
-        reply.content = fitres_to_recorddict(fitted, keep_input=False)
+        result = recorddict_to_fitres(reply.content, keep_input=True)
+        update = difference(name_arrays(result.parameters), sent)
+        vector = encode(update, result.num_examples, encoding, like=sent, buffers=buffers)
+        result.parameters = ndarrays_to_parameters([vector / encoding.half])  # exact: half is a power of two
+        result.num_examples = 1
+        reply.content = fitres_to_recorddict(result, keep_input=False)
         return reply
 
     return mod
 
 
 class SecureMasked(FedAvg):
-    """A legacy Flower strategy for SecAgg+ whose aggregation and server step are fedgma's.
+    """A legacy Flower strategy for SecAgg+ with fedgma's rules and server optimisers.
 
-    The aggregator must be one that reads a tally: `masked_mean`, `mean`, `and_mask`, `rlr` and the controls. Entries
-    are named "0", "1", ... in the order of the client's arrays.
+    The rule (`aggregator`) must work on a tally: `masked_mean`, `mean`, `and_mask`, `rlr` or a control. Entries are
+    named "0", "1", ... in the order of the client's arrays.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class SecureMasked(FedAvg):
         encoding: Encoding,
         *,
         tau: float = 0.4,
-        aggregator: Aggregator | None = None,
+        aggregator: Rule | None = None,
         optimizer: ServerOptimizer | None = None,
         buffers: Collection[str] | None = None,
         **flower_options: Any,
@@ -89,54 +91,51 @@ class SecureMasked(FedAvg):
         self.aggregator = aggregator or masked_mean(tau)
         self.optimizer = optimizer or sgd()
         if not self.aggregator.streams or self.aggregator.prepare is not None:
-            raise ConfigError(f"{self.aggregator.name} looks at single updates, which a secure sum does not show")
+            raise ConfigError(f"{self.aggregator.name} needs single updates, but a secure sum only gives their total")
         self.state: State | None = None
         self._sent: dict[str, Array] = {}
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> list[tuple[Any, FitIns]]:
-        """Sample this round's clients; refuses more of them than a sum can hold."""
-        self._sent = named(parameters)
-        asked: list[tuple[Any, FitIns]] = super().configure_fit(server_round, parameters, client_manager)
-        if len(asked) > self.encoding.capacity():
-            limit = f"at most {self.encoding.capacity()} clients a round with {self.encoding.bits} bits"
-            raise ConfigError(f"SecAgg+ sums modulo 2**32: {limit}, {len(asked)} were asked; use fewer bits")
-        return asked
+        """Sample this round's clients; raises if there are too many for the encoding."""
+        self._sent = name_arrays(parameters)
+        sampled: list[tuple[Any, FitIns]] = super().configure_fit(server_round, parameters, client_manager)
+        if len(sampled) > self.encoding.capacity():
+            limit = f"at most {self.encoding.capacity()} clients per round with {self.encoding.bits} bits"
+            raise ConfigError(f"SecAgg+ sums modulo 2**32: expected {limit}, got {len(sampled)}; use fewer bits")
+        return sampled
 
     def aggregate_fit(
         self, server_round: int, results: list[tuple[Any, FitRes]], failures: list[Any]
     ) -> tuple[Parameters | None, dict[str, Any]]:
-        """Read the sum, mask, step; the model stays as it is where the sum cannot be read or a step would diverge."""
+        """Decode the sum and step; the model stays unchanged if the sum is invalid or the step is not finite."""
         if not results:
             return None, {}
         params = {name: array for name, array in self._sent.items() if spec(array).dtype in FLOATS}
         try:
-            tally, cut, error = decode(summed(results, self.encoding), params, self.encoding, buffers=self.buffers)
+            tally, cut, error = decode(read_sum(results, self.encoding), params, self.encoding, buffers=self.buffers)
             if tally.clients != len(results):
-                raise DataError(f"{len(results)} clients replied, the sum holds {tally.clients}")
+                raise DataError(f"the sum must hold the {len(results)} clients that replied, got {tally.clients}")
             merged = self.aggregator.conclude(tally)
             state = self.optimizer.init(params) if self.state is None else self.state
-            moved, self.state = self.optimizer.step(merged, state, params)
+            next_params, self.state = self.optimizer.step(merged, state, params)
         except (DataError, Diverged) as problem:
-            log(WARNING, "aggregate_fit: round %s leaves the model as it is: %s", server_round, problem)
+            log(WARNING, "aggregate_fit: round %s leaves the model unchanged: %s", server_round, problem)
             return None, {}
-        log(INFO, "aggregate_fit: %s clients, %s cut at the clip, mean within %.3g", tally.clients, cut, error)
-        whole = [np.asarray(moved.get(name, array)) for name, array in self._sent.items()]
-        return ndarrays_to_parameters(whole), {"gma-clients": tally.clients, "gma-cut": cut, "gma-error": error}
+        log(INFO, "aggregate_fit: %s clients, %s clipped, error of the mean <= %.3g", tally.clients, cut, error)
+        model = [np.asarray(next_params.get(name, array)) for name, array in self._sent.items()]
+        return ndarrays_to_parameters(model), {"gma-clients": tally.clients, "gma-cut": cut, "gma-error": error}
 
 
-def named(parameters: Parameters) -> dict[str, Array]:
-    """A legacy list of arrays as a mapping: entries are named by their place."""
-    return {str(place): array for place, array in enumerate(parameters_to_ndarrays(parameters))}
+def read_sum(results: list[tuple[Any, FitRes]], encoding: Encoding) -> Vector:
+    """The sum of the vectors, computed from their mean, which SecAgg+ puts into every result.
 
-
-def summed(results: list[tuple[Any, FitRes]], encoding: Encoding) -> Vector:
-    """The sum of the vectors, from the mean of them that SecAgg+ puts into every result.
-
-    The mean was divided by the number of clients in float64: it is off by at most 2**-51 of itself, and its sum by less
-    than 2**-20, so rounding finds the integer.
+    The mean is rounded to float64: its relative error is at most 2**-51, and the error of the sum is below 2**-20, so
+    rounding restores the integers.
     """
     arrays = parameters_to_ndarrays(results[0][1].parameters)
     total = arrays[0] * (float(len(results)) * encoding.half)
     if len(arrays) != 1 or not math.isfinite(float(abs(total).max(initial=0.0))):
-        raise DataError(f"SecAgg+ gave {len(arrays)} arrays, one of finite numbers was expected")
+        raise DataError(
+            f"expected one array of finite numbers from SecAgg+, got {len(arrays)} arrays or values that are not finite"
+        )
     return np.rint(total).astype(np.int64)

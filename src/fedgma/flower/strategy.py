@@ -1,14 +1,13 @@
-"""Masked averaging on Flower: any aggregator with any server optimiser, as one strategy of the message API.
+"""Masked averaging on Flower: any rule with any server optimiser, as a strategy of the message API.
 
     from fedgma.flower import Masked
     strategy = Masked(tau=0.4)                                              # was: FedAvg()
     strategy = Masked(aggregator=fedgma.masked_mean(0.4), optimizer=fedgma.yogi(0.01))   # was: FedYogi(eta=0.01)
 
-The mask sits after the server's preconditioner, as in the paper's Algorithm 2, and replies go one by one through the
-same tally as everywhere else. A bad reply costs its node and not the run: it is left out, logged, and counted in the
-round's metrics. Nodes are sampled from a seed, waiting has a limit, and with `start(..., folder=...)` a run that was
-stopped goes on where it was. Flower's own options (fractions, minimum nodes, keys, metric functions) are those of its
-FedAvg.
+The mask follows the server's preconditioner, as in the paper's Algorithm 2. Replies are added to a tally one at a time.
+A bad reply does not stop the run: it is left out, logged, and counted in the round's metrics. Nodes are sampled with a
+seed, waiting has a time limit, and `start(..., folder=...)` resumes a stopped run. Other options (fractions, minimum
+nodes, keys, metric functions) are those of Flower's FedAvg.
 """
 
 import time
@@ -26,30 +25,30 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedgma.aggregation.gate import Gate, Refusal
 from fedgma.aggregation.optimizers import ServerOptimizer, sgd
-from fedgma.aggregation.rules import Aggregator, masked_mean
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Array, Params
 from fedgma.errors import FedgmaError
-from fedgma.flower.messages import Roster, ask, is_weighted, read_reply, sample, without_arrays
+from fedgma.flower.messages import Roster, has_valid_weight, read_reply, sample, send_and_receive, without_arrays
 from fedgma.flower.resume import SavedRun
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class Masked(FedAvg):
-    """A Flower strategy whose aggregation is an fedgma aggregator and whose server step is an fedgma optimiser.
+    """A Flower strategy with a fedgma rule (`aggregator`) and a fedgma server optimiser.
 
-    Without `aggregator` it is gradient masked averaging at `tau`; without `optimizer` FedAvg's server. `wait` is how
-    many seconds a round waits for its nodes to connect before it gives up, `quorum` how many valid replies it needs,
-    `retries` how often a round that failed is played again before the run ends. `norm_factor` is that of
-    `MaskedServer`, `identity` that of `Roster`.
+    The default rule is gradient masked averaging at `tau`, the default optimiser FedAvg's server. A round waits `wait`
+    seconds for its nodes to connect and needs `quorum` valid replies; a failed round is repeated up to `retries` times
+    before the run ends. `norm_factor` is that of `MaskedServer`, `identity` that of `Roster`.
     """
 
     def __init__(
         self,
         *,
         tau: float = 0.4,
-        aggregator: Aggregator | None = None,
+        aggregator: Rule | None = None,
         optimizer: ServerOptimizer | None = None,
         gate: Gate | None = None,
         buffers: Collection[str] | None = None,
@@ -62,19 +61,19 @@ class Masked(FedAvg):
         **flower_options: Any,
     ) -> None:
         super().__init__(**flower_options)
-        masked = aggregator or masked_mean(tau)
-        self.server = MaskedServer(masked, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
+        rule = aggregator or masked_mean(tau)
+        self.server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
         self.seed, self.wait, self.retries = seed, wait, retries
         self.roster = Roster(identity)
-        self._sent: dict[str, Array] = {}  # the global model of the round that is on its way
-        self._asked: tuple[int, ...] = ()
-        self._error: FedgmaError | None = None  # why the latest round left the model as it was
+        self._sent: dict[str, Array] = {}  # the global model of the current round
+        self._sampled: tuple[int, ...] = ()
+        self._error: FedgmaError | None = None  # why the latest round left the model unchanged
         self._refused: tuple[Refusal, ...] = ()  # in the latest round
 
     def summary(self) -> None:
-        """Log what is aggregated how."""
+        """Log the rule and the server optimiser, then Flower's summary."""
         server = self.server
-        log(INFO, "\t├──> fedgma: %s %s", server.aggregator.name, dict(server.aggregator.settings))
+        log(INFO, "\t├──> fedgma: %s %s", server.rule.name, dict(server.rule.settings))
         log(INFO, "\t├──> server: %s %s", server.optimizer.name, dict(server.optimizer.settings))
         super().summary()
 
@@ -85,8 +84,8 @@ class Masked(FedAvg):
     ) -> Iterable[Message]:
         """Sample this round's nodes and send them the global model."""
         self._sent = {name: array.numpy() for name, array in arrays.items()}
-        self._asked = self._sample(grid, ("cohort", server_round), self.fraction_train, self.min_train_nodes)
-        return self._messages(MessageType.TRAIN, server_round, arrays, config, self._asked)
+        self._sampled = self._sample(grid, ("cohort", server_round), self.fraction_train, self.min_train_nodes)
+        return self._messages(MessageType.TRAIN, server_round, arrays, config, self._sampled)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -98,34 +97,34 @@ class Masked(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Tally the replies, mask, step; the model stays as it is where nothing valid came or a step would diverge."""
+        """Aggregate the replies and step; returns None, which keeps the model, if the round failed."""
         contents: dict[int, RecordDict] = {}
         failed: list[int] = []
-        step = self.server.step(self._sent, self._updates(replies, contents, failed), self._asked)
+        step = self.server.step(self._sent, self._updates(replies, contents, failed), self._sampled)
         for refusal in step.refused:
             log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)
         self._error, self._refused = step.error, step.refused
         if step.params is None:
-            log(WARNING, "aggregate_train: round %s leaves the model as it is: %s", server_round, step.error)
+            log(WARNING, "aggregate_train: round %s leaves the model unchanged: %s", server_round, step.error)
             return None, None
-        bad = {refusal.client for refusal in step.refused if refusal.reason != "duplicate"}
-        good = [content for node, content in contents.items() if node not in bad]
-        metrics = self._combined(self.train_metrics_aggr_fn, good)
-        late = max(0, len(self._asked) - len(contents) - len(failed))  # an error reply does not tell whose it is
+        refused = {refusal.client for refusal in step.refused if refusal.reason != "duplicate"}
+        counted = [content for node, content in contents.items() if node not in refused]
+        metrics = self._combine_metrics(self.train_metrics_aggr_fn, counted)
+        late = max(0, len(self._sampled) - len(contents) - len(failed))  # an error reply does not name its node
         metrics.update({**step.statistics, "gma-failed": len(failed), "gma-late": late})
-        return record_of(step.params), metrics
+        return to_record(step.params), metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Combine the metrics of the replies that can be read."""
+        """Combine the metrics of the valid replies."""
         contents: list[RecordDict] = []
         for message in replies:
             if message.has_error():
                 log(WARNING, "evaluate: node %s failed: %s", message.metadata.src_node_id, message.error.reason)
-            elif not is_weighted(message.content, self.weighted_by_key):
+            elif not has_valid_weight(message.content, self.weighted_by_key):
                 log(WARNING, "evaluate: node %s left out: no valid weight", message.metadata.src_node_id)
             else:
                 contents.append(message.content)
-        return self._combined(self.evaluate_metrics_aggr_fn, contents) if contents else None
+        return self._combine_metrics(self.evaluate_metrics_aggr_fn, contents) if contents else None
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -141,32 +140,32 @@ class Masked(FedAvg):
         *,
         folder: str | Path | None = None,
     ) -> Result:
-        """Play the rounds; with `folder`, save each one there and go on from where an earlier start was stopped.
+        """Run the rounds; with `folder`, save each one there and resume a stopped run from there.
 
-        `timeout` is how many seconds a round waits for replies. A resumed run gives the bits of one that never stopped.
+        A round waits `timeout` seconds for replies. A resumed run gives the same bits as one without interruption.
         """
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
         first = {name: array.numpy() for name, array in initial_arrays.items()}
         settings = {**self.server.settings, "seed": self.seed}
         with SavedRun(folder, settings, first) as saved:
-            played, params, result = saved.resume(self.server)
-            arrays = initial_arrays if params is None else record_of(params)
-            if played == 0 and evaluate_fn is not None:
-                _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
-            for server_round in range(played + 1, num_rounds + 1):
+            completed, params, result = saved.resume(self.server)
+            arrays = initial_arrays if params is None else to_record(params)
+            if completed == 0 and evaluate_fn is not None:
+                _add_metrics(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
+            for server_round in range(completed + 1, num_rounds + 1):
                 log(INFO, "[ROUND %d/%d]", server_round, num_rounds)
                 began = time.monotonic()
-                arrays, trained = self._train(server_round, arrays, train_config, grid, timeout)
-                evaluated = self._evaluate(server_round, arrays, evaluate_config, grid, timeout)
-                scored = evaluate_fn(server_round, arrays) if evaluate_fn is not None else None
-                _keep(result.train_metrics_clientapp, server_round, trained)
-                _keep(result.evaluate_metrics_clientapp, server_round, evaluated)
-                _keep(result.evaluate_metrics_serverapp, server_round, scored)
-                metrics = {"train": trained, "evaluate": evaluated, "server": scored}
-                saved.save(server_round, pack_state(self.server, _plain(arrays)), metrics, self._refused)
-                log(INFO, "round %d took %.1f s: %s", server_round, time.monotonic() - began, dict(trained or {}))
-            saved.finish(num_rounds, _plain(arrays))
+                arrays, train_metrics = self._train(server_round, arrays, train_config, grid, timeout)
+                evaluate_metrics = self._evaluate(server_round, arrays, evaluate_config, grid, timeout)
+                server_metrics = evaluate_fn(server_round, arrays) if evaluate_fn is not None else None
+                _add_metrics(result.train_metrics_clientapp, server_round, train_metrics)
+                _add_metrics(result.evaluate_metrics_clientapp, server_round, evaluate_metrics)
+                _add_metrics(result.evaluate_metrics_serverapp, server_round, server_metrics)
+                metrics = {"train": train_metrics, "evaluate": evaluate_metrics, "server": server_metrics}
+                saved.save(server_round, pack_state(self.server, _to_arrays(arrays)), metrics, self._refused)
+                log(INFO, "round %d took %.1f s: %s", server_round, time.monotonic() - began, dict(train_metrics or {}))
+            saved.finish(num_rounds, _to_arrays(arrays))
         result.arrays = arrays
         return result
 
@@ -177,10 +176,10 @@ class Masked(FedAvg):
             messages = list(self.configure_train(server_round, arrays, config or ConfigRecord(), grid))
             if not messages:
                 return arrays, None
-            moved, metrics = self.aggregate_train(server_round, ask(grid, messages, timeout))
-            if moved is not None:
-                return moved, metrics
-            log(WARNING, "round %d: attempt %d of %d came to nothing", server_round, attempt + 1, self.retries + 1)
+            next_arrays, metrics = self.aggregate_train(server_round, send_and_receive(grid, messages, timeout))
+            if next_arrays is not None:
+                return next_arrays, metrics
+            log(WARNING, "round %d: attempt %d of %d failed", server_round, attempt + 1, self.retries + 1)
         assert self._error is not None
         raise self._error
 
@@ -188,14 +187,14 @@ class Masked(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord | None, grid: Grid, timeout: float
     ) -> MetricRecord | None:
         messages = list(self.configure_evaluate(server_round, arrays, config or ConfigRecord(), grid))
-        return self.aggregate_evaluate(server_round, ask(grid, messages, timeout)) if messages else None
+        return self.aggregate_evaluate(server_round, send_and_receive(grid, messages, timeout)) if messages else None
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _updates(
         self, replies: Iterable[Message], contents: dict[int, RecordDict], failed: list[int]
     ) -> Iterator[Reply]:
-        """The replies for the tally; their small records and the nodes that failed are noted on the way."""
+        """Yield replies for the tally; collects their other records in `contents` and failed nodes in `failed`."""
         for message in replies:
             node = int(message.metadata.src_node_id)
             if message.has_error():
@@ -205,19 +204,19 @@ class Masked(FedAvg):
             contents.setdefault(node, without_arrays(message.content))
             yield read_reply(message, self._sent, self.weighted_by_key, cast=self.server.gate.cast)
 
-    def _combined(self, combine: Callable[..., MetricRecord], contents: list[RecordDict]) -> MetricRecord:
+    def _combine_metrics(self, combine: Callable[..., MetricRecord], contents: list[RecordDict]) -> MetricRecord:
         try:
             return combine(contents, self.weighted_by_key) if contents else MetricRecord()
         except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-            log(WARNING, "the nodes' metrics do not fit together and are left out: %s", error)
+            log(WARNING, "the nodes' metrics cannot be combined and are left out: %s", error)
             return MetricRecord()
 
-    def _sample(self, grid: Grid, draw: tuple[str, int], fraction: float, least: int) -> tuple[int, ...]:
+    def _sample(self, grid: Grid, draw: tuple[str, int], fraction: float, minimum: int) -> tuple[int, ...]:
         if fraction == 0.0:
             return ()
 
         def wanted(nodes: int) -> int:
-            return max(int(nodes * fraction), least)
+            return max(int(nodes * fraction), minimum)
 
         available = self.min_available_nodes
         nodes = sample(self.roster, grid, draw=(self.seed, *draw), wanted=wanted, available=available, wait=self.wait)
@@ -231,15 +230,15 @@ class Masked(FedAvg):
         return [Message(content=record, message_type=kind, dst_node_id=node) for node in nodes]
 
 
-def record_of(params: Params) -> ArrayRecord:
+def to_record(params: Params) -> ArrayRecord:
     """Named arrays as Flower's record."""
     return ArrayRecord({name: FlowerArray(np.asarray(array)) for name, array in params.items()})
 
 
-def _plain(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+def _to_arrays(arrays: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in arrays.items()}
 
 
-def _keep(history: dict[int, MetricRecord], server_round: int, metrics: MetricRecord | None) -> None:
+def _add_metrics(history: dict[int, MetricRecord], server_round: int, metrics: MetricRecord | None) -> None:
     if metrics is not None:
         history[server_round] = metrics

@@ -1,8 +1,9 @@
-"""Keeps a Flower run going: starts the SuperLink, submits the app, watches both, starts again what dies.
+"""Supervises a Flower run: starts the SuperLink, submits the app, watches both, and restarts what dies.
 
-Flower itself does not go on with a run whose SuperLink or server app died. Here the server app saves every round
-(`Masked.start(..., folder=...)`), and the supervisor submits it again until the run's folder is marked as done. An end
-on purpose (too few clients, settings that cannot be) is not tried again: its exit code and sentence are passed on.
+Flower does not resume a run whose SuperLink or server app died. Here the server app saves every round
+(`Masked.start(..., folder=...)`), and the supervisor submits it again until the run's folder is marked as done. If the
+app ends with a fedgma error (too few clients, invalid settings), it is not restarted; exit code and message are
+passed on.
 """
 
 import contextlib
@@ -16,19 +17,20 @@ from typing import Any
 from fedgma.errors import FedgmaError
 from fedgma.flower.deployment import Deployment
 from fedgma.records.checkpoints import written_to
-from fedgma.records.writer import complete_lines, is_running
+from fedgma.records.reader import read_lines
+from fedgma.records.writer import is_running
 
-LOOK = 0.5  # seconds between looks at processes and files
-ASK = 20.0  # seconds between questions to the SuperLink, each of which starts a process
-START = 60.0  # seconds for a SuperLink to answer
-TALK = 120.0  # seconds for one of Flower's commands
-GRACE = 10.0  # seconds for a process to end when it is asked to
+POLL_INTERVAL = 0.5  # seconds between checks of processes and files
+STATUS_INTERVAL = 20.0  # seconds between status requests to the SuperLink; each starts a process
+START_TIMEOUT = 60.0  # seconds for a SuperLink to accept connections
+COMMAND_TIMEOUT = 120.0  # seconds for one of Flower's commands
+STOP_TIMEOUT = 10.0  # seconds for a process to end after SIGTERM
 
 Marks = dict[str, tuple[int, int]]
 
 
 class Supervisor:
-    """One run from start to end; `say` is told what happens, `stopping` whether to stop."""
+    """Supervises one run; calls `say` with each event, and stops when `stopping` returns True."""
 
     def __init__(
         self,
@@ -40,13 +42,13 @@ class Supervisor:
     ) -> None:
         self.deployment, self.restarts, self.say, self.stopping = deployment, restarts, say, stopping
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.starts = 0  # of the run, the first one included
+        self.starts = 0  # number of times the app was submitted
         self._run = ""
-        self._asked = 0.0
+        self._status_checked = 0.0
         self._registered = False
 
     def run(self) -> int:
-        """Play the run to its end; the exit code, 0 where it came to its end."""
+        """Supervise the run until it ends; returns the exit code, 0 if the run is done."""
         self.deployment.check()
         with written_to(self.deployment.state):
             (self.deployment.state / "logs").mkdir(parents=True, exist_ok=True)
@@ -57,45 +59,45 @@ class Supervisor:
             self._stop_all()
 
     def _supervise(self) -> int:
-        in_vain, rounds = 0, self._rounds()
+        failed_starts, rounds = 0, self._rounds()
         while not self.stopping():
             before = self._marks()
-            trouble = self._begin() or self._watch(before)
-            if trouble is None:
+            problem = self._begin() or self._watch(before)
+            if problem is None:
                 return self._conclude(before)
-            in_vain, rounds = (0, self._rounds()) if self._rounds() > rounds else (in_vain + 1, rounds)
-            if in_vain > self.restarts:
+            failed_starts, rounds = (0, self._rounds()) if self._rounds() > rounds else (failed_starts + 1, rounds)
+            if failed_starts > self.restarts:
                 logs = self.deployment.state / "logs"
-                raise FedgmaError(f"{trouble}; {self.restarts} new starts brought no further round, see {logs}")
-            self.say(f"{trouble}; starting again after round {rounds}")
-        return 0  # whoever asked to stop knows the exit code
+                raise FedgmaError(f"{problem}; no further round after {self.restarts} restarts, see {logs}")
+            self.say(f"{problem}; restarting after round {rounds}")
+        return 0  # stopped by the caller, who sets the exit code
 
     def _begin(self) -> str | None:
-        """SuperLink, nodes and app, as far as they are not running; what went wrong, if something did."""
-        if not self._is_alive("superlink") and (trouble := self._start_superlink()) is not None:
-            return trouble
+        """Start SuperLink and nodes if they are not running, and submit the app; returns a problem or None."""
+        if not self._is_alive("superlink") and (problem := self._start_superlink()) is not None:
+            return problem
         for number in range(self.deployment.nodes):
             self._start_node(number)
-        answer = self._talk(self.deployment.submit())
+        answer = self._run_command(self.deployment.submit())
         if not answer.get("run-id"):
             return f"the app could not be submitted: {answer.get('error-message', 'no answer')}"
-        self._run, self._asked, self.starts = str(answer["run-id"]), time.monotonic(), self.starts + 1
-        self.say(f"run {self._run} submitted, {self._rounds()} rounds played before")
+        self._run, self._status_checked, self.starts = str(answer["run-id"]), time.monotonic(), self.starts + 1
+        self.say(f"run {self._run} submitted after {self._rounds()} completed rounds")
         return None
 
     def _start_superlink(self) -> str | None:
         self._start("superlink", self.deployment.superlink(), "superlink")
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + START_TIMEOUT
         while not _answers(self.deployment.address):
             if not self._is_alive("superlink"):
-                return f"the SuperLink ended as it started (exit code {self.processes['superlink'].returncode})"
+                return f"the SuperLink failed to start (exit code {self.processes['superlink'].returncode})"
             if time.monotonic() > deadline or self.stopping():
-                return f"the SuperLink did not answer within {START:g} s"
-            time.sleep(LOOK)
+                return f"the SuperLink did not accept connections within {START_TIMEOUT:g} s"
+            time.sleep(POLL_INTERVAL)
         for key in self.deployment.public_keys() if not self._registered else ():
-            if not self._talk(self.deployment.register(key)).get("success"):
-                self.say(f"{key.name} was registered before")
-        self._registered = True  # the data base outlives the SuperLink
+            if not self._run_command(self.deployment.register(key)).get("success"):
+                self.say(f"{key.name} is registered already")
+        self._registered = True  # a restarted SuperLink reads it from its database
         return None
 
     def _start_node(self, number: int) -> None:
@@ -104,7 +106,7 @@ class Supervisor:
             self._start(f"node-{number}", self.deployment.node(number), f"node-{number}")
 
     def _watch(self, before: Marks) -> str | None:
-        """Wait until the run has an end; None is an end on purpose, else what happened."""
+        """Wait until the run ends; returns None if its folder marks the end, else a problem."""
         rounds = self._rounds()
         while not self.stopping():
             if self._new_marks(before) and not is_running(self.deployment.folder):
@@ -118,25 +120,25 @@ class Supervisor:
                 if not self._is_alive(f"node-{number}"):
                     self.say(f"node-{number} died (exit code {self.processes[f'node-{number}'].returncode})")
                     self._start_node(number)
-            if time.monotonic() - self._asked > ASK and (ended := self._ended()) is not None:
-                return None if self._new_marks(before) else ended
-            time.sleep(LOOK)
+            if time.monotonic() - self._status_checked > STATUS_INTERVAL and (ending := self._ended()) is not None:
+                return None if self._new_marks(before) else ending
+            time.sleep(POLL_INTERVAL)
         return None
 
     def _ended(self) -> str | None:
-        """How the run ended, as the SuperLink sees it; None while it goes on."""
-        self._asked = time.monotonic()
-        runs = self._talk(self.deployment.status(self._run)).get("runs") or [{}]
+        """How the run ended according to the SuperLink; None while it is running."""
+        self._status_checked = time.monotonic()
+        runs = self._run_command(self.deployment.status(self._run)).get("runs") or [{}]
         status = str(runs[0].get("status", ""))
         return f"the server app ended ({status})" if status.startswith("finished") else None
 
     def _conclude(self, before: Marks) -> int:
-        """The exit code that the run's folder tells."""
+        """The exit code according to the run's folder."""
         if self.stopping():
             return 0
         if "failed" in self._new_marks(before):
             note = json.loads((self.deployment.folder / "failed").read_text(encoding="utf-8"))
-            self.say(f"the run gave up: {note['message']}")
+            self.say(f"the run failed: {note['message']}")
             return int(note["exit_code"])
         self.say(f"done: {(self.deployment.folder / 'done').read_text(encoding='utf-8').strip()}")
         return 0
@@ -144,25 +146,25 @@ class Supervisor:
     # -- files and processes -------------------------------------------------------------------------------------------
 
     def _rounds(self) -> int:
-        return len(complete_lines(self.deployment.folder / "rounds.jsonl"))
+        return len(read_lines(self.deployment.folder))
 
     def _losses(self) -> str:
-        """What the latest round was played without."""
-        line = json.loads(complete_lines(self.deployment.folder / "rounds.jsonl")[-1])
-        lost = [f"node {one['client']} refused ({one['reason']})" for one in line.get("refused", [])]
+        """Refused, failed and late nodes of the latest round."""
+        line = read_lines(self.deployment.folder)[-1]
+        losses = [f"node {refusal['client']} refused ({refusal['reason']})" for refusal in line.get("refused", [])]
         for name in ("failed", "late"):
             if (count := (line.get("train") or {}).get(f"gma-{name}")) is not None and count > 0:
-                lost.append(f"{count} {name}")
-        return f" without: {', '.join(lost)}" if lost else ""
+                losses.append(f"{count} {name}")
+        return f" without: {', '.join(losses)}" if losses else ""
 
     def _marks(self) -> Marks:
-        """The ends marked in the run's folder; each is written as a new file, so that it is told from an old one."""
-        found = {}
+        """Files that mark the end of the run, with inode and time, which tell a new file from an older one."""
+        marks = {}
         for name in ("done", "failed"):
             with contextlib.suppress(FileNotFoundError):
-                held = (self.deployment.folder / name).stat()
-                found[name] = (held.st_ino, held.st_mtime_ns)
-        return found
+                status = (self.deployment.folder / name).stat()
+                marks[name] = (status.st_ino, status.st_mtime_ns)
+        return marks
 
     def _new_marks(self, before: Marks) -> Marks:
         return {name: mark for name, mark in self._marks().items() if mark != before.get(name)}
@@ -173,17 +175,22 @@ class Supervisor:
     def _start(self, name: str, command: list[str], home: str) -> None:
         with (self.deployment.state / "logs" / f"{name}.log").open("ab") as log:
             environment = self.deployment.environment(home)
-            # a session of its own: Ctrl-C reaches the supervisor, which then ends them in order
+            # a new session: Ctrl-C only reaches the supervisor, which then stops all processes in order
             self.processes[name] = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self.say(f"{name} started as process {self.processes[name].pid}")
 
-    def _talk(self, command: list[str]) -> dict[str, Any]:
-        """What one of Flower's commands answers; nothing where it does not."""
+    def _run_command(self, command: list[str]) -> dict[str, Any]:
+        """The JSON output of one of Flower's commands; empty if there is none."""
         try:
             done = subprocess.run(
-                command, env=self.deployment.environment(), capture_output=True, timeout=TALK, check=False, text=True
+                command,
+                env=self.deployment.environment(),
+                capture_output=True,
+                timeout=COMMAND_TIMEOUT,
+                check=False,
+                text=True,
             )
             answer = json.loads(done.stdout[done.stdout.index("{") :])
         except (subprocess.TimeoutExpired, ValueError):
@@ -191,11 +198,11 @@ class Supervisor:
         return answer if isinstance(answer, dict) else {}
 
     def _stop_all(self) -> None:
-        """End what was started, nodes first; by force after a while."""
+        """Stop all processes, nodes first; kill those that do not end in time."""
         alive = [name for name in reversed(self.processes) if self._is_alive(name)]
         for name in alive:
             self.processes[name].terminate()
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + STOP_TIMEOUT
         for name in alive:
             process = self.processes[name]
             try:

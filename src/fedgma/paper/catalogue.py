@@ -6,7 +6,7 @@ splits = ["test", ...]          what is compared beside test accuracy
 figures, axis                   pictures to draw again, and what stands on their horizontal axis
 analysis                        whether there is an analysis of that number in `fedgma.paper.analyses`
 [settings]                      as in a settings file: lists make a sweep; shared by all parts
-[[parts]]                       name, further settings, `rates` ("shared" or "own"), and how the paper names its cells
+[[parts]]                       name, further settings, `rates` (see `Part`), and how the paper names its cells
 [[claims]]                      what the paper says, in our words, and which cells show it
 """
 
@@ -20,7 +20,7 @@ from fedgma.errors import ConfigError, DataError
 
 SEEDS = 4
 STATISTICS = ("best", "last10")
-RATES = ("shared", "own")
+RATES = ("shared", "own", "setting")
 
 
 class Claim(NamedTuple):
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     first: str = ""
     second: str = ""
     at: float | None = None
-    note: str = ""  # of an analysis: what its notes on this claim have in them
+    finding: str = ""  # of an analysis: the id of its finding, or the path above several
 
 
 class Part(NamedTuple):
@@ -43,9 +43,16 @@ class Part(NamedTuple):
 
     name: str
     settings: Mapping[str, Any] = {}
-    rates: str = "shared"  # one pair of learning rates for all arms, or each arm's own
+    # one pair of learning rates for all arms ("shared"), each arm its own ("own"), or each arm its own for this very
+    # partition and number of clients ("setting")
+    rates: str = "shared"
     printed: bool = True  # whether the printed tables have these cells
     printed_as: Mapping[str, str] = {}  # columns of the printed table that our settings say otherwise
+
+    @property
+    def own_rates(self) -> bool:
+        """Whether each arm has rates of its own."""
+        return self.rates != "shared"
 
 
 class Printed(NamedTuple):

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.settings import record
 from fedgma.paper.catalogue import Experiment, Part
 from fedgma.paper.plans import WHOLE, Cut, Plan, plan_runs
 from fedgma.paper.printed import Number, number_of, printed_rows
 from fedgma.paper.rates import KEYS, Chosen
 from fedgma.records.reader import flat
-from fedgma.statistics.arms import AGGREGATOR_SETTINGS, BASELINE, frozen, telling_names
+from fedgma.statistics.arms import frozen, telling_names
+from fedgma.statistics.labels import AGGREGATION
 
 # settings that do not say which cell a run belongs to: how long it was, how closely it was watched, which seed it had
 LOOSE = ("seed", "partition.seed", "rounds", "evaluate_every", "mask_every", "client_test_size")
@@ -59,7 +61,7 @@ def _pairs(plan: Plan) -> list[tuple[Part, Flat | None, Flat | None]]:
     groups: dict[str, tuple[Part, list[Flat]]] = {}
     for part, settings in plan.runs:
         own = dict(flat(record(settings)))
-        free = ("aggregator", *AGGREGATOR_SETTINGS, *LOOSE, *(KEYS if part.rates == "own" else ()))
+        free = (*AGGREGATION, *LOOSE, *(KEYS if part.own_rates else ()))
         groups.setdefault(f"{part.name}{frozen(own, free)}", (part, []))[1].append(own)
     pairs: list[tuple[Part, Flat | None, Flat | None]] = []
     for part, members in groups.values():
@@ -76,7 +78,7 @@ def _in_order(labels: Sequence[Mapping[str, Any]]) -> Callable[[Cell], list[Any]
         for name, value in label.items():
             if value not in first.setdefault(name, []):
                 first[name].append(value)
-    last = ("algorithm", "aggregator", *AGGREGATOR_SETTINGS)
+    last = ("algorithm", *AGGREGATION)
     names = sorted(first, key=lambda name: last.index(name) if name in last else -1)
     numeric = {name for name in names if all(isinstance(value, int | float) for value in first[name])}
     return lambda cell: [cell.label[n] if n in numeric else first[n].index(cell.label[n]) for n in names]

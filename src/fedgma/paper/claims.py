@@ -1,7 +1,7 @@
-"""What the paper claims, looked at over the cells that it is about: one sentence and one verdict a claim.
+"""What the paper claims, tested on the cells that it is about: one sentence and one verdict a claim.
 
-Over several cells the interval is that of the seeds: a seed's difference is its mean over the cells, so that cells that
-share their seeds are not counted as if they were independent.
+Over several cells the 95 % CI is over seeds: a seed's difference is its mean over the cells, because cells that share
+their seeds are not independent.
 """
 
 from collections import Counter
@@ -10,47 +10,75 @@ from typing import Any, NamedTuple
 
 from fedgma.aggregation.masks import votes_needed
 from fedgma.paper.catalogue import Claim
-from fedgma.paper.compare import AGREES, CONTRADICTS, MISSING, NONE, SIGN, UNPRINTED, Compared, Comparison
+from fedgma.paper.compare import Agreement, Compared, Comparison
 from fedgma.paper.entries import Entry
+from fedgma.paper.findings import ClaimVerdict, Finding, judged
 from fedgma.paper.rates import KEYS
-from fedgma.statistics.arms import plain, short, sortable
+from fedgma.statistics.labels import plain, short, sortable
 from fedgma.statistics.verdicts import Verdict, paired
 
-HOLDS, FAILS, OPEN = "holds", "contradicted", "cannot be told"
-UNSEEN = ""  # of some data sets, where what the claim is about was not run
 NEAR = 1.0  # points within which two arms are near each other
+OPPOSITE = {ClaimVerdict.HOLDS: ClaimVerdict.CONTRADICTED, ClaimVerdict.CONTRADICTED: ClaimVerdict.HOLDS}
 TARGET = 0.95  # share of the lower arm's final level that both have to reach
 
 ANALYSIS = "analysis"  # the kind of claim that runs alone do not show
 BETWEEN = ("near", "sooner", "versus")  # kinds that put two arms of a cell beside each other
+TOGETHER = ("peak", "best_pair", "same_pair")  # kinds with one verdict over all data sets
 
 PerSeed = dict[int, float]
-Kind = Callable[[Claim, Sequence[Compared], Comparison], tuple[str, str]]
+Look = tuple[ClaimVerdict | None, str]  # None where what the claim is about was not run
+Kind = Callable[[Claim, Sequence[Compared], Comparison], Look]
 
 
-class Finding(NamedTuple):
-    """What came of a claim."""
+class Answer(NamedTuple):
+    """What came of a claim: a verdict for each group of data sets, or one under the empty name."""
 
     claim: Claim
-    verdict: str
+    verdicts: Mapping[str, ClaimVerdict]
     text: str
 
+    @property
+    def verdict(self) -> str:
+        """The verdicts in words; one word where they agree."""
+        if len(set(self.verdicts.values())) == 1:
+            return str(next(iter(self.verdicts.values())))
+        return ", ".join(f"{verdict} ({names})" for names, verdict in self.verdicts.items())
 
-def look_at(comparison: Comparison, notes: Sequence[str] = ()) -> list[Finding]:
-    """Every claim of an experiment; `notes` are those of its analysis."""
-    return [_look(claim, comparison, notes) for claim in comparison.experiment.claims]
+
+def look_at(comparison: Comparison, findings: Sequence[Finding] = ()) -> list[Answer]:
+    """Every claim of an experiment; `findings` are those of its analysis."""
+    return [
+        _analysed(claim, findings) if claim.kind == ANALYSIS else _look(claim, comparison)
+        for claim in comparison.experiment.claims
+    ]
 
 
-def _look(claim: Claim, comparison: Comparison, notes: Sequence[str]) -> Finding:
-    if claim.kind == ANALYSIS:
-        said = " ".join(note for note in notes if claim.note in note)
-        return Finding(claim, "see what was found" if said else MISSING, said or "the analysis was not done")
+def _analysed(claim: Claim, findings: Sequence[Finding]) -> Answer:
+    """What the findings below the claim's id say; those without a verdict only describe."""
+    named = [finding for finding in findings if finding.is_below(claim.finding)]
+    if not named:
+        return Answer(claim, {"": ClaimVerdict.NOT_RUN}, f"no analysis with a finding {claim.finding!r}")
+    verdicts = {
+        finding.id.removeprefix(f"{claim.finding}/").replace("_", "-"): finding.verdict
+        for finding in named
+        if finding.verdict is not None
+    }
+    return Answer(claim, verdicts or {"": ClaimVerdict.INCONCLUSIVE}, " ".join(finding.text for finding in named))
+
+
+def _look(claim: Claim, comparison: Comparison) -> Answer:
+    """Data sets of other seeds are looked at one after the other, with a verdict each."""
     cells = [one for one in comparison.on(claim.split) if _is_about(claim, one)]
     run = [one for one in cells if one.differences]
     if not run:
-        return Finding(claim, MISSING, "no cell of it was run")
-    verdict, text = KINDS[claim.kind](claim, run, comparison)
-    return Finding(claim, verdict, f"{text} ({len(run)} of {len(cells)} cells)" if len(run) < len(cells) else text)
+        return Answer(claim, {"": ClaimVerdict.NOT_RUN}, "no cell of it was run")
+    groups = {} if claim.kind in TOGETHER else _of_same_seeds(run)
+    looked = {names: KINDS[claim.kind](claim, own, comparison) for names, own in (groups or {"": run}).items()}
+    verdicts = {names: verdict for names, (verdict, _) in looked.items() if verdict is not None}
+    texts = [f"{names}: {looked[names][1]}" if len(verdicts) > 1 else looked[names][1] for names in verdicts]
+    text = "; ".join(texts) or next(iter(looked.values()))[1]
+    part = f"; {len(run)} of {len(cells)} cells were run" if len(run) < len(cells) else ""
+    return Answer(claim, verdicts or {"": ClaimVerdict.INCONCLUSIVE}, text + part)
 
 
 def _is_about(claim: Claim, one: Compared) -> bool:
@@ -69,33 +97,16 @@ def over_seeds(rows: Sequence[PerSeed]) -> list[float]:
     return [sum(row[seed] for row in rows) / len(rows) for seed in seeds]
 
 
-def _by_interval(verdict: Verdict) -> str:
-    return HOLDS if verdict.low > 0 else FAILS if verdict.high < 0 else OPEN
+def _estimate(verdict: Verdict, unit: str = "points") -> str:
+    if verdict.interval is None:
+        return f"{verdict.mean:+.2f} {unit}, one seed"
+    return f"{verdict.mean:+.2f} {unit}, 95 % CI {verdict.low:+.2f} to {verdict.high:+.2f}, {verdict.of} seeds"
 
 
 def _said(verdict: Verdict, unit: str = "points") -> str:
-    if verdict.of == 1:
-        return f"{verdict.mean:+.2f} {unit}, one seed"
-    return f"{verdict.mean:+.2f} {unit}, interval {verdict.low:+.2f} to {verdict.high:+.2f}, {verdict.of} seeds"
-
-
-def _told_apart(look: Kind) -> Kind:
-    """The same look at data sets of other seeds one after the other, with a verdict each where they differ."""
-
-    def each(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-        groups = _of_same_seeds(cells) or {"": list(cells)}
-        looked = {names: look(claim, own, comparison) for names, own in groups.items()}
-        found = {names: (verdict, text) for names, (verdict, text) in looked.items() if verdict != UNSEEN}
-        if not found:
-            return OPEN, next(iter(looked.values()))[1]
-        if len(found) == 1:
-            return next(iter(found.values()))
-        verdicts = list(dict.fromkeys(verdict for verdict, _ in found.values()))
-        apart = ", ".join(f"{verdict} ({names})" for names, (verdict, _) in found.items())
-        text = "; ".join(f"{names}: {said}" for names, (_, said) in found.items())
-        return verdicts[0] if len(verdicts) == 1 else apart, text
-
-    return each
+    """The estimate, and how many seeds would be enough where these are not."""
+    advice = f" ({verdict.advice})" if verdict.advice else ""
+    return _estimate(verdict, unit) + advice
 
 
 def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
@@ -117,39 +128,34 @@ def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
     }
 
 
-def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     """How many cells show it, their mean difference, and the printed one."""
     verdicts = [one.verdict for one in cells if one.verdict is not None]
     means = [verdict.mean for verdict in verdicts]
-    sure = sum(v.low > 0 for v in verdicts), sum(v.high < 0 for v in verdicts)
+    outcomes = [verdict.outcome for verdict in verdicts]
+    sure = outcomes.count("first ahead"), outcomes.count("second ahead")
     values = over_seeds([one.differences for one in cells])
     if not values:
-        return UNSEEN, "the cells share no seed"
+        return None, "the cells share no seed"
     whole = paired(values)
     printed = [one.printed_difference for one in cells if one.printed_difference is not None]
-    paper = f"; printed {sum(printed) / len(printed):+.2f}; {_counted(cells)}" if printed else ""
+    paper = f"; printed {sum(printed) / len(printed):+.2f}, by cell: {_counted(cells)}" if printed else ""
     text = (
-        f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} beyond doubt), behind in "
-        f"{sum(m < 0 for m in means)} ({sure[1]} beyond doubt); over all {_said(whole)}{paper}"
+        f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} significant), behind in "
+        f"{sum(m < 0 for m in means)} ({sure[1]} significant); over all cells {_said(whole)}{paper}"
     )
-    return _by_interval(whole), text
+    return judged(whole.interval), text
 
 
 def _counted(cells: Sequence[Compared]) -> str:
     """How many cells have which verdict."""
-    counts = Counter(one.says for one in cells if one.printed_difference is not None)
-    return ", ".join(f"{says}: {counts[says]}" for says in (AGREES, SIGN, NONE, CONTRADICTS, UNPRINTED) if counts[says])
+    counts = Counter(one.agreement for one in cells if one.printed_difference is not None)
+    return ", ".join(f"{agreement} {counts[agreement]}" for agreement in Agreement if counts[agreement])
 
 
-def _not_behind(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     verdict, text = _ahead(claim, cells, comparison)
-    return ("not contradicted" if verdict == OPEN else verdict), text
-
-
-def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
-    verdict, text = _ahead(claim, cells, comparison)
-    turned = {HOLDS: FAILS, FAILS: HOLDS, OPEN: "not contradicted"}
-    return turned.get(verdict, verdict), text
+    return (None if verdict is None else OPPOSITE.get(verdict, verdict)), text
 
 
 def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
@@ -161,16 +167,16 @@ def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
     return {name: sorted(row, key=lambda one: sortable(one.cell.settings[axis])) for name, row in found.items()}
 
 
-def _trend(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _trend(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     """Per seed, the slope of the difference over the steps of the axis."""
     rows = [row for row in lines(cells, claim.axis).values() if len(row) > 1]
     slopes = [_slopes(row) for row in rows]
     values = over_seeds([slope for slope in slopes if slope])
     if not values:
-        return UNSEEN, f"no two values of {short(claim.axis)} were run"
+        return None, f"no two values of {short(claim.axis)} were run"
     verdict = paired(values)
-    steps = _levels(rows[0], claim.axis) if len(rows) == 1 else f"{len(rows)} rows"
-    return _by_interval(verdict), f"the difference changes by {_said(verdict, 'points a step')}; {steps}"
+    steps = _levels(rows[0], claim.axis) if len(rows) == 1 else f"mean of {len(rows)} settings"
+    return judged(verdict.interval), f"the difference changes by {_said(verdict, 'points a step')}; {steps}"
 
 
 def _slopes(row: Sequence[Compared]) -> PerSeed:
@@ -187,7 +193,7 @@ def _levels(row: Sequence[Compared], axis: str) -> str:
     return f"by {short(axis)} " + ", ".join(parts)
 
 
-def _peak(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _peak(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     """The claimed value against the best of the others, those that give the same mask left out."""
     said, found = [], []
     for name, row in lines(cells, claim.axis).items():
@@ -206,9 +212,9 @@ def _peak(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tu
             f"({plain(rival.cell.settings[claim.axis])}): {_said(paired(list(found[-1].values())))}"
         )
     if not found:
-        return OPEN, f"{claim.at} or its rivals were not run"
-    marks = {_by_interval(paired(list(values.values()))) for values in found}
-    return marks.pop() if len(marks) == 1 else OPEN, "; ".join(said)
+        return None, f"{claim.at} or its rivals were not run"
+    marks = {judged(paired(list(values.values())).interval) for values in found}
+    return marks.pop() if len(marks) == 1 else ClaimVerdict.INCONCLUSIVE, "; ".join(said)
 
 
 def _same_mask(one: Compared, other: Compared) -> bool:
@@ -217,17 +223,17 @@ def _same_mask(one: Compared, other: Compared) -> bool:
 
 
 def mask_step(settings: Mapping[str, Any]) -> int:
-    """Which of the distinct masks a threshold gives where no update is zero: |votes| is as odd or even as the cohort.
+    """Which of the distinct masks a threshold gives where no update is zero: |votes| is odd or even as the clients are.
 
-    >>> [mask_step({"tau": tau, "cohort": 10}) for tau in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    >>> [mask_step({"tau": tau, "clients_per_round": 10}) for tau in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
     [0, 2, 2, 4, 4, 6]
     """
-    cohort = int(settings["cohort"])
-    needed = votes_needed(settings["tau"], cohort)
-    return needed + (needed - cohort) % 2 if needed else 0
+    clients = int(settings["clients_per_round"])
+    needed = votes_needed(settings["tau"], clients)
+    return needed + (needed - clients) % 2 if needed else 0
 
 
-def _above(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _above(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     """One value of a setting against another, arm by arm."""
     found = []
     for row in lines(cells, claim.axis).values():
@@ -238,10 +244,10 @@ def _above(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> t
                 found.append({seed: a[seed] - b[seed] for seed in set(a) & set(b)})
     values = over_seeds(found)
     if not values:
-        return UNSEEN, f"{claim.first} and {claim.second} were not both run"
+        return None, f"{claim.first} and {claim.second} were not both run"
     higher = sum(_mean(one) > 0 for one in found)
     verdict = paired(values)
-    return _by_interval(verdict), f"higher in {higher} of {len(found)} pairs; over all {_said(verdict)}"
+    return judged(verdict.interval), f"higher in {higher} of {len(found)} pairs; over all pairs {_said(verdict)}"
 
 
 def _between(claim: Claim, cells: Sequence[Compared]) -> list[tuple[dict[int, Entry], dict[int, Entry]]]:
@@ -265,26 +271,28 @@ def _apart(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> l
     return [{seed: score(a[seed]) - score(b[seed]) for seed in {*a} & {*b}} for a, b in _between(claim, cells)]
 
 
-def _versus(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _versus(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     found = [row for row in _apart(claim, cells, comparison) if row]
     values = over_seeds(found)
     if not values:
-        return UNSEEN, f"{claim.first} and {claim.second} share no seed"
+        return None, f"{claim.first} and {claim.second} share no seed"
     verdict, ahead = paired(values), sum(_mean(row) > 0 for row in found)
-    return _by_interval(verdict), f"{claim.first} ahead of {claim.second} in {ahead} of {len(found)}; {_said(verdict)}"
+    text = f"{claim.first} ahead of {claim.second} in {ahead} of {len(found)} cells; {_said(verdict)}"
+    return judged(verdict.interval), text
 
 
-def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     values = over_seeds([row for row in _apart(claim, cells, comparison) if row])
     if not values:
-        return UNSEEN, f"{claim.first} and {claim.second} share no seed"
+        return None, f"{claim.first} and {claim.second} share no seed"
     verdict = paired(values)
     inside = verdict.low >= -NEAR and verdict.high <= NEAR
     apart = verdict.low > NEAR or verdict.high < -NEAR
-    return HOLDS if inside else FAILS if apart else OPEN, f"{claim.first} minus {claim.second}: {_said(verdict)}"
+    says = ClaimVerdict.HOLDS if inside else ClaimVerdict.CONTRADICTED if apart else ClaimVerdict.INCONCLUSIVE
+    return says, f"{claim.first} minus {claim.second}: {_estimate(verdict)}; near is within {NEAR:g} point"
 
 
-def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     """Rounds to a level that both arms reach: 95 % of the lower one's last ten rounds."""
     saved = [
         {s: needed for s in sorted({*a} & {*b}) if (needed := rounds_saved(a[s], b[s], claim.split)) is not None}
@@ -292,10 +300,10 @@ def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
     ]
     values = over_seeds([row for row in saved if row])
     if not values:
-        return UNSEEN, "no seed in which both arms reach a common level"
+        return None, "no seed in which both arms reach a common level"
     verdict = paired(values)
-    what = f"rounds that {claim.first} needs less than {claim.second} to {TARGET:.0%} of the lower level"
-    return _by_interval(verdict), f"{what}: {_said(verdict, 'rounds')}"
+    what = f"rounds that {claim.first} needs less than {claim.second} to reach {TARGET:.0%} of the lower level"
+    return judged(verdict.interval), f"{what}: {_said(verdict, 'rounds')}"
 
 
 def rounds_saved(one: Entry, other: Entry, split: str = "test") -> float | None:
@@ -307,24 +315,24 @@ def rounds_saved(one: Entry, other: Entry, split: str = "test") -> float | None:
     return None if None in reached else float((reached[1] or 0) - (reached[0] or 0))
 
 
-def _best_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _best_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     """Each arm at the pair of rates where its own mean is highest."""
     best_plain = max(cells, key=lambda one: _mean(one.plain))
     best_masked = max(cells, key=lambda one: _mean(one.masked))
     seeds = sorted(set(best_plain.plain) & set(best_masked.masked))
     verdict = paired([best_masked.masked[seed] - best_plain.plain[seed] for seed in seeds])
     pairs = [" and ".join(plain(one.cell.settings[key]) for key in KEYS) for one in (best_plain, best_masked)]
-    return _by_interval(verdict), f"best of plain at {pairs[0]}, of masked at {pairs[1]}: {_said(verdict)}"
+    return judged(verdict.interval), f"best of plain at {pairs[0]}, of masked at {pairs[1]}: {_said(verdict)}"
 
 
-def _same_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> tuple[str, str]:
+def _same_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     groups: dict[str, list[Compared]] = {}
     for one in cells:
         groups.setdefault(f"{one.cell.settings['dataset']} {one.cell.settings['algorithm']}", []).append(one)
     same = 0
     for row in groups.values():
         same += max(row, key=lambda one: _mean(one.plain)) is max(row, key=lambda one: _mean(one.masked))
-    verdict = HOLDS if same == len(groups) else FAILS
+    verdict = ClaimVerdict.HOLDS if same == len(groups) else ClaimVerdict.CONTRADICTED
     return verdict, f"the same pair is best for both arms in {same} of {len(groups)} data sets and algorithms"
 
 
@@ -333,15 +341,15 @@ def _mean(values: Mapping[int, float]) -> float:
 
 
 KINDS: dict[str, Kind] = {
-    "ahead": _told_apart(_ahead),
-    "not_behind": _told_apart(_not_behind),
-    "not_ahead": _told_apart(_not_ahead),
-    "trend": _told_apart(_trend),
+    "ahead": _ahead,
+    "not_behind": _ahead,
+    "not_ahead": _not_ahead,
+    "trend": _trend,
     "peak": _peak,
-    "above": _told_apart(_above),
-    "near": _told_apart(_near),
-    "versus": _told_apart(_versus),
-    "sooner": _told_apart(_sooner),
+    "above": _above,
+    "near": _near,
+    "versus": _versus,
+    "sooner": _sooner,
     "best_pair": _best_pair,
     "same_pair": _same_pair,
 }

@@ -1,16 +1,20 @@
-"""Our runs beside the printed numbers, cell by cell: levels, the paired difference with its interval, a verdict.
+"""Our runs beside the printed numbers, cell by cell: levels, the paired difference with its 95 % CI, a verdict.
 
-A verdict on a cell goes by our 95 % interval of the paired difference, masked minus plain:
+The verdict on a cell goes by our 95 % CI of the paired difference, masked minus plain:
 
-    agrees in sign and interval   it leaves zero out on the printed side, and the printed difference lies in it
-    agrees in sign                it leaves zero out on the printed side
-    no difference to be seen      it holds zero (one seed alone has no interval, and shows nothing)
-    contradicts                   it leaves zero out on the other side
-    the paper prints none         it leaves zero out where the printed numbers are equal
+    agrees in sign and interval   it excludes zero on the printed side and includes the printed difference
+    agrees in sign                it excludes zero on the printed side
+    inconclusive                  it includes zero
+    contradicts                   it excludes zero on the other side
+    printed as equal              it excludes zero where the printed numbers are equal
+    equal                         our arms are equal in every seed
+    one seed                      one seed has no interval
+    masked ahead, plain ahead     it excludes zero, and nothing is printed
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from fedgma.paper.catalogue import Experiment
@@ -22,13 +26,21 @@ from fedgma.paper.rates import KEYS, Chosen
 from fedgma.statistics.arms import Spread, frozen, spread
 from fedgma.statistics.verdicts import Verdict, paired
 
-AGREES, SIGN, NONE, CONTRADICTS = (
-    "agrees in sign and interval",
-    "agrees in sign",
-    "no difference to be seen",
-    "contradicts",
-)
-UNPRINTED, MISSING = "the paper prints none", "not run"
+
+class Agreement(StrEnum):
+    """What our paired difference says of the printed one."""
+
+    INSIDE = "agrees in sign and interval"
+    SIGN = "agrees in sign"
+    INCONCLUSIVE = "inconclusive"
+    CONTRADICTS = "contradicts"
+    PRINTED_EQUAL = "printed as equal"
+    EQUAL = "equal"
+    ONE_SEED = "one seed"
+    MASKED_AHEAD = "masked ahead"
+    PLAIN_AHEAD = "plain ahead"
+    NOT_RUN = "not run"
+
 
 BySeed = Mapping[int, Entry]
 
@@ -67,29 +79,33 @@ class Compared(NamedTuple):
         return None if plain is None or masked is None else round(masked.value - plain.value, 6)
 
     @property
-    def says(self) -> str:
-        """The verdict in a few words."""
-        return judge(self.verdict, self.printed_difference)
+    def agreement(self) -> Agreement:
+        """What it says of the printed difference."""
+        if self.verdict is None:
+            return Agreement.NOT_RUN
+        return judge(self.verdict.interval, self.printed_difference)
 
 
-def judge(ours: Verdict | None, printed: float | None) -> str:
-    """What our interval says of a printed difference, or on its own where nothing is printed.
+def judge(interval: tuple[float, float] | None, printed: float | None) -> Agreement:
+    """What our 95 % CI says of a printed difference, or on its own where nothing is printed.
 
-    >>> ours = paired([1.0, 1.2, 1.6, 1.0])          # interval 0.75 to 1.65
-    >>> judge(ours, 0.9), judge(ours, 2.0), judge(ours, -0.5), judge(paired([0.4, -0.3]), 2.0), judge(None, 2.0)
-    ('agrees in sign and interval', 'agrees in sign', 'contradicts', 'no difference to be seen', 'not run')
+    >>> [str(judge((0.75, 1.65), printed)) for printed in (0.9, 2.0, -0.5)]
+    ['agrees in sign and interval', 'agrees in sign', 'contradicts']
+    >>> str(judge((-0.5, 0.6), 2.0)), str(judge(None, 2.0))
+    ('inconclusive', 'one seed')
     """
-    if ours is None:
-        return MISSING
-    if ours.low <= 0 <= ours.high:
-        return NONE
+    if interval is None:
+        return Agreement.ONE_SEED
+    low, high = interval
+    if low <= 0 <= high:
+        return Agreement.INCONCLUSIVE if low < high else Agreement.EQUAL
     if printed is None:
-        return "masked ahead" if ours.mean > 0 else "plain ahead"
+        return Agreement.MASKED_AHEAD if low > 0 else Agreement.PLAIN_AHEAD
     if printed == 0:
-        return UNPRINTED
-    if (printed > 0) != (ours.mean > 0):
-        return CONTRADICTS
-    return AGREES if ours.low <= printed <= ours.high else SIGN
+        return Agreement.PRINTED_EQUAL
+    if (printed > 0) != (low > 0):
+        return Agreement.CONTRADICTS
+    return Agreement.INSIDE if low <= printed <= high else Agreement.SIGN
 
 
 class Comparison(NamedTuple):
@@ -164,14 +180,14 @@ class _Index:
 
 
 def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
-    """The runs of both arms by seed: of several kinds (rounds, rates, precision) the planned one, or the longest.
+    """The runs of both arms by seed: of several kinds (rounds, rates, precision, data) the planned one, or the longest.
 
     Beside them the identities of all runs that would fit.
     """
-    given = any(key in cell.part.settings for key in KEYS) or cell.part.rates == "own"
+    given = any(key in cell.part.settings for key in KEYS) or cell.part.own_rates
     without = LOOSE if given else (*LOOSE, *KEYS)
     sides = [[] if own is None else index.find(own, without) for own in (cell.plain, cell.masked)]
-    rates = () if cell.part.rates == "own" else KEYS
+    rates = () if cell.part.own_rates else KEYS
     kinds: dict[str, tuple[dict[int, Entry], dict[int, Entry]]] = {}
     for place, side in enumerate(sides):
         for entry in side:
@@ -190,7 +206,7 @@ def _as_planned(cell: Cell, plain: BySeed, masked: BySeed) -> bool:
 
 def _kind(entry: Entry, rates: Sequence[str]) -> str:
     precision = entry.facts.get("precision", "fp32")
-    return repr([entry.settings.get("rounds"), precision, *(entry.settings.get(key) for key in rates)])
+    return repr([entry.settings.get("rounds"), precision, entry.data, *(entry.settings.get(key) for key in rates)])
 
 
 def _rank(pair: tuple[Mapping[int, Entry], Mapping[int, Entry]], cell: Cell) -> tuple[Any, ...]:
@@ -230,11 +246,11 @@ def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, un
     pairs = [(entry.played, int(entry.settings["rounds"])) for entry in used.values()]
     stopped = Counter((played, planned) for played, planned in pairs if played < planned)
     for (played, planned), count in sorted(stopped.items()):
-        notes.append(f"{count} runs were stopped after {played} of {planned} rounds and count as they stood then")
+        notes.append(f"{count} runs were stopped after {played} of {planned} rounds and count as they were then")
     if left:
         notes.append("cells that were not run: " + ", ".join(f"{count} of {name}" for name, count in left.items()))
     if passed:
-        notes.append(f"{passed} runs of the same cells with other rounds, rates or precision were passed over")
+        notes.append(f"{passed} runs of the same cells with other rounds, rates or precision are left out")
     if unfinished:
-        notes.append(f"{unfinished} unfinished runs are in no number")
+        notes.append(f"{unfinished} unfinished runs are left out")
     return notes

@@ -7,9 +7,10 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fedgma.errors import DataError
+from fedgma.records.format import FORMAT, Done, Head, renamed
 from fedgma.records.reader import Run, curve, flat, number, numbers, read_runs
 from fedgma.statistics.arms import Summary, common, summarise
 
@@ -45,7 +46,13 @@ class Entry(NamedTuple):
     def run(self) -> Run:
         """As reports know runs, without its rounds."""
         name = str(self.facts.get("fingerprint", ""))
-        return Run(Path(name), self.facts, dict(self.settings), (), self.done)
+        head = {**self.facts, "format": FORMAT, "settings": dict(self.settings)}
+        return Run(Path(name), cast(Head, head), dict(self.settings), (), cast(Done, self.done))
+
+    @property
+    def data(self) -> str:
+        """The checksum of its data; runs of other data are not compared."""
+        return str(self.run.identity.get("data", ""))
 
 
 def read_entries(paths: Iterable[Path], least: float = 1.0) -> tuple[list[Entry], int]:
@@ -76,7 +83,8 @@ def entry_of(run: Run) -> Entry:
     )
     whole = {split: found for split in splits if (found := curve(run, split, "accuracy"))}
     seconds = sum(number(record, "seconds") or 0.0 for record in run.rounds)
-    facts = {name: run.head[name] for name in FACTS if name in run.head} | {"seconds": round(seconds, 3)}
+    facts: dict[str, Any] = {name: value for name, value in run.head.items() if name in FACTS}
+    facts = {name: facts[name] for name in FACTS if name in facts} | {"seconds": round(seconds, 3)}
     if isinstance(data := facts.get("data"), Mapping):
         facts["data"] = {name: value for name, value in data.items() if name not in HOLDINGS}
     scores = {split: summarise(found) for split, found in whole.items()}
@@ -154,7 +162,7 @@ def read_export(folder: Path) -> list[Entry]:
 
 
 def _read_line(line: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:
-    settings = {**dict.fromkeys(shared["names"]), **shared["settings"], **line["settings"]}
+    settings = renamed({**dict.fromkeys(shared["names"]), **shared["settings"], **line["settings"]})
     curves = {
         split: {round: value / SCALE for round, value in zip(rounds, values, strict=True)}
         for split, (rounds, values) in line["curves"].items()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.paper.claims import lines, mask_step
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
@@ -14,7 +15,8 @@ from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.grids import draw_rates
 from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
-from fedgma.statistics.arms import BASELINE, NAMES, Spread, common, plain, short
+from fedgma.statistics.arms import Spread, common
+from fedgma.statistics.labels import NAMES, plain, short
 
 MOST = 16  # pictures of a kind
 
@@ -52,8 +54,8 @@ def _differences(comparison: Comparison) -> Iterator[Picture]:
     for one in _run(comparison):
         groups.setdefault(str(one.cell.settings["dataset"]), []).append(one)
     caption = (
-        "Masked minus plain averaging, mean over seeds and 95 % t interval; filled where the interval leaves out zero. "
-        "Open diamonds: the printed difference."
+        "Masked minus plain averaging, mean over seeds and 95 % CI; filled where the CI excludes zero. Open diamonds: "
+        "the printed difference."
     )
     for dataset, cells in groups.items():
         seen = [one for one in cells if one.verdict is not None]
@@ -67,7 +69,7 @@ def _difference(one: Compared, without: Sequence[str]) -> Difference:
     """A cell's line; it is called by the settings that are not `without`."""
     verdict = one.verdict
     assert verdict is not None
-    low, high = (verdict.low, verdict.high) if verdict.of > 1 else (None, None)
+    low, high = verdict.interval or (None, None)
     label = _named(one, without) or one.cell.part.name
     return Difference(label, verdict.mean, low, high, one.printed_difference)
 
@@ -85,8 +87,8 @@ def _curves(comparison: Comparison, split: str = "test") -> Iterator[Picture]:
     shown = [(title, arms) for title, arms in scenes.items() if arms]
     more = f" {MOST} of {len(shown)} settings are drawn." if len(shown) > MOST else ""
     caption = (
-        f"Accuracy on {split.replace('_', ' ')} after each evaluated round, mean of {seeds} seeds; band: one sample "
-        f"deviation. Below: the paired difference with its 95 % interval.{more}"
+        f"Accuracy on {split.replace('_', ' ')} after each evaluated round, mean of {seeds} seeds; band: one standard "
+        f"deviation. Below: the paired difference with its 95 % CI.{more}"
     )
     for title, arms in shown[:MOST]:
         figure = draw_accuracy(arms, title, split)
@@ -101,7 +103,7 @@ def _gap(comparison: Comparison) -> Iterator[Picture]:
 
 def _axis(comparison: Comparison) -> Iterator[Picture]:
     axis = comparison.experiment.axis
-    caption = "Mean and sample deviation over seeds. Open diamonds: printed."
+    caption = "Mean and standard deviation over seeds. Open diamonds: printed."
     for title, row in lines(_run(comparison), axis).items():
         arms: dict[str, dict[float, Point]] = {}
         for one in row:
@@ -118,7 +120,7 @@ def _point(level: Spread, number: Number | None) -> Point:
 
 def _taus(comparison: Comparison) -> Iterator[Picture]:
     caption = (
-        "Accuracy of masked averaging by threshold, mean and sample deviation over seeds, and of the plain mean. "
+        "Accuracy of masked averaging by threshold, mean and standard deviation over seeds, and of the plain mean. "
         "Thresholds on one step give the same mask wherever every client moves an entry."
     )
     for title, row in lines([one for one in _run(comparison) if one.masked], "tau").items():
@@ -147,18 +149,19 @@ def _rates(comparison: Comparison) -> Iterator[Picture]:
         groups.setdefault(_named(one, (*KEYS, "aggregator")), []).append(one)
     for title, cells in list(groups.items())[:MOST]:
         client, server = (sorted({one.cell.settings[key] for one in cells}) for key in KEYS)
-        maps: dict[str, dict[tuple[float, float], float]] = {}
+        ours: dict[str, dict[tuple[float, float], float]] = {}
+        printed: dict[str, dict[tuple[float, float], float]] = {}
         for one in cells:
             at = (one.cell.settings[KEYS[0]], one.cell.settings[KEYS[1]])
             for name, level, number in zip(_arms(one), one.levels, one.printed, strict=True):
                 if level is not None:
-                    maps.setdefault(name, {})[at] = level.mean
+                    ours.setdefault(name, {})[at] = level.mean
                 if number is not None:
                     learned = number.value != DID_NOT_LEARN
-                    maps.setdefault(f"{name}, printed", {})[at] = number.value if learned else np.nan
+                    printed.setdefault(f"{name}, printed", {})[at] = number.value if learned else np.nan
         grids = {
             name: np.array([[found.get((c, s), np.nan) for s in server] for c in client])
-            for name, found in sorted(maps.items(), key=lambda item: "printed" in item[0])
+            for name, found in (ours | printed).items()
         }
         yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client, title))
 

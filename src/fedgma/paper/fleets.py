@@ -7,11 +7,13 @@ from typing import Any
 
 from fedgma.errors import FedgmaError
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.play import Planned, pack, play_fleet
+from fedgma.experiments.plan import Planned, pack
+from fedgma.experiments.play import play_fleet
 from fedgma.experiments.settings import Settings
 from fedgma.paper.plans import samples
 from fedgma.records.reader import flat
-from fedgma.statistics.arms import AGGREGATOR_SETTINGS, frozen
+from fedgma.statistics.arms import frozen
+from fedgma.statistics.labels import AGGREGATION
 
 PROBE_ROUNDS = 4
 PROBE_SECONDS = 5.0
@@ -50,16 +52,22 @@ def playable(runs: Sequence[Planned], materials: Materials) -> tuple[list[Planne
 
 def _pairs_first(run: Planned) -> str:
     """What the arms of a seed share, before what they do not."""
-    arm = ("aggregator", *AGGREGATOR_SETTINGS)
     settings = dict(flat(run.recorded))
-    own = json.dumps({name: settings[name] for name in arm if name in settings})
-    return frozen(settings, without=(*arm, "seed")) + f"{settings['seed']:9d}" + own
+    own = json.dumps({name: settings[name] for name in AGGREGATION if name in settings})
+    return frozen(settings, without=(*AGGREGATION, "seed")) + f"{settings['seed']:9d}" + own
 
 
 def kind(settings: Settings) -> tuple[Any, ...]:
     """What the runs of a fleet share."""
     part = settings.partition
-    return (settings.dataset, settings.model, settings.rounds, part.clients, settings.cohort, settings.local_epochs)
+    return (
+        settings.dataset,
+        settings.model,
+        settings.rounds,
+        part.clients,
+        settings.clients_per_round,
+        settings.local_epochs,
+    )
 
 
 def estimate(packed: Sequence[Sequence[Planned]], materials: Materials) -> float | None:

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from fedgma.data.files.locate import availability
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import Grid, every_name, expand
-from fedgma.experiments.settings import Settings, fingerprint, record
+from fedgma.experiments.settings import Settings, record
 from fedgma.paper.catalogue import Experiment, Part, merged
 from fedgma.paper.rates import Chosen, rated
+from fedgma.records.format import fingerprint
 from fedgma.records.reader import flat
 
 # training samples, and those of a writer where every writer is a client
@@ -136,10 +137,10 @@ def samples(settings: Settings) -> int:
     steps = own * (settings.local_epochs or 1)
     if settings.local_steps is not None:
         steps = min(steps, settings.local_steps * settings.batch_size)
-    return round(settings.rounds * (settings.cohort or 10) * steps)
+    return round(settings.rounds * (settings.clients_per_round or 10) * steps)
 
 
 def absent_data(datasets: Iterable[str]) -> list[str]:
     """Those of the data sets that are not on this machine."""
-    here = {name: where for name, _, where in availability()}
-    return [name for name in dict.fromkeys(datasets) if here.get(name, "no").startswith(("fedgma data get", "no"))]
+    here = {one.name for one in availability() if one.here}
+    return [name for name in dict.fromkeys(datasets) if name not in here]

@@ -84,7 +84,7 @@ def _columns(settings: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         "dataset": (DATASETS.get(settings["dataset"]),),
         "noniid": NOT_IID.get(partition, ()),
         "clients": (settings["partition.clients"],),
-        "sampled": (settings["cohort"],),
+        "sampled": (settings["clients_per_round"],),
         "algorithm": (ALGORITHMS.get(settings["algorithm"]),),
         "model": (MODELS.get(model),),
         "norm": (NORMS.get(model),),

@@ -14,13 +14,14 @@ from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check
 from fedgma.experiments.settings import Settings
 from fedgma.paper.catalogue import CHOSEN, Part
+from fedgma.records.reader import flat
 
 Pair = tuple[float, float]  # client rate, server rate
 KEYS = ("client_learning_rate", "server_learning_rate")
 
 
 class Chosen(NamedTuple):
-    """Pairs of rates by data set, algorithm and rule (`shared`, or an arm), and shift settings by data set."""
+    """Pairs of rates by data set (or setting), algorithm and rule (`shared`, or an arm); shift settings by data set."""
 
     rates: Mapping[tuple[str, str, str], Pair] = {}
     shift: Mapping[str, Mapping[str, Any]] = {}
@@ -58,16 +59,26 @@ def _rates(held: Any, name: str) -> dict[tuple[str, str, str], Pair]:
             f"{name!r}: rates should be [rates.DATASET.ALGORITHM] with pairs such as shared = [0.05, 1.0]"
         ) from None
     for (dataset, algorithm, _), pair in found.items():
-        check({"dataset": dataset, "algorithm": algorithm, **dict(zip(KEYS, pair, strict=True))})
+        check({"dataset": dataset.partition(",")[0], "algorithm": algorithm, **dict(zip(KEYS, pair, strict=True))})
     return found
+
+
+def setting_of(settings: Mapping[str, Any]) -> str:
+    """What rates that are searched for one setting are filed under.
+
+    >>> setting_of({"dataset": "mnist", "partition.name": "iid", "partition.clients": 500})
+    'mnist, iid, 500'
+    """
+    return f"{settings['dataset']}, {settings['partition.name']}, {settings['partition.clients']}"
 
 
 def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, bool]:
     """A run with its chosen rates, and whether there were any; a part that gives rates of its own keeps them."""
     if any(key in part.settings for key in KEYS):
         return settings, True
-    rule = settings.aggregator if part.rates == "own" else "shared"
-    pair = chosen.pair(settings.dataset, settings.algorithm, rule)
+    rule = settings.aggregator if part.own_rates else "shared"
+    where = setting_of(dict(flat(settings.model_dump()))) if part.rates == "setting" else settings.dataset
+    pair = chosen.pair(where, settings.algorithm, rule)
     if pair is None:
         return settings, False
     return settings.model_copy(update=dict(zip(KEYS, pair, strict=True))), True
@@ -85,7 +96,12 @@ def written(rates: Mapping[tuple[str, str, str], Pair], shift: Mapping[str, Mapp
     """
     tables: dict[str, list[str]] = {}
     for (dataset, algorithm, rule), pair in rates.items():
-        tables.setdefault(f"rates.{dataset}.{algorithm}", []).append(f"{rule} = [{pair[0]}, {pair[1]}]")
+        tables.setdefault(f"rates.{_key(dataset)}.{algorithm}", []).append(f"{rule} = [{pair[0]}, {pair[1]}]")
     for dataset, settings in (shift or {}).items():
         tables[f"shift.{dataset}"] = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     return "\n".join(f"[{name}]\n" + "\n".join(lines) + "\n" for name, lines in tables.items())
+
+
+def _key(name: str) -> str:
+    """A name as a key of TOML: quoted where it is more than one word."""
+    return name if name.replace("-", "").replace("_", "").isalnum() else f'"{name}"'

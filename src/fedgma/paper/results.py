@@ -6,11 +6,12 @@ from pathlib import Path
 
 from fedgma.paper.analyses import ANALYSES, AnalysisRequest
 from fedgma.paper.catalogue import Experiment, catalogue
-from fedgma.paper.claims import Finding, look_at
+from fedgma.paper.claims import Answer, look_at
 from fedgma.paper.compare import Comparison, compare
 from fedgma.paper.entries import ANALYSES_FOLDER, Entry, read_export, write_export
 from fedgma.paper.figures import draw
-from fedgma.paper.plans import WHOLE, Cut
+from fedgma.paper.findings import FILE, Finding, read_findings
+from fedgma.paper.plans import Cut
 from fedgma.paper.printed import read_printed
 from fedgma.paper.rates import Chosen
 from fedgma.paper.tables import cells_table, claims_table, taus_note
@@ -20,16 +21,15 @@ from fedgma.reports.report import Report, write_tables
 from fedgma.reports.tables import Table
 
 
-def make_report(comparison: Comparison, analysed: Sequence[str] = ()) -> Report:
-    """Claims, cells of every split and notes as reports know them; `analysed` is what the analysis says."""
-    experiment, findings = comparison.experiment, look_at(comparison, analysed)
+def make_report(comparison: Comparison, findings: Sequence[Finding] = ()) -> Report:
+    """Claims, cells of every split and notes as reports know them; `findings` are those of the analysis."""
+    experiment, answers = comparison.experiment, look_at(comparison, findings)
     splits = dict.fromkeys(one.split for one in comparison.compared)
-    tables = [claims_table(findings), *(cells_table(comparison, split) for split in splits)]
-    said = tuple(f"{found.claim.text}: {found.verdict}" for found in findings)
+    tables = [claims_table(answers), *(cells_table(comparison, split) for split in splits)]
     note = taus_note(comparison)
     return Report(
         title=f"{experiment.id}: {experiment.title} ({experiment.source})",
-        verdicts=said,
+        verdicts=tuple(f"{answer.claim.text}: {answer.verdict}" for answer in answers),
         runs=tuple(entry.run for entry in comparison.entries),
         rows=(),
         comparisons=(),
@@ -38,9 +38,11 @@ def make_report(comparison: Comparison, analysed: Sequence[str] = ()) -> Report:
     )
 
 
-def write_comparison(comparison: Comparison, out: Path, *, html: bool = True, analysed: Sequence[str] = ()) -> Report:
+def write_comparison(
+    comparison: Comparison, out: Path, *, html: bool = True, findings: Sequence[Finding] = ()
+) -> Report:
     """Write the tables (Markdown, LaTeX, CSV), the figures and, if wanted, the page of a comparison."""
-    report = make_report(comparison, analysed)
+    report = make_report(comparison, findings)
     pictures = draw(comparison)
     write_tables(report, out)
     (out / "pictures").mkdir(exist_ok=True)
@@ -51,23 +53,30 @@ def write_comparison(comparison: Comparison, out: Path, *, html: bool = True, an
     return report
 
 
-def export(experiment: Experiment, entries: Sequence[Entry], chosen: Chosen, out: Path, cut: Cut = WHOLE) -> int:
+def export(
+    experiment: Experiment,
+    entries: Sequence[Entry],
+    chosen: Chosen,
+    out: Path,
+    *,
+    findings: Sequence[Finding] = (),
+) -> int:
     """`out/<ID>/`: the thinned runs of an experiment, its tables and figures; returns how many runs there were."""
-    comparison = compare(experiment, entries, chosen, cut)
+    comparison = compare(experiment, entries, chosen)
     if comparison.entries:
-        write_comparison(comparison, out / experiment.id, html=False)
+        write_comparison(comparison, out / experiment.id, html=False, findings=findings)
         write_export(comparison.entries, out / experiment.id, experiment.splits)
     return len(comparison.entries)
 
 
-def findings_in(results: Path, chosen: Chosen) -> dict[str, list[Finding]]:
+def answers_in(results: Path, chosen: Chosen) -> dict[str, list[Answer]]:
     """What the exported runs below a folder say of every claim; experiments that are not there are not run."""
-    found = {}
+    answers = {}
     for name, experiment in catalogue().items():
         there = (results / name / "runs.jsonl").is_file()
         comparison = compare(experiment, read_export(results / name) if there else [], chosen)
-        found[name] = look_at(comparison, notes_of(find_analysis(experiment, [results])))
-    return found
+        answers[name] = look_at(comparison, findings_of(experiment, [results]))
+    return answers
 
 
 def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:
@@ -76,15 +85,13 @@ def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:
         return None
     below = [path / inner for path in paths for inner in (ANALYSES_FOLDER, ".")]
     places = [*(folder / experiment.id for folder in below), *(path for path in paths if path.name == experiment.id)]
-    return next((place for place in places if (place / "README.md").is_file()), None)
+    return next((place for place in places if (place / FILE).is_file()), None)
 
 
-def notes_of(folder: Path | None) -> list[str]:
-    """What an analysis said, from the page it wrote."""
-    if folder is None:
-        return []
-    lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
-    return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+def findings_of(experiment: Experiment, paths: Sequence[Path]) -> list[Finding]:
+    """What the analysis of an experiment found, below some folders; empty where there is none."""
+    folder = find_analysis(experiment, paths)
+    return [] if folder is None else read_findings(folder)
 
 
 def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) -> bool:
@@ -92,10 +99,11 @@ def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) ->
     found = find_analysis(experiment, paths)
     if found is None:
         return False
-    (out / experiment.id).mkdir(parents=True, exist_ok=True)
+    target = out / experiment.id
+    target.mkdir(parents=True, exist_ok=True)
     for file in found.iterdir():
-        if file.is_file():
-            shutil.copyfile(file, out / experiment.id / file.name)
+        if file.is_file() and found.resolve() != target.resolve():
+            shutil.copyfile(file, target / file.name)
     return True
 
 
@@ -111,7 +119,7 @@ def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str) ->
     save_analysis(result, folder, f"{experiment.id}: {experiment.title}")
     for name, table in printed_tables(experiment).items():
         (folder / f"printed-{name}.csv").write_text(table, encoding="utf-8")
-    return [*result.notes, f"tables and pictures of the analysis: {folder}"]
+    return [*(finding.text for finding in result.findings), f"tables and pictures of the analysis: {folder}"]
 
 
 def printed_tables(experiment: Experiment) -> dict[str, str]:

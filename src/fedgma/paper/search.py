@@ -8,22 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgma.paper.compare import Compared, Comparison
-from fedgma.paper.rates import KEYS, Chosen, Pair, written
+from fedgma.paper.rates import KEYS, Chosen, Pair, setting_of, written
 from fedgma.reports.tables import Table, comma_separated
 
 SPLIT = "validation"
 Scores = dict[Pair, float]
 
 
-def choose(comparison: Comparison) -> dict[tuple[str, str, str], Pair]:
+def choose(comparison: Comparison, *, by_setting: bool = False) -> dict[tuple[str, str, str], Pair]:
     """(data set, algorithm, `shared` or arm) -> the pair with the highest mean validation accuracy.
 
     The mean is over seeds and over all numbers of clients searched: a pair that diverges at one of them is not chosen.
+    With `by_setting` every partition and number of clients has rates of its own.
     """
     groups: dict[tuple[str, str], list[Compared]] = {}
     for one in comparison.on(SPLIT):
         if one.plain and one.masked:
-            groups.setdefault((one.cell.settings["dataset"], one.cell.settings["algorithm"]), []).append(one)
+            settings = one.cell.settings
+            where = setting_of(settings) if by_setting else str(settings["dataset"])
+            groups.setdefault((where, settings["algorithm"]), []).append(one)
     chosen = {}
     for (dataset, algorithm), cells in groups.items():
         arms = {
@@ -56,15 +59,18 @@ def rates_table(comparison: Comparison) -> Table:
     for one in comparison.on(SPLIT):
         settings = one.cell.settings
         for arm, scores in (("mean", one.plain), ("gma", one.masked)):
-            named = (settings["dataset"], settings["partition.clients"], settings["algorithm"], arm, *_pair(one))
+            where = (settings["dataset"], settings["partition.name"], settings["partition.clients"])
+            named = (*where, settings["algorithm"], arm, *_pair(one))
             rows += [(*named, seed, round(score, 4)) for seed, score in sorted(scores.items())]
-    header = ("dataset", "clients", "algorithm", "aggregator", *KEYS, "seed", "validation_last10")
+    header = ("dataset", "partition", "clients", "algorithm", "aggregator", *KEYS, "seed", "validation_last10")
     return Table("rates", "Search of learning rates", header, tuple(rows))
 
 
-def write_search(comparison: Comparison, before: Chosen, folder: Path) -> dict[tuple[str, str, str], Pair]:
+def write_search(
+    comparison: Comparison, before: Chosen, folder: Path, *, by_setting: bool = False
+) -> dict[tuple[str, str, str], Pair]:
     """Write rates.csv and chosen.toml (what was chosen before for other data sets is kept); returns the new pairs."""
-    found = choose(comparison)
+    found = choose(comparison, by_setting=by_setting)
     searched = {dataset for dataset, _, _ in found}
     kept = {key: pair for key, pair in before.rates.items() if key[0] not in searched}
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,28 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedgma.paper.claims import Finding, mask_step
+from fedgma.paper.claims import Answer, mask_step
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.printed import Number
 from fedgma.reports.tables import Table, Value
-from fedgma.statistics.arms import plain, short
+from fedgma.statistics.labels import plain, short
 
 VERDICTS = (
-    "Difference: masked minus plain averaging in points, paired by seed, with its 95 % t interval. A cell agrees or "
-    "contradicts only where the interval leaves out zero; `inside` says whether the printed difference lies in it."
+    "Difference: masked minus plain averaging in points, paired by seed, with its 95 % CI. A cell agrees or "
+    "contradicts only where the CI excludes zero; `inside` says whether the CI includes the printed difference."
+)
+CLAIMS = (
+    "A claim holds or is contradicted where the 95 % CI over seeds excludes zero. Significant cells are counted one by "
+    "one at 5 %, without a correction for their number."
 )
 
 
-def claims_table(findings: Sequence[Finding]) -> Table:
+def claims_table(answers: Sequence[Answer]) -> Table:
     """One row a claim."""
-    rows = tuple((found.claim.text, found.verdict, found.text) for found in findings)
-    return Table("claims", "Claims", ("claim", "verdict", "what we found"), rows)
+    rows = tuple((answer.claim.text, answer.verdict, answer.text) for answer in answers)
+    return Table("claims", "Claims", ("claim", "verdict", "result"), rows, CLAIMS)
 
 
-def summary_table(found: Mapping[str, Sequence[Finding]]) -> Table:
+def summary_table(answers: Mapping[str, Sequence[Answer]]) -> Table:
     """The claims of several experiments under each other."""
-    rows = tuple((name, one.claim.text, one.verdict, one.text) for name, findings in found.items() for one in findings)
-    return Table("claims", "Claims", ("experiment", "claim", "verdict", "what we found"), rows)
+    rows = tuple((name, one.claim.text, one.verdict, one.text) for name, own in answers.items() for one in own)
+    return Table("claims", "Claims", ("experiment", "claim", "verdict", "result"), rows, CLAIMS)
 
 
 def cells_table(comparison: Comparison, split: str) -> Table:
@@ -36,7 +40,7 @@ def cells_table(comparison: Comparison, split: str) -> Table:
         *map(short, names),
         "seeds",
         *("AVG", masked, "AVG printed", f"{masked} printed"),
-        *("difference", "low", "high", "printed difference", "inside", "verdict"),
+        *("difference", "CI low", "CI high", "printed difference", "inside", "verdict"),
     )
     first = split == comparison.experiment.splits[0]
     name = "cells" if first else f"cells-{split}"
@@ -46,16 +50,22 @@ def cells_table(comparison: Comparison, split: str) -> Table:
 
 def _values(one: Compared) -> tuple[Value, ...]:
     verdict, printed = one.verdict, one.printed_difference
-    interval = (verdict.low, verdict.high) if verdict is not None and verdict.of > 1 else (None, None)
+    interval = None if verdict is None else verdict.interval
     inside = None
-    if printed is not None and interval[0] is not None and interval[1] is not None:
+    if printed is not None and interval is not None:
         inside = "yes" if interval[0] <= printed <= interval[1] else "no"
     seeds = len(one.differences) or len(one.plain) or len(one.masked)
     return (
         seeds,
         *one.levels,
         *map(_printed, one.printed),
-        *(None if verdict is None else round(verdict.mean, 9) + 0.0, *interval, printed, inside, one.says),
+        *(
+            None if verdict is None else round(verdict.mean, 9) + 0.0,
+            *(interval or (None, None)),
+            printed,
+            inside,
+            one.agreement,
+        ),
     )
 
 
@@ -66,7 +76,7 @@ def _printed(number: Number | None) -> Value:
 
 
 def taus_note(comparison: Comparison) -> str:
-    """Which thresholds are one algorithm; empty where thresholds were not varied."""
+    """Which thresholds give the same mask; empty where thresholds were not varied."""
     taus = {one.cell.settings["tau"]: mask_step(one.cell.settings) for one in comparison.on() if one.cell.masked}
     groups: dict[int, list[str]] = {}
     for tau in sorted(taus):
@@ -75,6 +85,6 @@ def taus_note(comparison: Comparison) -> str:
         return ""
     said = "; ".join(" = ".join(group) for group in groups.values() if len(group) > 1)
     return (
-        f"Of {len(taus)} thresholds {len(groups)} differ, since without zero updates the votes are as odd or "
-        f"even as the clients: {said}. Those differ only in entries that some client does not move at all"
+        f"Of {len(taus)} thresholds {len(groups)} give different masks, since without zero updates the votes are odd "
+        f"or even as the number of clients is: {said}. These differ only in entries that some client does not move"
     )

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.errors import DataError, IntegrityError
+from fedgma.records.format import CHECKPOINT_FORMAT
 
-FORMAT = 1
 KEPT = 2  # newest ones; never fewer while a run goes on
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray]) 
     from safetensors.numpy import save
 
     payload = save({name: np.asarray(value, order="C") for name, value in state.items()})
-    manifest = {"format": FORMAT, "round": round, "files": {STATE: hashlib.sha256(payload).hexdigest()}}
+    manifest = {"format": CHECKPOINT_FORMAT, "round": round, "files": {STATE: hashlib.sha256(payload).hexdigest()}}
     staged, target = folder / f".staged-{os.getpid()}", folder / f"{round:08d}"
     folder.mkdir(exist_ok=True)
     _discard(staged)
@@ -148,8 +148,8 @@ def _read(folder: Path, round: int) -> Checkpoint:
         wanted, found_round, version = manifest["files"][STATE], manifest["round"], manifest["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"checkpoint {folder} is incomplete ({type(error).__name__})") from None
-    if version != FORMAT:
-        raise DataError(f"checkpoint {folder} has format {version!r}; this version reads {FORMAT}")
+    if version != CHECKPOINT_FORMAT:
+        raise DataError(f"checkpoint {folder} has format {version!r}; this version reads {CHECKPOINT_FORMAT}")
     if hashlib.sha256(payload).hexdigest() != wanted or found_round != round:
         raise IntegrityError(f"checkpoint {folder} does not match its manifest")
     try:

@@ -1,11 +1,7 @@
 """Run folders as they are read: settings, one record a round, finished or not (no torch, nothing is executed).
 
-    <fingerprint>/run.json       what was run, with what
-                  rounds.jsonl   one JSON object a round
-                  done           written last; without it the run is unfinished
-
 Of an unfinished run, what a crash left at the end of its rounds is passed over. Everything else that is not as it
-should be is an error that names the file.
+should be is an error that names the file. A folder of format 1 is read as one of the present format.
 """
 
 import json
@@ -13,24 +9,24 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fedgma.errors import DataError
+from fedgma.records.format import FORMAT, Done, Head, Identity, Record, identity_of, upgrade
 
-FORMAT = 1
 LARGEST = 2**30  # bytes of a file that is read
 
-Record = Mapping[str, Any]
+PathLike = str | os.PathLike[str]
 
 
 class Run(NamedTuple):
     """One run folder."""
 
     folder: Path
-    head: Record  # run.json
+    head: Head  # run.json
     settings: dict[str, Any]  # flat: "partition.clients"
     rounds: tuple[Record, ...]
-    done: Record | None
+    done: Done | None
 
     @property
     def finished(self) -> bool:
@@ -47,17 +43,27 @@ class Run(NamedTuple):
         """Its seed; runs with the same one are paired."""
         return int(self.settings["seed"])
 
+    @property
+    def identity(self) -> Identity:
+        """Which data and which model it is of; only runs of one identity are compared."""
+        return identity_of(self.head)
 
-def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in these folders and all below them, each once, in the order of their names."""
-    found: dict[Path, None] = {}
-    for path in paths:
+
+def read_runs(paths: PathLike | Iterable[PathLike]) -> list[Run]:
+    """The runs in a folder, or in several, and all below, each once, in the order of their names."""
+    return [read_run(folder) for folder in run_folders(paths)]
+
+
+def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
+    """The run folders at or below a path or several, each once, in the order of their names."""
+    folders: dict[Path, None] = {}
+    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         here = sorted(_folders(path))
         if not here:
             what = "no run.json in it or below" if path.is_dir() else "no such folder"
             raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
-        found.update(dict.fromkeys(folder.resolve() for folder in here))
-    return [read_run(folder) for folder in found]
+        folders.update(dict.fromkeys(folder.resolve() for folder in here))
+    return list(folders)
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -68,21 +74,62 @@ def _folders(path: Path) -> Iterator[Path]:
             yield Path(folder)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: PathLike) -> Run:
     """One run folder; refuses what is broken with a sentence that names the file."""
-    head = _object(folder / "run.json")
-    if head.get("format") != FORMAT:
-        raise DataError(f"{folder / 'run.json'} has format {head.get('format')!r}; this version reads {FORMAT}")
-    settings = dict(flat(_part(head, "settings", dict, folder / "run.json")))
+    folder = Path(folder)
+    head = read_head(folder)
+    settings = dict(flat(head["settings"]))
     for name, kind in (("rounds", int), ("seed", int), ("aggregator", str), ("algorithm", str)):
         if not isinstance(settings.get(name), kind) or isinstance(settings.get(name), bool):
             got = settings.get(name)
             raise DataError(f"{folder / 'run.json'}: setting {name!r} should be {kind.__name__}, got {got!r}")
-    done = _object(folder / "done") if (folder / "done").exists() else None
-    rounds = tuple(_rounds(folder / "rounds.jsonl", finished=done is not None))
+    done = cast(Done, _object(folder / "done")) if is_done(folder) else None
+    rounds, fault = _rounds(folder / "rounds.jsonl", scored=True)
+    if done is not None and fault is not None:
+        raise fault
     if done is not None and done.get("rounds") != len(rounds):
         raise DataError(f"{folder} is marked done after {done.get('rounds')!r} rounds but holds {len(rounds)}")
-    return Run(folder, head, settings, rounds, done)
+    return Run(folder, head, settings, tuple(record for _, record in rounds), done)
+
+
+def read_head(folder: Path) -> Head:
+    """run.json of a folder, as one of the present format."""
+    file = folder / "run.json"
+    head = _object(file)
+    version = head.get("format")
+    if version not in (1, FORMAT):
+        raise DataError(f"{file} has format {version!r}; this version of fedgma reads 1 to {FORMAT}")
+    _part(head, "settings", dict, file)
+    return cast(Head, upgrade(head) if version == 1 else head)
+
+
+def is_older(folder: Path) -> bool:
+    """Whether the run.json of a folder is of a format before the present one."""
+    return _object(folder / "run.json").get("format") != FORMAT
+
+
+def read_lines(folder: Path) -> list[Record]:
+    """The rounds of a folder; what a crash left at their end is left out."""
+    return [record for _, record in _rounds(folder / "rounds.jsonl")[0]]
+
+
+def complete_lines(path: Path) -> list[bytes]:
+    """The leading lines of `rounds.jsonl` that are whole and in order, as they stand there."""
+    return [line + b"\n" for line, _ in _rounds(path)[0]]
+
+
+def is_done(folder: Path) -> bool:
+    """Whether the run of a folder came to its end."""
+    return (folder / "done").exists()
+
+
+def finished(out: Path) -> Iterator[tuple[Head, Path]]:
+    """The finished runs in a folder of run folders; what cannot be read is passed over."""
+    for done in sorted(out.glob("*/done")):
+        try:
+            yield read_head(done.parent), done.parent
+        except DataError:
+            continue
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -128,28 +175,31 @@ def _at(record: Record, path: tuple[str, ...]) -> Any:
     return value
 
 
-def _rounds(path: Path, *, finished: bool) -> Iterator[Record]:
-    """The records in order, checked: numbered 1, 2, ... and accuracies that are shares."""
-    lines = _text(path).split("\n") if path.exists() else [""]
-    if lines[-1] and finished:
-        raise DataError(f"{path} ends in half a line though its run is marked done; it was damaged after the run")
-    for place, line in enumerate(lines[:-1], 1):
+def _rounds(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Record]], DataError | None]:
+    """The leading lines that are whole and in order with their records, and what is wrong with the one after them.
+
+    Accuracies are checked to be shares where the reports will use them; what a Flower app calls so may be anything.
+    """
+    lines = _content(path).split(b"\n") if path.exists() else [b""]
+    read: list[tuple[bytes, Record]] = []
+    for number, line in enumerate(lines[:-1], 1):
         try:
-            yield _checked(_parsed(line, f"{path}, line {place},"), place, path)
-        except DataError:
-            if finished:
-                raise
-            return  # what a crash left; the run goes on before it
+            record = _parsed(line, f"{path}, line {number},")
+            _check_line(record, number, path, scored=scored)
+        except DataError as error:
+            return read, error
+        read.append((line, record))
+    half = f"{path} ends in half a line though its run is marked done; it was damaged after the run"
+    return read, DataError(half) if lines[-1] else None
 
 
-def _checked(record: Record, place: int, path: Path) -> Record:
-    if record.get("round") != place:
-        raise DataError(f"{path}, line {place}, should be round {place} but says {record.get('round')!r}")
-    for split, scores in record.items():
+def _check_line(record: Record, number: int, path: Path, *, scored: bool) -> None:
+    if record.get("round") != number:
+        raise DataError(f"{path}, line {number}, should be round {number} but says {record.get('round')!r}")
+    for split, scores in record.items() if scored else ():
         accuracy = scores.get("accuracy") if isinstance(scores, dict) else None
         if accuracy is not None and not (_real(accuracy) and 0 <= accuracy <= 1):
-            raise DataError(f"{path}, line {place}: {split} accuracy should be from 0 to 1, got {accuracy!r}")
-    return record
+            raise DataError(f"{path}, line {number}: {split} accuracy should be from 0 to 1, got {accuracy!r}")
 
 
 def _real(value: Any) -> bool:
@@ -163,14 +213,17 @@ def _part(record: Record, name: str, kind: type, path: Path) -> Any:
 
 
 def _object(path: Path) -> Record:
-    return _parsed(_text(path), str(path))
+    return _parsed(_content(path), str(path))
 
 
-def _parsed(text: str, where: str) -> Record:
+def _parsed(content: bytes, where: str) -> Record:
     try:
+        text = content.decode("utf-8")
         value = json.loads(text)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written down again
+    except UnicodeDecodeError:
+        raise DataError(f"{where} is not UTF-8 text; it was damaged") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not JSON ({error}); the run has to be made again") from None
     if not isinstance(value, dict):
@@ -178,12 +231,10 @@ def _parsed(text: str, where: str) -> Record:
     return value
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> bytes:
     try:
         if path.stat().st_size > LARGEST:
             raise DataError(f"{path} is larger than {LARGEST} bytes, which no record of a run is")
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text; it was damaged") from None

@@ -1,10 +1,6 @@
 """Run folders as they are written: settings, one JSON line a round, checkpoints, a mark at the end.
 
-    <out>/<fingerprint>/run.json       what was run, with what
-                        rounds.jsonl   one JSON object a round, appended
-                        checkpoints/   where to go on from; of a finished run, where a longer one goes on from
-                        done           written last
-                        lock           held while somebody writes
+Beside what `format` describes there is a file `lock`, held while somebody writes.
 
 A run killed at any moment leaves a folder from which the next one goes on: `resume` goes back to the newest valid
 checkpoint and cuts `rounds.jsonl` there. One process writes a folder at a time; the system frees a dead one's lock.
@@ -16,13 +12,13 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgma.errors import ConfigError, DataError
+from fedgma.errors import ConfigError
 from fedgma.records.checkpoints import (
     Checkpoint,
     digest,
@@ -33,10 +29,10 @@ from fedgma.records.checkpoints import (
     write_checkpoint,
     written_to,
 )
+from fedgma.records.format import FORMAT, Done, Record
+from fedgma.records.reader import complete_lines, is_older, read_head
 
-FORMAT = 1
 LOG = logging.getLogger(__name__)
-Line = dict[str, Any]
 
 
 class RunFolder:
@@ -44,7 +40,7 @@ class RunFolder:
 
     def __init__(self, path: Path, head: Mapping[str, Any], *, wait: float = 0.5) -> None:
         self.path = path
-        self.head = {"format": FORMAT, **head}
+        self.head = {**head, "format": FORMAT}
         self.wait = wait  # seconds for somebody else to let go of it; looking whether a run is running takes a moment
         self.saved = 0  # round of the newest checkpoint
         self._lock: Any = None
@@ -100,7 +96,7 @@ class RunFolder:
             write_checkpoint(self.path / "checkpoints", round, state)
         self.saved = round
 
-    def begin_from(self, shorter: Path, point: Checkpoint, lines: Sequence[Line]) -> None:
+    def begin_from(self, shorter: Path, point: Checkpoint, lines: Sequence[Record]) -> None:
         """Put a finished shorter run's last state and rounds where `resume` finds them."""
         self._warn_of_changes(read_head(shorter))
         with written_to(self.path):
@@ -116,7 +112,8 @@ class RunFolder:
             os.fsync(self._lines.fileno())
             if keep:
                 drop_checkpoints(self.path / "checkpoints", 1)
-            write_atomic(self.path / "done", dump({"rounds": round, "sha256": digest(parameters)}) + b"\n")
+            done = Done(rounds=round, sha256=digest(parameters))
+            write_atomic(self.path / "done", dump(done) + b"\n")
             if not keep:
                 shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
             sync_folder(self.path)
@@ -128,10 +125,13 @@ class RunFolder:
             with written_to(self.path):
                 write_head(self.path, self.head)
             return
-        held = read_head(self.path)
+        held: Record = read_head(self.path)
         for name in ("settings", "parameters"):
             if held.get(name) != _plain(self.head[name]):
                 raise ConfigError(f"{file} has other {name} than this run ({_differing(held, self.head, name)})")
+        if is_older(self.path):  # one format a folder: what is appended from here on is of the present one
+            with written_to(self.path):
+                write_head(self.path, held)
 
     def _warn_of_changes(self, held: Mapping[str, Any]) -> None:
         """Say so where a run goes on with other software or on another device than it began with."""
@@ -150,39 +150,6 @@ def write_head(folder: Path, head: Mapping[str, Any]) -> None:
     write_atomic(folder / "run.json", text.encode() + b"\n")
 
 
-def read_head(folder: Path) -> dict[str, Any]:
-    """run.json of a folder."""
-    file = folder / "run.json"
-    try:
-        head = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file} cannot be read ({error}); delete {folder} to run it anew") from None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        version = head.get("format") if isinstance(head, dict) else None
-        raise DataError(f"{file} has format {version!r}; this version of fedgma reads {FORMAT}")
-    return head
-
-
-def read_lines(folder: Path) -> list[Line]:
-    """The rounds of a folder; half a line at the end is left out."""
-    return [json.loads(line) for line in complete_lines(folder / "rounds.jsonl")]
-
-
-def finished(out: Path) -> Iterator[tuple[str, int, Path]]:
-    """The finished runs in a folder of run folders: lineage, rounds, folder; what cannot be read is passed over."""
-    for done in sorted(out.glob("*/done")):
-        try:
-            head = read_head(done.parent)
-            yield str(head["lineage"]), int(head["settings"]["rounds"]), done.parent
-        except (DataError, KeyError, TypeError, ValueError):
-            continue
-
-
-def is_done(folder: Path) -> bool:
-    """Whether the run of a folder came to its end."""
-    return (folder / "done").exists()
-
-
 def is_running(folder: Path) -> bool:
     """Whether a process is writing a folder now."""
     from filelock import FileLock, Timeout
@@ -194,26 +161,6 @@ def is_running(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def complete_lines(path: Path) -> list[bytes]:
-    """The leading lines of `rounds.jsonl` that are whole and in order; the rest is what a crash left."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    kept: list[bytes] = []
-    for line in raw.split(b"\n")[:-1]:
-        try:
-            right = json.loads(line)["round"] == len(kept) + 1
-        except (ValueError, KeyError, TypeError):
-            right = False
-        if not right:
-            break
-        kept.append(line + b"\n")
-    return kept
 
 
 def dump(value: Mapping[str, Any]) -> bytes:

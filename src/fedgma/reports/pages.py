@@ -5,12 +5,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedgma.records.reader import Run
+from fedgma.records.reader import PathLike, Run
 from fedgma.reports.pictures import Picture, make_pictures
 from fedgma.reports.plots.style import save, svg
 from fedgma.reports.report import Report, common_settings, varied_settings, write_tables
 from fedgma.reports.tables import Table, numeric, said
-from fedgma.statistics.arms import plain
+from fedgma.statistics.labels import plain
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2329; --soft: #59636e; --paper: #fff; --card: #f5f7f9; --line: #d9dee4;
@@ -76,8 +76,9 @@ def page(report: Report, pictures: Sequence[Picture]) -> str:
     )
 
 
-def write_report(report: Report, out: Path) -> Path:
+def write_report(report: Report, out: PathLike) -> Path:
     """Write report.html, report.md, the tables and the pictures into a folder; returns the page."""
+    out = Path(out)
     pictures = make_pictures(report.rows)
     write_tables(report, out)
     (out / "pictures").mkdir(exist_ok=True)
@@ -175,7 +176,7 @@ def _state(run: Run) -> str:
 
 
 def _hash(run: Run) -> str:
-    return str((run.done or {}).get("sha256", ""))[:16]
+    return "" if run.done is None else str(run.done.get("sha256", ""))[:16]
 
 
 def _listed(runs: Sequence[Run], name: str) -> str:
@@ -193,7 +194,8 @@ def _fact(value: Any) -> str:
 def _method() -> str:
     return _section(
         "How the verdict is computed",
-        "<p>Runs with the same seed and settings are paired. The verdict goes by the mean of the paired differences "
-        "and its 95 % Student t interval, and names an arm ahead only where the interval leaves out zero. With several "
-        "settings, each has its own paired t test, and p values are corrected by Holm's rule.</p>",
+        "<p>Runs with the same seed and settings are paired. The verdict is on the mean of the paired differences and "
+        "its 95 % confidence interval (Student's t). An arm is ahead only where the interval excludes zero; otherwise "
+        "the result is inconclusive, and the sentence says how many seeds would give a paired t test at 5 % a power of "
+        "80 %. With several settings, each has a t test of its own, and p values are corrected by Holm's method.</p>",
     )

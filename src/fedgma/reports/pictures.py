@@ -7,14 +7,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedgma.errors import FedgmaError
-from fedgma.records.reader import Record, Run, curve, number, numbers
+from fedgma.records.format import Record
+from fedgma.records.reader import Run, curve, number, numbers
 from fedgma.reports.plots.curves import BANDS, draw_accuracy
 from fedgma.reports.plots.federations import draw_classes
 from fedgma.reports.plots.grids import MARKS, draw_fairness, draw_rates
 from fedgma.reports.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_stability, draw_taus, same_mask
 from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
-from fedgma.statistics.arms import AGGREGATOR_SETTINGS, Row, Spread, arm, frozen, plain, spelt
+from fedgma.statistics.arms import Row, Spread, frozen
+from fedgma.statistics.labels import AGGREGATION, arm, plain, spelt, title_of
 
 MOST = 12  # settings whose accuracy is drawn
 CLOSELY = 4  # settings whose masks and clients are drawn
@@ -72,9 +74,7 @@ def scenes(rows: Sequence[Row]) -> dict[str, Scene]:
     """Rows by what they share besides the aggregation: one scene a setting, its arms side by side."""
     found: dict[str, Scene] = {}
     for row in rows:
-        others = {name: value for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)}
-        title = ", ".join(spelt(name, value) for name, value in others.items())
-        found.setdefault(title, {})[arm(row.runs[0], list(row.label))] = row
+        found.setdefault(title_of(row.label), {})[arm(row.runs[0], list(row.label))] = row
     return found
 
 
@@ -82,7 +82,7 @@ def best_rates(rows: Sequence[Row]) -> list[Row]:
     """Where learning rates were varied, the pair with the highest last10 over the arms; the heat map has them all."""
     groups: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        own = {name: value for name, value in row.label.items() if name not in ("aggregator", *AGGREGATOR_SETTINGS)}
+        own = {name: value for name, value in row.label.items() if name not in AGGREGATION}
         rates = {name: own.pop(name) for name in RATES if name in own}
         groups.setdefault(frozen(own), {}).setdefault(frozen(rates), []).append(row)
     best = [max(pairs.values(), key=_level) for pairs in groups.values()]
@@ -100,11 +100,16 @@ def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) 
 def _accuracy(title: str, scene: Scene) -> Picture | None:
     arms = {name: {run.seed: curve(run, "test", "accuracy") for run in row.runs} for name, row in scene.items()}
     seeds = max(len(row.runs) for row in scene.values())
-    caption = f"Test accuracy after each evaluated round, mean of {seeds} seeds; bands: one sample deviation."
+    several = seeds > 1
+    caption = f"Test accuracy after each evaluated round, {f'mean of {seeds} seeds' if several else 'one seed'}"
     if len(scene) > BANDS:
-        caption = f"Test accuracy after each evaluated round, mean of {seeds} seeds. Below: ahead of the mean, paired."
-    elif len(scene) > 1:
-        caption += " Below: the paired difference, which the verdict is about; band: its 95 % t interval."
+        caption += ". Below: the paired difference to the mean."
+    else:
+        caption += "; bands: one standard deviation." if several else "."
+        if len(scene) > 1:
+            caption += " Below: the paired difference, which the verdict is on" + (
+                "; band: 95 % CI." if several else "."
+            )
     return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(arms))
 
 
@@ -213,7 +218,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
         return
     groups: dict[str, dict[str, dict[tuple[float, float], float]]] = {}
     for row in rows:
-        others = [spelt(n, v) for n, v in row.label.items() if n not in (*RATES, "aggregator", *AGGREGATOR_SETTINGS)]
+        others = [spelt(n, v) for n, v in row.label.items() if n not in (*RATES, *AGGREGATION)]
         server_rate, client_rate = (number(row.runs[0].settings, name) for name in RATES)
         if server_rate is not None and client_rate is not None:
             arms = groups.setdefault(", ".join(others), {}).setdefault(arm(row.runs[0], list(row.label)), {})

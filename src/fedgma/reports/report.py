@@ -1,22 +1,26 @@
 """Run folders to a report: the verdict first, then tables, pictures, settings and where the numbers came from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import DataError
-from fedgma.records.reader import Run, read_runs
+from fedgma.records.reader import PathLike, Run, read_runs
 from fedgma.reports.tables import (
     WRITERS,
     Table,
+    apart_table,
     differences_table,
     markdown,
     results_table,
     splits_table,
     unfinished_table,
 )
-from fedgma.statistics.arms import BASELINE, NAMES, Row, common, plain, rows, short, sortable, telling
+from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.comparisons import Comparison, against_baseline
+from fedgma.statistics.comparisons import where as filtered
+from fedgma.statistics.labels import NAMES, plain, short, sortable
 
 
 class Report(NamedTuple):
@@ -31,40 +35,76 @@ class Report(NamedTuple):
     notes: tuple[str, ...]
 
 
-def make_report(paths: Sequence[Path], *, metric: str = "last10", split: str = "test") -> Report:
-    """Read run folders and work everything out."""
-    runs = read_runs(paths)
+def make_report(
+    paths: PathLike | Iterable[PathLike],
+    *,
+    metric: str = "last10",
+    split: str = "test",
+    where: str | Sequence[str] = (),
+) -> Report:
+    """Read run folders and work everything out; `where` takes filters such as `dataset=t.npz` or `model=lenet,cnn`."""
+    runs, extended = without_extended(filtered(read_runs(paths), where))
+    finished = _finished(runs)
+    comparisons = against_baseline(finished, metric=metric, split=split)
+    made, apart = _set_apart(rows(finished), comparisons)
+    versions = list(dict.fromkeys(words for pair in comparisons if pair.cells for words in pair.versions))
+    optional = [splits_table(made), apart_table(apart, versions), unfinished_table(runs)]
+    return Report(
+        title=title(runs),
+        verdicts=tuple(_verdict(pair, len(comparisons) == 1) for pair in comparisons) or (_without_pair(finished),),
+        runs=tuple(runs),
+        rows=tuple(made),
+        comparisons=tuple(comparisons),
+        tables=(
+            results_table(made),
+            *(differences_table(pair) for pair in comparisons if pair.cells),
+            *(table for table in optional if table),
+        ),
+        notes=(
+            *_notes(runs, [*made, *apart], comparisons, metric, split),
+            *(f"{words} and are listed apart" for words in versions),
+            *_replaced(extended),
+        ),
+    )
+
+
+def _finished(runs: Sequence[Run]) -> list[Run]:
     finished = [run for run in runs if run.finished]
     if not finished:
         furthest = max(runs, key=lambda run: len(run.rounds) / max(run.planned, 1))
         raise DataError(
             f"none of the {len(runs)} runs has finished (the furthest is at round {len(furthest.rounds)} of "
-            f"{furthest.planned}); run the same command again to go on with them"
+            f"{furthest.planned}); run the same command again to continue them"
         )
-    made = rows(finished)
-    comparisons = against_baseline(finished, metric=metric, split=split)
-    optional = [splits_table(made), unfinished_table(runs)]
-    tables = [
-        results_table(made),
-        *(differences_table(c) for c in comparisons if c.cells),
-        *(table for table in optional if table),
-    ]
-    return Report(
-        title=title(runs),
-        verdicts=tuple(_verdict(one, len(comparisons) == 1) for one in comparisons) or (_without_pair(finished),),
-        runs=tuple(runs),
-        rows=tuple(made),
-        comparisons=tuple(comparisons),
-        tables=tuple(tables),
-        notes=tuple(_notes(runs, made, comparisons, metric, split)),
-    )
+    return finished
+
+
+def _set_apart(made: Sequence[Row], comparisons: Sequence[Comparison]) -> tuple[list[Row], list[Row]]:
+    """Rows that are compared or have nothing to be compared with, and those of which only the version has no partner.
+
+    Where no two runs can be paired at all, none is set apart: the verdict says so, and the labels tell the versions.
+    """
+    other = {id(run) for pair in comparisons if pair.cells for run in pair.apart}
+    apart = [row for row in made if all(id(run) in other for run in row.runs)]
+    kept = [row for row in made if not all(id(run) in other for run in row.runs)]
+    return kept, apart
+
+
+def _replaced(extended: Sequence[Run]) -> list[str]:
+    if not extended:
+        return []
+    words = "1 run was" if len(extended) == 1 else f"{len(extended)} runs were"
+    return [f"{words} extended to more rounds; of these only the longer runs are shown"]
 
 
 def title(runs: Sequence[Run]) -> str:
     """What the runs are about, e.g. "fmnist-mini, label_skew: GMA and mean"."""
-    about = [_listed({plain(run.settings.get(name)) for run in runs}) for name in ("dataset", "partition.name")]
+    about = [
+        {plain(run.settings[name]) for run in runs if run.settings.get(name) is not None}
+        for name in ("dataset", "partition.name")
+    ]
     arms = {NAMES.get(str(run.settings["aggregator"]), str(run.settings["aggregator"])) for run in runs}
-    return f"{', '.join(part for part in about if part != 'none')}: {_listed(arms)}"
+    return f"{', '.join(_listed(values) for values in about if values)}: {_listed(arms)}"
 
 
 def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
@@ -74,7 +114,8 @@ def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
 
 def varied_settings(runs: Sequence[Run]) -> dict[str, str]:
     """The other settings with their values: first those that tell the runs apart, then those that follow from them."""
-    telling_first = dict.fromkeys((*telling(runs, without=()), *(name for run in runs for name in run.settings)))
+    settings = dict.fromkeys(name for run in runs for name in run.settings)
+    telling_first = dict.fromkeys((*(name for name in telling(runs, without=()) if name in settings), *settings))
     shared = common_settings(runs)
     return {
         name: ", ".join(sorted({plain(run.settings.get(name)) for run in runs}, key=sortable))
@@ -95,8 +136,9 @@ def in_markdown(report: Report) -> str:
     return ("\n\n".join(parts) + "\n").replace("<", "&lt;")
 
 
-def write_tables(report: Report, out: Path) -> list[Path]:
+def write_tables(report: Report, out: PathLike) -> list[Path]:
     """Every table as Markdown, LaTeX and CSV under `out/tables`, and the text as report.md."""
+    out = Path(out)
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     written = [_write(out / "report.md", in_markdown(report))]
@@ -120,7 +162,7 @@ def _verdict(comparison: Comparison, alone: bool) -> str:
 
 def _without_pair(runs: Sequence[Run]) -> str:
     arms = _listed({str(run.settings["aggregator"]) for run in runs})
-    return f"Nothing to compare: the finished runs aggregate by {arms}; a verdict needs `{BASELINE}` and another"
+    return f"Nothing to compare: the finished runs aggregate by {arms}; a verdict needs `{BASELINE}` and another rule"
 
 
 def _notes(
@@ -131,10 +173,11 @@ def _notes(
     seeds = _listed({str(run.seed) for run in runs})
     notes = [f"{finished} of {len(runs)} runs finished; seeds {seeds}"]
     if used < finished:
-        notes.append(f"{finished - used} runs repeat another one's settings and seed; the first of each is used")
+        notes.append(f"{finished - used} runs repeat the settings and seed of another; the first of each is used")
     if comparisons:
-        summary = {"last10": "mean of the last ten rounds", "best": "best round", "final": "last round"}[metric]
-        notes.insert(0, f"Points of {split} accuracy ({summary}), runs paired by seed and settings, 95 % t interval")
+        late = last_rounds([run for row in made for run in row.runs])
+        summary = {"last10": f"mean of the {late}", "best": "best round", "final": "last round"}[metric]
+        notes.insert(0, f"Points of {split} accuracy ({summary}), runs paired by seed and settings, 95 % CI")
     for comparison in comparisons:
         first, second = comparison.names
         if comparison.alone:
@@ -147,7 +190,7 @@ def _notes(
     listed = [record.get("refused") for run in runs for record in run.rounds]
     refused = sum(len(clients) for clients in listed if isinstance(clients, list))
     if refused:
-        notes.append(f"{refused} client updates were refused by the gate")
+        notes.append(f"The gate refused {refused} client updates")
     return notes
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fedgma.records.reader import Run, curve
-from fedgma.statistics.arms import Row, Spread, Summary, plain, short, spread, summarise, telling
+from fedgma.statistics.arms import Row, Spread, Summary, last_rounds, spread, summarise, telling, trait
 from fedgma.statistics.comparisons import Comparison
+from fedgma.statistics.labels import plain, short
 
 Value = str | float | int | Spread | None
 
@@ -23,16 +24,24 @@ class Table(NamedTuple):
 
 
 def results_table(rows: Sequence[Row]) -> Table:
-    """Best, last10 and final test accuracy of every row, mean and sample deviation over seeds."""
+    """Best, last10 and final test accuracy of every row, mean and standard deviation over seeds."""
     names = list(rows[0].label) if rows else []
     body: list[tuple[Value, ...]] = [
         (*map(plain, row.label.values()), len(row.runs), *row.scores.values()) for row in rows
     ]
     note = (
-        "Test accuracy in percent, mean ± sample deviation over seeds. `best` is the highest of a run's rounds and so "
-        "chosen on the test data; `last10` is the mean over the last ten rounds."
+        f"Test accuracy in percent, {mean_over_seeds(rows)}. `best` is the highest of a run's rounds and so chosen on "
+        f"the test data; `last10` is the mean over the {last_rounds([run for row in rows for run in row.runs])}."
     )
     return Table("results", "Accuracy", (*map(short, names), "seeds", *Summary._fields), tuple(body), note)
+
+
+def apart_table(rows: Sequence[Row], notes: Sequence[str]) -> Table | None:
+    """Arms whose partners are of other data or of another model only; None where there are none."""
+    if not rows:
+        return None
+    note = f"{'; '.join(notes)}. Only runs of one version are compared, so these are in no figure or verdict above."
+    return results_table(rows)._replace(name="apart", title="Other versions of data or model", note=note)
 
 
 def differences_table(comparison: Comparison) -> Table:
@@ -43,13 +52,13 @@ def differences_table(comparison: Comparison) -> Table:
     for cell in comparison.cells:
         verdict = cell.verdict
         signs = f"{verdict.ahead} of {verdict.of}"
-        numbers = (verdict.mean, *((verdict.low, verdict.high) if verdict.of > 1 else (None, None)), signs)
+        numbers = (verdict.mean, *(verdict.interval or (None, None)), signs)
         tested = (cell.p, cell.corrected) if verdict.of > 1 else (None, None)
         body.append((*(cell.label[name] for name in names), cell.says(comparison.names), *numbers, *tested))
-    header = (*map(short, names), "verdict", "difference", "low", "high", "seeds ahead", "p", "p (Holm)")
+    header = (*map(short, names), "verdict", "difference", "CI low", "CI high", "seeds ahead", "p", "p (Holm)")
     note = (
         f"{first} minus {second}, points of {comparison.split} accuracy ({comparison.metric}), paired by seed; "
-        "95 % t interval; p of the paired t test."
+        "95 % CI and p of the paired t test."
     )
     if len(comparison.cells) > 1:
         note += f" p (Holm) is corrected for {comparison.tests} tests."
@@ -77,12 +86,12 @@ def splits_table(rows: Sequence[Row]) -> Table | None:
             values.append(spread(scores) if scores else None)
         body.append(tuple(values))
     header = ("arm", *(" ".join(path).replace("_", " ").replace(" accuracy", "") for path in paths))
-    note = "last10 in percent, mean ± sample deviation over seeds."
+    note = f"last10 in percent, {mean_over_seeds(rows)}."
     return Table("splits", "Other splits and clients", header, tuple(body), note)
 
 
 def unfinished_table(runs: Sequence[Run]) -> Table | None:
-    """The runs that have not come to their end; None where all have."""
+    """The runs that are not finished; None where all are."""
     names = telling(runs, without=())
     late = [run for run in runs if not run.finished]
     if not late:
@@ -90,12 +99,12 @@ def unfinished_table(runs: Sequence[Run]) -> Table | None:
     body = [
         (
             run.folder.name[:12],
-            *(plain(run.settings.get(name)) for name in names),
+            *(plain(trait(run, name)) for name in names),
             f"{len(run.rounds)} of {run.planned}",
         )
         for run in late
     ]
-    note = "These runs are in no figure above. Running the same command again goes on where they stopped."
+    note = "These runs are left out above. Run the same command again to continue them."
     return Table("unfinished", "Unfinished runs", ("run", *map(short, names), "rounds"), tuple(body), note)
 
 
@@ -108,6 +117,12 @@ def _measured(runs: Sequence[Run]) -> list[tuple[str, str]]:
             clients = record.get("clients")
             found.update({("clients", name): None for name in (clients if isinstance(clients, dict) else {})})
     return [path for path in found if any(curve(run, *path) for run in runs)]
+
+
+def mean_over_seeds(rows: Sequence[Row]) -> str:
+    """What stands in a table of scores; one seed has no deviation."""
+    several = any(len(row.runs) > 1 for row in rows)
+    return "mean ± standard deviation over seeds" if several else "one seed"
 
 
 def slug(text: str) -> str:
@@ -211,6 +226,8 @@ def numeric(table: Table) -> list[bool]:
 def _raw(value: Value, two: bool) -> list[str]:
     if isinstance(value, Spread):
         return [repr(value.mean), "" if value.deviation is None else repr(value.deviation)]
+    if isinstance(value, float):
+        value = float(value)  # numpy's floats are floats whose repr names their type
     written = "" if value is None else repr(value) if isinstance(value, float) else " ".join(str(value).splitlines())
     # a text that a spreadsheet would run as a formula is kept a text
     written = f"'{written}" if isinstance(value, str) and written[:1] in ("=", "+", "-", "@") else written

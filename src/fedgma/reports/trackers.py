@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgma.errors import ConfigError
-from fedgma.records.reader import Record, Run
-from fedgma.statistics.arms import plain
+from fedgma.records.format import Record
+from fedgma.records.reader import PathLike, Run
+from fedgma.statistics.labels import plain
 
 
 def scalars(record: Record, before: str = "") -> Iterator[tuple[str, float]]:
@@ -23,14 +24,14 @@ def scalars(record: Record, before: str = "") -> Iterator[tuple[str, float]]:
             yield f"{before}{name}", float(value)
 
 
-def to_tensorboard(runs: Sequence[Run], out: Path) -> list[Path]:
+def to_tensorboard(runs: Sequence[Run], out: PathLike) -> list[Path]:
     """Write event files, one folder a run, for `tensorboard --logdir OUT`."""
     _needs("tensorboard", "pip install tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
     folders = []
     for run in runs:
-        folders.append(out / run.folder.name)
+        folders.append(Path(out) / run.folder.name)
         writer: Any = SummaryWriter(str(folders[-1]))
         writer.add_text("settings", "\n".join(f"    {name}: {plain(value)}" for name, value in run.settings.items()))
         for record in run.rounds:

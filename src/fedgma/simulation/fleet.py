@@ -12,34 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgma.data.augmentations import augmented
+from fedgma.data.augmentations import augment_pool
+from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
-from fedgma.simulation.batched import controls, tallies
-from fedgma.simulation.batched import optimizers as servers
-from fedgma.simulation.batched import votes as statistics
-from fedgma.simulation.sampling import draw_cohorts, draw_orders
-from fedgma.simulation.spec import AGGREGATORS, Round, RunSpec, mask_tables
+from fedgma.simulation.batched import optimizers, rules, tallies, votes
+from fedgma.simulation.device_round import Round
+from fedgma.simulation.sampling import draw_batches, sample_all_clients
+from fedgma.simulation.spec import SHARED, RunSpec
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
+from fedgma.training.batches import effective_steps
 from fedgma.training.choose import choose, choose_scorer
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
+from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer
 from fedgma.training.models import build
 from fedgma.training.same_pools import distinct
-from fedgma.training.task import (
-    Cohort,
-    LocalTrainer,
-    Pool,
-    Stacked,
-    Task,
-    effective_steps,
-    flatten,
-    ship,
-    stack,
-    unflatten,
-)
+from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten
+
+# rates of a lane, and the settings that they come from
+RATES = {"lr": "client_learning_rate", "momentum": "momentum", "mu": "mu", "clip": "gradient_clip"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +49,10 @@ class Fleet:
     pools: tuple[Pool, ...]  # distinct training pools
     pool: np.ndarray  # [run], which of them
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal ones are one object
-    servers: servers.Servers
-    masks: tuple[Tensor, Tensor] | None
-    controls: controls.Controls | None
+    optimizers: optimizers.Optimizers
+    rules: rules.Rules
     clients: Tensor  # int64 [run, 1], how many there are
-    layers: statistics.Layers
+    layers: votes.Layers
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
     chunk: int  # lanes trained at a time
     eval_batch: int
@@ -82,8 +75,8 @@ def assemble(
     """
     specs = tuple(specs)
     _check_together(specs)
-    pools, pool = distinct([spec.federation.train for spec in specs], apart=("home",))
-    pools = tuple(augmented(one, specs[0].augment) for one in pools)
+    pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
+    pools = tuple(augment_pool(one, specs[0].augment) for one in pools)
     sample = pools[0]
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
@@ -99,11 +92,12 @@ def assemble(
         pools=pools,
         pool=pool,
         tests=_shared_tests(specs),
-        servers=servers.lay_out(specs, device),
-        masks=mask_tables(specs, device),
-        controls=controls.lay_out(specs, shapes, device),
+        optimizers=optimizers.lay_out([spec.optimizer for spec in specs], shapes, device),
+        rules=rules.lay_out(
+            [spec.rule for spec in specs], max(spec.clients_per_round for spec in specs), shapes, device
+        ),
         clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
-        layers=statistics.lay_out(shapes, device),
+        layers=votes.lay_out(shapes, device),
         client_tests=tuple(_client_tests(spec, device) for spec in specs),
         chunk=chunk or cost.lanes,
         eval_batch=max(1, cost.samples // len(specs)),
@@ -121,7 +115,7 @@ def start(fleet: Fleet) -> State:
         rounds=np.zeros(len(fleet.specs), np.int64),
         params=params,
         buffers=stack([b for _, b in drawn]),
-        moments=servers.init_moments(fleet.servers, params),
+        moments=optimizers.init_moments(fleet.optimizers, params),
         control=torch.zeros_like(params) if scaffold else None,
         variates=tuple(None if v is None else v.to(fleet.device) for v in variates),
         looks=(None,) * len(fleet.specs),
@@ -145,66 +139,74 @@ def play(
 def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
-    cohorts = draw_cohorts(fleet.specs, state.rounds + 1, busy)
+    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
     sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
     drift = torch.zeros_like(sums.total) if state.control is not None else None
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
-    counted = [_train_chunk(fleet, state, lanes, sums, drift, zeros) for lanes in _chunks(cohorts, fleet.chunk)]
-    merged = controls.apply(fleet.controls, tallies.merge(sums, fleet.masks, state.buffers))
-    params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
+    kept: rules.Kept = {}
+    counted = [_train_chunk(fleet, state, lanes, sums, kept, drift, zeros) for lanes in _chunks(sampled, fleet.chunk)]
+    merged = rules.apply(fleet.rules, sums, kept, tallies.merge(sums, state.buffers))
+    params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     control = state.control
     if control is not None and drift is not None:
         control = control + (drift / fleet.clients).float()
     rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
     state = replace(state, rounds=rounds, params=params, buffers=merged.buffers, moments=moments, control=control)
-    played = replace(_record(fleet, state, cohorts, sums, merged, zeros), counted=tuple(counted))
+    played = replace(_record(fleet, state, sampled, sums, merged, zeros), counted=tuple(counted))
     return replace(state, looks=_look(fleet, state, sums)), played
 
 
 def _train_chunk(
-    fleet: Fleet, state: State, lanes: list[tuple[int, int]], sums: tallies.Sums, drift: Tensor | None, zeros: Tensor
+    fleet: Fleet,
+    state: State,
+    lanes: list[tuple[int, int]],
+    sums: tallies.Sums,
+    kept: rules.Kept,
+    drift: Tensor | None,
+    zeros: Tensor,
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Train some lanes and count them; gives back whose they are and which were counted."""
-    cohort, weights = lay_cohort(fleet, state, lanes)
+    lane_batch, weights = lay_lane_batch(fleet, state, lanes)
     start = unflatten(state.params, fleet.shapes)
-    correction = _correction(state, cohort) if state.control is not None else None
+    correction = _correction(state, lane_batch) if state.control is not None else None
     named = unflatten(correction, fleet.shapes) if correction is not None else None
-    trained = fleet.train(Task(fleet.model, cohort, fleet.pools, start, state.buffers, named))
-    updates = trained.flat
+    trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, named))
+    updates = rules.prepare(fleet.rules, lane_batch.run, trained.flat)
     metrics = torch.stack([trained.loss, trained.accuracy], 1)
-    counted = tallies.add(sums, cohort.run, weights, updates, trained.buffers, metrics)
+    counted = tallies.add(sums, lane_batch.run, weights, updates, trained.buffers, metrics)
+    rules.keep(fleet.rules, kept, lane_batch.run, updates, counted)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
-    rows = np.flatnonzero(np.isin(cohort.run, measured))
+    rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):
-        picked: slice | Tensor = slice(None) if len(rows) == cohort.lanes else ship(rows, fleet.device)
-        owner = ship(cohort.run[rows], fleet.device)
-        statistics.count_zeros(zeros, owner, fleet.layers, updates[picked], counted[picked])
+        picked: slice | Tensor = slice(None) if len(rows) == lane_batch.size else ship(rows, fleet.device)
+        owner = ship(lane_batch.run[rows], fleet.device)
+        votes.count_zeros(zeros, owner, fleet.layers, updates[picked], counted[picked])
     if drift is not None and state.control is not None:
-        _update_variates(fleet, state, cohort, updates, counted, drift)
-    return cohort.run, cohort.client, counted
+        _update_variates(fleet, state, lane_batch, trained.flat, counted, drift)
+    return lane_batch.run, lane_batch.client, counted
 
 
-def lay_cohort(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[Cohort, np.ndarray]:
-    """The cohort of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
+def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[LaneBatch, np.ndarray]:
+    """The lanes of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
     runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
     specs = [fleet.specs[run] for run, _ in lanes]
-    drawn = draw_orders(specs, state.rounds[runs] + 1, clients)
-    rates = {n: np.array([getattr(s, n) for s in specs], np.float32) for n in ("lr", "momentum", "mu", "clip")}
-    return Cohort(runs, clients, fleet.pool[runs], *drawn.batches, seeds=drawn.seeds, **rates), drawn.samples
+    drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
+    rates = {name: np.array([getattr(spec, setting) for spec in specs], np.float32) for name, setting in RATES.items()}
+    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, seeds=drawn.seeds, **rates), drawn.samples
 
 
-def _correction(state: State, cohort: Cohort) -> Tensor:
+def _correction(state: State, lane_batch: LaneBatch) -> Tensor:
     """SCAFFOLD's c - c_i for every lane; zero for lanes of runs without it."""
     assert state.control is not None
     rows = []
-    for run, client in zip(cohort.run.tolist(), cohort.client.tolist(), strict=True):
+    for run, client in zip(lane_batch.run.tolist(), lane_batch.client.tolist(), strict=True):
         own = state.variates[run]
         rows.append(torch.zeros_like(state.control[run]) if own is None else state.control[run] - own[client])
     return torch.stack(rows)
 
 
 def _update_variates(
-    fleet: Fleet, state: State, cohort: Cohort, updates: Tensor, counted: Tensor, drift: Tensor
+    fleet: Fleet, state: State, lane_batch: LaneBatch, updates: Tensor, counted: Tensor, drift: Tensor
 ) -> None:
     """SCAFFOLD's option II: c_i moves to the mean gradient of its local steps; `drift` gathers the changes.
 
@@ -212,12 +214,11 @@ def _update_variates(
     displacement amounts to, else the variates would be too large by up to 1 / (1 - momentum).
     """
     assert state.control is not None
-    scale = cohort.lr * effective_steps(cohort.steps, cohort.momentum)
-    change = (
-        -state.control[ship(cohort.run, fleet.device)] - updates / ship(scale.astype(np.float32), fleet.device)[:, None]
-    )
+    scale = lane_batch.lr * effective_steps(lane_batch.steps, lane_batch.momentum)
+    run, steps = ship(lane_batch.run, fleet.device), ship(scale.astype(np.float32), fleet.device)
+    change = -state.control[run] - updates / steps[:, None]
     change = torch.where(counted[:, None], change, 0.0)
-    for lane, (run, client) in enumerate(zip(cohort.run.tolist(), cohort.client.tolist(), strict=True)):
+    for lane, (run, client) in enumerate(zip(lane_batch.run.tolist(), lane_batch.client.tolist(), strict=True)):
         own = state.variates[run]
         if own is not None:
             own[client] += change[lane]
@@ -227,7 +228,7 @@ def _update_variates(
 def _record(
     fleet: Fleet,
     state: State,
-    cohorts: dict[int, np.ndarray],
+    sampled: dict[int, np.ndarray],
     sums: tallies.Sums,
     merged: tallies.Merged,
     zeros: Tensor,
@@ -238,15 +239,15 @@ def _record(
     mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
     agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
     columns += [mask[:, None].double(), agreement[:, None].double()]
-    scores, clients = _evaluate(fleet, state, sorted(cohorts))
+    scores, clients = _evaluate(fleet, state, sorted(sampled))
     return Round(
         rounds=state.rounds.copy(),
-        cohorts=cohorts,
+        sampled=sampled,
         table=torch.cat(columns, 1),
         scores=scores,
         votes={
             run: _count_votes(fleet, state, run, sums, merged, zeros[run])
-            for run in cohorts
+            for run in sampled
             if fleet.specs[run].is_measured(int(state.rounds[run]))
         },
         client_scores=clients,
@@ -255,19 +256,13 @@ def _record(
 
 def _count_votes(
     fleet: Fleet, state: State, run: int, sums: tallies.Sums, merged: tallies.Merged, zeros: Tensor
-) -> statistics.VoteCounts:
-    rule = _rule(fleet, run)
+) -> votes.VoteCounts:
+    rule = fleet.rules.votes_needed(run)
     mask = None if rule is None or merged.mask is None else merged.mask[run]
-    votes, clients, mean = sums.votes[run], sums.clients[run], merged.mean[run]
+    counts, clients, mean = sums.votes[run], sums.clients[run], merged.mean[run]
     before = state.looks[run]
-    most = fleet.specs[run].cohort
-    return statistics.count(votes, clients, fleet.layers, mean, mask, most=most, zeros=zeros, rule=rule, before=before)
-
-
-def _rule(fleet: Fleet, run: int) -> tuple[Tensor, Tensor] | None:
-    """A run's row of the mask tables; None where it does not mask."""
-    masked = AGGREGATORS[fleet.specs[run].aggregator] is not None
-    return (fleet.masks[0][run], fleet.masks[1][run]) if masked and fleet.masks is not None else None
+    most = fleet.specs[run].clients_per_round
+    return votes.count(counts, clients, fleet.layers, mean, mask, most=most, zeros=zeros, rule=rule, before=before)
 
 
 def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor, Tensor] | None, ...]:
@@ -277,9 +272,9 @@ def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor,
     """
     looks = list(state.looks)
     for run, spec in enumerate(fleet.specs):
-        round, rule = int(state.rounds[run]), _rule(fleet, run)
+        round, rule = int(state.rounds[run]), fleet.rules.votes_needed(run)
         if rule is not None and spec.is_measured(round, extra=False):
-            looks[run] = statistics.look(sums.votes[run], sums.clients[run], rule[0], round, looks[run])
+            looks[run] = votes.look(sums.votes[run], sums.clients[run], rule[0], round, looks[run])
     return tuple(looks)
 
 
@@ -345,9 +340,9 @@ def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
     return {name: value.detach() for name, value in params.items()}, buffers
 
 
-def _chunks(cohorts: dict[int, np.ndarray], size: int) -> Iterator[list[tuple[int, int]]]:
+def _chunks(sampled: dict[int, np.ndarray], size: int) -> Iterator[list[tuple[int, int]]]:
     """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others."""
-    lanes = [(run, int(client)) for run, clients in cohorts.items() for client in clients]
+    lanes = [(run, int(client)) for run, clients in sampled.items() for client in clients]
     pieces = -(-len(lanes) // size)
     step = -(-len(lanes) // max(pieces, 1))  # all but the last alike: one shape to compile
     for begin in range(0, len(lanes), max(step, 1)):
@@ -364,7 +359,7 @@ def _check_together(specs: tuple[RunSpec, ...]) -> None:
         raise ConfigError("a fleet needs at least one run")
     for spec in specs:
         shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
-        same = all(getattr(spec, name) == getattr(specs[0], name) for name in ("model", "batch_size", "augment"))
+        same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
         if not same or shape != first:
             raise ConfigError(
                 "the runs of a fleet share model, batch size, augmentation and input shape; "

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedgma.data.augmentations import vary
+from fedgma.data.augmentations import draw_variants
 from fedgma.seeds import generator, seed
 from fedgma.simulation.spec import RunSpec
-from fedgma.training.task import batch_order, stack_orders
+from fedgma.training.batches import batch_order, stack_orders
 
 
 class Drawn(NamedTuple):
@@ -23,26 +23,27 @@ class Drawn(NamedTuple):
     samples: np.ndarray  # int64 [lane], how many a client has
 
 
-def draw_cohort(spec: RunSpec, round: int) -> np.ndarray:
+def sample_clients(spec: RunSpec, round: int) -> np.ndarray:
     """The clients sampled in a round, uniformly and without replacement, in rising order; empty ones are left out."""
-    drawn = generator(spec.seed, "cohort", round).choice(len(spec.federation.clients), spec.cohort, replace=False)
-    return np.array([client for client in np.sort(drawn) if len(spec.federation.clients[client])], np.int64)
+    holdings = spec.federation.clients
+    drawn = generator(spec.seed, "cohort", round).choice(len(holdings), spec.clients_per_round, replace=False)
+    return np.array([client for client in np.sort(drawn) if len(holdings[client])], np.int64)
 
 
-def draw_cohorts(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Sequence[int]) -> dict[int, np.ndarray]:
+def sample_all_clients(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Sequence[int]) -> dict[int, np.ndarray]:
     """The clients of some runs in their rounds [run]; runs that draw alike share one array."""
     drawn: dict[tuple[int, ...], np.ndarray] = {}
-    cohorts = {}
+    sampled = {}
     for run in runs:
         spec, round = specs[run], int(rounds[run])
-        key = (id(spec.federation), spec.seed, round, spec.cohort)
+        key = (id(spec.federation), spec.seed, round, spec.clients_per_round)
         if key not in drawn:
-            drawn[key] = draw_cohort(spec, round)
-        cohorts[run] = drawn[key]
-    return cohorts
+            drawn[key] = sample_clients(spec, round)
+        sampled[run] = drawn[key]
+    return sampled
 
 
-def draw_orders(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> Drawn:
+def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> Drawn:
     """The batches of lanes: run, round and client of each are given."""
     own = [spec.federation.clients[client] for spec, client in zip(specs, clients.tolist(), strict=True)]
     place: dict[tuple[int | None, ...], int] = {}
@@ -66,4 +67,4 @@ def _draw(spec: RunSpec, round: int, client: int, samples: np.ndarray) -> tuple[
     key = {"seed": spec.seed, "round": round, "client": client}
     size, epochs, steps = spec.batch_size, spec.local_epochs, spec.local_steps
     index, counts = batch_order(samples, **key, epochs=epochs, batch=size, steps=steps)
-    return vary(index, spec.augment, **key), counts
+    return draw_variants(index, spec.augment, **key), counts

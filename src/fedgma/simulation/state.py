@@ -2,18 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.aggregation.optimizers import MOMENTS
-from fedgma.simulation.batched import optimizers as servers
-from fedgma.training.task import Stacked, flatten, unflatten
+from fedgma.aggregation.optimizers import State as OptimizerState
+from fedgma.simulation.batched.optimizers import Moments, kept_moments
+from fedgma.simulation.spec import RunSpec
+from fedgma.training.stacked import Shapes, Stacked, flatten, unflatten
 
-if TYPE_CHECKING:
-    from fedgma.simulation.fleet import Fleet
+
+class Layout(Protocol):
+    """What a fleet's state is laid out by."""
+
+    @property
+    def specs(self) -> tuple[RunSpec, ...]:
+        """The runs."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """The trainable parameters, in order."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,17 +37,17 @@ class State:
     rounds: np.ndarray  # int64 [run], rounds played
     params: Tensor  # float32 [run, entry]
     buffers: Stacked
-    moments: servers.Moments
+    moments: Moments
     control: Tensor | None  # [run, entry], SCAFFOLD's c
     variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
     # per run, the round in which its votes were last looked at (0 is never) and which entries passed
     looks: tuple[tuple[Tensor, Tensor] | None, ...]
 
 
-def export(fleet: "Fleet", state: State, run: int) -> dict[str, np.ndarray]:
+def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
     """One run's state as plain arrays: enough to go on bit-identically, alone or in another fleet."""
     plain = {"round": np.array(state.rounds[run])}
-    moments = {part: getattr(state.moments, part) for part in MOMENTS[fleet.specs[run].server]}
+    moments = {part: getattr(state.moments, part) for part in kept_moments(fleet.specs[run].optimizer)}
     for part, flat in {"params": state.params, **moments}.items():
         named = unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
@@ -41,19 +55,21 @@ def export(fleet: "Fleet", state: State, run: int) -> dict[str, np.ndarray]:
     own = state.variates[run]
     if own is not None and state.control is not None:
         plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": own.cpu().numpy().copy()}
+    for moment, arrays in (state.moments.own[run] or {}).items():
+        plain |= {f"own/{moment}/{name}": torch.as_tensor(value).cpu().numpy().copy() for name, value in arrays.items()}
     if (look := state.looks[run]) is not None and int(look[0]):
         plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
     return plain
 
 
-def restored(fleet: "Fleet", fresh: State, states: Sequence[dict[str, np.ndarray]]) -> State:
+def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> State:
     """The state of a fleet out of exported ones; `fresh` is the state that it would start from."""
 
     def rows(part: str, given: Tensor) -> Tensor:
         """As exported; what a run has not is as it starts."""
         table = given.clone()
         for run, plain in enumerate(states):
-            if part == "params" or part in MOMENTS[fleet.specs[run].server]:
+            if part == "params" or part in kept_moments(fleet.specs[run].optimizer):
                 named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in fleet.shapes}
                 table[run] = flatten(named)[0].to(fleet.device)
         return table
@@ -70,14 +86,28 @@ def restored(fleet: "Fleet", fresh: State, states: Sequence[dict[str, np.ndarray
         rounds=np.array([int(s["round"]) for s in states], np.int64),
         params=rows("params", fresh.params),
         buffers=buffers,
-        moments=servers.Moments(rows("z", fresh.moments.z), rows("v", fresh.moments.v)),
+        moments=Moments(
+            rows("z", fresh.moments.z),
+            rows("v", fresh.moments.v),
+            tuple(_restored_own(fleet, plain, own) for plain, own in zip(states, fresh.moments.own, strict=True)),
+        ),
         control=control,
         variates=tuple(variates),
         looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
     )
 
 
-def _restored_look(fleet: "Fleet", plain: dict[str, np.ndarray], entries: int) -> tuple[Tensor, Tensor] | None:
+def _restored_own(fleet: Layout, plain: dict[str, np.ndarray], fresh: OptimizerState | None) -> OptimizerState | None:
+    """The state of a user's own optimiser, as exported."""
+    if fresh is None:
+        return None
+    return {
+        moment: {name: torch.from_numpy(plain[f"own/{moment}/{name}"]).to(fleet.device) for name in arrays}
+        for moment, arrays in fresh.items()
+    }
+
+
+def _restored_look(fleet: Layout, plain: dict[str, np.ndarray], entries: int) -> tuple[Tensor, Tensor] | None:
     if "look/passed" not in plain:
         return None
     passed = np.unpackbits(plain["look/passed"], count=entries).astype(bool)

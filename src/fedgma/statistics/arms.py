@@ -2,36 +2,32 @@
 
 `best` is chosen on the test data, so `last10` (the mean over the evaluations in the last ten rounds) always stands
 beside it and is what verdicts go by. Accuracies are in percent.
+
+Runs are one arm where they differ in the seed alone: settings, data and model are the same. A setting that is None was
+not used by the run and is no difference.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import DataError
 from fedgma.records.reader import Run, curve
+from fedgma.statistics.labels import (
+    AGGREGATION,
+    AGGREGATION_SETTINGS,
+    VERSIONS,
+    arm,
+    rank,
+    sortable,
+    spelt,
+    versions,
+)
 
 WINDOW = 10  # rounds
-BASELINE = "mean"
-# settings that only some aggregators read; for the others they are no difference between two runs
-AGGREGATOR_SETTINGS = {
-    "tau": ("gma", "and_mask", "damped_mean", "shuffled_mask"),
-    "mask_position": ("gma", "and_mask", "rlr", "shuffled_mask"),
-    "threshold": ("rlr",),
-    "trim": ("trimmed_mean",),
-}
-NAMES = {"gma": "GMA", "and_mask": "AND-mask", "rlr": "RLR"}
-ALONE = ("dataset", "partition.name", "shift.name", "model", "algorithm", "aggregator")  # words that need no name
-FIRST = (
-    "dataset",
-    "partition.name",
-    "partition.alpha",
-    "partition.beta",
-    "shift.name",
-    "model",
-    "algorithm",
-)  # in labels
+VERSIONED = ("dataset", "shift.name", "model")  # what there may be several versions of
 
 
 class Summary(NamedTuple):
@@ -60,7 +56,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """The row in a few words: the settings that tell it apart, then its aggregation."""
-        others = [spelt(*one) for one in self.label.items() if one[0] not in ("aggregator", *AGGREGATOR_SETTINGS)]
+        others = [spelt(name, value) for name, value in self.label.items() if name not in AGGREGATION]
         return ", ".join([*others, arm(self.runs[0], list(self.label))])
 
 
@@ -99,43 +95,85 @@ def score(run: Run, metric: str = "last10", split: str = "test") -> float:
     return float(getattr(summarise(accuracies), metric))
 
 
-def applicable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that tell runs apart: a plain mean has no tau, a partition dealt by the run's seed no other seed.
+def last_rounds(runs: Sequence[Run]) -> str:
+    """What `last10` is the mean over, in words: finished runs may have fewer than ten rounds.
 
-    >>> applicable({"aggregator": "mean", "tau": 0.4, "seed": 1, "partition.seed": 1})
-    {'aggregator': 'mean', 'seed': 1}
+    >>> from pathlib import Path
+    >>> short, long = (Run(Path(), {}, {"rounds": rounds}, (), None) for rounds in (3, 200))
+    >>> last_rounds([short]), last_rounds([long]), last_rounds([short, long])
+    ('last 3 rounds', 'last 10 rounds', 'last 3 to 10 rounds')
     """
-    aggregator = settings["aggregator"]
-    unread = [name for name, readers in AGGREGATOR_SETTINGS.items() if aggregator not in readers]
-    unread += [name for name, value in settings.items() if name.endswith(".seed") and value == settings.get("seed")]
-    return {name: value for name, value in settings.items() if name not in unread}
+    counts = [min(WINDOW, run.planned) for run in runs]
+    fewest, most = min(counts), max(counts)
+    if most == 1:
+        return "last round"
+    return f"last {most} rounds" if fewest == most else f"last {fewest} to {most} rounds"
 
 
-def frozen(settings: Mapping[str, Any], without: Sequence[str] = ("seed",)) -> str:
+def traits(run: Run) -> dict[str, Any]:
+    """What tells a run from others: the settings that it uses, and the versions of its data and model.
+
+    A partition dealt by the run's own seed has no seed besides.
+
+    >>> from pathlib import Path
+    >>> settings = {"aggregator": "mean", "tau": None, "seed": 1, "partition.seed": 1}
+    >>> traits(Run(Path(), {"format": 2, "settings": {}, "identity": {"data": "v2"}}, settings, (), None))
+    {'aggregator': 'mean', 'seed': 1, 'data_version': 'v2'}
+    """
+    seed = run.settings.get("seed")
+    used = {name: value for name, value in run.settings.items() if value is not None}
+    same = [name for name, value in used.items() if name.endswith(".seed") and value == seed]
+    return {name: value for name, value in used.items() if name not in same} | versions(run)
+
+
+def trait(run: Run, name: str) -> Any:
+    """A trait as a label shows it; empty for a setting of another aggregator."""
+    known = traits(run)
+    if name in known:
+        return known[name]
+    if name in AGGREGATION_SETTINGS or name.endswith(".seed"):
+        return ""
+    return "unknown" if name in (VERSIONS["data"], VERSIONS["model"]) else None
+
+
+def frozen(settings: Mapping[str, Any], without: Collection[str] = ("seed",)) -> str:
     """Settings as text to group by."""
     return json.dumps({k: v for k, v in settings.items() if k not in without}, sort_keys=True)
 
 
 def telling(runs: Sequence[Run], without: Sequence[str] = ("seed",)) -> list[str]:
     """The settings that tell the runs apart; one that follows from the others is left out."""
-    known = [applicable(run.settings) for run in runs]
+    known = [traits(run) for run in runs]
     return telling_names([{name: value for name, value in row.items() if name not in without} for row in known])
 
 
 def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names whose values tell the rows apart, the commonest first; one that follows from the others is left out.
 
+    The version of data or model is named wherever one data set or model has several, whatever else tells rows apart.
+
     >>> telling_names([{"mu": 0.1, "algorithm": "fedprox"}, {"mu": None, "algorithm": "fedavg"}])
     ['algorithm']
+    >>> telling_names([{"aggregator": "mean", "data_version": "a"}, {"aggregator": "gma", "data_version": "b"}])
+    ['data_version', 'aggregator']
     """
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    names.sort(key=_rank)
+    names = sorted(dict.fromkeys(name for row in rows for name in row), key=rank)
+    kept = _splitting(rows, [name for name in names if name not in VERSIONS.values()])
+    versions = _splitting(rows, [name for name in names if name in VERSIONS.values()], VERSIONED)
+    return sorted([*kept, *versions], key=rank)
+
+
+def _splitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], given: Sequence[str] = ()) -> list[str]:
+    """The names that, one after the other, split the rows further than those before them and those given."""
+
+    def groups(of: Sequence[str]) -> int:
+        return len({frozen({name: row.get(name) for name in of}, without=()) for row in rows})
+
     kept: list[str] = []
-    groups = 1
+    count = groups(given)
     for name in names:
-        split = len({frozen({k: row.get(k) for k in [*kept, name]}, without=()) for row in rows})
-        if split > groups:
-            kept, groups = [*kept, name], split
+        if (split := groups([*given, *kept, name])) > count:
+            kept, count = [*kept, name], split
     return kept
 
 
@@ -160,7 +198,7 @@ def grouped(runs: Sequence[Run]) -> list[Row]:
     names = telling(runs) or ["aggregator"]
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(frozen(applicable(run.settings)), []).append(run)
+        groups.setdefault(frozen(traits(run)), []).append(run)
     made = [_row(tuple(group), names) for group in groups.values()]
     return sorted(made, key=lambda row: _order(row, names))
 
@@ -173,68 +211,19 @@ def first_of_each_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(kept[seed] for seed in sorted(kept))
 
 
-def arm(run: Run, names: Sequence[str] = ()) -> str:
-    """What to call a run's aggregation, with those of its own settings that are named.
-
-    >>> from pathlib import Path
-    >>> arm(Run(Path(), {}, {"aggregator": "gma", "tau": 0.4}, (), None), ["tau"])
-    'GMA, tau 0.4'
-    """
-    own = [name for name in names if name in AGGREGATOR_SETTINGS and name in applicable(run.settings)]
-    aggregator = str(run.settings["aggregator"])
-    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(run.settings[name])}" for name in own)])
-
-
-def spoken(aggregator: str) -> str:
-    """An aggregator in a sentence.
-
-    >>> spoken("gma"), spoken("mean"), spoken("median")
-    ('GMA', 'the mean', 'median')
-    """
-    return "the mean" if aggregator == BASELINE else NAMES.get(aggregator, aggregator)
-
-
-def spelt(name: str, value: Any) -> str:
-    """A setting in a title: known words alone, everything else with its name.
-
-    >>> spelt("algorithm", "fedadam"), spelt("partition.alpha", 0.3)
-    ('fedadam', 'alpha 0.3')
-    """
-    return plain(value) if name in ALONE else f"{short(name)} {plain(value)}"
-
-
-def plain(value: Any) -> str:
-    """A setting as a reader writes it.
-
-    >>> plain(0.4), plain(None), plain([1, 2]), plain(True), plain(1e-3)
-    ('0.4', 'none', '1, 2', 'yes', '0.001')
-    """
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(map(plain, value))
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def short(name: str) -> str:
-    """A setting's name for a heading.
-
-    >>> short("partition.name"), short("partition.alpha"), short("client_learning_rate")
-    ('partition', 'alpha', 'client learning rate')
-    """
-    return name.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ")
-
-
-def _rank(name: str) -> int:
-    """The aggregation comes last, so that the arms of one setting stand together."""
-    if name == "aggregator" or name in AGGREGATOR_SETTINGS:
-        return len(FIRST) + (1 if name == "aggregator" else 2)
-    return FIRST.index(name) if name in FIRST else len(FIRST)
+def without_extended(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The runs but for those that a longer, finished one continues; and these."""
+    longest: dict[str, int] = {}
+    for run in runs:
+        if run.finished and (lineage := run.head.get("lineage")):
+            longest[lineage] = max(longest.get(lineage, 0), run.planned)
+    extended = [run for run in runs if run.planned < longest.get(run.head.get("lineage", ""), 0)]
+    dropped = set(map(id, extended))
+    return [run for run in runs if id(run) not in dropped], extended
 
 
 def _row(runs: tuple[Run, ...], names: Sequence[str]) -> Row:
-    settings = applicable(runs[0].settings)
-    return Row({name: settings.get(name, "") for name in names}, runs, {})
+    return Row({name: trait(runs[0], name) for name in names}, runs, {})
 
 
 def _scores(runs: Sequence[Run]) -> dict[str, Spread]:
@@ -244,18 +233,6 @@ def _scores(runs: Sequence[Run]) -> dict[str, Spread]:
 
 def _order(row: Row, names: Sequence[str]) -> list[tuple[int, int, float, str]]:
     """By the settings in turn, the aggregation last, so that arms stand below each other: the mean, GMA, the others."""
-    last = sorted(names, key=lambda name: name == "aggregator" or name in AGGREGATOR_SETTINGS)
+    last = sorted(names, key=lambda name: name in AGGREGATION)
     arms = {BASELINE: 0, "gma": 1}
     return [(arms.get(str(row.label[n]), 2) if n == "aggregator" else 0, *sortable(row.label[n])) for n in last]
-
-
-def sortable(value: Any) -> tuple[int, float, str]:
-    """A key that puts numbers in their order, also those written as text, before words.
-
-    >>> sorted(["0.5", "b", 10, "2"], key=sortable)
-    ['0.5', '2', 10, 'b']
-    """
-    try:
-        return (0, float(value), "")
-    except (TypeError, ValueError):
-        return (1, 0.0, plain(value))

@@ -1,27 +1,29 @@
-"""Two arms over seeds and settings: runs that share both are paired, each setting is a cell, cells are corrected."""
+"""Two arms over seeds and settings: runs that share both are paired, each setting is a cell, cells are corrected.
+
+Runs are paired within one identity of data and model only; those that are kept apart by it are named.
+"""
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import ConfigError
+from fedgma.records.format import PARTS
 from fedgma.records.reader import Run
-from fedgma.statistics.arms import (
-    AGGREGATOR_SETTINGS,
-    BASELINE,
-    Summary,
-    applicable,
-    frozen,
+from fedgma.statistics.arms import Summary, frozen, score, telling_names, trait, traits
+from fedgma.statistics.labels import (
+    AGGREGATION_SETTINGS,
+    VERSIONS,
     plain,
-    score,
     sortable,
     spelt,
     spoken,
-    telling_names,
 )
-from fedgma.statistics.verdicts import Verdict, holm, p_value, paired, sign_test
+from fedgma.statistics.verdicts import Outcome, Verdict, holm, p_value, paired, sign_test
 
-SURE = 0.05  # corrected p below which a difference is said to hold
+SIGNIFICANT = 0.05  # p below which a difference is significant
 WORDS = ("aggregator", "algorithm", "dataset", "model")  # where a bare word such as `gma` is looked for
 
 
@@ -40,14 +42,24 @@ class Cell(NamedTuple):
         """The setting in a few words; empty where there is but one."""
         return ", ".join(spelt(name, value) for name, value in self.label.items() if value != "")
 
+    @property
+    def outcome(self) -> Outcome:
+        """Who is ahead after the correction."""
+        if self.verdict.significant and self.corrected >= SIGNIFICANT:
+            return "inconclusive"
+        return self.verdict.outcome
+
     def says(self, names: tuple[str, str]) -> str:
-        """Who is ahead, in a few words, after the correction."""
-        winner = names[0] if self.verdict.mean > 0 else names[1]
-        if self.verdict.of == 1:
-            return "one seed"
-        if self.corrected < SURE:
-            return f"{winner} ahead"
-        return f"{winner} ahead before correction" if self.p < SURE else "no difference to be seen"
+        """The outcome in a few words."""
+        match self.outcome:
+            case "first ahead":
+                return f"{names[0]} ahead"
+            case "second ahead":
+                return f"{names[1]} ahead"
+            case "inconclusive" if self.verdict.significant:
+                return "not significant after correction"
+            case outcome:
+                return outcome
 
 
 class Comparison(NamedTuple):
@@ -58,7 +70,9 @@ class Comparison(NamedTuple):
     split: str
     differ: tuple[str, ...]  # the settings in which the arms differ
     cells: tuple[Cell, ...]
-    alone: int  # runs of either arm that found no partner
+    alone: int  # runs of either arm that have no partner
+    apart: tuple[Run, ...] = ()  # runs whose only partners are of other data or of another model
+    versions: tuple[str, ...] = ()  # how these differ, in words
 
     @property
     def tests(self) -> int:
@@ -77,7 +91,8 @@ class Comparison(NamedTuple):
     def text(self) -> str:
         """The verdict in plain words: of the one cell, or over all."""
         if not self.cells:
-            return "no two finished runs share seed and settings, so nothing can be paired"
+            because = f": {' and '.join(self.versions)}" if self.versions else ""
+            return f"no two finished runs share seed and settings, so nothing can be paired{because}"
         return self.cells[0].verdict.text if len(self.cells) == 1 else _over_cells(self)
 
 
@@ -98,13 +113,23 @@ def compare(
         raise ConfigError(f"unknown metric {metric!r}; known: {', '.join(Summary._fields)}")
     free = {*apart, *_disjoint(first, second), "seed"}
     pairs, alone = _pairs(first, second, free)
+    other = _of_other_versions(first, second, alone, free)
     groups: dict[str, dict[int, tuple[Run, Run]]] = {}
     for a, b in pairs:
-        cell = frozen(applicable(a.settings)) + frozen(applicable(b.settings))
+        cell = frozen(traits(a)) + frozen(traits(b))
         groups.setdefault(cell, {}).setdefault(a.seed, (a, b))
     cells = _cells([by_seed(group) for group in groups.values()], names, metric, split)
     differ = tuple(name for name in sorted(free - {"seed"}) if any(_differs(a, b, name) for a, b in pairs))
-    return Comparison(names, metric, split, differ, tuple(cells), alone)
+    return Comparison(
+        names=names,
+        metric=metric,
+        split=split,
+        differ=differ,
+        cells=tuple(cells),
+        alone=len(alone) - len(other),
+        apart=tuple(run for run, _ in other),
+        versions=_counted(other) if cells else _different(other),
+    )
 
 
 def against_baseline(runs: Sequence[Run], *, metric: str = "last10", split: str = "test") -> list[Comparison]:
@@ -149,16 +174,45 @@ def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
     for part in wanted.split(","):
         name, mark, value = (text.strip() for text in part.partition("="))
         name, value = (_known(runs, name), value) if mark else (_word(runs, name), name)
-        chosen = [run for run in chosen if _same(applicable(run.settings).get(name), value)]
+        chosen = [run for run in chosen if _same(trait(run, name), value)]
         spoken.append(name)
     if not chosen:
         raise ConfigError(f"no run has {wanted!r}; there are {_choices(runs, spoken[0])}")
     return chosen, spoken
 
 
+def where(runs: Sequence[Run], filters: str | Sequence[str]) -> list[Run]:
+    """The runs that fit every filter such as `dataset=t.npz` or `algorithm=fedavg,fedadam`.
+
+    Of several values any will do; a bare word such as `gma` is looked for as in an arm.
+    """
+    chosen = list(runs)
+    for text in [filters] if isinstance(filters, str) else filters:
+        for name, values in _conditions(runs, text):
+            kept = [run for run in chosen if any(_same(trait(run, name), value) for value in values)]
+            if not kept:
+                raise ConfigError(f"no run has {name}={','.join(values)}; there are {_choices(chosen, name)}")
+            chosen = kept
+    return chosen
+
+
+def _conditions(runs: Sequence[Run], text: str) -> list[tuple[str, list[str]]]:
+    """`dataset=a,b,tau=0.4` as names with the values that each may have."""
+    conditions: list[tuple[str, list[str]]] = []
+    for part in text.split(","):
+        name, mark, value = (piece.strip() for piece in part.partition("="))
+        if mark:
+            conditions.append((_known(runs, name), [value]))
+        elif conditions:
+            conditions[-1][1].append(name)
+        else:
+            conditions.append((_word(runs, name), [name]))
+    return conditions
+
+
 def _known(runs: Sequence[Run], name: str) -> str:
     """A setting's full name: `clients` is partition.clients where nothing else is called so."""
-    names = list(dict.fromkeys(key for run in runs for key in run.settings))
+    names = list(dict.fromkeys(key for run in runs for key in (*run.settings, *traits(run))))
     fits = [key for key in names if key == name] or [key for key in names if key.endswith(f".{name}")]
     if len(fits) != 1:
         near = fits or difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:10]
@@ -175,7 +229,7 @@ def _word(runs: Sequence[Run], word: str) -> str:
 
 
 def _choices(runs: Sequence[Run], name: str) -> str:
-    return ", ".join(sorted({plain(run.settings[name]) for run in runs if name in run.settings})) or "none"
+    return ", ".join(sorted({plain(trait(run, name)) for run in runs} - {""})) or "none"
 
 
 def _same(value: Any, text: str) -> bool:
@@ -188,33 +242,84 @@ def _same(value: Any, text: str) -> bool:
 
 
 def _disjoint(first: Sequence[Run], second: Sequence[Run]) -> list[str]:
-    """Settings of which the arms share no value; one that an arm does not read is no difference."""
-    sides = [[applicable(run.settings) for run in side] for side in (first, second)]
-    names = dict.fromkeys(name for side in sides for settings in side for name in settings)
-    found = []
+    """Settings of which the arms share no value; a setting of the aggregation that an arm has not is no value."""
+    sides = [[traits(run) for run in side] for side in (first, second)]
+    names = dict.fromkeys(name for side in sides for known in side for name in known if name not in VERSIONS.values())
+    disjoint = []
     for name in names:
-        values = [{frozen({name: settings[name]}) for settings in side if name in settings} for side in sides]
+        optional = name in AGGREGATION_SETTINGS or name.endswith(".seed")
+        values = [{plain(known.get(name)) for known in side if name in known or not optional} for side in sides]
         if not values[0] & values[1]:
-            found.append(name)
-    return found
+            disjoint.append(name)
+    return disjoint
 
 
-def _pairs(first: Sequence[Run], second: Sequence[Run], free: set[str]) -> tuple[list[tuple[Run, Run]], int]:
-    """Every pair of finished runs with one seed and the same settings, and how many runs are in none."""
-    without = tuple(free - {"seed"}) + tuple(AGGREGATOR_SETTINGS if "aggregator" in free else ())
-    key = {id(run): frozen(applicable(run.settings), without) for run in (*first, *second)}
+def _pairs(first: Sequence[Run], second: Sequence[Run], free: set[str]) -> tuple[list[tuple[Run, Run]], list[Run]]:
+    """Every pair of finished runs with one seed, the same settings, data and model; and the runs that are in none."""
+    without = _without(free) - {"seed"}
     partners: dict[str, list[Run]] = {}
     for run in second:
         if run.finished:
-            partners.setdefault(key[id(run)], []).append(run)
-    pairs = [(a, b) for a in first if a.finished for b in partners.get(key[id(a)], [])]
+            partners.setdefault(frozen(traits(run), without), []).append(run)
+    pairs = [(a, b) for a in first if a.finished for b in partners.get(frozen(traits(a), without), [])]
     met = {id(run) for pair in pairs for run in pair}
-    return pairs, sum(id(run) not in met for run in (*first, *second) if run.finished)
+    return pairs, [run for run in (*first, *second) if run.finished and id(run) not in met]
+
+
+def _without(free: set[str]) -> set[str]:
+    """The settings in which two arms may differ; those of the aggregation differ with it."""
+    return free | set(AGGREGATION_SETTINGS if "aggregator" in free else ())
+
+
+def _of_other_versions(
+    first: Sequence[Run], second: Sequence[Run], alone: Sequence[Run], free: set[str]
+) -> list[tuple[Run, Run]]:
+    """Runs without a partner whose setting the other arm ran with other data or another model only; one such each."""
+    without = _without(free) | set(VERSIONS.values())
+    sides: list[dict[str, list[Run]]] = [{}, {}]
+    for side, runs in zip(sides, (first, second), strict=True):
+        for run in runs:
+            if run.finished:
+                side.setdefault(frozen(traits(run), without), []).append(run)
+    of_first = set(map(id, first))
+    apart = []
+    for run in alone:
+        others = sides[1 if id(run) in of_first else 0].get(frozen(traits(run), without), [])
+        if others and not any(other.identity == run.identity for other in others):
+            apart.append((run, min(others, key=lambda other: len(_parts(run, other)))))
+    return apart
+
+
+def _parts(run: Run, other: Run) -> list[str]:
+    """The parts of their identity in which two runs differ."""
+    return [part for part in PARTS if run.identity.get(part) != other.identity.get(part)]
+
+
+def _counted(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
+    """How many runs used other data or another model than those that are compared."""
+    counts = Counter(" and ".join(_version(part, run) for part in _parts(run, other)) for run, other in apart)
+    return tuple(f"{count} {'run' if count == 1 else 'runs'} used {what}" for what, count in counts.items())
+
+
+def _different(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
+    """What keeps two arms from being compared at all."""
+    whats = dict.fromkeys(_version(part, run, many=True) for run, other in apart for part in _parts(run, other))
+    return (f"the arms used {' and '.join(whats)}",) if whats else ()
+
+
+def _version(part: str, run: Run, *, many: bool = False) -> str:
+    """A part of a run's identity in words: "another version of t.npz", or of several "different versions of t.npz"."""
+    named = {"data": f" of {run.settings.get('dataset')}", "model": f" of model {run.settings.get('model')}"}
+    noun = {"clients": "client ids", "precision": "precision"}.get(part, "version")
+    if many:
+        return f"different {noun.removesuffix('s')}s{named.get(part, '')}"
+    which = "other" if part == "clients" else "another" if part in run.identity else "an unrecorded"
+    return f"{which} {noun}{named.get(part, '')}"
 
 
 def _differs(a: Run, b: Run, name: str) -> bool:
-    one, other = applicable(a.settings), applicable(b.settings)
-    return name in one and name in other and bool(one[name] != other[name])
+    values = trait(a, name), trait(b, name)
+    return "" not in values and bool(values[0] != values[1])
 
 
 def _labels(pairs: Sequence[tuple[Run, Run]]) -> list[dict[str, str]]:
@@ -225,12 +330,11 @@ def _labels(pairs: Sequence[tuple[Run, Run]]) -> list[dict[str, str]]:
 
 
 def _label(a: Run, b: Run) -> dict[str, str]:
-    one, other = applicable(a.settings), applicable(b.settings)
     label = {}
-    for name in dict.fromkeys((*one, *other)):
+    for name in dict.fromkeys((*a.settings, *b.settings, *traits(a), *traits(b))):
         if name != "seed":
-            values = dict.fromkeys(plain(side[name]) for side in (one, other) if name in side)
-            label[name] = " against ".join(values)
+            values = dict.fromkeys(plain(trait(side, name)) for side in (a, b))
+            label[name] = " against ".join(value for value in values if value)
     return label
 
 
@@ -238,12 +342,16 @@ def _over_cells(comparison: Comparison) -> str:
     first, second = comparison.names
     means = [cell.verdict.mean for cell in comparison.cells]
     ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
-    sure = [cell.verdict.mean > 0 for cell in comparison.cells if cell.corrected < SURE]
-    surely = (
-        f"{first} is ahead in {sum(sure)} and {second} in {len(sure) - sum(sure)}" if sure else "no difference holds"
-    )
-    tests = f"corrected for {comparison.tests} tests, {surely}" if comparison.tests else "one seed each, so no test"
+    outcomes = [cell.outcome for cell in comparison.cells]
+    sure = outcomes.count("first ahead"), outcomes.count("second ahead")
+    corrected = f"after Holm's correction for {comparison.tests} test{'s' if comparison.tests > 1 else ''}"
+    if not comparison.tests:
+        tested = "one seed a setting: no test, at least two seeds are needed"
+    elif any(sure):
+        tested = f"significant {corrected}: {first} ahead in {sure[0]}, {second} in {sure[1]}"
+    else:
+        tested = f"no difference is significant {corrected}"
     return (
         f"{first} ahead in {ahead} of {len(means)} settings and behind in {behind}, "
-        f"by {sum(means) / len(means):+.2f} points on average; {tests}"
+        f"{sum(means) / len(means):+.2f} points on average; {tested}"
     )

@@ -1,46 +1,111 @@
-"""What paired differences say: an interval, a count of signs, a corrected test, and one plain sentence.
+"""What paired differences say: a 95 % CI, a corrected test, how many seeds would be enough, and one plain sentence.
 
 A difference is one arm minus the other on the same seed and settings, in percentage points. The interval is Student's
-95 % interval of their mean; the sentence claims an arm ahead only where that interval leaves zero out.
+95 % confidence interval of their mean. An arm is ahead only where the interval excludes zero, which is where the paired
+t test is significant at 5 %.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fedgma.errors import ConfigError
 
 LEVEL = 0.95
+POWER = 0.8
+MOST_SEEDS = 100  # that `seeds_needed` looks at
+
+Outcome = Literal["first ahead", "second ahead", "inconclusive", "equal", "one seed"]
 
 
 class Verdict(NamedTuple):
-    """Mean difference, its interval, in how many of the pairs the first arm is ahead, and the sentence."""
+    """The mean difference, its 95 % CI, what follows from it, and that in a sentence."""
 
     mean: float
     low: float  # -inf and inf where one pair alone gives no interval
     high: float
-    ahead: int
+    ahead: int  # pairs in which the first arm is ahead
     of: int
+    outcome: Outcome
+    seeds_needed: int | None  # where inconclusive: for a verdict on a difference of this size; None is more than 100
     text: str
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % CI of the mean; None for one pair."""
+        return (self.low, self.high) if self.of > 1 else None
+
+    @property
+    def significant(self) -> bool:
+        """Whether one arm is ahead."""
+        return self.outcome in ("first ahead", "second ahead")
+
+    @property
+    def advice(self) -> str:
+        """How many seeds would be enough; empty where these are."""
+        if self.outcome == "one seed":
+            return "at least two seeds are needed"
+        if self.outcome != "inconclusive":
+            return ""
+        if self.seeds_needed is None:
+            return f"more than {MOST_SEEDS} seeds would be needed to resolve a difference of this size"
+        return f"about {self.seeds_needed} seeds would resolve a difference of this size"
 
 
 def paired(differences: Sequence[float], names: tuple[str, str] = ("GMA", "the mean")) -> Verdict:
     """The verdict on paired differences, first arm minus second, in points.
 
     >>> paired([1.0, 1.2, 1.6, 1.0]).text
-    'GMA ahead by 1.20 points, interval 0.75 to 1.65, 4 of 4 seeds'
-    >>> paired([0.4, -0.3, 0.1]).text
-    'no difference to be seen: 0.07 points, interval -0.81 to 0.94, GMA ahead in 2 of 3 seeds'
+    'GMA ahead by 1.20 points, 95 % CI 0.75 to 1.65, in 4 of 4 seeds'
+    >>> paired([-3.75, -10.61, -10.88]).text
+    'inconclusive: GMA behind by 8.41 points, 95 % CI -18.45 to 1.62, 3 seeds; about 5 seeds would resolve a \
+difference of this size'
     """
     values = _checked(differences)
     mean, half = math.fsum(values) / len(values), _half_width(values)
-    low, high = mean - half, mean + half
+    outcome = _outcome(values, mean - half, mean + half)
+    needed = seeds_needed(values) if outcome == "inconclusive" else None
     ahead = sum(value > 0 for value in values)
-    return Verdict(mean, low, high, ahead, len(values), _sentence(values, mean, low, high, names))
+    verdict = Verdict(mean, mean - half, mean + half, ahead, len(values), outcome, needed, "")
+    return verdict._replace(text=_sentence(verdict, sum(value < 0 for value in values), names))
+
+
+def seeds_needed(differences: Sequence[float]) -> int | None:
+    """The least number of seeds that would probably give a verdict; None where that is more than 100.
+
+    It is the smallest n for which a two-sided paired t test at 5 % has a power of 80 %, if the true difference and
+    deviation are those observed. Then the t statistic follows a noncentral t distribution with n - 1 degrees of freedom
+    and noncentrality sqrt(n) |mean| / deviation. A few seeds estimate both badly: read it as "about".
+
+    >>> seeds_needed([1.0, -0.2, 0.7]), seeds_needed([0.1, -1.0, 0.7])
+    (15, None)
+    """
+    values = _checked(differences)
+    if len(values) < 2:
+        raise ConfigError("one difference has no deviation to plan with; give two or more")
+    mean, error = math.fsum(values) / len(values), _standard_error(values)
+    if mean == 0:
+        return None
+    if error == 0:
+        return 2
+    effect = abs(mean) / (error * math.sqrt(len(values)))
+    numbers = range(2, MOST_SEEDS + 1)
+    at = bisect_left(numbers, True, key=lambda seeds: _is_enough(effect, seeds))
+    return numbers[at] if at < len(numbers) else None
+
+
+def _is_enough(effect: float, seeds: int) -> bool:
+    """Whether the test has its power; a significant result on the wrong side is too rare to count."""
+    from scipy.special import nctdtr, stdtrit
+
+    critical = stdtrit(seeds - 1, (1 + LEVEL) / 2)
+    missed = nctdtr(seeds - 1, effect * math.sqrt(seeds), critical)
+    return not missed > 1 - POWER  # NaN is a chance too small for the series
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Two-sided p of the paired t test; 1 where one pair alone, or no difference at all, leaves nothing to test.
+    """Two-sided p of the paired t test; 1 where one pair alone, or a mean of zero, leaves nothing to test.
 
     >>> round(p_value([1.0, 1.2, 1.6, 1.0]), 4)
     0.0034
@@ -100,18 +165,26 @@ def _half_width(values: list[float]) -> float:
     return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * _standard_error(values)
 
 
-def _sentence(values: list[float], mean: float, low: float, high: float, names: tuple[str, str]) -> str:
-    first, second = names
-    of = len(values)
-    count = f"{sum(value > 0 for value in values)} of {of} seeds"
+def _outcome(values: list[float], low: float, high: float) -> Outcome:
+    if len(values) == 1:
+        return "one seed"
     if not any(values):
-        return f"no difference at all in {of} of {of} seeds"
-    if of == 1:
-        winner = first if mean > 0 else second
-        return f"{winner} ahead by {abs(mean):.2f} points in the one seed there is; no interval without a second"
-    if low > 0:
-        return f"{first} ahead by {mean:.2f} points, interval {low:.2f} to {high:.2f}, {count}"
-    if high < 0:
-        behind = f"{sum(value < 0 for value in values)} of {of} seeds"
-        return f"{second} ahead by {-mean:.2f} points, interval {-high:.2f} to {-low:.2f}, {behind}"
-    return f"no difference to be seen: {mean:.2f} points, interval {low:.2f} to {high:.2f}, {first} ahead in {count}"
+        return "equal"
+    return "first ahead" if low > 0 else "second ahead" if high < 0 else "inconclusive"
+
+
+def _sentence(verdict: Verdict, behind: int, names: tuple[str, str]) -> str:
+    mean, low, high, ahead, of, *_ = verdict
+    first, second = names
+    apart = f"{first} {'behind' if mean < 0 else 'ahead'} by {abs(mean):.2f} points"
+    match verdict.outcome:
+        case "one seed":
+            return f"one seed: {apart}, no interval; {verdict.advice}"
+        case "equal":
+            return f"{first} and {second} are equal in {of} of {of} seeds"
+        case "first ahead":
+            return f"{apart}, 95 % CI {low:.2f} to {high:.2f}, in {ahead} of {of} seeds"
+        case "second ahead":
+            return f"{second} ahead by {-mean:.2f} points, 95 % CI {-high:.2f} to {-low:.2f}, in {behind} of {of} seeds"
+        case "inconclusive":
+            return f"inconclusive: {apart}, 95 % CI {low:.2f} to {high:.2f}, {of} seeds; {verdict.advice}"

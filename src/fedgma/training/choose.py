@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.training import lanes, loop
 from fedgma.training.compile import compiled
@@ -21,8 +22,9 @@ from fedgma.training.fast import resnet18
 from fedgma.training.fast.cpu.trainer import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.training.fast.written import Form, cnn_form, form_gradients, lenet_form, logistic_form
 from fedgma.training.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
+from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import LeNet, Logistic, ResNet18, SmallCNN
-from fedgma.training.task import LocalTrainer, Pool, Stacked, Task, Trained
+from fedgma.training.stacked import Stacked
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
@@ -83,7 +85,7 @@ def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:
 def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
     """The trainer with float32 products as exact as the setting says, whatever torch's own defaults are."""
 
-    def call(task: Task) -> Trained:
+    def call(task: Assignment) -> Trained:
         with float32_precision(precision):
             return train(task)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fedgma.training.hints import without_hints
+
 SHAPES = 1024  # compiled versions of one function; torch would stop at 8
 
 
@@ -15,7 +17,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     fixed_shapes = torch.compile(function, dynamic=False)
 
     def call(*arguments: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES):
+        limits = torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES)
+        with limits, without_hints():
             return fixed_shapes(*arguments)
 
     return call

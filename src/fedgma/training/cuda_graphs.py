@@ -1,7 +1,7 @@
 """Lanes on a GPU: the step compiled, captured in a CUDA graph and replayed; no wait for the device inside a round.
 
 A station holds the static tensors of so many lanes. A round copies its arrays into them, resets the weights, and
-replays one graph a step; the graph finds its row of the batch table by a counter on the device. A cohort with fewer
+replays one graph a step; the graph finds its row of the batch table by a counter on the device. A lane_batch with fewer
 lanes than the station is filled up with idle ones, so that few shapes are ever compiled.
 """
 
@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedgma.data.pools import Pool
 from fedgma.training import lanes
 from fedgma.training.compile import compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
+from fedgma.training.hints import without_hints
+from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Trained, keyed_generators, ship_batches
 from fedgma.training.lanes import Bench, Features, Work
-from fedgma.training.task import LANE_WISE, Cohort, Pool, Stacked, Task, Trained, keyed_generators, ship, ship_batches
+from fedgma.training.stacked import Stacked, ship
 
 log = logging.getLogger(__name__)
 SHRINK = 4  # every size of the work is compiled for itself, so there are few
@@ -82,40 +85,41 @@ class Engine:
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
 
-    def __call__(self, task: Task) -> Trained:
-        """Train all lanes of the cohort; see `lanes.train`. A graph has one pool: those of others come after it."""
-        cohort, pools = task.cohort, task.pools
-        groups = [np.flatnonzero(cohort.pool == one) for one in np.unique(cohort.pool)]
+    @without_hints()
+    def __call__(self, task: Assignment) -> Trained:
+        """Train all lanes of the lane_batch; see `lanes.train`. A graph has one pool: those of others come after it."""
+        lane_batch, pools = task.lane_batch, task.pools
+        groups = [np.flatnonzero(lane_batch.pool == one) for one in np.unique(lane_batch.pool)]
         if len(groups) == 1:
-            return self._train(task, pools[cohort.pool[0]])
+            return self._train(task, pools[lane_batch.pool[0]])
         device = pools[0].y.device
         parts = []
         for rows in groups:
             own = lanes.take_rows(task.correction, ship(rows, device)) if task.correction else None
-            part = task._replace(cohort=cohort.take(rows), correction=own)
-            parts.append(self._train(part, pools[cohort.pool[rows[0]]]))
+            part = task._replace(lane_batch=lane_batch.take(rows), correction=own)
+            parts.append(self._train(part, pools[lane_batch.pool[rows[0]]]))
         return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
 
-    def _train(self, task: Task, pool: Pool) -> Trained:
+    def _train(self, task: Assignment, pool: Pool) -> Trained:
         """Lanes whose samples are all in one pool."""
-        model, cohort, _, start, buffers, correction = task
-        order = np.argsort(-cohort.steps, kind="stable")
-        cohort, device = cohort.take(order), pool.y.device
+        model, lane_batch, _, start, buffers, correction = task
+        order = np.argsort(-lane_batch.steps, kind="stable")
+        lane_batch, device = lane_batch.take(order), pool.y.device
         if correction:
             correction = lanes.take_rows(correction, ship(order, device))
         model.train()
         exact = not self.padding and mixes_samples(model)
-        with float32_precision(self.precision), keyed_generators(device, int(cohort.seeds[0])):
-            station = self._station(cohort, device, start, buffers, correction)
-            filled = _filled(cohort, station)
-            works = lanes.schedule(filled.counts, exact=exact, batch=cohort.batch, shrink=SHRINK, fewest=FEWEST)
+        with float32_precision(self.precision), keyed_generators(device, int(lane_batch.seeds[0])):
+            station = self._station(lane_batch, device, start, buffers, correction)
+            filled = _filled(lane_batch, station)
+            works = lanes.schedule(filled.counts, exact=exact, batch=lane_batch.batch, shrink=SHRINK, fewest=FEWEST)
             if not all(work.all_busy for work in works):  # one way of playing all steps: half as much to compile
                 works = [work._replace(all_busy=False) for work in works]
             _load(station, filled, start, buffers, correction)
             for work in works:
                 self._play(station, work, pool)
             trained = lanes.finish(station.bench, start, station.rows, order)
-            # the next cohort is trained on the same bench
+            # the next lane_batch is trained on the same bench
             return trained._replace(buffers={name: value.clone() for name, value in trained.buffers.items()})
 
     def _play(self, station: Station, work: Work, pool: Pool) -> None:
@@ -180,21 +184,21 @@ class Engine:
         return graph.replay
 
     def _station(
-        self, cohort: Cohort, device: torch.device, start: Stacked, buffers: Stacked, correction: Stacked | None
+        self, lane_batch: LaneBatch, device: torch.device, start: Stacked, buffers: Stacked, correction: Stacked | None
     ) -> Station:
-        """A station that the cohort fits on, and fills at least half of; a new one where there is none."""
-        features = lanes.features_of(cohort, correction)
-        steps = cohort.counts.shape[1]
+        """A station that the lane_batch fits on, and fills at least half of; a new one where there is none."""
+        features = lanes.features_of(lane_batch, correction)
+        steps = lane_batch.counts.shape[1]
         for station in self._stations:
-            room = station.lanes // 2 < cohort.lanes <= station.lanes and steps <= len(station.bench.counts)
+            room = station.lanes // 2 < lane_batch.size <= station.lanes and steps <= len(station.bench.counts)
             if room and station.features == features:
                 return station
-        self._stations = [s for s in self._stations if s.lanes != cohort.lanes or s.features != features]
+        self._stations = [s for s in self._stations if s.lanes != lane_batch.size or s.features != features]
         if not any(station.graphs for station in self._stations):
             self._memory = None  # it went with the last of its graphs
-        rows = ship(cohort.run, device)
-        bench = lanes.lay_out(cohort, features, start, buffers, rows, inputs_last=self.inputs_last)
-        # room for other cohorts: the number of steps is part of the compiled shape
+        rows = ship(lane_batch.run, device)
+        bench = lanes.lay_out(lane_batch, features, start, buffers, rows, inputs_last=self.inputs_last)
+        # room for other lane batches: the number of steps is part of the compiled shape
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))
         bench.index = F.pad(bench.index, (0, 0, 0, 0, 0, room))
@@ -236,25 +240,27 @@ def _changing(station: Station) -> list[Tensor]:
     return [*(v for part in stacks for v in part.values()), bench.loss, bench.hits, station.step]
 
 
-def _filled(cohort: Cohort, station: Station) -> Cohort:
-    """The cohort with idle lanes at the end and empty steps, as large as the station."""
-    idle = station.lanes - cohort.lanes
+def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
+    """The lane_batch with idle lanes at the end and empty steps, as large as the station."""
+    idle = station.lanes - lane_batch.size
     if not idle:
-        return cohort
-    counts = np.pad(cohort.counts, ((0, idle), (0, 0)))
-    padded = {name: np.pad(getattr(cohort, name), (0, idle), mode="edge") for name in LANE_WISE}
-    return replace(cohort, counts=counts, **padded)
+        return lane_batch
+    counts = np.pad(lane_batch.counts, ((0, idle), (0, 0)))
+    padded = {name: np.pad(getattr(lane_batch, name), (0, idle), mode="edge") for name in LANE_WISE}
+    return replace(lane_batch, counts=counts, **padded)
 
 
-def _load(station: Station, cohort: Cohort, start: Stacked, buffers: Stacked, correction: Stacked | None) -> None:
+def _load(
+    station: Station, lane_batch: LaneBatch, start: Stacked, buffers: Stacked, correction: Stacked | None
+) -> None:
     """Copy a round into the station's tensors, without waiting."""
-    bench, device, steps = station.bench, station.rows.device, cohort.counts.shape[1]
-    station.rows.copy_(ship(cohort.run, device))
-    bench.index[:steps].copy_(ship_batches(cohort, device))
+    bench, device, steps = station.bench, station.rows.device, lane_batch.counts.shape[1]
+    station.rows.copy_(ship(lane_batch.run, device))
+    bench.index[:steps].copy_(ship_batches(lane_batch, device))
     bench.counts.zero_()
-    bench.counts[:steps].copy_(ship(cohort.counts.T, device))
-    bench.client.copy_(ship(cohort.client, device))
-    bench.rates.copy_(ship(lanes.rates_of(cohort), device))
+    bench.counts[:steps].copy_(ship(lane_batch.counts.T, device))
+    bench.client.copy_(ship(lane_batch.client, device))
+    bench.rates.copy_(ship(lanes.rates_of(lane_batch), device))
     for source, targets in ((start, (bench.params, bench.anchor)), (buffers, (bench.buffers,))):
         for target in targets:
             for name, value in target.items():

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from fedgma.training.task import Pool, Stacked
+from fedgma.data.pools import Pool
+from fedgma.training.hints import without_hints
+from fedgma.training.stacked import Stacked
 
 Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> logits
 Scorer = Callable[[Stacked, Stacked, Pool, Tensor], tuple[Tensor, Tensor]]  # ..., index -> loss and hit [run, sample]
@@ -28,7 +30,7 @@ def run_forward(model: nn.Module) -> Forward:
     def one(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         return functional_call(model, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
 
-    together = vmap(one, in_dims=(0, 0, None), randomness="different")
+    together = without_hints()(vmap(one, in_dims=(0, 0, None), randomness="different"))
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))
@@ -89,9 +91,9 @@ def even_batch(samples: int, most: int) -> int:
 
 
 def seen_by(pool: Pool, index: Tensor) -> Tensor:
-    """In whose environment samples are looked at: the pool's own table `home` where it has one, else client 0."""
-    home = getattr(pool, "home", None)
-    return torch.zeros_like(index) if home is None else home[index]
+    """In whose environment samples are looked at: the pool's own table `client_of` where it has one, else client 0."""
+    client_of = getattr(pool, "client_of", None)
+    return torch.zeros_like(index) if client_of is None else client_of[index]
 
 
 def evaluate(

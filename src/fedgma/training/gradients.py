@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
-from fedgma.training.task import Pool, Stacked, keyed_generators
+from fedgma.training.hints import without_hints
+from fedgma.training.lane_batch import keyed_generators
+from fedgma.training.stacked import Stacked
 
 
 class Product(Protocol):
@@ -87,7 +90,7 @@ def why_not_lanes(model: nn.Module, pool: Pool) -> str | None:
     index, count = torch.zeros((2, 2), dtype=torch.int64, device=device), torch.tensor([2, 2], device=device)
     x, y = pool.batch(index, index)
     try:
-        with keyed_generators(device, 0):
+        with keyed_generators(device, 0), without_hints():
             lane_gradients(model)(params, buffers, x, y, count)
     except Exception as error:  # any module may fail in its own way; the reason is handed on
         return f"{type(model).__name__} cannot be vectorised over lanes: {str(error).strip().splitlines()[0][:300]}"

@@ -13,19 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgma.data.pools import Pool
 from fedgma.training.gradients import Found, GradientFunction, lane_gradients, mixes_samples, multiplied
-from fedgma.training.task import (
-    Cohort,
-    Pool,
-    Stacked,
-    Task,
-    Trained,
-    keyed_generators,
-    shapes_of,
-    ship,
-    ship_batches,
-    unflatten,
-)
+from fedgma.training.hints import without_hints
+from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators, ship_batches
+from fedgma.training.stacked import Stacked, shapes_of, ship, unflatten
 
 Rows = slice | Tensor
 
@@ -40,7 +32,7 @@ class Work(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What the lanes of a cohort need; what none of them needs is left out of the step."""
+    """What the lanes of a lane_batch need; what none of them needs is left out of the step."""
 
     momentum: bool
     prox: bool
@@ -65,25 +57,26 @@ class Bench:
     hits: Tensor  # [lane]
 
 
-def train(task: Task, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
-    """Train all lanes of the cohort together; the result is that of `loop.train` up to the rounding of float32.
+@without_hints()
+def train(task: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
+    """Train all lanes of the lane_batch together; the result is that of `loop.train` up to the rounding of float32.
 
     `padding` says that the gradients keep padding from the real samples of any batch, whatever the model.
     """
-    model, cohort, pools, start, buffers, correction = task
-    order = np.argsort(-cohort.steps, kind="stable")
-    cohort, device = cohort.take(order), pools[0].y.device
-    features = features_of(cohort, correction)
-    rows = ship(cohort.run, device)
-    bench = lay_out(cohort, features, start, buffers, rows)
+    model, lane_batch, pools, start, buffers, correction = task
+    order = np.argsort(-lane_batch.steps, kind="stable")
+    lane_batch, device = lane_batch.take(order), pools[0].y.device
+    features = features_of(lane_batch, correction)
+    rows = ship(lane_batch.run, device)
+    bench = lay_out(lane_batch, features, start, buffers, rows)
     if correction:
         bench.correction = take_rows(correction, ship(order, device))
     find = gradients or lane_gradients(model)
     model.train()
-    with keyed_generators(device, int(cohort.seeds[0])):
+    with keyed_generators(device, int(lane_batch.seeds[0])):
         exact = not padding and mixes_samples(model)
-        for work in schedule(cohort.counts, exact=exact, batch=cohort.batch):
-            play(bench, work, pools, cohort.pool, features, find)
+        for work in schedule(lane_batch.counts, exact=exact, batch=lane_batch.batch):
+            play(bench, work, pools, lane_batch.pool, features, find)
     return finish(bench, start, rows, order)
 
 
@@ -116,16 +109,22 @@ def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
     return [Work(step, tuple(np.flatnonzero(counts == size).tolist()), int(size), True) for size in sizes]
 
 
-def features_of(cohort: Cohort, correction: Stacked | None) -> Features:
-    """What this cohort's hyper-parameters call for."""
-    clips = bool(np.isfinite(cohort.clip).any())
-    return Features(bool(cohort.momentum.any()), bool(cohort.mu.any()), clips, bool(correction))
+def features_of(lane_batch: LaneBatch, correction: Stacked | None) -> Features:
+    """What this lane_batch's hyper-parameters call for."""
+    clips = bool(np.isfinite(lane_batch.clip).any())
+    return Features(bool(lane_batch.momentum.any()), bool(lane_batch.mu.any()), clips, bool(correction))
 
 
 def lay_out(
-    cohort: Cohort, features: Features, start: Stacked, buffers: Stacked, rows: Tensor, *, inputs_last: bool = False
+    lane_batch: LaneBatch,
+    features: Features,
+    start: Stacked,
+    buffers: Stacked,
+    rows: Tensor,
+    *,
+    inputs_last: bool = False,
 ) -> Bench:
-    """A bench for the cohort, on the device of its rows; one copy for each array of the host.
+    """A bench for the lane_batch, on the device of its rows; one copy for each array of the host.
 
     `inputs_last` is an order of memory: the weights of a convolution with its inputs side by side.
     """
@@ -139,18 +138,18 @@ def lay_out(
         anchor={name: value.clone() for name, value in params.items()} if features.prox else {},
         correction={name: torch.zeros_like(value) for name, value in params.items()} if features.correction else {},
         buffers=take_rows(buffers, rows),
-        index=ship_batches(cohort, device),
-        counts=ship(cohort.counts.T, device),
-        client=ship(cohort.client, device),
-        rates=ship(rates_of(cohort), device),
+        index=ship_batches(lane_batch, device),
+        counts=ship(lane_batch.counts.T, device),
+        client=ship(lane_batch.client, device),
+        rates=ship(rates_of(lane_batch), device),
         loss=torch.zeros(lanes, device=device),
         hits=torch.zeros(lanes, device=device),
     )
 
 
-def rates_of(cohort: Cohort) -> np.ndarray:
+def rates_of(lane_batch: LaneBatch) -> np.ndarray:
     """Hyper-parameters as float32 [4, lane]."""
-    return np.stack([cohort.lr, cohort.momentum, cohort.mu, cohort.clip]).astype(np.float32)
+    return np.stack([lane_batch.lr, lane_batch.momentum, lane_batch.mu, lane_batch.clip]).astype(np.float32)
 
 
 def play(

@@ -10,39 +10,43 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgma.training.task import Cohort, Pool, Stacked, Task, Trained, flatten, keyed_generators, shapes_of, stack
+from fedgma.data.pools import Pool
+from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators
+from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
 
 
-def train(task: Task) -> Trained:
-    """Train each lane of the cohort."""
-    model, cohort, pools, start, buffers, correction = task
+def train(task: Assignment) -> Trained:
+    """Train each lane of the lane_batch."""
+    model, lane_batch, pools, start, buffers, correction = task
     model = copy.deepcopy(model)
     trained = []
-    for lane, run in enumerate(cohort.run.tolist()):
+    for lane, run in enumerate(lane_batch.run.tolist()):
         weights = {name: value[run] for name, value in start.items()}
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
         model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
-        trained.append(train_client(model, cohort, lane, pools[cohort.pool[lane]], weights, extra))
+        trained.append(train_client(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra))
     updates, after, losses, accuracies = zip(*trained, strict=True)
     flat = flatten(stack(updates))
     return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(accuracies))
 
 
 def train_client(
-    model: nn.Module, cohort: Cohort, lane: int, pool: Pool, start: Stacked, correction: Stacked | None = None
+    model: nn.Module, lane_batch: LaneBatch, lane: int, pool: Pool, start: Stacked, correction: Stacked | None = None
 ) -> tuple[Stacked, Stacked, Tensor, Tensor]:
     """One client's local training: update, buffers, mean loss and accuracy on the batches as they came.
 
     The model holds the global weights, of which `start` is a copy, and is left with the client's.
     """
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    optimizer = torch.optim.SGD(trainable.values(), lr=float(cohort.lr[lane]), momentum=float(cohort.momentum[lane]))
-    device, who = pool.y.device, int(cohort.client[lane])
+    optimizer = torch.optim.SGD(
+        trainable.values(), lr=float(lane_batch.lr[lane]), momentum=float(lane_batch.momentum[lane])
+    )
+    device, who = pool.y.device, int(lane_batch.client[lane])
     loss_sum, hits, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
     model.train()
-    with keyed_generators(device, int(cohort.seeds[lane])):
-        batches = cohort.orders[cohort.order[lane]].astype(np.int64)
-        for index, count in zip(batches, cohort.counts[lane].tolist(), strict=True):
+    with keyed_generators(device, int(lane_batch.seeds[lane])):
+        batches = lane_batch.orders[lane_batch.order[lane]].astype(np.int64)
+        for index, count in zip(batches, lane_batch.counts[lane].tolist(), strict=True):
             if count == 0:
                 break
             x, y = pool.batch(torch.from_numpy(index[:count]).to(device), torch.tensor(who, device=device))
@@ -50,7 +54,7 @@ def train_client(
             logits = model(x)
             loss = F.cross_entropy(logits, y)
             loss.backward()  # type: ignore[no-untyped-call]
-            _adjust(trainable, start, correction, mu=float(cohort.mu[lane]), clip=float(cohort.clip[lane]))
+            _adjust(trainable, start, correction, mu=float(lane_batch.mu[lane]), clip=float(lane_batch.clip[lane]))
             optimizer.step()
             seen += count
             loss_sum += loss.detach() * count

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgma.training.task import Pool, keyed_generators
+from fedgma.data.pools import Pool
+from fedgma.training.lane_batch import keyed_generators
 
 CPU_BUDGET = 512 * 2**20  # bytes; lanes do not get faster beyond a few on a CPU
 CUDA_SHARE = 0.6  # of the card's whole memory, not of what is free: the same chunks, so the same bits, on each start

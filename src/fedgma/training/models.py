@@ -143,7 +143,7 @@ def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
     """
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
-    factory = _factory(model)
+    factory = factory_of(model)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = factory(tuple(shape), classes)
@@ -152,7 +152,8 @@ def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
     return network
 
 
-def _factory(model: str | Factory) -> Factory:
+def factory_of(model: str | Factory) -> Factory:
+    """What builds a model that is named, imported or handed over as `factory(shape, classes)`."""
     if not isinstance(model, str):
         return model
     if model in MODELS:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.training.task import Pool
+from fedgma.data.pools import Pool
 
 
 def distinct(pools: Sequence[Pool], apart: tuple[str, ...] = ()) -> tuple[tuple[Pool, ...], np.ndarray]:

@@ -23,9 +23,12 @@ from fedgma.paper.analyses.participation import (
 )
 from fedgma.paper.analyses.rounds import open_round, retrain, specs_of
 from fedgma.paper.analyses.saving import save
+from fedgma.paper.catalogue import experiment
+from fedgma.paper.claims import ANALYSIS
+from fedgma.paper.findings import read_findings
 from fedgma.simulation import fleet as fleets
-from fedgma.simulation.spec import RunSpec
 from plain_pools import make_federation
+from run_specs import make_spec
 
 ROOT = Path(__file__).resolve().parents[3]
 SHAPE = (1, 8, 8)
@@ -39,8 +42,8 @@ def federation(seed=0, samples=12):
 
 
 def spec(**settings):
-    plain = {"model": "logistic", "rounds": 4, "cohort": 3, "batch_size": 8, "lr": 0.05}
-    return RunSpec(federation(), **{**plain, **settings})
+    plain = {"model": "logistic", "rounds": 4, "clients_per_round": 3, "batch_size": 8, "lr": 0.05}
+    return make_spec(federation(), **{**plain, **settings})
 
 
 @pytest.mark.parametrize("server", ["sgd", "adam"])
@@ -74,7 +77,7 @@ def test_mean_masks_of_one_round_are_that_rounds_mask():
     assert still.max() <= 1
 
 
-def test_both_arms_of_a_paired_trial_share_cohort_and_updates():
+def test_both_arms_of_a_paired_trial_share_clients_and_updates():
     rows = list(paired_trials([spec(seed=0, tau=0.0), spec(seed=1, tau=0.0)], [1, 2]))  # no mask: the arms are one
     values = {arm: [row["accuracy_%"] for row in rows if row["arm"] == arm] for arm in ("AVG", "GMA")}
     assert len(values["AVG"]) == 2 * 2 * 2  # points, seeds, groups
@@ -95,13 +98,13 @@ def test_separate_arms_look_at_the_rounds_asked_for():
 
 def test_the_printed_changes_follow_from_the_printed_means():
     means = {(row["cohort"], row["group"], row["arm"]): row["value"] for row in printed() if row["trial"] == "mean"}
-    for (cohort, group), change in printed_changes().items():
-        own = relative_change(means[cohort, group, "GMA"], means[cohort, group, "AVG"])
+    for (sampled, group), change in printed_changes().items():
+        own = relative_change(means[sampled, group, "GMA"], means[sampled, group, "AVG"])
         assert own == pytest.approx(change, abs=0.1)
 
 
 def test_shares_below_are_those_of_the_runs_own_statistics():
-    one = spec(cohort=5, measure_every=1, tau=0.4)
+    one = spec(clients_per_round=5, mask_every=1, tau=0.4)
     wanted = [record.votes.whole.below for played in fleets.play([one]) for record in played.records]
     rows = [row for row in along_runs([one], 0.4) if row["layer"] == "all"]
     assert [row["below_%"] for row in rows] == pytest.approx([100 * share for share in wanted])
@@ -130,7 +133,7 @@ def test_counts_are_shared_out_along_the_last_axis():
 def test_an_overfit_federation_gives_its_members_away():
     # 64 numbers a picture, 75 pictures, a linear model: it learns them by heart
     inside = np.concatenate([halves(8, sum(SIZES)), np.ones((1, sum(SIZES)), bool)])
-    base = spec(rounds=12, cohort=5, local_epochs=5, lr=0.2)
+    base = spec(rounds=12, clients_per_round=5, local_epochs=5, lr=0.2)
     result = attack(train_models(base, inside), 8, epochs=50)
     rows = {(row["attack"], row["arm"], row["models"]): row for row in result.tables["attacks"]}
     assert rows["LiRA", "AVG", "half of the data"]["auc_%"] > 70
@@ -144,18 +147,21 @@ def test_an_overfit_federation_gives_its_members_away():
 def test_a_federation_trained_on_noise_of_its_own_knows_nothing_of_the_others():
     inside = halves(8, sum(SIZES))
     wrong = np.roll(inside, 1, axis=1)[:, ::-1]  # halves that have nothing to do with the training
-    models = train_models(spec(rounds=4, cohort=5), inside)
+    models = train_models(spec(rounds=4, clients_per_round=5), inside)
     told = {arm: own._replace(inside=wrong) for arm, own in models.items()}
     rows = attack(told, 8, epochs=50).tables["attacks"]
     own = next(row for row in rows if row["attack"] == "LiRA" and row["arm"] == "AVG")
     assert own["auc_%"] == pytest.approx(50, abs=12)  # 8 targets of 150 samples
 
 
-@pytest.mark.parametrize("name", ["E11", "E16", "E18"])
-def test_a_quick_look_ends_in_tables_notes_and_pictures(name, tmp_path):
+@pytest.mark.parametrize("name", ["E7", "E11", "E16", "E17", "E18"])
+def test_a_quick_look_ends_in_tables_findings_and_pictures(name, tmp_path):
     result = ANALYSES[name](AnalysisRequest("cpu", tmp_path, seeds=1, quick=True))
     files = save(result, tmp_path / name, name)
-    assert result.notes
+    named = [claim.finding for claim in experiment(name).claims if claim.kind == ANALYSIS]
+    assert all(any(finding.is_below(path) for finding in result.findings) for path in named)
+    assert len({finding.id for finding in result.findings}) == len(result.findings)
+    assert read_findings(tmp_path / name) == result.findings
     assert all(len(rows) for rows in result.tables.values())
-    assert {file.suffix for file in files} == {".csv", ".png", ".md"}
+    assert {file.suffix for file in files} == {".csv", ".png", ".md", ".json"}
     assert all(0 < file.stat().st_size < 100_000 for file in files)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from fedgma.aggregation.masks import votes_needed
-from fedgma.paper.analyses.repeats import describe, gather
-from fedgma.paper.analyses.stability import (
+from fedgma.paper.analyses.bounds import (
     chance_stability,
     corrected_bound,
     corrected_condition,
@@ -19,6 +18,7 @@ from fedgma.paper.analyses.stability import (
     printed_condition,
     stability,
 )
+from fedgma.paper.analyses.repeats import describe, gather
 
 MEANS = st.lists(st.floats(-4, 4).filter(lambda mean: abs(mean) > 0.01), min_size=1, max_size=12)
 

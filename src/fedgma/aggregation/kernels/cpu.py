@@ -1,7 +1,7 @@
 """The tally compiled for the CPU by numba: each update is read once, and the sums of a block stay in the cache.
 
-No fast-math: rounding is part of the result, and these loops give the bits of `plain`. Threads take ranges of entries,
-so their number does not change a bit.
+The loops give the same bits as `plain`, so they do not use fast-math. Each thread takes a range of entries, so the
+number of threads does not change the result.
 
 Buys, over plain numpy on two cores: 5 to 6 (20 clients x 1 M parameters, `benchmarks/bench_parts.py --groups cpu`).
 """
@@ -20,66 +20,66 @@ from fedgma.arrays import Array
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SHARED = 1 << 16  # entries from which a second thread pays
-BLOCK = 2048  # entries: their sums (13 bytes each) stay in the nearest cache while the clients pass
+BLOCK = 2048  # entries: their sums (13 bytes each) stay in the L1 cache while clients are added
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 BITS: dict[Any, Any] = {SINGLE: np.uint32, DOUBLE: np.uint64}
-EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7FF0000000000000)}  # all ones: strange
+EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7FF0000000000000)}  # all ones: nonfinite
 
 
-Piece = tuple[int, slice]  # a part of one array of several
+Piece = tuple[int, slice]  # position of an array, and a part of it
 
 
 def add(sums: Sequence[tuple[Array, Array, Array]], updates: Sequence[Array], weight: float) -> None:
     """Add one client's flat arrays to their sums (total, rest, votes), in place."""
 
     def work(pieces: list[Piece]) -> None:
-        for place, part in pieces:
-            total, rest, votes = sums[place]
-            _add(total[part], rest[part], votes[part], updates[place][part], weight)
+        for position, part in pieces:
+            total, rest, votes = sums[position]
+            _add(total[part], rest[part], votes[part], updates[position][part], weight)
 
-    _spread(work, [update.size for update in updates])
+    _run_in_threads(work, [update.size for update in updates])
 
 
 def add_rows(total: Array, rest: Array, votes: Array, updates: Array, weights: Array) -> bool:
-    """Add clients' updates [client, entry] in their order, in place; whether all of them were finite."""
+    """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite."""
 
     def work(pieces: list[Piece]) -> bool:
         return all(_add_rows(total, rest, votes, updates, weights, part.start, part.stop) for _, part in pieces)
 
-    return all(_spread(work, [updates.shape[1]]))
+    return all(_run_in_threads(work, [updates.shape[1]]))
 
 
-def first_stranger(arrays: Sequence[Array]) -> int | None:
-    """Which of these flat arrays is the first that holds a NaN or an infinity, if any."""
+def first_nonfinite(arrays: Sequence[Array]) -> int | None:
+    """Position of the first of these flat arrays that holds a NaN or an infinity; None if all are finite."""
     views = [(array.view(BITS[array.dtype]), EXPONENT[array.dtype]) for array in arrays]
 
     def work(pieces: list[Piece]) -> list[int]:
-        return [place for place, part in pieces if _strangers(views[place][0][part], views[place][1])]
+        return [position for position, part in pieces if _nonfinite(views[position][0][part], views[position][1])]
 
-    found = _spread(work, [array.size for array in arrays])
-    return min((place for places in found for place in places), default=None)
+    nonfinite = _run_in_threads(work, [array.size for array in arrays])
+    return min((position for positions in nonfinite for position in positions), default=None)
 
 
-def _spread(work: Callable[[list[Piece]], Any], sizes: list[int]) -> list[Any]:
-    """Run `work` on all entries of several arrays or, where there are many, on equal shares of them, a thread each."""
+def _run_in_threads(work: Callable[[list[Piece]], Any], sizes: list[int]) -> list[Any]:
+    """Run `work` on all entries of several arrays; many entries are divided equally among threads."""
     if THREADS == 1 or sum(sizes) < SHARED:
-        return [work([(place, slice(0, size)) for place, size in enumerate(sizes)])]
-    return list(_pool().map(work, shares(sizes, THREADS)))
+        return [work([(position, slice(0, size)) for position, size in enumerate(sizes)])]
+    return list(_pool().map(work, split_work(sizes, THREADS)))
 
 
-def shares(sizes: list[int], parts: int) -> list[list[Piece]]:
-    """Arrays of these sizes, one after the other, cut into equal shares.
+def split_work(sizes: list[int], parts: int) -> list[list[Piece]]:
+    """Divide the entries of arrays of these sizes into equal parts; a part may span several arrays.
 
-    >>> shares([3, 5], 2)
+    >>> split_work([3, 5], 2)
     [[(0, slice(0, 3, None)), (1, slice(0, 1, None))], [(1, slice(1, 5, None))]]
     """
     starts = [0, *accumulate(sizes)]
     cuts = [
-        (place, max(low, start) - start, min(high, stop) - start, part)
+        (position, max(low, start) - start, min(high, stop) - start, part)
         for part, (low, high) in enumerate(pairwise(starts[-1] * k // parts for k in range(parts + 1)))
-        for place, (start, stop) in enumerate(pairwise(starts))
+        for position, (start, stop) in enumerate(pairwise(starts))
     ]
-    return [[(place, slice(a, b)) for place, a, b, owner in cuts if owner == part and a < b] for part in range(parts)]
+    return [[(position, slice(a, b)) for position, a, b, of in cuts if of == part and a < b] for part in range(parts)]
 
 
 @cache
@@ -87,13 +87,13 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS)
 
 
-if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads: it makes its own
+if hasattr(os, "register_at_fork"):  # a forked child does not inherit threads: it makes a new pool
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 @numba.njit(nogil=True, cache=True)
 def _add(total: Array, rest: Array, votes: Array, update: Array, weight: float) -> None:
-    one = votes.dtype.type(1)
+    unit = votes.dtype.type(1)
     for j in range(update.size):
         value = update[j]
         term = np.float64(value) * weight
@@ -102,15 +102,15 @@ def _add(total: Array, rest: Array, votes: Array, update: Array, weight: float) 
         back = after - before
         total[j] = after
         rest[j] = rest[j] + ((before - (after - back)) + (term - back))
-        votes[j] += one * (value > 0) - one * (value < 0)
+        votes[j] += unit * (value > 0) - unit * (value < 0)
 
 
 @numba.njit(nogil=True, cache=True)
-def _strangers(bits: Array, exponent: Any) -> Any:
-    found = bits.dtype.type(0)
+def _nonfinite(bits: Array, exponent: Any) -> Any:
+    nonfinite = bits.dtype.type(0)
     for j in range(bits.size):
-        found |= bits.dtype.type((bits[j] & exponent) == exponent)
-    return found > 0
+        nonfinite |= bits.dtype.type((bits[j] & exponent) == exponent)
+    return nonfinite > 0
 
 
 @numba.njit(nogil=True, cache=True)
@@ -122,5 +122,5 @@ def _add_rows(total: Array, rest: Array, votes: Array, updates: Array, weights: 
             update = updates[client, start:stop]
             _add(total[start:stop], rest[start:stop], votes[start:stop], update, weights[client])
         for j in range(start, stop):
-            finite &= abs(total[j]) < np.inf  # NaN and infinities end up in the total
+            finite &= abs(total[j]) < np.inf  # a NaN or infinity in an update makes the total NaN or infinite
     return finite

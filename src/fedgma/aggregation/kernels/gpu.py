@@ -1,8 +1,8 @@
-"""The tally fused for the GPU by triton: one pass over the updates, sums in registers, votes and masks as in `plain`.
+"""The tally fused for the GPU by triton: one pass over the updates, sums in registers, the same bits as `plain`.
 
-`aggregate` is tally and finish in one: it reads each update once and writes mean and mask, nothing else. Many arrays go
-in one launch: a table tells each program which array and which block of it is its own. What limits it is memory, so
-several clients' loads are kept in flight (`UNROLL`), and the mask, which has only clients + 1 values, is looked up.
+`aggregate` combines tally and finish: it reads each update once and writes only mean and mask. One launch processes
+many arrays: a table gives each program its array and block. Memory bandwidth is the limit, so the loads of several
+clients overlap (`UNROLL`), and the mask, which has only clients + 1 values, is looked up in a table.
 
 Buys, over plain torch on an H200: 6.5 for mean and mask of 10 clients of ResNet18 (`bench_aggregation.py gpu`).
 """
@@ -20,12 +20,12 @@ from fedgma.aggregation.masks import VoteMask
 
 BLOCK = 512
 UNROLL = 5
-OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}  # a fused multiply-add rounds otherwise
+OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}  # a fused multiply-add would round differently
 
 
 @triton.jit
-def _count(total, rest, votes, value, weight):
-    """One client into the sums: Knuth's two-sum, and the sign."""
+def _add_client(total, rest, votes, value, weight):
+    """Add one client to the sums: Knuth's two-sum, and the sign."""
     term = value.to(tl.float64) * weight
     after = total + term
     back = after - total
@@ -35,60 +35,60 @@ def _count(total, rest, votes, value, weight):
 
 
 @triton.jit
-def _count_rows(
+def _add_clients(
     total, rest, votes, rows_at, weights_at, keep_at, entry, inside, clients, size,
-    CHOOSE: tl.constexpr, UNROLL: tl.constexpr,
+    SELECT: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """All clients, or with CHOOSE those that are kept, into the sums of one block, in their order."""
-    whole = clients - clients % UNROLL
-    for first in range(0, whole, UNROLL):
+    """Add all clients, or with SELECT the kept ones, to the sums of one block, in order."""
+    unrolled = clients - clients % UNROLL
+    for first in range(0, unrolled, UNROLL):
         for step in tl.static_range(UNROLL):
             at = rows_at + tl.cast(first + step, tl.int64) * size + entry
-            wanted = inside & (tl.load(keep_at + first + step) > 0) if CHOOSE else inside
-            value = tl.load(at, wanted, 0.0)
-            total, rest, votes = _count(total, rest, votes, value, tl.load(weights_at + first + step))
-    for client in range(whole, clients):
+            selected = entry < tl.where(tl.load(keep_at + first + step) > 0, size, 0) if SELECT else inside
+            value = tl.load(at, selected, 0.0)
+            total, rest, votes = _add_client(total, rest, votes, value, tl.load(weights_at + first + step))
+    for client in range(unrolled, clients):
         at = rows_at + tl.cast(client, tl.int64) * size + entry
-        wanted = inside & (tl.load(keep_at + client) > 0) if CHOOSE else inside
-        value = tl.load(at, wanted, 0.0)
-        total, rest, votes = _count(total, rest, votes, value, tl.load(weights_at + client))
+        selected = entry < tl.where(tl.load(keep_at + client) > 0, size, 0) if SELECT else inside
+        value = tl.load(at, selected, 0.0)
+        total, rest, votes = _add_client(total, rest, votes, value, tl.load(weights_at + client))
     return total, rest, votes
 
 
 @triton.jit
-def _report(total, found_at):
-    """NaN and infinities end up in the total."""
+def _flag_nonfinite(total, flag_at):
+    """Set the flag if a total is not finite; a NaN or infinity in an update always reaches the total."""
     if tl.max((tl.abs(total) < float("inf")).to(tl.int32) ^ 1, 0) > 0:
-        tl.store(found_at, 1)
+        tl.store(flag_at, 1)
 
 
 @triton.jit
 def _add_rows(
-    total_at, rest_at, votes_at, rows_at, weights_at, keep_at, edges_at, found_at, size,
-    CHOOSE: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    total_at, rest_at, votes_at, rows_at, weights_at, keep_at, edges_at, flag_at, size,
+    SELECT: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     run = tl.program_id(1)
     first = tl.load(edges_at + run)
     clients = tl.load(edges_at + run + 1) - first
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < size
-    own = run.to(tl.int64) * size + entry
-    total = tl.load(total_at + own, inside, 0.0)
-    rest = tl.load(rest_at + own, inside, 0.0).to(tl.float64)
-    votes = tl.load(votes_at + own, inside, 0).to(tl.int32)
-    total, rest, votes = _count_rows(
+    offset = run.to(tl.int64) * size + entry
+    total = tl.load(total_at + offset, inside, 0.0)
+    rest = tl.load(rest_at + offset, inside, 0.0).to(tl.float64)
+    votes = tl.load(votes_at + offset, inside, 0).to(tl.int32)
+    total, rest, votes = _add_clients(
         total, rest, votes, rows_at + first * size, weights_at + first, keep_at + first, entry, inside, clients, size,
-        CHOOSE=CHOOSE, UNROLL=UNROLL,
+        SELECT=SELECT, UNROLL=UNROLL,
     )  # fmt: skip
-    tl.store(total_at + own, total, inside)
-    tl.store(rest_at + own, rest.to(rest_at.dtype.element_ty), inside)
-    tl.store(votes_at + own, votes.to(votes_at.dtype.element_ty), inside)
-    _report(total, found_at)
+    tl.store(total_at + offset, total, inside)
+    tl.store(rest_at + offset, rest.to(rest_at.dtype.element_ty), inside)
+    tl.store(votes_at + offset, votes.to(votes_at.dtype.element_ty), inside)
+    _flag_nonfinite(total, flag_at)
 
 
 @triton.jit
 def _aggregate(
-    blocks_at, sizes_at, starts_at, rows_at, shifts_at, weights_at, mean_at, mask_at, masks_at, found_at,
+    blocks_at, sizes_at, starts_at, rows_at, shifts_at, weights_at, mean_at, mask_at, masks_at, flag_at,
     clients, size, MANY: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -104,89 +104,91 @@ def _aggregate(
     total = tl.zeros([BLOCK], tl.float64)
     rest = tl.zeros([BLOCK], tl.float64)
     votes = tl.zeros([BLOCK], tl.int32)
-    total, rest, votes = _count_rows(
+    total, rest, votes = _add_clients(
         total, rest, votes, rows_at, weights_at, weights_at, entry, inside, clients, size,
-        CHOOSE=False, UNROLL=UNROLL,
+        SELECT=False, UNROLL=UNROLL,
     )  # fmt: skip
     out = start + entry
     total += rest
     weight = tl.load(weights_at + clients)
     inverse = tl.load(weights_at + clients + 1)
-    near = total * inverse
-    mean = tl.fma(tl.fma(-near, weight, total), inverse, near)  # the rounded quotient, without a division
+    quotient = total * inverse
+    mean = tl.fma(tl.fma(-quotient, weight, total), inverse, quotient)  # the rounded quotient, without a division
     tl.store(mean_at + out, mean.to(mean_at.dtype.element_ty), inside)
     if MASKED:
         value = tl.load(masks_at + tl.abs(votes), inside, 0.0)
         tl.store(mask_at + out, value.to(mask_at.dtype.element_ty), inside)
-    _report(total, found_at)
+    _flag_nonfinite(total, flag_at)
 
 
 def add(total: Any, rest: Any, votes: Any, update: Any, weight: float) -> None:
-    """Add one client's flat update, in place; the caller has seen that it is finite."""
+    """Add one client's flat update, in place; the caller has checked that it is finite."""
     _add_stack(total, rest, votes, update.view(1, -1), np.array([weight]))
 
 
 def add_rows(total: Any, rest: Any, votes: Any, updates: Any, weights: np.ndarray[Any, Any]) -> bool:
-    """Add clients' updates [client, entry] in their order, in place; whether all of them were finite."""
+    """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite."""
     return not bool(_add_stack(total, rest, votes, updates, weights))
 
 
 def _add_stack(total: Any, rest: Any, votes: Any, updates: Any, weights: np.ndarray[Any, Any]) -> Any:
-    amounts, edges, _ = _sent(updates.device, weights, [0, len(updates)], [])
+    amounts, edges, _ = _send(updates.device, weights, [0, len(updates)], [])
     return add_runs(total[None], rest[None], votes[None], updates, amounts, None, edges)
 
 
 def add_runs(total: Any, rest: Any, votes: Any, updates: Any, weights: Any, keep: Any, edges: Any) -> Any:
-    """Add lanes' updates [lane, entry] to the sums of their runs [run, entry], in place, without waiting.
+    """Add lanes' updates [lane, entry] to the sums of their runs [run, entry], in place, without synchronising.
 
-    Lanes `edges[r]` to `edges[r + 1]` are run r's; weights are float64 [lane]; lanes whose `keep` (uint8 [lane], or
-    None for all) is zero are passed over. Gives a flag on the device, not zero where a sum was not finite.
+    Run r has the lanes `edges[r]` to `edges[r + 1]`; weights are float64 [lane]; lanes whose `keep` (uint8 [lane], or
+    None for all) is zero are skipped. Returns a flag on the device that is not zero if a sum is not finite.
     """
     runs, size = total.shape
-    found = torch.zeros(1, dtype=torch.int32, device=updates.device)
+    flag = torch.zeros(1, dtype=torch.int32, device=updates.device)
     grid = (triton.cdiv(size, BLOCK), runs)
-    arguments = (total, rest, votes, updates, weights, weights if keep is None else keep, edges, found, size)
-    _add_rows[grid](*arguments, CHOOSE=keep is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS)
-    return found
+    arguments = (total, rest, votes, updates, weights, weights if keep is None else keep, edges, flag, size)
+    _add_rows[grid](*arguments, SELECT=keep is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS)
+    return flag
 
 
 def aggregate(
     updates: Sequence[Any], weights: np.ndarray[Any, Any], weight: float, mask: VoteMask | None
 ) -> tuple[list[Any], list[Any] | None, Any]:
-    """Means and masks of arrays [client, entry] of one number type, flat, in one pass; and a flag on the device.
+    """Flat means and masks of arrays [client, entry] of one number type, in one pass; and a flag on the device.
 
-    The flag is not zero where a sum was not finite: then look for the client, leave it out and call again.
+    The flag is not zero if a sum is not finite: then find the clients, leave them out and call again.
     """
     clients, kind, device = updates[0].shape[0], updates[0].dtype, updates[0].device
     sizes = tuple(array.shape[1] for array in updates)
     blocks, lengths, starts = _plan(sizes, device)
     wide = "float64" if kind == torch.float64 else "float32"
     values = np.empty(0) if mask is None else mask(np.arange(clients + 1), clients, wide)
-    amounts = np.concatenate([weights, [weight, 1 / weight]])  # sent, since a scalar argument would become float32
+    amounts = np.concatenate([weights, [weight, 1 / weight]])  # an array, since a scalar argument would become float32
     base = updates[0].data_ptr()
-    shifts = [(array.data_ptr() - base) // array.element_size() for array in updates]  # arrays seen from the first
-    amounts, shifts, values = _sent(device, amounts, shifts, values)
+    shifts = [(array.data_ptr() - base) // array.element_size() for array in updates]  # offsets from the first array
+    amounts, shifts, values = _send(device, amounts, shifts, values)
     mean = torch.empty(sum(sizes), dtype=kind, device=device)
     masks = mean if mask is None else torch.empty_like(mean, dtype=getattr(torch, wide))
-    found = torch.zeros(1, dtype=torch.int32, device=device)
+    flag = torch.zeros(1, dtype=torch.int32, device=device)
     _aggregate[(len(blocks),)](
-        blocks, lengths, starts, updates[0], shifts, amounts, mean, masks, values, found,
+        blocks, lengths, starts, updates[0], shifts, amounts, mean, masks, values, flag,
         clients, sizes[0], MANY=len(sizes) > 1, MASKED=mask is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS,
     )  # fmt: skip
-    return list(mean.split(sizes)), None if mask is None else list(masks.split(sizes)), found
+    return list(mean.split(sizes)), None if mask is None else list(masks.split(sizes)), flag
 
 
-def _sent(device: Any, weights: Any, places: list[int], values: Any) -> tuple[Any, Any, Any]:
-    """Weights, places (integers) and mask values on the device, by one copy."""
-    parts = [np.asarray(weights, np.float64), np.array(places, np.int64), np.asarray(values, np.float64)]
-    packed = np.concatenate([part.view(np.int64) for part in parts])
-    sent = torch.from_numpy(packed).pin_memory().to(device, non_blocking=True).split([len(part) for part in parts])
+def _send(device: Any, weights: Any, offsets: list[int], values: Any) -> tuple[Any, Any, Any]:
+    """Copy weights, offsets (integers) and mask values to the device, in one transfer."""
+    parts = [np.asarray(weights, np.float64), np.array(offsets, np.int64), np.asarray(values, np.float64)]
+    packed = torch.from_numpy(np.concatenate([part.view(np.int64) for part in parts]))
+    if device.type == "cuda":  # triton's interpreter runs on the CPU
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    sent = packed.split([len(part) for part in parts])
     return sent[0].view(torch.float64), sent[1], sent[2].view(torch.float64)
 
 
 @lru_cache(maxsize=64)
 def _plan(sizes: tuple[int, ...], device: Any) -> tuple[Any, Any, Any]:
-    """For each program its array and block; each array's length and where it starts in the flat results."""
+    """Array and block of each program; length of each array and its start in the flat results."""
     counts = [-(-size // BLOCK) for size in sizes]
     array = np.repeat(np.arange(len(sizes)), counts)
     block = np.concatenate([np.arange(count) for count in counts])

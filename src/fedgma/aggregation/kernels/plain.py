@@ -1,8 +1,8 @@
-"""The tally's arithmetic, written once for numpy and torch; the other kernels must give the same bits.
+"""The tally's arithmetic for numpy and torch; the other kernels give the same bits.
 
-A weighted sum is kept as two numbers: `total` in float64 and `rest`, what float64 rounded away (Knuth's two-sum). The
-pair holds 77 binary digits for float32 updates (106 for float64), which is why a tally does not depend on the order in
-which clients arrive, or on the tree in which tallies merge.
+A weighted sum is a pair of numbers: `total` in float64, and `rest`, its rounding error (Knuth's two-sum). The pair
+holds 77 binary digits for float32 updates (106 for float64), so a tally does not depend on the order in which clients
+arrive or tallies merge.
 """
 
 from typing import NamedTuple
@@ -14,29 +14,29 @@ from fedgma.arrays import Array, all_finite, blocks, cast, spec, zeros
 
 
 class Sums(NamedTuple):
-    """What a tally holds of one entry, flat; `votes` is None for a buffer, which has no say in the mask."""
+    """The sums of one entry, flat; `votes` is None for a buffer, which does not vote."""
 
     total: Array  # float64: weighted sum of updates
-    rest: Array  # float32, or float64 where updates are: what `total` rounded away
-    votes: Array | None  # smallest integer type: sum of signs
+    rest: Array  # rounding error of `total`; float64 for float64 updates, else float32
+    votes: Array | None  # sum of signs, in the smallest integer type
 
 
-def empty(size: int, dtype: str, clients: int, voting: bool, like: Array) -> Sums:
-    """Sums of no clients yet, wide enough for the votes of `clients`."""
+def empty_sums(size: int, dtype: str, clients: int, voting: bool, like: Array) -> Sums:
+    """Sums over no clients yet, with a vote type that holds the votes of `clients`."""
     rest = "float64" if dtype == "float64" else "float32"
     votes = zeros(size, vote_type(clients), like) if voting else None
     return Sums(zeros(size, "float64", like), zeros(size, rest, like), votes)
 
 
-def widened(sums: Sums, clients: int) -> Sums:
-    """The same sums with votes wide enough for so many clients."""
-    wide = vote_type(clients)
-    right = sums.votes is None or spec(sums.votes).dtype == wide
-    return sums if right else sums._replace(votes=cast(sums.votes, wide))
+def widen_votes(sums: Sums, clients: int) -> Sums:
+    """The same sums with a vote type that holds the votes of `clients`."""
+    dtype = vote_type(clients)
+    wide_enough = sums.votes is None or spec(sums.votes).dtype == dtype
+    return sums if wide_enough else sums._replace(votes=cast(sums.votes, dtype))
 
 
 def two_sum(total: Array, term: Array) -> tuple[Array, Array]:
-    """`total + term` rounded, and exactly what the rounding lost."""
+    """`total + term` rounded, and the exact rounding error."""
     after = total + term
     back = after - total
     return after, (total - (after - back)) + (term - back)
@@ -44,7 +44,7 @@ def two_sum(total: Array, term: Array) -> tuple[Array, Array]:
 
 def add(sums: Sums, update: Array, weight: float) -> None:
     """Add one client's flat update, in place, a block at a time."""
-    with np.errstate(over="ignore", invalid="ignore"):  # a sum that overflows is found when it is finished
+    with np.errstate(over="ignore", invalid="ignore"):  # `finish` raises if a sum overflowed
         _add(sums, update, weight)
 
 
@@ -59,17 +59,17 @@ def _add(sums: Sums, update: Array, weight: float) -> None:
 
 
 def add_rows(sums: Sums, updates: Array, weights: Array) -> bool:
-    """Add clients' updates [client, entry] in their order, in place; whether all of them were finite.
+    """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite.
 
-    Each block of entries is visited by all clients while its sums are in the cache. If a client was not finite the sums
-    are spoiled: start again without it.
+    All clients are added to a block of entries while its sums are in the cache. If an update is not finite, the sums
+    are invalid: start again without that client.
     """
     clients, size = updates.shape
     for part in blocks(size):
         block = Sums(*(None if array is None else array[part] for array in sums))
         for client in range(clients):
             add(block, updates[client, part], float(weights[client]))
-    return all_finite(sums.total)  # NaN and infinities end up in the total
+    return all_finite(sums.total)  # a NaN or infinity in an update makes the total NaN or infinite
 
 
 def merge(sums: Sums, other: Sums) -> None:
@@ -83,7 +83,7 @@ def merge(sums: Sums, other: Sums) -> None:
 
 
 def mean(sums: Sums, weight: float, dtype: str, *, reuse: bool = False) -> Array:
-    """The weighted mean, rounded once from the pair to `dtype`; `reuse` writes it over `rest` where the types allow."""
+    """The weighted mean, rounded to `dtype`; `reuse` overwrites `rest` with it if the types match."""
     size = len(sums.total)
     result = sums.rest if reuse and spec(sums.rest).dtype == dtype else zeros(size, dtype, sums.total)
     with np.errstate(over="ignore", invalid="ignore"):

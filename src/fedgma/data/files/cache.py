@@ -1,7 +1,7 @@
-"""Decoded data sets on disk: one folder a set, of plain .npy files and a manifest, which can be mapped into memory.
+"""A cache of decoded data sets on disk: one folder for each, with .npy files that can be memory-mapped and a manifest.
 
-A folder appears whole or not at all: it is written beside its place, synced, and renamed. So any number of processes
-may start at once, and one that dies leaves nothing that could be taken for a data set.
+A folder is written under a temporary name, synced and then renamed, so an incomplete folder is never read. Several
+processes may write at once, and one that is killed leaves no broken data set.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ import numpy as np
 from fedgma.data.files.dataset import Dataset, Source, Split
 from fedgma.errors import IntegrityError
 
-VERSION = 1  # of the layout; another one is read again from its source
+VERSION = 1  # of the layout; a set in another version is read again from its source
 MANIFEST = "manifest.json"
 LOG = logging.getLogger(__name__)
 
 
 class Cached(NamedTuple):
-    """A data set from the cache, and the files it was made from."""
+    """A data set from the cache, and the files that it was read from."""
 
     dataset: Dataset
     origin: Mapping[str, int]  # name to size in bytes
@@ -45,14 +45,14 @@ def cache_folder() -> Path:
 
 
 def open_cached(cache: Path, name: str) -> Cached | None:
-    """The cached set of that name, its arrays mapped read-only; refuses files that do not match the manifest."""
+    """Open the cached set of that name with read-only memory maps; raises if a file does not match the manifest."""
     folder = cache / "datasets" / name
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise IntegrityError(f"the cached {name} has an unreadable manifest ({error}); {_remedy(folder)}") from None
+        raise IntegrityError(f"the manifest of the cached {name} cannot be read ({error}); {_remedy(folder)}") from None
     if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
         return None
     try:
@@ -72,9 +72,9 @@ def _remedy(folder: Path) -> str:
 def _open_array(folder: Path, key: str, digest: str) -> Any:
     path = folder / f"{key}.npy"
     with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != digest:
-        raise ValueError(f"{path.name} has sha256 {found[:12]}, not {digest[:12]}")
+        actual = hashlib.file_digest(stream, "sha256").hexdigest()
+    if actual != digest:
+        raise ValueError(f"{path.name} has sha256 {actual[:12]}, expected {digest[:12]}")
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
@@ -83,17 +83,17 @@ def _split(arrays: Mapping[str, Any], part: str) -> Split:
 
 
 def store(cache: Path, dataset: Dataset, origin: Mapping[str, int]) -> bool:
-    """Put a data set in the cache, in place of any other of its name; False where the cache cannot be written."""
-    place = cache / "datasets"
+    """Write a data set to the cache, replacing another of its name; returns False if the cache cannot be written."""
+    parent = cache / "datasets"
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{dataset.name}-", dir=place))
+        parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{dataset.name}-", dir=parent))
     except OSError as error:
         LOG.warning("%s is not cached: %s", dataset.name, error)
         return False
     try:
         _write(stage, dataset, origin)
-        _publish(stage, place / dataset.name)
+        _publish(stage, parent / dataset.name)
     except OSError as error:
         LOG.warning("%s is not cached: %s", dataset.name, error)
         return False
@@ -135,14 +135,14 @@ def _write_array(path: Path, array: Any) -> str:
 
 
 def discard(cache: Path, name: str) -> None:
-    """Take a damaged set out of the cache."""
+    """Remove a damaged set from the cache."""
     final = cache / "datasets" / name
     _remove(final, final.with_name(f".{name}-{os.getpid()}.damaged"))
 
 
 def _publish(stage: Path, final: Path) -> None:
-    """Rename into place; another set of the name is moved aside first, an equal one (a race that we lost) is kept."""
-    for _ in range(20):  # another process may publish between our two renames; then try again
+    """Rename to the final name; an equal set that another process wrote is kept, a different one is removed first."""
+    for _ in range(20):  # another process may publish between the two renames: try again
         try:
             stage.rename(final)
         except OSError:
@@ -152,7 +152,7 @@ def _publish(stage: Path, final: Path) -> None:
         else:
             _sync_folder(final.parent)
             return
-    raise OSError(f"{final.name} is being replaced by other processes")
+    raise OSError(f"other processes keep replacing {final.name}")
 
 
 def _same(stage: Path, final: Path) -> bool:
@@ -163,7 +163,7 @@ def _same(stage: Path, final: Path) -> bool:
 
 
 def _remove(final: Path, aside: Path) -> None:
-    """Rename first, so that nobody can open a folder that is half deleted."""
+    """Rename before deleting, so that no process can open a folder that is partly deleted."""
     with contextlib.suppress(OSError):  # another process may have moved it first
         final.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a data set is once it is read: two splits of uint8 images, class names, and where they came from."""
+"""A data set in memory: two splits of uint8 images or float32 features, class names, and the source."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ Labels = npt.NDArray[np.int64]
 
 
 class Split(NamedTuple):
-    """One part of a data set; `client` holds a natural owner (a writer) for each sample where there is one."""
+    """One part of a data set; `client` holds the owner (such as a writer) of each sample, if known."""
 
     x: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [sample, channel, height, width]; features are float32
     y: Labels  # [sample]
@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a data set came from, for the record of a run; names files, never folders."""
+    """Where a data set was read from, for the record of a run; names files, never folders."""
 
     kind: str  # embedded | folder | debian | download | arrays
     name: str
@@ -31,7 +31,7 @@ class Source(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A named data set: train and test, never overlapping."""
+    """A named data set with disjoint train and test splits."""
 
     name: str
     train: Split
@@ -39,7 +39,7 @@ class Dataset(NamedTuple):
     classes: tuple[str, ...]
     source: Source
     notes: tuple[str, ...] = ()
-    shift: Shift | None = None  # the feature shift that belongs to the set (FedCMNIST, FedRotMNIST)
+    shift: Shift | None = None  # feature shift of the data set (FedCMNIST, FedRotMNIST)
     more_tests: Mapping[str, Split] = {}
 
 
@@ -53,30 +53,30 @@ def histogram(split: Split, classes: int) -> tuple[int, ...]:
 
 
 def check_split(name: str, part: str, split: Split, classes: int) -> Split:
-    """Refuse a split whose parts do not fit together; returns it unchanged."""
+    """Return the split; raises `DataError` if its arrays do not match each other or the number of classes."""
     where = f"{name} ({part})"
     if split.x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"{where}: pixels must be uint8 (or float32 features), not {split.x.dtype}")
+        raise DataError(f"{where}: samples must be uint8 images or float32 features, got {split.x.dtype}")
     if split.x.dtype == np.uint8 and split.x.ndim != 4:
-        raise DataError(f"{where}: images must be [sample, channel, height, width], not of shape {split.x.shape}")
+        raise DataError(f"{where}: images must be [sample, channel, height, width], got shape {split.x.shape}")
     if len(split.x) != len(split.y):
-        raise DataError(f"{where}: {len(split.x)} images but {len(split.y)} labels")
+        raise DataError(f"{where}: expected one label for each of {len(split.x)} images, got {len(split.y)} labels")
     if len(split.y) and not 0 <= int(split.y.min()) <= int(split.y.max()) < classes:
-        raise DataError(f"{where}: labels run from {split.y.min()} to {split.y.max()}, expected 0 to {classes - 1}")
+        raise DataError(f"{where}: labels must be from 0 to {classes - 1}, got {split.y.min()} to {split.y.max()}")
     if split.client is not None and len(split.client) != len(split.y):
-        raise DataError(f"{where}: {len(split.client)} client ids but {len(split.y)} labels")
+        raise DataError(f"{where}: expected one client id for each of {len(split.y)} labels, got {len(split.client)}")
     if split.x.dtype == np.float32 and not np.isfinite(split.x).all():
-        raise DataError(f"{where}: features hold values that are not finite")
+        raise DataError(f"{where}: features must be finite, got a NaN or an infinity")
     return split
 
 
 def check_counts(name: str, part: str, split: Split, expected: Sequence[int]) -> Split:
-    """Refuse a split whose class histogram is not the known one; returns it unchanged."""
-    found = histogram(split, len(expected))
-    if found != tuple(expected):
+    """Return the split; raises `DataError` if its class histogram is not the expected one."""
+    counts = histogram(split, len(expected))
+    if counts != tuple(expected):
         raise DataError(
-            f"{name} ({part}): expected {sum(expected)} samples with classes {_short(expected)}, "
-            f"found {sum(found)} with {_short(found)}; the file is incomplete or holds another data set"
+            f"{name} ({part}): expected {sum(expected)} samples with class counts {_short(expected)}, "
+            f"got {sum(counts)} with {_short(counts)}; the file is incomplete or holds another data set"
         )
     return split
 
@@ -86,8 +86,8 @@ def _short(counts: Sequence[int]) -> str:
     return f"[{text}{' ...' if len(counts) > 10 else ''}]"
 
 
-def member(arrays: Mapping[str, npt.NDArray[np.generic]], key: str, file: str) -> npt.NDArray[np.generic]:
-    """One array of an `.npz`, or a sentence that says which is missing."""
+def get_array(arrays: Mapping[str, npt.NDArray[np.generic]], key: str, file: str) -> npt.NDArray[np.generic]:
+    """One array of an `.npz`; raises `DataError` if it is missing."""
     try:
         return arrays[key]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Fetch a data set's files on request: each mirror in turn, continuing where a broken transfer stopped, checked."""
+"""Downloads the files of a data set: tries each mirror in turn, resumes broken transfers, verifies checksums."""
 
 import logging
 import time
@@ -14,22 +14,22 @@ LOG = logging.getLogger(__name__)
 BLOCK = 1 << 16
 TIMEOUT = (10.0, 30.0)  # seconds to connect, and to wait for the next bytes
 
-Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all (0 where unknown)
+Progress = Callable[[str, int, int], None]  # file, bytes so far, total bytes (0 if unknown)
 
 
 def download_folder(cache: Path, name: str) -> Path:
-    """Where the downloaded files of a data set are kept."""
+    """The folder for the downloaded files of a data set."""
     return cache / "downloads" / name
 
 
 def download(
     name: str, cache: Path, *, retries: int = 5, pause: float = 1.0, progress: Progress | None = None
 ) -> list[Path]:
-    """Fetch all files of a data set into the cache; files already there and sound are not fetched again."""
+    """Download all files of a data set into the cache; valid files that are there already are kept."""
     spec = SPECS.get(name)
     if spec is None or not spec.remote:
-        can = ", ".join(sorted(key for key, value in SPECS.items() if value.remote))
-        raise ConfigError(f"{name!r} cannot be downloaded; these can: {can}")
+        downloadable = ", ".join(sorted(key for key, value in SPECS.items() if value.remote))
+        raise ConfigError(f"{name!r} cannot be downloaded; these can: {downloadable}")
     folder = download_folder(cache, name)
     return [fetch(remote, folder, retries=retries, pause=pause, progress=progress) for remote in spec.remote]
 
@@ -37,25 +37,25 @@ def download(
 def fetch(
     remote: Remote, folder: Path, *, retries: int = 5, pause: float = 1.0, progress: Progress | None = None
 ) -> Path:
-    """One file, from the first mirror that gives the right bytes; a wrong one never takes the file's name."""
+    """Download one file from the first mirror whose bytes match the checksum; other bytes are discarded."""
     pooch = _pooch()
-    reasons, wrong = [], False
+    reasons, mismatch = [], False
     for url in remote.urls:
         get = _Resuming(folder / f"{remote.file}.part", retries, pause, progress)
         try:
             return Path(pooch.retrieve(url, remote.checksum, fname=remote.file, path=folder, downloader=get))
         except DataError as error:
             reasons.append(f"{url}: {error}")
-        except ValueError:  # pooch's word for a checksum that does not match; it has thrown the bytes away
+        except ValueError:  # pooch raises it if the checksum does not match, and deletes the file
             reasons.append(f"{url}: wrong checksum")
-            wrong = True
+            mismatch = True
         LOG.info("giving up on %s", reasons[-1])
-    kind = IntegrityError if wrong else DataError
-    raise kind(f"{remote.file} could not be downloaded ({'; '.join(reasons)}); fetch it by hand and set FEDGMA_DATA")
+    kind = IntegrityError if mismatch else DataError
+    raise kind(f"{remote.file} could not be downloaded ({'; '.join(reasons)}); get it by hand and set FEDGMA_DATA")
 
 
 class _Resuming:
-    """A downloader for pooch that keeps what has arrived in a .part file and asks only for the rest."""
+    """A downloader for pooch that stores the received bytes in a .part file and requests only the rest."""
 
     def __init__(self, part: Path, retries: int, pause: float, progress: Progress | None) -> None:
         self.part, self.retries, self.pause, self.progress = part, retries, pause, progress
@@ -72,35 +72,35 @@ class _Resuming:
                 LOG.info("attempt %d at %s: %s", attempt + 1, url, error)
                 reason = error
                 time.sleep(self.pause * min(2**attempt, 30) if attempt < self.retries else 0)
-        raise DataError(f"no complete answer after {self.retries + 1} attempts ({reason})")
+        raise DataError(f"no complete response after {self.retries + 1} attempts ({reason})")
 
     def _transfer(self, requests: ModuleType, url: str) -> None:
-        have = self.part.stat().st_size if self.part.exists() else 0
-        headers = {"Range": f"bytes={have}-"} if have else {}
+        received = self.part.stat().st_size if self.part.exists() else 0
+        headers = {"Range": f"bytes={received}-"} if received else {}
         headers["Accept-Encoding"] = "identity"
-        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
-            if answer.status_code == 416:  # nothing left to send, or the file is shorter than what we have
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+            if response.status_code == 416:  # the .part file is at least as long as the file on the server
                 self.part.unlink(missing_ok=True)
-                raise _Incomplete("the server has less than was received before; starting again")
-            answer.raise_for_status()
-            have = have if answer.status_code == 206 else 0  # a server may ignore the range and send everything
-            total = have + int(answer.headers.get("Content-Length", 0))
-            have = self._append(answer, have, total)
-        if total and have < total:
-            raise _Incomplete(f"cut off after {have} of {total} bytes")
+                raise _Incomplete("the server's file is not longer than the part received before; starting again")
+            response.raise_for_status()
+            received = received if response.status_code == 206 else 0  # 200: the server sends the whole file
+            total = received + int(response.headers.get("Content-Length", 0))
+            received = self._append(response, received, total)
+        if total and received < total:
+            raise _Incomplete(f"the transfer ended after {received} of {total} bytes")
 
-    def _append(self, answer: Any, have: int, total: int) -> int:
-        with self.part.open("ab" if have else "wb") as stream:
-            for block in answer.iter_content(BLOCK):
+    def _append(self, response: Any, received: int, total: int) -> int:
+        with self.part.open("ab" if received else "wb") as stream:
+            for block in response.iter_content(BLOCK):
                 stream.write(block)
-                have += len(block)
+                received += len(block)
                 if self.progress is not None:
-                    self.progress(self.part.stem, have, total)
-        return have
+                    self.progress(self.part.stem, received, total)
+        return received
 
 
 class _Incomplete(FedgmaError):
-    """The transfer stopped before its end."""
+    """The transfer ended early."""
 
 
 def _pooch() -> ModuleType:

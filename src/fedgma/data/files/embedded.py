@@ -1,4 +1,4 @@
-"""The data set inside the package: a stratified part of Fashion-MNIST, so that something real runs at once."""
+"""The data set inside the package: a stratified part of Fashion-MNIST, usable without a download."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Encoded pictures (PNG, JPEG, WebP) to uint8 arrays, on a few threads, with size and format checked first."""
+"""Decodes images (PNG, JPEG, WebP) to uint8 arrays, on several threads, after a check of size and format."""
 
 import io
 import os
@@ -13,33 +13,34 @@ from fedgma.data.files.dataset import Images
 from fedgma.errors import DataError, FedgmaError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-LARGEST = 4096  # pixels a side; a picture that claims more is refused before it is unpacked
+LARGEST = 4096  # pixels per side; larger images are refused before they are decoded
 
 
 def decode(content: bytes, mode: str, size: tuple[int, int] | None = None) -> Images:
-    """One picture as [channel, height, width]; `mode` is "L" or "RGB"; a `size` (width, height) is insisted upon."""
+    """Decode one image to [channel, height, width]; `mode` is "L" or "RGB"; raises unless it has `size`, if given."""
     pillow = _pillow()
     try:
-        with pillow.open(io.BytesIO(content), formats=FORMATS) as picture:
-            if (size is not None and picture.size != size) or max(picture.size) > LARGEST:
-                raise DataError(f"a picture of {picture.size} pixels came where {size or 'a smaller one'} was expected")
-            array = np.asarray(picture.convert(mode))
+        with pillow.open(io.BytesIO(content), formats=FORMATS) as image:
+            if (size is not None and image.size != size) or max(image.size) > LARGEST:
+                expected = f"of size {size}" if size is not None else f"of at most {LARGEST} pixels per side"
+                raise DataError(f"expected an image {expected}, got {image.size}")
+            array = np.asarray(image.convert(mode))
     except FedgmaError:
         raise
-    except Exception as error:  # Pillow raises many kinds for a damaged picture
-        raise DataError(f"a picture cannot be decoded: {error}") from None
+    except Exception as error:  # Pillow raises many types of errors for damaged images
+        raise DataError(f"an image cannot be decoded: {error}") from None
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
 def decode_all(contents: Sequence[bytes], mode: str, size: tuple[int, int]) -> Images:
-    """Pictures of one size as [sample, channel, height, width]; Pillow decodes outside the interpreter's lock."""
+    """Decode images of one size to [sample, channel, height, width], on threads: Pillow releases the GIL."""
     images = np.empty((len(contents), 1 if mode == "L" else 3, size[1], size[0]), np.uint8)
 
-    def fill(place: int) -> None:
-        images[place] = decode(contents[place], mode, size)
+    def fill(index: int) -> None:
+        images[index] = decode(contents[index], mode, size)
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        deque(pool.map(fill, range(len(contents))), maxlen=0)  # runs through, and raises what a thread raised
+        deque(pool.map(fill, range(len(contents))), maxlen=0)  # waits for all, and raises errors of the threads
     return images
 
 
@@ -47,5 +48,5 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError:
-        raise FedgmaError("reading pictures needs Pillow: pip install 'fedgma[sim]'") from None
+        raise FedgmaError("decoding images needs Pillow: pip install 'fedgma[sim]'") from None
     return Image

@@ -1,4 +1,4 @@
-"""FEMNIST as LEAF writes it: folders `train` and `test` of JSON files, each with some writers' images."""
+"""Reads FEMNIST as LEAF writes it: folders `train` and `test` of JSON files, each with the images of some writers."""
 
 import json
 from collections.abc import Sequence
@@ -8,61 +8,61 @@ from typing import Any
 import numpy as np
 
 from fedgma.data.files.dataset import Split
-from fedgma.data.files.reader import Found, Raw
+from fedgma.data.files.reader import FoundFiles, Raw
 from fedgma.errors import DataError
 
 LARGEST = 1 << 31  # bytes of one JSON file
 CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
-def find_leaf(folder: Path) -> Found | None:
-    """LEAF's two folders, directly or below `femnist` or `femnist/data`."""
-    for place in (folder / "femnist" / "data", folder / "femnist", folder / "data", folder):
-        train, test = (sorted((place / part).glob("*.json")) for part in ("train", "test"))
+def find_leaf(folder: Path) -> FoundFiles | None:
+    """Find LEAF's two folders, directly or below `femnist` or `femnist/data`."""
+    for root in (folder / "femnist" / "data", folder / "femnist", folder / "data", folder):
+        train, test = (sorted((root / part).glob("*.json")) for part in ("train", "test"))
         if train and test:
-            return Found((*train, *test), lambda train=train, test=test: read_leaf(train, test))  # type: ignore[misc]
+            return FoundFiles((*train, *test), lambda train=train, test=test: read_leaf(train, test))  # type: ignore[misc]
     return None
 
 
 def read_leaf(train: Sequence[Path], test: Sequence[Path]) -> Raw:
-    """Both parts, with writers numbered in the order of their names."""
-    parts = [_gather(train), _gather(test)]
+    """Read both parts; writers are numbered in the order of their names."""
+    parts = [_read_files(train), _read_files(test)]
     names = sorted({name for part in parts for name, _, _ in part})
     number = {name: n for n, name in enumerate(names)}
     return Raw(_split(parts[0], number), _split(parts[1], number), CHARACTERS)
 
 
-def _gather(files: Sequence[Path]) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _read_files(files: Sequence[Path]) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """(writer, images, labels) of every writer of these files."""
-    return [entry for file in files for entry in _writers(_json(file), file.name)]
+    return [entry for file in files for entry in _parse_writers(_read_json(file), file.name)]
 
 
-def _json(file: Path) -> Any:
+def _read_json(file: Path) -> Any:
     if file.stat().st_size > LARGEST:
-        raise DataError(f"{file.name} is larger than the {LARGEST} bytes that are read")
+        raise DataError(f"{file.name} must hold at most {LARGEST} bytes, got {file.stat().st_size}")
     try:
         return json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file.name} is not valid JSON, or truncated: {error}") from None
 
 
-def _writers(content: Any, file: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _parse_writers(content: Any, file: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
     try:
         users, counts, data = content["users"], content["num_samples"], content["user_data"]
-        found = [(str(user), _pixels(data[user]["x"], file), np.array(data[user]["y"], np.int64)) for user in users]
+        writers = [(str(user), _pixels(data[user]["x"], file), np.array(data[user]["y"], np.int64)) for user in users]
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{file} does not have LEAF's users, num_samples and user_data: {error!r}") from None
-    for (user, x, y), count in zip(found, counts, strict=False):
+        raise DataError(f"{file} must hold LEAF's users, num_samples and user_data: {error!r}") from None
+    for (user, x, y), count in zip(writers, counts, strict=False):
         if not len(x) == len(y) == count:
-            raise DataError(f"{file}: writer {user} should have {count} samples, not {len(x)} images, {len(y)} labels")
-    return found
+            raise DataError(f"{file}: writer {user} must have {count} samples, got {len(x)} images, {len(y)} labels")
+    return writers
 
 
 def _pixels(rows: Any, file: str) -> np.ndarray:
-    """LEAF writes grey levels as multiples of 1/255, white paper 1."""
+    """LEAF writes grey levels as multiples of 1/255; white is 1."""
     x = np.array(rows, np.float64).reshape(-1, 784)
     if not (np.isfinite(x).all() and x.min(initial=0) >= 0 and x.max(initial=0) <= 1):
-        raise DataError(f"{file} holds pixels outside [0, 1]")
+        raise DataError(f"{file} must hold pixels in [0, 1], got values outside")
     return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
 
 

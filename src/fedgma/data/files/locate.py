@@ -1,4 +1,4 @@
-"""Load a data set by name: from the cache, the user's folders, a Debian package or the downloads, in that order."""
+"""Loads a data set by name from the cache, the user's folders, a Debian package or the downloads, in that order."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,9 +10,9 @@ from fedgma.data.files.dataset import Dataset, Source, check_counts, check_split
 from fedgma.data.files.download import download_folder
 from fedgma.data.files.embedded import load_mini
 from fedgma.data.files.own import load_images, load_npz
-from fedgma.data.files.reader import Found, check_sha256
-from fedgma.data.files.registry import SPECS, Place, Spec
-from fedgma.data.files.writers import digits, hold_out_writers, without_repeats
+from fedgma.data.files.reader import FoundFiles, check_sha256
+from fedgma.data.files.registry import SPECS, FileFormat, Spec
+from fedgma.data.files.writers import drop_repeats, hold_out_writers, keep_digits
 from fedgma.data.shifts import Colour, Rotation
 from fedgma.errors import ConfigError, DataError, IntegrityError
 
@@ -20,18 +20,18 @@ Folders = Sequence[str | os.PathLike[str]]
 
 
 class Candidate(NamedTuple):
-    """Files of a data set, found but not read."""
+    """Files of a data set that were found but not read."""
 
     kind: str
-    place: Place
-    found: Found
+    file_format: FileFormat
+    files: FoundFiles
 
 
 def load(name: str, *, folders: Folders | None = None, cache: Path | None = None) -> Dataset:
-    """The data set of that name, or the user's own at that path.
+    """Load the data set of that name, or the user's data at that path.
 
     Looks in the cache, in `folders` (default: those of `$FEDGMA_DATA`), in the folder of a Debian package and among
-    what `fedgma data get` has fetched. Nothing is downloaded here.
+    the downloads of `fedgma data get`. Does not download anything.
 
     >>> load("fmnist-mini").classes[:2]
     ('T-shirt/top', 'Trouser')
@@ -48,17 +48,17 @@ def load(name: str, *, folders: Folders | None = None, cache: Path | None = None
     if os.sep in name and path.is_dir():
         return load_images(path)
     raise ConfigError(
-        f"unknown data set {name!r}; known: {', '.join(names())}; or the path of an .npz or picture folder"
+        f"unknown data set {name!r}; known: {', '.join(names())}; or the path of an .npz file or a folder of images"
     )
 
 
 def names() -> tuple[str, ...]:
-    """All data sets that have a name."""
+    """Names of all known data sets."""
     return tuple(sorted({"fmnist-mini", *SPECS, *DERIVED}))
 
 
 def base_name(name: str) -> str:
-    """The set whose files a set is made of: `mnist` for `fedcmnist`, itself for most.
+    """The set whose files a set is read from: `mnist` for `fedcmnist`, the name itself for most.
 
     >>> base_name("fedcmnist"), base_name("cifar10")
     ('mnist', 'cifar10')
@@ -66,39 +66,48 @@ def base_name(name: str) -> str:
     return DERIVED[name][0] if name in DERIVED else name
 
 
-def availability(folders: Folders | None = None, cache: Path | None = None) -> Iterator[tuple[str, str, str]]:
-    """(name, what it is, where it is here) of every data set; nothing is read."""
+class Available(NamedTuple):
+    """A data set and whether this machine has it."""
+
+    name: str
+    about: str
+    where: str  # where its files are, or how to get them
+    here: bool
+
+
+def availability(folders: Folders | None = None, cache: Path | None = None) -> Iterator[Available]:
+    """Every data set, and whether this machine has it; reads no data."""
     cache, paths = cache_folder() if cache is None else cache, _user_folders(folders)
     for name in names():
         base = base_name(name)
         if name == "fmnist-mini":
-            yield name, "a stratified part of Fashion-MNIST, 10,000 + 2,000", "in the package"
+            yield Available(name, "a stratified part of Fashion-MNIST, 10,000 + 2,000", "in the package", True)
             continue
         spec = SPECS[base]
         about = spec.about if name == base else ABOUT[name]
         if (cache / "datasets" / base).is_dir():
-            yield name, about, "cached"
+            yield Available(name, about, "cached", True)
             continue
-        yield name, about, _whereabouts(base, spec, paths, cache)
+        yield Available(name, about, *_describe_location(base, spec, paths, cache))
 
 
-def _whereabouts(name: str, spec: Spec, folders: Sequence[Path], cache: Path) -> str:
-    """Where the files of a set are, or what to do to have them."""
+def _describe_location(name: str, spec: Spec, folders: Sequence[Path], cache: Path) -> tuple[str, bool]:
+    """Where the files of a set are, or how to get them; and whether this machine has them."""
     try:
         candidate = next(_candidates(name, spec, folders, cache), None)
     except DataError as error:
-        return str(error)
+        return str(error), True
     if candidate is not None:
-        return f"{candidate.kind}: {candidate.found.files[0].name}"
-    return f"fedgma data get {name}" if spec.remote else f"no: needs {spec.looked_for}"
+        return f"{candidate.kind}: {candidate.files.paths[0].name}", True
+    return (f"fedgma data get {name}" if spec.remote else f"needs {spec.looked_for}"), False
 
 
 def load_base(name: str, *, folders: Folders | None = None, cache: Path | None = None) -> Dataset:
-    """A data set as its files hold it."""
+    """Load a data set that has its own files."""
     spec, cache = SPECS[name], cache_folder() if cache is None else cache
     candidate = next(_candidates(name, spec, _user_folders(folders), cache), None)
-    cached = _sound(cache, name, candidate is None)
-    if cached is not None and (candidate is None or cached.origin == _origin(candidate.found)):
+    cached = _open_valid(cache, name, candidate is None)
+    if cached is not None and (candidate is None or cached.origin == _origin(candidate.files)):
         return cached.dataset
     if candidate is None:
         raise DataError(
@@ -106,16 +115,16 @@ def load_base(name: str, *, folders: Folders | None = None, cache: Path | None =
             "to the folder that holds it" + (f", or run: fedgma data get {name}" if spec.remote else "")
         )
     dataset = _read(name, spec, candidate)
-    store(cache, dataset, _origin(candidate.found))
+    store(cache, dataset, _origin(candidate.files))
     return dataset
 
 
-def _sound(cache: Path, name: str, must: bool) -> Cached | None:
-    """What the cache holds; damage is an error only where nothing else can take its place."""
+def _open_valid(cache: Path, name: str, required: bool) -> Cached | None:
+    """The cached set; a damaged one is discarded, or raises if it is `required` since there are no other files."""
     try:
         return open_cached(cache, name)
     except IntegrityError:
-        if must:
+        if required:
             raise
         discard(cache, name)
         return None
@@ -141,28 +150,29 @@ def _is_folder(path: Path) -> bool:
 def _candidates(name: str, spec: Spec, folders: Sequence[Path], cache: Path) -> Iterator[Candidate]:
     kinds = [*(("folder", folder) for folder in folders), *(("debian", folder) for folder in spec.system)]
     for kind, folder in (*kinds, ("download", download_folder(cache, name))):
-        for place in spec.places if folder.is_dir() else ():
-            if (found := place.find(folder)) is not None:
-                yield Candidate(kind, place, found)
+        for file_format in spec.formats if folder.is_dir() else ():
+            if (files := file_format.find(folder)) is not None:
+                yield Candidate(kind, file_format, files)
 
 
-def _origin(found: Found) -> Mapping[str, int]:
-    """Names and sizes: enough to see that a cached set was made from other files."""
-    return {path.name: path.stat().st_size if path.is_file() else -1 for path in found.files}
+def _origin(files: FoundFiles) -> Mapping[str, int]:
+    """Names and sizes of the files; they show whether a cached set was read from other files."""
+    return {path.name: path.stat().st_size if path.is_file() else -1 for path in files.paths}
 
 
 def _read(name: str, spec: Spec, candidate: Candidate) -> Dataset:
-    digest = check_sha256(candidate.found)
-    raw = candidate.found.read()
+    digest = check_sha256(candidate.files)
+    raw = candidate.files.read()
     classes = raw.classes if len(raw.classes) == len(spec.classes) else spec.classes
-    for part, split, counts in (("train", raw.train, candidate.place.train), ("test", raw.test, candidate.place.test)):
+    expected = candidate.file_format
+    for part, split, counts in (("train", raw.train, expected.train), ("test", raw.test, expected.test)):
         check_split(name, part, split, len(classes))
         if split.x.shape[1:] != spec.shape:
-            raise DataError(f"{name} ({part}): images should be {spec.shape}, not {split.x.shape[1:]}")
+            raise DataError(f"{name} ({part}): images must have shape {spec.shape}, got {split.x.shape[1:]}")
         if counts is not None:
             check_counts(name, part, split, counts)
-    files = candidate.found.files
-    label = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+    paths = candidate.files.paths
+    label = paths[0].name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more"
     return Dataset(name, raw.train, raw.test, classes, Source(candidate.kind, label, digest), raw.notes)
 
 
@@ -171,20 +181,20 @@ def _where(folders: Folders | None) -> str:
     return ", ".join(str(path) for path in paths) if paths else "any folder (FEDGMA_DATA is not set)"
 
 
-def _writers_apart(dataset: Dataset) -> Dataset:
-    return hold_out_writers(without_repeats(dataset))
+def _separate_writers(dataset: Dataset) -> Dataset:
+    return hold_out_writers(drop_repeats(dataset))
 
 
 DERIVED: Mapping[str, tuple[str, Callable[[Dataset], Dataset]]] = {
     "fedcmnist": ("mnist", lambda mnist: mnist._replace(shift=Colour())),
     "fedrotmnist": ("mnist", lambda mnist: mnist._replace(shift=Rotation())),
-    "femnist": ("femnist-by-sample", lambda femnist: _writers_apart(digits(femnist))),
-    "femnist-62": ("femnist-by-sample", _writers_apart),
+    "femnist": ("femnist-by-sample", lambda femnist: _separate_writers(keep_digits(femnist))),
+    "femnist-62": ("femnist-by-sample", _separate_writers),
 }
 
 ABOUT = {
-    "fedcmnist": "MNIST in colours that go with the digit, and mean nothing in the test",
-    "fedrotmnist": "MNIST turned by an angle of each client",
-    "femnist": "FEMNIST digits by writer, tested on writers whom no client knows",
-    "femnist-62": "FEMNIST, all 62 classes, by writer, tested on other writers",
+    "fedcmnist": "MNIST with colours that depend on the digit in training, but not in the test set",
+    "fedrotmnist": "MNIST rotated by a different angle at each client",
+    "femnist": "FEMNIST digits by writer, tested on held-out writers",
+    "femnist-62": "FEMNIST, all 62 classes, by writer, tested on held-out writers",
 }

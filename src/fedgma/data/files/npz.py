@@ -1,4 +1,4 @@
-"""Packed data sets: one .npz each, with pictures as lossless WebP tiles or as the original JPEG files glued together.
+"""Reads packed data sets: one .npz each, with images as lossless WebP tiles or as concatenated JPEG files.
 
 A tile is a 10 x 10 grid of 100 consecutive images, row by row; the last one may be padded.
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.dataset import Images, Split, member
+from fedgma.data.files.dataset import Images, Split, get_array
 from fedgma.data.files.images import decode_all
-from fedgma.data.files.reader import Finder, Found, Raw
+from fedgma.data.files.reader import Finder, FoundFiles, Raw
 from fedgma.errors import DataError
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -27,7 +27,7 @@ GRID = 10
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[np.generic]]:
-    """All arrays of an .npz; refuses anything that would need unpickling."""
+    """All arrays of an .npz file; raises for object arrays, which need pickle."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
@@ -36,11 +36,13 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def finder(file: str, kind: str) -> Finder:
-    """Looks for a packed file by its name."""
+    """A finder of a packed file of that name."""
 
-    def find(folder: Path) -> Found | None:
+    def find(folder: Path) -> FoundFiles | None:
         path = folder / file
-        return Found((path,), lambda: KINDS[kind](read_arrays(path), file), SHA256[file]) if path.is_file() else None
+        if not path.is_file():
+            return None
+        return FoundFiles((path,), lambda: KINDS[kind](read_arrays(path), file), SHA256[file])
 
     return find
 
@@ -48,36 +50,37 @@ def finder(file: str, kind: str) -> Finder:
 def untile(arrays: Arrays, key: str, count: int, side: int, mode: str, file: str) -> Images:
     """The first `count` images of a row of tiles: [sample, channel, side, side]."""
     prefix = f"{key}_" if key else ""
-    tiles = decode_all(_pieces(arrays, f"{prefix}webp", f"{prefix}offsets", file), mode, (GRID * side, GRID * side))
+    encoded = _split_bytes(arrays, f"{prefix}webp", f"{prefix}offsets", file)
+    tiles = decode_all(encoded, mode, (GRID * side, GRID * side))
     if len(tiles) * GRID * GRID < count:
-        raise DataError(f"{file} holds {len(tiles)} tiles of {GRID * GRID} images, too few for {count} labels")
+        raise DataError(f"{file} must hold an image for each of {count} labels, got {len(tiles)} tiles of {GRID**2}")
     rows = tiles.reshape(-1, tiles.shape[1], GRID, side, GRID, side)
     return np.ascontiguousarray(rows.transpose(0, 2, 4, 1, 3, 5).reshape(-1, tiles.shape[1], side, side)[:count])
 
 
-def _pieces(arrays: Arrays, content: str, offsets: str, file: str) -> list[bytes]:
-    glued, bounds = member(arrays, content, file), member(arrays, offsets, file)
-    return [glued[int(a) : int(b)].tobytes() for a, b in pairwise(bounds.tolist())]
+def _split_bytes(arrays: Arrays, content: str, offsets: str, file: str) -> list[bytes]:
+    joined, bounds = get_array(arrays, content, file), get_array(arrays, offsets, file)
+    return [joined[int(a) : int(b)].tobytes() for a, b in pairwise(bounds.tolist())]
 
 
 def _labels(arrays: Arrays, key: str, file: str) -> npt.NDArray[np.int64]:
-    return member(arrays, key, file).astype(np.int64)
+    return get_array(arrays, key, file).astype(np.int64)
 
 
 def _cifar10(arrays: Arrays, file: str) -> Raw:
-    train, test = (_tiled(arrays, part, 32, "RGB", file) for part in ("train", "test"))
-    return Raw(train, test, tuple(map(str, member(arrays, "classes", file))))
+    train, test = (_read_tiles(arrays, part, 32, "RGB", file) for part in ("train", "test"))
+    return Raw(train, test, tuple(map(str, get_array(arrays, "classes", file))))
 
 
 def _mnist_writers(arrays: Arrays, file: str) -> Raw:
     train, test = (
-        _tiled(arrays, part, 28, "L", file)._replace(client=_labels(arrays, f"{part}_writers", file))
+        _read_tiles(arrays, part, 28, "L", file)._replace(client=_labels(arrays, f"{part}_writers", file))
         for part in ("train", "test")
     )
     return Raw(train, test)
 
 
-def _tiled(arrays: Arrays, part: str, side: int, mode: str, file: str) -> Split:
+def _read_tiles(arrays: Arrays, part: str, side: int, mode: str, file: str) -> Split:
     y = _labels(arrays, f"{part}_labels", file)
     return Split(untile(arrays, part, len(y), side, mode, file), y)
 
@@ -90,20 +93,20 @@ def _mnist(arrays: Arrays, file: str) -> Raw:
 def _femnist(arrays: Arrays, file: str) -> Raw:
     y, writer = _labels(arrays, "labels", file), _labels(arrays, "writer", file)
     x = untile(arrays, "", len(y), 28, "L", file)
-    test = member(arrays, "is_test", file).astype(bool)
+    test = get_array(arrays, "is_test", file).astype(bool)
     note = "a part of FEMNIST: 396 whole writers and the test part of 314 more, of about 3,550"
-    classes = tuple(map(str, member(arrays, "classes", file)))
+    classes = tuple(map(str, get_array(arrays, "classes", file)))
     return Raw(Split(x[~test], y[~test], writer[~test]), Split(x[test], y[test], writer[test]), classes, (note,))
 
 
 def _tinyimagenet(arrays: Arrays, file: str) -> Raw:
     train, val = (_jpegs(arrays, part, file) for part in ("train", "val"))
     note = "a part of TinyImageNet: 40 of 500 training and 20 of 50 validation images of each class"
-    return Raw(train, val, tuple(map(str, member(arrays, "class_names", file))), (note,))
+    return Raw(train, val, tuple(map(str, get_array(arrays, "class_names", file))), (note,))
 
 
 def _jpegs(arrays: Arrays, part: str, file: str) -> Split:
-    x = decode_all(_pieces(arrays, f"{part}_jpeg", f"{part}_offsets", file), "RGB", (64, 64))
+    x = decode_all(_split_bytes(arrays, f"{part}_jpeg", f"{part}_offsets", file), "RGB", (64, 64))
     return Split(x, _labels(arrays, f"{part}_labels", file))
 
 

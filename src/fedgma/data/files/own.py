@@ -1,4 +1,4 @@
-"""A user's own data: two arrays, an .npz, or a folder of pictures by class."""
+"""Reads a user's data: two arrays, an .npz file, or a folder of images by class."""
 
 import hashlib
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.dataset import Dataset, Labels, Source, Split, check_split, member
+from fedgma.data.files.dataset import Dataset, Labels, Source, Split, check_split, get_array
 from fedgma.data.files.images import FORMATS, decode
 from fedgma.data.files.npz import read_arrays
 from fedgma.data.files.reader import sha256_of
@@ -31,35 +31,36 @@ def from_arrays(
 ) -> Dataset:
     """A data set from arrays: uint8 images [n, h, w], [n, c, h, w] or [n, h, w, c], or float features of any shape.
 
-    Without `test`, a share of each class is set aside for it, by a seeded draw.
+    Without `test`, a random share of each class becomes the test set.
 
     >>> data = from_arrays(np.zeros((10, 8, 8), np.uint8), [0, 1] * 5)
     >>> data.train.x.shape, sorted(data.test.y.tolist())
     ((8, 1, 8, 8), [0, 1])
     """
-    whole = Split(_images(x, name), _labels(y, name), None if client is None else _labels(client, name))
-    other = None if test is None else Split(_images(test[0], name), _labels(test[1], name))
+    samples = Split(_images(x, name), _labels(y, name), None if client is None else _labels(client, name))
+    given_test = None if test is None else Split(_images(test[0], name), _labels(test[1], name))
     if classes is None:
-        classes = tuple(map(str, range(int(max(s.y.max(initial=0) for s in (whole, other) if s)) + 1)))
-    check_split(name, "train", whole, len(classes))
-    train, held = (whole, other) if other is not None else _set_aside(whole, test_share, seed)
-    check_split(name, "test", held, len(classes))
-    if train.x.shape[1:] != held.x.shape[1:] or train.x.dtype != held.x.dtype:
+        classes = tuple(map(str, range(int(max(s.y.max(initial=0) for s in (samples, given_test) if s)) + 1)))
+    check_split(name, "train", samples, len(classes))
+    train, test_split = (samples, given_test) if given_test is not None else _split_test(samples, test_share, seed)
+    check_split(name, "test", test_split, len(classes))
+    if train.x.shape[1:] != test_split.x.shape[1:] or train.x.dtype != test_split.x.dtype:
         raise DataError(
-            f"{name}: train samples are {train.x.shape[1:]}, test samples {held.x.shape[1:]}; make them alike"
+            f"{name}: training and test samples must have the same shape and type, got "
+            f"{train.x.dtype}{list(train.x.shape[1:])} and {test_split.x.dtype}{list(test_split.x.shape[1:])}"
         )
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for s in (train, held) for a in s[:2]))
-    return Dataset(name, train, held, classes, Source("arrays", name, digest.hexdigest()))
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for s in (train, test_split) for a in s[:2]))
+    return Dataset(name, train, test_split, classes, Source("arrays", name, digest.hexdigest()))
 
 
 def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0) -> Dataset:
-    """An .npz with `x` and `y`, and perhaps `client`, `x_test` and `y_test`, `classes`."""
+    """Load an .npz file with `x` and `y`, and optionally `client`, `x_test` and `y_test`, `classes`."""
     arrays = read_arrays(path)
     test = None
     if "x_test" in arrays or "y_test" in arrays:
-        test = member(arrays, "x_test", path.name), member(arrays, "y_test", path.name)
+        test = get_array(arrays, "x_test", path.name), get_array(arrays, "y_test", path.name)
     classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else None
-    x, y = member(arrays, "x", path.name), member(arrays, "y", path.name)
+    x, y = get_array(arrays, "x", path.name), get_array(arrays, "y", path.name)
     data = from_arrays(
         x, y, test=test, client=arrays.get("client"), classes=classes, name=path.stem, test_share=test_share, seed=seed
     )
@@ -67,25 +68,25 @@ def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0) -> Dataset:
 
 
 def load_images(folder: Path, *, mode: str = "RGB", test_share: float = 0.2, seed: int = 0) -> Dataset:
-    """Pictures of one size by class: `folder/CLASS/*.png`, or `folder/train/CLASS/...` and `folder/test/CLASS/...`.
+    """Load images of one size: `folder/CLASS/*.png`, or `folder/train/CLASS/...` and `folder/test/CLASS/...`.
 
     `mode` is "RGB" or "L" (grey).
     """
     if mode not in ("RGB", "L"):
-        raise ConfigError(f"unknown picture mode {mode!r}; known: L, RGB")
-    parted = (folder / "train").is_dir() and (folder / "test").is_dir()
-    tops = [folder / "train", folder / "test"] if parted else [folder]
+        raise ConfigError(f"unknown image mode {mode!r}; known: L, RGB")
+    has_test_folder = (folder / "train").is_dir() and (folder / "test").is_dir()
+    tops = [folder / "train", folder / "test"] if has_test_folder else [folder]
     classes = sorted({sub.name for top in tops for sub in top.iterdir() if sub.is_dir()})
     if not classes:
-        raise DataError(f"{folder.name} holds no folders of pictures; expected one folder for each class")
-    parts = [_pictures(top, classes, mode) for top in tops]
-    test = parts[1] if parted else None
+        raise DataError(f"{folder.name} must hold one folder of images for each class, got none")
+    parts = [_read_folder(top, classes, mode) for top in tops]
+    test = parts[1] if has_test_folder else None
     name = folder.resolve().name
     data = from_arrays(*parts[0], test=test, classes=tuple(classes), name=name, test_share=test_share, seed=seed)
     return data._replace(source=Source("folder", name, sha256_of([folder])))
 
 
-def _pictures(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[np.uint8], Labels]:
+def _read_folder(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[np.uint8], Labels]:
     images, labels = [], []
     for label, name in enumerate(classes):
         for file in sorted((top / name).glob("*")):
@@ -93,10 +94,10 @@ def _pictures(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[np.
                 images.append(decode(file.read_bytes(), mode))
                 labels.append(label)
     if not images:
-        raise DataError(f"{top.name} holds no pictures; known formats: {', '.join(FORMATS)}")
+        raise DataError(f"{top.name} holds no images; known formats: {', '.join(FORMATS)}")
     sizes = {image.shape for image in images}
     if len(sizes) > 1:
-        raise DataError(f"{top.name} holds pictures of {len(sizes)} sizes; resize them to one")
+        raise DataError(f"{top.name} holds images of {len(sizes)} sizes; resize them to one")
     return np.stack(images), np.array(labels, np.int64)
 
 
@@ -105,7 +106,7 @@ def _images(x: npt.ArrayLike, name: str) -> Any:
     if array.dtype.kind == "f":
         return array.astype(np.float32)
     if array.dtype != np.uint8:
-        raise DataError(f"{name}: x must be uint8 images or float features, not {array.dtype}")
+        raise DataError(f"{name}: x must be uint8 images or float features, got {array.dtype}")
     if array.ndim == 3:
         return array[:, None]
     if array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
@@ -117,20 +118,20 @@ def _labels(y: npt.ArrayLike, name: str) -> Labels:
     array = np.asarray(y)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(
-            f"{name}: labels and client ids must be whole numbers in one row, not {array.dtype} {array.shape}"
+            f"{name}: labels and client ids must be a 1-d array of integers, got {array.dtype}{list(array.shape)}"
         )
     return array.astype(np.int64)
 
 
-def _set_aside(whole: Split, share: float, seed: int) -> tuple[Split, Split]:
+def _split_test(samples: Split, share: float, seed: int) -> tuple[Split, Split]:
     if not 0 < share < 1:
-        raise ConfigError(f"test_share must be between 0 and 1, not {share}")
+        raise ConfigError(f"test_share must be between 0 and 1, got {share}")
     rng = generator(seed, "own", "test")
-    held = np.zeros(len(whole.y), bool)
-    for label in np.unique(whole.y):
-        members = np.flatnonzero(whole.y == label)
-        held[rng.permutation(members)[: round(share * len(members))]] = True
+    in_test = np.zeros(len(samples.y), bool)
+    for label in np.unique(samples.y):
+        members = np.flatnonzero(samples.y == label)
+        in_test[rng.permutation(members)[: round(share * len(members))]] = True
     parts = []
-    for mask in (~held, held):
-        parts.append(Split(whole.x[mask], whole.y[mask], None if whole.client is None else whole.client[mask]))
+    for mask in (~in_test, in_test):
+        parts.append(Split(samples.x[mask], samples.y[mask], None if samples.client is None else samples.client[mask]))
     return parts[0], parts[1]

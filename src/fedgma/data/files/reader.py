@@ -1,4 +1,4 @@
-"""What a reader finds in a folder, and what it makes of it."""
+"""What the readers of file formats share: the files they find, the data they read, checksums."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -12,27 +12,27 @@ BLOCK = 1 << 20
 
 
 class Raw(NamedTuple):
-    """A data set as read from its files, before it is checked against what is known of it."""
+    """A data set as read from its files, before any check."""
 
     train: Split
     test: Split
-    classes: tuple[str, ...] = ()  # where the files name them
+    classes: tuple[str, ...] = ()  # empty if the files do not name them
     notes: tuple[str, ...] = ()
 
 
-class Found(NamedTuple):
-    """Files that look like a data set, and the function that reads them."""
+class FoundFiles(NamedTuple):
+    """Files of a data set, and the function that reads them."""
 
-    files: tuple[Path, ...]
+    paths: tuple[Path, ...]
     read: Callable[[], Raw]
-    sha256: str | None = None  # what the file must hash to, where that is known
+    sha256: str | None = None  # expected checksum, if known
 
 
-Finder = Callable[[Path], Found | None]
+Finder = Callable[[Path], FoundFiles | None]
 
 
 def sha256_of(files: Iterable[Path]) -> str:
-    """Checksum of a file, or of the list of checksums where there are several; folders count by their files."""
+    """Checksum of a file, or of the list of checksums of several files; a folder stands for all files in it."""
     paths = sorted(path for file in files for path in (file.rglob("*") if file.is_dir() else [file]) if path.is_file())
     digests = [(_sha256(path), path.name) for path in paths]
     if len(digests) == 1:
@@ -45,36 +45,36 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def check_sha256(found: Found) -> str:
-    """The checksum of what was found; refuses one that is not the known one."""
-    digest = sha256_of(found.files)
-    if found.sha256 is not None and digest != found.sha256:
+def check_sha256(files: FoundFiles) -> str:
+    """Return the checksum of the files; raises if it is not the expected one."""
+    digest = sha256_of(files.paths)
+    if files.sha256 is not None and digest != files.sha256:
         raise IntegrityError(
-            f"{found.files[0].name}: expected sha256 {found.sha256}, found {digest}; the file is damaged, get it again"
+            f"{files.paths[0].name}: expected sha256 {files.sha256}, got {digest}; the file is damaged, get it again"
         )
     return digest
 
 
 class Readable(Protocol):
-    """Anything bytes can be read from."""
+    """An object with a `read` method that returns bytes."""
 
     def read(self, size: int = ..., /) -> bytes:
-        """Up to `size` bytes; none at the end."""
+        """Up to `size` bytes; empty at the end."""
         ...
 
 
 def read_exactly(stream: Readable, size: int, name: str) -> bytes:
-    """`size` bytes and no more, whatever the file claims or unpacks to."""
+    """Read exactly `size` bytes; raises `DataError` if there are fewer."""
     parts, left = [], size
     while left > 0:
         block = stream.read(min(left, BLOCK))
         if not block:
-            raise DataError(f"{name} is truncated: expected {size} more bytes, found {size - left}")
+            raise DataError(f"{name} is truncated: expected {size} more bytes, got {size - left}")
         parts.append(block)
         left -= len(block)
     return b"".join(parts)
 
 
-def first_file(folder: Path, *names: str) -> Path | None:
-    """The first of these names that is a file or folder there."""
+def first_existing(folder: Path, *names: str) -> Path | None:
+    """The first of these names that exists in the folder."""
     return next((folder / name for name in names if (folder / name).exists()), None)

@@ -1,4 +1,4 @@
-"""The data sets that are known by name: what they must contain, where to look for them, where they can be had."""
+"""The data sets that are known by name: their expected contents, file formats, folders and download addresses."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +15,8 @@ from fedgma.data.files.tinyimagenet import find_tinyimagenet
 Counts = tuple[int, ...]
 
 
-class Place(NamedTuple):
-    """A way to find a data set in a folder, and the class histograms that it must then have."""
+class FileFormat(NamedTuple):
+    """A function that finds a data set in a folder, and the class histograms that the set must then have."""
 
     find: Finder
     train: Counts | None = None
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """A file that can be downloaded: tried from each address in turn, and checked."""
+    """A file that can be downloaded: its checksum, and the addresses to try in turn."""
 
     file: str
     checksum: str  # "md5:..." as published by the data set's authors
@@ -32,13 +32,13 @@ class Remote(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What is known of a data set."""
+    """A known data set."""
 
     about: str
     classes: tuple[str, ...]
     shape: tuple[int, int, int]  # channel, height, width
-    places: tuple[Place, ...]
-    looked_for: str  # in words, for the error that says it was not found
+    formats: tuple[FileFormat, ...]
+    looked_for: str  # description of the files, for error messages
     system: tuple[Path, ...] = ()  # folders of operating-system packages
     remote: tuple[Remote, ...] = ()
 
@@ -96,9 +96,9 @@ SPECS: dict[str, Spec] = {
         DIGITS,
         (1, 28, 28),
         (
-            Place(packed.finder("mnist.npz", "mnist"), MNIST_TRAIN, MNIST_TEST),
-            Place(idx.finder(MNIST_TEST, "mnist", "MNIST"), MNIST_TRAIN, MNIST_TEST),
-            Place(parquet.finder("L", 28, "mnist"), MNIST_TRAIN, MNIST_TEST),
+            FileFormat(packed.finder("mnist.npz", "mnist"), MNIST_TRAIN, MNIST_TEST),
+            FileFormat(idx.finder(MNIST_TEST, "mnist", "MNIST"), MNIST_TRAIN, MNIST_TEST),
+            FileFormat(parquet.finder("L", 28, "mnist"), MNIST_TRAIN, MNIST_TEST),
         ),
         "mnist.npz, the four idx files, or mnist/*.parquet",
         remote=MNIST_FILES,
@@ -107,7 +107,7 @@ SPECS: dict[str, Spec] = {
         "MNIST with the writer of every digit: 539 training and 297 other test writers",
         DIGITS,
         (1, 28, 28),
-        (Place(packed.finder("mnist.npz", "mnist-writers"), MNIST_TRAIN, MNIST_TEST),),
+        (FileFormat(packed.finder("mnist.npz", "mnist-writers"), MNIST_TRAIN, MNIST_TEST),),
         "mnist.npz with the writers' ids",
     ),
     "fmnist": Spec(
@@ -115,32 +115,32 @@ SPECS: dict[str, Spec] = {
         FASHION,
         (1, 28, 28),
         (
-            Place(idx.finder((1000,) * 10, "fmnist", "fashion-mnist", "FashionMNIST"), (6000,) * 10, (1000,) * 10),
-            Place(parquet.finder("L", 28, "fmnist", "fashion_mnist"), (6000,) * 10, (1000,) * 10),
+            FileFormat(idx.finder((1000,) * 10, "fmnist", "fashion-mnist", "FashionMNIST"), (6000,) * 10, (1000,) * 10),
+            FileFormat(parquet.finder("L", 28, "fmnist", "fashion_mnist"), (6000,) * 10, (1000,) * 10),
         ),
         "the four idx files in fmnist/, or fashion_mnist/*.parquet",
         system=(Path("/usr/share/datasets/fashion-mnist"),),
         remote=FMNIST_FILES,
     ),
     "cifar10": Spec(
-        "CIFAR-10, 50,000 + 10,000 colour pictures",
+        "CIFAR-10, 50,000 + 10,000 colour images",
         CIFAR,
         (3, 32, 32),
         (
-            Place(packed.finder("cifar10.npz", "cifar10"), (5000,) * 10, (1000,) * 10),
-            Place(find_cifar10, (5000,) * 10, (1000,) * 10),
-            Place(parquet.finder("RGB", 32, "cifar10"), (5000,) * 10, (1000,) * 10),
+            FileFormat(packed.finder("cifar10.npz", "cifar10"), (5000,) * 10, (1000,) * 10),
+            FileFormat(find_cifar10, (5000,) * 10, (1000,) * 10),
+            FileFormat(parquet.finder("RGB", 32, "cifar10"), (5000,) * 10, (1000,) * 10),
         ),
         "cifar10.npz, cifar-10-binary.tar.gz, or cifar10/*.parquet",
         remote=(CIFAR10_FILE,),
     ),
     "cifar100": Spec(
-        "CIFAR-100, 50,000 + 10,000 colour pictures",
+        "CIFAR-100, 50,000 + 10,000 colour images",
         tuple(map(str, range(100))),
         (3, 32, 32),
         (
-            Place(find_cifar100, (500,) * 100, (100,) * 100),
-            Place(parquet.finder("RGB", 32, "cifar100"), (500,) * 100, (100,) * 100),
+            FileFormat(find_cifar100, (500,) * 100, (100,) * 100),
+            FileFormat(parquet.finder("RGB", 32, "cifar100"), (500,) * 100, (100,) * 100),
         ),
         "cifar-100-binary.tar.gz, or cifar100/*.parquet",
         remote=(CIFAR100_FILE,),
@@ -150,9 +150,9 @@ SPECS: dict[str, Spec] = {
         tuple(map(str, range(200))),
         (3, 64, 64),
         (
-            Place(find_tinyimagenet, (500,) * 200, (50,) * 200),
-            Place(parquet.finder("RGB", 64, "tinyimagenet", "tiny-imagenet"), (500,) * 200, (50,) * 200),
-            Place(packed.finder("tinyimagenet_subset.npz", "tinyimagenet"), (40,) * 200, (20,) * 200),
+            FileFormat(find_tinyimagenet, (500,) * 200, (50,) * 200),
+            FileFormat(parquet.finder("RGB", 64, "tinyimagenet", "tiny-imagenet"), (500,) * 200, (50,) * 200),
+            FileFormat(packed.finder("tinyimagenet_subset.npz", "tinyimagenet"), (40,) * 200, (20,) * 200),
         ),
         "tiny-imagenet-200.zip or its folder, tinyimagenet/*.parquet, or tinyimagenet_subset.npz",
         remote=(TINYIMAGENET_FILE,),
@@ -162,9 +162,9 @@ SPECS: dict[str, Spec] = {
         CHARACTERS,
         (1, 28, 28),
         (
-            Place(find_leaf),
-            Place(parquet.finder("L", 28, "femnist")),
-            Place(packed.finder("femnist.npz", "femnist-62")),
+            FileFormat(find_leaf),
+            FileFormat(parquet.finder("L", 28, "femnist")),
+            FileFormat(packed.finder("femnist.npz", "femnist-62")),
         ),
         "LEAF's femnist/train/*.json and femnist/test/*.json, femnist/*.parquet, or femnist.npz",
     ),

@@ -1,4 +1,4 @@
-"""TinyImageNet as it is published: the zip, read member by member and never extracted, or its folder."""
+"""Reads TinyImageNet as published: the zip, without extracting it, or its folder."""
 
 import zipfile
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ import numpy as np
 
 from fedgma.data.files.dataset import Split
 from fedgma.data.files.images import decode_all
-from fedgma.data.files.reader import Found, Raw, first_file
+from fedgma.data.files.reader import FoundFiles, Raw, first_existing
 from fedgma.errors import DataError
 
 ROOT = "tiny-imagenet-200"
-LARGEST = 1 << 20  # bytes of a member that is wanted; the pictures have about 2 kB, words.txt 2.7 MB
-TEXT = 1 << 23
+LARGEST = 1 << 20  # bytes of an image; typical ones have 2 kB
+TEXT = 1 << 23  # bytes of a text file; words.txt has 2.7 MB
 
 
 class Tree:
@@ -25,7 +25,7 @@ class Tree:
         self.sizes = dict(_folder_sizes(path) if self.archive is None else _zip_sizes(self.archive))
 
     def read(self, name: str) -> bytes:
-        """The whole of one file, if it has a size that such a file can have."""
+        """Read one file; raises if it is missing or too large."""
         largest = TEXT if name.endswith(".txt") else LARGEST
         if name not in self.sizes or self.sizes[name] > largest:
             raise DataError(f"{self.path.name}: {name} is missing or larger than {largest} bytes")
@@ -38,23 +38,23 @@ class Tree:
             raise DataError(f"{self.path.name} is damaged at {name}: {error}") from None
 
 
-def find_tinyimagenet(folder: Path) -> Found | None:
-    """The zip or the unpacked folder."""
-    path = first_file(folder, f"{ROOT}.zip", ROOT)
+def find_tinyimagenet(folder: Path) -> FoundFiles | None:
+    """Find the zip or the unpacked folder."""
+    path = first_existing(folder, f"{ROOT}.zip", ROOT)
     if path is None and (folder / "wnids.txt").is_file() and (folder / "train").is_dir():
         path = folder
-    return None if path is None else Found((path,), lambda: read_tree(Tree(path)))
+    return None if path is None else FoundFiles((path,), lambda: read_tree(Tree(path)))
 
 
 def read_tree(tree: Tree) -> Raw:
-    """Train and validation pictures; the label is the place of a class's id in sorted order."""
+    """Read the train and validation images; labels number the class ids in sorted order."""
     ids = sorted(tree.read("wnids.txt").decode().split())
-    place = {wnid: label for label, wnid in enumerate(ids)}
-    train = [(name, place.get(name.split("/")[1])) for name in sorted(tree.sizes) if _is_train(name)]
+    label_of = {wnid: label for label, wnid in enumerate(ids)}
+    train = [(name, label_of.get(name.split("/")[1])) for name in sorted(tree.sizes) if _is_train(name)]
     rows = [line.split("\t") for line in tree.read("val/val_annotations.txt").decode().splitlines() if line]
-    val = [(f"val/images/{row[0]}", place.get(row[1])) for row in rows]
+    val = [(f"val/images/{row[0]}", label_of.get(row[1])) for row in rows]
     if any(label is None for _, label in train + val):
-        raise DataError(f"{tree.path.name} holds pictures of classes that wnids.txt does not list")
+        raise DataError(f"{tree.path.name} holds images of classes that wnids.txt does not list")
     words = dict(line.split("\t", 1) for line in tree.read("words.txt").decode().splitlines() if "\t" in line)
     return Raw(_split(tree, train), _split(tree, val), tuple(words.get(wnid, wnid) for wnid in ids))
 
@@ -63,9 +63,9 @@ def _is_train(name: str) -> bool:
     return name.startswith("train/") and name.endswith(".JPEG")
 
 
-def _split(tree: Tree, pictures: list[tuple[str, int | None]]) -> Split:
-    x = decode_all([tree.read(name) for name, _ in pictures], "RGB", (64, 64))
-    return Split(x, np.array([label for _, label in pictures], np.int64))
+def _split(tree: Tree, images: list[tuple[str, int | None]]) -> Split:
+    x = decode_all([tree.read(name) for name, _ in images], "RGB", (64, 64))
+    return Split(x, np.array([label for _, label in images], np.int64))
 
 
 def _open(path: Path) -> zipfile.ZipFile:

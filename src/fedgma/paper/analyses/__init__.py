@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgma.paper.findings import Finding
+
 if TYPE_CHECKING:  # naming the analyses costs no import of torch or matplotlib
     from matplotlib.figure import Figure
 
@@ -27,10 +29,10 @@ class AnalysisRequest:
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What an analysis gives back: tables as rows, sentences, pictures."""
+    """What an analysis gives back: tables as rows, findings, pictures."""
 
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     figures: "dict[str, Figure]" = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ from fedgma.aggregation.masks import votes_needed
 from fedgma.experiments.materials import Materials
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
 from fedgma.paper.analyses.rounds import data_and_model, specs_of
+from fedgma.paper.findings import Finding, judged
 from fedgma.paper.plots.analyses import draw_homogeneity
 from fedgma.reports.plots.masks import coins
 from fedgma.simulation import fleet as fleets
@@ -46,7 +47,7 @@ def fair_share_below(clients: int, tau: float) -> float:
 
 def along_runs(specs: Sequence[RunSpec], tau: float) -> Iterator[dict[str, Any]]:
     """A row for each run, round and layer, and for the whole model; runs are measured in every round."""
-    for played in fleets.play([replace(spec, measure_every=1) for spec in specs]):
+    for played in fleets.play([replace(spec, mask_every=1) for spec in specs]):
         scores = {record.run: record.scores["test"]["accuracy"] for record in played.records if record.scores}
         for run, votes in played.votes.items():
             counts = votes.counts.cpu().numpy()
@@ -83,10 +84,10 @@ def summarise(rows: list[dict[str, Any]], tau: float) -> list[dict[str, Any]]:
             first, last = ([row["below_%"] for row in own if row["round"] == end] for end in (min(ends), max(ends)))
             tested = [row["test_accuracy_%"] for row in own if row["test_accuracy_%"] is not None]
             head = {"layer": layer, "alpha": alpha, "seeds": len(seeds), "below_%": verdict.mean}
-            interval = {"low": verdict.low, "high": verdict.high} if len(seeds) > 1 else {"low": None, "high": None}
+            low, high = verdict.interval or (None, None)
             rest = {"first_round": float(np.mean(first)), "last_round": float(np.mean(last))}
             fair = {"fair_coins": 100 * fair_share_below(CLIENTS, tau), "test_accuracy_%": float(np.mean(tested))}
-            found.append({**head, **interval, **rest, **fair})
+            found.append({**head, "low": low, "high": high, **rest, **fair})
     return found
 
 
@@ -98,10 +99,10 @@ def analyse(request: AnalysisRequest, tau: float = 0.4) -> AnalysisResult:
     figures = {"homogeneity": draw_homogeneity(summary, rows, reference)}
     # every round of every layer is much; the page and the figure need the whole model's
     curves = [row for row in rows if row["layer"] == "all"]
-    return AnalysisResult({"agreement": summary, "rounds": curves}, say(rows, summary, reference), figures)
+    return AnalysisResult({"agreement": summary, "rounds": curves}, find(rows, summary, reference), figures)
 
 
-def say(rows: list[dict[str, Any]], summary: list[dict[str, Any]], reference: float) -> list[str]:
+def find(rows: list[dict[str, Any]], summary: list[dict[str, Any]], reference: float) -> list[Finding]:
     """What the shares say about the paper's claim that they fall as alpha rises."""
     whole = [row for row in summary if row["layer"] == "all"]
     shares = [row["below_%"] for row in whole]
@@ -112,12 +113,16 @@ def say(rows: list[dict[str, Any]], summary: list[dict[str, Any]], reference: fl
         means[alpha, seed] = float(np.mean(own))
     seeds = sorted({seed for _, seed in means})
     verdict = paired([means[ALPHAS[0], seed] - means[ALPHAS[-1], seed] for seed in seeds])
-    between = f", interval {verdict.low:.2f} to {verdict.high:.2f}" if verdict.of > 1 else ", one seed"
+    between = f", 95 % CI {verdict.low:.2f} to {verdict.high:.2f}" if verdict.interval else ", one seed"
     listed = ", ".join(f"{row['below_%']:.1f} % at {row['alpha']:g}" for row in whole)
     first, last = (f"{whole[0][end]:.1f} % to {whole[-1][end]:.1f} %" for end in ("first_round", "last_round"))
+    way = "falling" if falling else "not falling"
+    fall = f"From alpha {ALPHAS[0]:g} to {ALPHAS[-1]:g} the share falls by {verdict.mean:.2f} points{between}."
+    ends = f"In the first round it goes from {first}, in the last from {last}."
+    chance = f"Independent fair signs would give {reference:.1f} % at every alpha."
     return [
-        f"Entries below tau, mean over rounds: {listed}; {'falling' if falling else 'not falling'} all the way.",
-        f"From alpha {ALPHAS[0]:g} to {ALPHAS[-1]:g} the share falls by {verdict.mean:.2f} points{between}.",
-        f"In the first round alone it goes from {first}, in the last from {last}.",
-        f"Independent fair signs would give {reference:.1f} % at every alpha.",
+        Finding("agreement/shares", f"Entries below tau, mean over rounds: {listed}; {way} all the way."),
+        Finding("agreement/fall", fall, judged(verdict.interval), verdict.mean, verdict.interval, verdict.of),
+        Finding("agreement/ends", ends),
+        Finding("agreement/chance", chance, estimate=reference),
     ]

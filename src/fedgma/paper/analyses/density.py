@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fedgma.experiments.materials import Materials
 from fedgma.paper.analyses import AnalysisRequest
 from fedgma.paper.analyses.rounds import found_or_mini, open_round, specs_of
+from fedgma.paper.findings import Finding
 from fedgma.simulation import fleet as fleets
 
 Numbers = npt.NDArray[np.float64]
@@ -75,17 +76,18 @@ def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str
     return rows, curve
 
 
-def say(rows: list[dict[str, Any]]) -> list[str]:
-    """A sentence for each skew."""
-    said = []
+def find(rows: list[dict[str, Any]]) -> list[Finding]:
+    """A finding for each skew: the least mean mask."""
+    findings = []
     for skew in dict.fromkeys(row["partition"] for row in rows):
         own = [row for row in rows if row["partition"] == skew and row["layer"] == "all"]
         least, moved = min(row["alpha_hat"] for row in own), min(row["alpha_hat_of_moved"] or 0.0 for row in own)
         never, low = np.mean([row["never_moved_%"] for row in own]), np.mean([row["q1"] for row in own])
         middle = np.mean([row["q50"] for row in own])
-        said.append(
+        text = (
             f"{own[0]['dataset']}, {skew}, {own[0]['rounds']} rounds, {len(own)} seeds: alpha-hat is {least:.3f}; "
             f"without the {never:.2f} % of entries that no client ever moved {moved:.3f}; the 1 % quantile of the "
             f"mean mask is {low:.3f}, the median {middle:.3f}."
         )
-    return said
+        findings.append(Finding(f"density/{skew}", text, estimate=least, n=len(own)))
+    return findings

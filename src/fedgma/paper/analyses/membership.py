@@ -19,24 +19,35 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedgma.data.pools import Pool
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
-from fedgma.paper.analyses.attacks import ATTACKS, confidences, figures, halves, lira, logistic_attack, rmia, trade_off
-from fedgma.paper.analyses.rounds import MINI, data_and_model, settings_of
-from fedgma.paper.plots.attacks import PLACE, draw_attacks, draw_losses, place_of
+from fedgma.paper.analyses.attack_tables import compare, find, summarise
+from fedgma.paper.analyses.attacks import (
+    ATTACKS,
+    LOGISTIC,
+    confidences,
+    figures,
+    halves,
+    lira,
+    logistic_attack,
+    rmia,
+    trade_off,
+)
+from fedgma.paper.analyses.rounds import MINI, arm_of, data_and_model, settings_of
+from fedgma.paper.plots.attacks import draw_attacks, draw_losses
 from fedgma.records.checkpoints import read_checkpoint
-from fedgma.records.reader import flat
-from fedgma.records.writer import finished, read_head
+from fedgma.records.reader import finished, flat
 from fedgma.seeds import seed as keyed
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State
-from fedgma.statistics.arms import AGGREGATOR_SETTINGS, frozen
-from fedgma.statistics.verdicts import paired
+from fedgma.statistics.arms import frozen
+from fedgma.statistics.labels import AGGREGATION
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import run_forward, seen_by
-from fedgma.training.task import Pool, unflatten
+from fedgma.training.stacked import unflatten
 
 __all__ = ["Models", "analyse", "attack", "confidences", "figures", "halves", "lira", "logistic_attack", "rmia", "run"]
 
@@ -100,12 +111,12 @@ def attack_runs(
     the mask alone are a pair; pairs that differ in seeds alone are attacked together. None where there is no pair.
     """
     groups: dict[str, dict[str, dict[int, tuple[Settings, Path]]]] = {}
-    for _, _, folder in finished(Path(out)):
-        recorded = read_head(folder)["settings"]
+    for head, folder in finished(Path(out)):
+        recorded = head["settings"]
         own = dict(flat(recorded))
         fits = own["aggregator"] in ARMS.values() and all(own.get(name) == value for name, value in wanted.items())
         if fits and any((folder / "checkpoints").glob("*/*.json")):
-            shared = frozen(own, ("aggregator", *AGGREGATOR_SETTINGS, "seed", "partition.seed"))
+            shared = frozen(own, (*AGGREGATION, "seed", "partition.seed"))
             arms = groups.setdefault(shared, {name: {} for name in ARMS.values()})
             arms[own["aggregator"]][own["seed"]] = (Settings.model_validate(_given(recorded)), folder)
     found = [_attack_pairs(arms, device, epochs) for arms in groups.values() if _paired_seeds(arms)]
@@ -174,7 +185,7 @@ def train_models(
             clients = tuple(own[chosen[own]] for own in base.federation.clients)
             federation = replace(base.federation, clients=clients)  # type: ignore[type-var]
             own = keyed(seed, "shadow", row)
-            specs.append(replace(base, federation=federation, seed=own, aggregator=name, evaluate_every=0))
+            specs.append(arm_of(base, name, federation=federation, seed=own, evaluate_every=0))
     fleet = fleets.assemble(specs, precision=precision)
     state = fleets.start(fleet)
     for round in range(base.rounds):
@@ -246,7 +257,7 @@ def attack(
     drawn = {"attacker_loss": draw_losses(losses)}
     if shadows:
         drawn["trade_off"] = draw_attacks(curves)
-    return AnalysisResult(tables, say(differences, tables["gaps"]), drawn)
+    return AnalysisResult(tables, find(differences, tables["gaps"]), drawn)
 
 
 def train_test_gaps(models: Models, shadows: int) -> list[dict[str, Any]]:
@@ -316,79 +327,13 @@ def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[
     losses = []
     for place, (accuracy, auc) in enumerate(zip(found.accuracy, found.auc, strict=True)):
         numbers = {"auc_%": 100 * float(auc), "accuracy_%": 100 * float(accuracy)}
-        rows.append({"attack": "logistic, as printed", "models": _kind(place, shadows), "target": place, **numbers})
+        rows.append({"attack": LOGISTIC, "models": _kind(place, shadows), "target": place, **numbers})
     for kind in dict.fromkeys(row["models"] for row in rows):
         own = [row["target"] for row in rows if row["models"] == kind]
         train, test = found.train_loss[own].mean(0), found.test_loss[own].mean(0)
         for epoch, one, other in zip(found.epochs.tolist(), train, test, strict=True):
             losses.append({"models": kind, "epoch": epoch, "train_loss": float(one), "test_loss": float(other)})
     return rows, losses
-
-
-NUMBERS = ("auc_%", "accuracy_%", "tpr_at_0.1%", "tpr_at_1%", "train_%", "test_%", "gap")
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean over targets with its interval, for every arm and attack."""
-    names = [name for name in (*PLACE, "rounds", "attack", "models", "arm") if name in rows[0]]
-    found = []
-    for label in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
-        own = [row for row in rows if tuple(row[name] for name in names) == label]
-        out: dict[str, Any] = {**dict(zip(names, label, strict=True)), "targets": len(own)}
-        for number in (number for number in NUMBERS if number in own[0]):
-            verdict = paired([row[number] for row in own])
-            out |= {number: verdict.mean, f"{number} ±": None if len(own) < 2 else verdict.high - verdict.mean}
-        found.append(out)
-    return found
-
-
-def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every other arm minus AVG, target by target, for every attack and number."""
-    found = []
-    for attacked, kind, arm in dict.fromkeys((row["attack"], row["models"], row["arm"]) for row in rows):
-        if arm == "AVG":
-            continue
-        own = [row for row in rows if (row["attack"], row["models"]) == (attacked, kind)]
-        masked, plain = ([row for row in own if row["arm"] == name] for name in (arm, "AVG"))
-        for number in (number for number in NUMBERS if number in own[0]):
-            verdict = paired([one[number] - other[number] for one, other in zip(masked, plain, strict=True)])
-            alone = verdict.of < 2
-            interval = {"low": None if alone else verdict.low, "high": None if alone else verdict.high}
-            head: dict[str, Any] = {name: own[0][name] for name in PLACE if name in own[0]}
-            head |= {"attack": attacked, "models": kind, "arm": arm, "number": number}
-            found.append({**head, "minus_AVG": verdict.mean, **interval, "targets": verdict.of})
-    return found
-
-
-def say(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[str]:
-    """The attacker's view, the gaps, and what the two attacks say of the paper's claim."""
-    said = [
-        "The attacker sees the last global model's logits and nothing of the rounds. Targets share shadows, so the "
-        "intervals over targets are a little too narrow."
-    ]
-    for row in gaps:
-        numbers = f"train {row['train_%']:.1f} %, test {row['test_%']:.1f} %, gap {row['gap']:.1f}"
-        said.append(f"{_prefix(row)}{row['arm']}, {row['models']}: {numbers}")
-    wanted = {
-        "logistic, as printed": ("accuracy_%",),
-        "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%"),
-        "threshold": ("auc_%", "tpr_at_1%"),
-    }
-    for row in differences:
-        if row["number"] in wanted.get(row["attack"], ()):
-            between = ""
-            if row["low"] is not None:
-                seen = "" if row["low"] > 0 or row["high"] < 0 else ": no difference to be seen"
-                between = f" ({row['low']:.2f} to {row['high']:.2f}, {row['targets']} targets){seen}"
-            number = row["number"].replace("_", " ")
-            change = f"{row['arm']} {row['minus_AVG']:+.2f} points against AVG{between}"
-            said.append(f"{_prefix(row)}{row['attack']}, {row['models']}, {number}: {change}.")
-    return said
-
-
-def _prefix(row: Mapping[str, Any]) -> str:
-    place = place_of(row)
-    return f"{place}: " if place else ""
 
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:
@@ -414,4 +359,4 @@ def both(first: AnalysisResult, second: AnalysisResult) -> AnalysisResult:
     names = dict.fromkeys((*first.tables, *second.tables))
     tables = {name: [*first.tables.get(name, []), *second.tables.get(name, [])] for name in names}
     drawn = {**second.figures, **first.figures, "attacker_loss": draw_losses(tables["attacker_losses"])}
-    return AnalysisResult(tables, [*first.notes, *second.notes[1:]], drawn)
+    return AnalysisResult(tables, [*first.findings, *second.findings[1:]], drawn)

@@ -6,27 +6,35 @@ its own mix of classes. A change is relative, 100 (GMA / AVG - 1), as in the pap
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.materials import Materials
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
-from fedgma.paper.analyses.rounds import data_and_model, specs_of
-from fedgma.paper.plots.analyses import draw_participation
+from fedgma.paper.analyses.rounds import arm_of, data_and_model, specs_of
+from fedgma.paper.compare import Agreement, judge
+from fedgma.paper.findings import ClaimVerdict, Finding
+from fedgma.paper.plots.analyses import PARTICIPATING, draw_participation
 from fedgma.paper.printed import read_printed
 from fedgma.simulation import fleet as fleets
-from fedgma.simulation.spec import RoundRecord, RunSpec
+from fedgma.simulation.device_round import RoundRecord
+from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
 from fedgma.statistics.verdicts import Verdict, paired
 
 ARMS = {"AVG": "mean", "GMA": "gma"}
-GROUPS = ("participating", "non_participating")
+GROUPS = (PARTICIPATING, "non_participating")
 COHORTS = (5, 2)
 CLIENTS = 10
 PARTITION: Mapping[str, Any] = {"name": "label_skew", "classes_per_client": 2}
+SAYS = {  # of the claim that the change has the printed sign
+    Agreement.INSIDE: ClaimVerdict.HOLDS,
+    Agreement.SIGN: ClaimVerdict.HOLDS,
+    Agreement.CONTRADICTS: ClaimVerdict.CONTRADICTED,
+}
 AFTER = (5, 10, 20, 40)  # rounds of training before the one that is looked at
 
 
@@ -54,18 +62,18 @@ def trial_rows(record: RoundRecord, runs: int) -> Iterator[dict[str, Any]]:
     """A round's rows, one for each group of clients; the runs of one arm come after those of the other."""
     assert record.client_accuracies is not None
     head = {"run": record.run % runs, "after": record.round - 1, "arm": list(ARMS)[record.run // runs]}
-    for group, value in group_means(record.client_accuracies, record.cohort).items():
+    for group, value in group_means(record.client_accuracies, record.sampled).items():
         yield {**head, "group": group, "accuracy_%": value}
 
 
 def _both_arms(specs: Sequence[RunSpec], after: Sequence[int]) -> list[RunSpec]:
     looked = {"rounds": max(after) + 1, "evaluate_every": 1, "per_client": True}
-    return [replace(spec, aggregator=name, **looked) for name in ARMS.values() for spec in specs]  # type: ignore[arg-type]
+    return [arm_of(spec, name, **looked) for name in ARMS.values() for spec in specs]
 
 
 def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
     """From plain FedAvg's model after so many rounds, one round aggregated both ways; a row an arm and a group."""
-    trunk = fleets.assemble([replace(spec, aggregator="mean", rounds=max(after), evaluate_every=0) for spec in specs])
+    trunk = fleets.assemble([arm_of(spec, BASELINE, rounds=max(after), evaluate_every=0) for spec in specs])
     fork = fleets.assemble(_both_arms(specs, after))
     state, done = fleets.start(trunk), 0
     for point in sorted(after):
@@ -95,12 +103,12 @@ def trials(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -
     materials, specs, rows = Materials(request.device), [], []
     for cohort in COHORTS:
         settings = {**data_and_model(request, "fmnist"), "partition": {**partition, "clients": CLIENTS}}
-        rates = {"cohort": cohort, "client_learning_rate": 0.01, "local_epochs": 3, "mask_every": 0}
+        rates = {"clients_per_round": cohort, "client_learning_rate": 0.01, "local_epochs": 3, "mask_every": 0}
         specs += specs_of(materials, request.seeds, **settings, **rates, client_test_size=2000)
     for mode, play in MODES.items():
         for row in play(specs, after):
             place = row.pop("run")
-            named = {"mode": mode, "cohort": specs[place].cohort, "seed": specs[place].seed}
+            named = {"mode": mode, "cohort": specs[place].clients_per_round, "seed": specs[place].seed}
             rows.append({**named, **row})
     return rows
 
@@ -147,9 +155,8 @@ def _change(rows: list[dict[str, Any]], group: str) -> dict[str, Any]:
 
 
 def _interval(verdict: Verdict | None, before: str = "") -> dict[str, float | None]:
-    alone = verdict is None or verdict.of < 2
-    ends = (None, None) if alone or verdict is None else (verdict.low, verdict.high)
-    return {f"{before}low": ends[0], f"{before}high": ends[1]}
+    low, high = (verdict and verdict.interval) or (None, None)
+    return {f"{before}low": low, f"{before}high": high}
 
 
 def _mean(rows: list[dict[str, Any]], **wanted: Any) -> float:
@@ -183,28 +190,27 @@ def beside(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
             key = row["cohort"], row["group"]
             levels = {f"printed_{arm}_%": means[*key, arm] for arm in ARMS}
             points = {"printed_points": means[*key, "GMA"] - means[*key, "AVG"], "printed_change_%": changed[key]}
-            rows.append({**row, **levels, **points, "verdict": _verdict(row, points["printed_points"])})
+            verdict = judge(_points_interval(row), points["printed_points"])
+            rows.append({**row, **levels, **points, "verdict": str(verdict)})
     return rows
 
 
-def _verdict(row: dict[str, Any], value: float) -> str:
-    """Our interval in points held against the printed difference."""
-    low, high = row["points_low"], row["points_high"]
-    if low is None or low <= 0 <= high:
-        return "no difference to be seen"
-    if row["points"] * value < 0:
-        return "contradicts"
-    return "agrees in sign and interval" if low <= value <= high else "agrees in sign"
+def _points_interval(row: dict[str, Any]) -> tuple[float, float] | None:
+    return None if row["points_low"] is None else (row["points_low"], row["points_high"])
 
 
-def say(row: dict[str, Any]) -> str:
-    """One comparison in a sentence."""
+def find(row: dict[str, Any]) -> Finding:
+    """One comparison: the change in points, and what it says of the printed one."""
     head = f"{row['mode']}, {row['cohort']} of {CLIENTS} clients, {row['group'].replace('_', '-')}"
-    between = "" if row["points_low"] is None else f" ({row['points_low']:.1f} to {row['points_high']:.1f})"
+    between = "" if row["points_low"] is None else f", 95 % CI {row['points_low']:.1f} to {row['points_high']:.1f}"
     change = "undefined" if row["change_of_means_%"] is None else f"{row['change_of_means_%']:.1f} %"
     levels = f"AVG {row['AVG_%']:.1f} %, GMA {row['GMA_%']:.1f} %, {row['points']:.1f} points{between}"
     printed = f"AVG {row['printed_AVG_%']:.1f} %, {row['printed_points']:.1f} points, {row['printed_change_%']:g} %"
-    return f"{head}: {levels}, relative change {change}; printed {printed}: {row['verdict']}."
+    text = f"{head}: {levels}, relative change {change}; printed {printed}: {row['verdict']}."
+    interval = _points_interval(row)
+    verdict = SAYS.get(judge(interval, row["printed_points"]), ClaimVerdict.INCONCLUSIVE)
+    name = f"{row['mode']}/{row['cohort']}/{row['group']}"
+    return Finding(name, text, verdict, row["points"], interval, row["seeds"])
 
 
 def analyse(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -> AnalysisResult:
@@ -215,6 +221,6 @@ def analyse(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) 
     rows = trials(request, partition)
     summary = changes(rows)
     compared = beside(summary)
-    notes = [say(row) for row in compared]
+    findings = [find(row) for row in compared]
     figures = {"participation": draw_participation(compared)}
-    return AnalysisResult({"compared": compared, "changes": summary, "trials": rows}, notes, figures)
+    return AnalysisResult({"compared": compared, "changes": summary, "trials": rows}, findings, figures)

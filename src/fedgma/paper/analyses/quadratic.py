@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from fedgma.aggregation.masks import soft_mask
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
-from fedgma.paper.plots.analyses import draw_density, draw_slowdown
+from fedgma.paper.findings import ClaimVerdict, Finding
+from fedgma.paper.plots.analyses import POWERS, draw_density, draw_slowdown
+from fedgma.reports.tables import slug
 from fedgma.seeds import generator
 from fedgma.statistics.verdicts import paired
 
@@ -124,7 +126,8 @@ def rounds_to(norms: Numbers, target: float) -> npt.NDArray[np.int64]:
     return np.where(there.any(1), there.argmax(1), -1)
 
 
-RULES: dict[str, Callable[[float], float]] = {"alpha / (K L)": lambda alpha: alpha, "1 / (K L)": lambda alpha: 1.0}
+SCALES: tuple[Callable[[float], float], ...] = (lambda alpha: alpha, lambda alpha: 1.0)
+RULES = dict(zip(POWERS, SCALES, strict=True))  # client rate -> its factor on 1 / (K L)
 
 
 def slowdown(problem: Problem, alphas: Sequence[float], seeds: int) -> list[dict[str, Any]]:
@@ -149,8 +152,8 @@ def slowdown(problem: Problem, alphas: Sequence[float], seeds: int) -> list[dict
 
 def _spread(needed: npt.NDArray[np.int64]) -> dict[str, float | None]:
     verdict = paired(needed.astype(float).tolist())
-    alone = len(needed) < 2
-    return {"rounds": verdict.mean, "low": None if alone else verdict.low, "high": None if alone else verdict.high}
+    low, high = verdict.interval or (None, None)
+    return {"rounds": verdict.mean, "low": low, "high": high}
 
 
 def exponent(alphas: Sequence[float], values: Sequence[float]) -> float:
@@ -207,35 +210,42 @@ def _voted_run(problem: Problem, tau: float, rounds: int) -> dict[str, float]:
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:
     """E18: rounds against mask density on a quadratic, and the density of the masks of real runs."""
-    from fedgma.paper.analyses.density import densities, say
+    from fedgma.paper.analyses import density
 
     alphas = (1.0, 0.5, 0.25) if request.quick else ALPHAS
     problem, seeds = make_problem(), max(4, 2 * request.seeds)
     slow = slowdown(problem, alphas, seeds)
     noise = noisy(problem, alphas, (256, 1024) if request.quick else (256, 1024, 4096), seeds)
     votes = against_votes(seeds)
-    dense, curve = densities(request)
+    dense, curve = density.densities(request)
     figures = {"slowdown": draw_slowdown(slow, noise), "density": draw_density(curve)}
     tables = {"rounds_to_target": slow, "noisy_gradients": noise, "voted_masks": votes}
     tables |= {"density_of_real_masks": dense, "density_curve": curve}
-    return AnalysisResult(tables, [*_said(slow, noise, votes), *say(dense)], figures)
+    return AnalysisResult(tables, [*find(slow, noise, votes), *density.find(dense)], figures)
 
 
-def _said(slow: list[dict[str, Any]], noise: list[dict[str, Any]], votes: list[dict[str, Any]]) -> list[str]:
-    said = []
-    for rule in RULES:
-        own = [row for row in slow if row["rate"] == rule]
-        power = exponent([row["alpha"] for row in own], [row["rounds"] for row in own])
-        said.append(f"Client rate {rule}, no noise: rounds to the target grow as (1 / alpha)^{power:.2f}.")
+def find(slow: list[dict[str, Any]], noise: list[dict[str, Any]], votes: list[dict[str, Any]]) -> list[Finding]:
+    """How rounds and gradient norms grow with sparser masks, and where the voted mask ends."""
+    findings = [_slowdown(rule, [row for row in slow if row["rate"] == rule]) for rule in RULES]
     longest = max(row["T"] for row in noise)
     own = [row for row in noise if row["T"] == longest]
     power = exponent([row["alpha"] for row in own], [row["mean_squared_norm"] for row in own])
-    said.append(f"Noisy gradients, T = {longest}: the mean squared gradient norm grows as (1 / alpha)^{power:.2f}.")
+    grown = f"Noisy gradients, T = {longest}: the mean squared gradient norm grows as (1 / alpha)^{power:.2f}."
     masked = next(row for row in votes if row["tau"] == 0.4)
-    said.append(
+    ends = (
         f"The voted mask at tau 0.4 brings {masked['reached']} quadratics to the target that the plain mean reaches "
         f"in {masked['rounds_without_mask']:.0f} rounds, and ends at {masked['last_norm / first']:.1e} of the first "
         f"squared norm (target {TARGET:g}): entries on which clients are evenly split stay where they are (alpha-hat "
         f"{masked['alpha_hat']:.3f})."
     )
-    return said
+    findings.append(Finding("noise", grown, estimate=power, n=len(own)))
+    findings.append(Finding("votes", ends, estimate=masked["last_norm / first"]))
+    return findings
+
+
+def _slowdown(rule: str, rows: list[dict[str, Any]]) -> Finding:
+    """By which power of 1 / alpha the rounds to the target grow at one rule for the client rate."""
+    power = exponent([row["alpha"] for row in rows], [row["rounds"] for row in rows])
+    text = f"Client rate {rule}, no noise: rounds to the target grow as (1 / alpha)^{power:.2f}."
+    verdict = ClaimVerdict.HOLDS if power > 0 else ClaimVerdict.CONTRADICTED
+    return Finding(f"rounds/{slug(rule)}", text, verdict, power, n=rows[0]["seeds"])

@@ -14,8 +14,7 @@ from torch import Tensor
 from fedgma.aggregation.masks import votes_needed
 from fedgma.experiments.materials import Materials
 from fedgma.paper.analyses import AnalysisRequest
-from fedgma.paper.analyses.rounds import found_or_mini, open_round, retrain, specs_of
-from fedgma.paper.analyses.stability import (
+from fedgma.paper.analyses.bounds import (
     Numbers,
     chance_stability,
     corrected_bound,
@@ -24,8 +23,10 @@ from fedgma.paper.analyses.stability import (
     printed_condition,
     stability,
 )
+from fedgma.paper.analyses.rounds import found_or_mini, open_round, retrain, specs_of
+from fedgma.paper.findings import Finding
 from fedgma.simulation import fleet as fleets
-from fedgma.simulation.sampling import draw_cohort
+from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.state import State
 from fedgma.statistics.verdicts import paired
 
@@ -96,7 +97,7 @@ def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[s
         fleet = fleets.assemble(specs)
         for point, state in _states(fleet, points):
             for run, spec in enumerate(specs):
-                clients = draw_cohort(spec, point + 1).tolist()
+                clients = sample_clients(spec, point + 1).tolist()
                 seen = gather(retrain(fleet, state, run, clients, repeats))
                 row = {
                     "dataset": chosen["dataset"],
@@ -127,25 +128,27 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for (dataset, skew, point), own in groups.items():
         verdict = paired([row["stability"] for row in own])
-        interval = {"low": verdict.low, "high": verdict.high} if len(own) > 1 else {"low": None, "high": None}
+        low, high = verdict.interval or (None, None)
         names = [name for name in own[0] if name not in ("dataset", "partition", "after_round", "seed")]
         means = {name: float(np.nanmean([row[name] for row in own])) for name in names if name != "repeats"}
         head = {"dataset": dataset, "partition": skew, "after_round": point, "seeds": len(own)}
-        found.append({**head, "stability": means.pop("stability"), **interval, **means})
+        found.append({**head, "stability": means.pop("stability"), "low": low, "high": high, **means})
     return found
 
 
-def say(summary: list[dict[str, Any]]) -> list[str]:
-    """A sentence for each skew at the last point."""
+def find(summary: list[dict[str, Any]]) -> list[Finding]:
+    """A finding for each skew at the last point: how often a mask has its commonest value."""
     last = max(row["after_round"] for row in summary)
-    said = []
-    for row in summary:
-        if row["after_round"] == last:
-            said.append(
-                f"{row['dataset']}, {row['partition']}, after round {last}: a mask has its commonest value in "
-                f"{row['stability']:.1f} % of repeats (fair coins: {row['by_chance']:.1f} %); the printed condition "
-                f"holds for {row['printed_condition']:.1f} % of entries, the corrected one for "
-                f"{row['corrected_condition']:.1f} %; the mask is 1 for {row['mask_is_1_where_corrected']:.1f} % there "
-                f"and for {row['mask_is_1_where_printed_alone']:.1f} % where the printed condition alone holds."
-            )
-    return said
+    return [_stability(row) for row in summary if row["after_round"] == last]
+
+
+def _stability(row: dict[str, Any]) -> Finding:
+    text = (
+        f"{row['dataset']}, {row['partition']}, after round {row['after_round']}: a mask has its commonest value in "
+        f"{row['stability']:.1f} % of repeats (fair coins: {row['by_chance']:.1f} %); the printed condition "
+        f"holds for {row['printed_condition']:.1f} % of entries, the corrected one for "
+        f"{row['corrected_condition']:.1f} %; the mask is 1 for {row['mask_is_1_where_corrected']:.1f} % there "
+        f"and for {row['mask_is_1_where_printed_alone']:.1f} % where the printed condition alone holds."
+    )
+    interval = None if row["low"] is None else (row["low"], row["high"])
+    return Finding(f"condition/repeats/{row['partition']}", text, None, row["stability"], interval, row["seeds"])

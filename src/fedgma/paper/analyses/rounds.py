@@ -8,18 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgma.aggregation.rules import BASELINE, mean
 from fedgma.data.files import load
 from fedgma.errors import DataError
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, complete
 from fedgma.paper.analyses import AnalysisRequest
-from fedgma.simulation.batched import optimizers as servers
-from fedgma.simulation.batched import tallies
-from fedgma.simulation.fleet import Fleet, lay_cohort
-from fedgma.simulation.sampling import draw_cohort
+from fedgma.simulation.batched import optimizers, rules, tallies
+from fedgma.simulation.fleet import Fleet, lay_lane_batch
+from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State
-from fedgma.training.task import Task, Trained, unflatten
+from fedgma.training.lane_batch import Assignment, Trained
+from fedgma.training.stacked import unflatten
 
 MINI = "fmnist-mini"
 
@@ -48,11 +49,16 @@ def settings_of(seeds: int, **settings: Any) -> list[Settings]:
     return [complete(Settings.model_validate({**settings, "seed": seed})) for seed in range(seeds)]
 
 
+def arm_of(spec: RunSpec, name: str, **changes: Any) -> RunSpec:
+    """The same run as one arm of a comparison: the plain mean, or its own rule."""
+    return replace(spec, rule=mean() if name == BASELINE else spec.rule, **changes)
+
+
 def train_clients(fleet: Fleet, state: State, run: int, clients: Sequence[int]) -> tuple[Trained, np.ndarray]:
     """Local training of some clients of one run in its next round, and their weights; nothing is aggregated."""
-    cohort, weights = lay_cohort(fleet, state, [(run, int(client)) for client in clients])
+    lane_batch, weights = lay_lane_batch(fleet, state, [(run, int(client)) for client in clients])
     start = unflatten(state.params, fleet.shapes)
-    return fleet.train(Task(fleet.model, cohort, fleet.pools, start, state.buffers)), weights
+    return fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers)), weights
 
 
 def retrain(fleet: Fleet, state: State, run: int, clients: Sequence[int], repeats: int) -> Iterator[Tensor]:
@@ -67,12 +73,16 @@ def retrain(fleet: Fleet, state: State, run: int, clients: Sequence[int], repeat
 def open_round(fleet: Fleet, state: State) -> tuple[State, tallies.Sums, tallies.Merged]:
     """A round as `fleet.play_round` plays it, with its votes and mask, and without evaluation; not for SCAFFOLD."""
     sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
+    kept: rules.Kept = {}
     for run, spec in enumerate(fleet.specs):
-        clients = draw_cohort(spec, int(state.rounds[run]) + 1)
+        clients = sample_clients(spec, int(state.rounds[run]) + 1)
         trained, weights = train_clients(fleet, state, run, clients.tolist())
         metrics = torch.stack([trained.loss, trained.accuracy], 1)
-        tallies.add(sums, np.full(len(clients), run), weights, trained.flat, trained.buffers, metrics)
-    merged = tallies.merge(sums, fleet.masks, state.buffers)
-    params, moments = servers.step(fleet.servers, merged, state.moments, state.params)
+        owners = np.full(len(clients), run)
+        updates = rules.prepare(fleet.rules, owners, trained.flat)
+        counted = tallies.add(sums, owners, weights, updates, trained.buffers, metrics)
+        rules.keep(fleet.rules, kept, owners, updates, counted)
+    merged = rules.apply(fleet.rules, sums, kept, tallies.merge(sums, state.buffers))
+    params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     after = replace(state, rounds=state.rounds + 1, params=params, buffers=merged.buffers, moments=moments)
     return after, sums, merged

@@ -1,4 +1,7 @@
-"""An analysis's result as files: each table as CSV, all of them and the notes as one Markdown page, pictures as PNG."""
+"""An analysis's result as files: findings as JSON, each table as CSV, pictures as PNG, and a Markdown page for people.
+
+The page is never read back.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from fedgma.paper.analyses import AnalysisResult
+from fedgma.paper.findings import write_findings
 from fedgma.reports.plots.style import save as save_figure
 from fedgma.reports.tables import Table, comma_separated, markdown
 
@@ -17,7 +21,7 @@ def save(result: AnalysisResult, folder: Path, title: str) -> list[Path]:
     """Write a result into a folder; gives back the files."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = {name: as_table(name, rows) for name, rows in result.tables.items() if rows}
-    files = []
+    files = [write_findings(result.findings, folder)]
     for name, table in tables.items():
         files.append(folder / f"{name}.csv")
         files[-1].write_text(comma_separated(table))
@@ -47,8 +51,8 @@ def as_table(name: str, rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def page(result: AnalysisResult, tables: dict[str, Table], title: str) -> str:
-    """Notes, pictures and the tables that are short enough to read."""
-    parts = [f"# {title}", "\n".join(f"- {note}" for note in result.notes)]
+    """Findings, pictures and the tables that are short enough to read."""
+    parts = [f"# {title}", "\n".join(f"- {finding.text}" for finding in result.findings)]
     parts += [f"![{name.replace('_', ' ')}]({name}.png)" for name in result.figures]
     for name, table in tables.items():
         long = len(table.rows) > LINES

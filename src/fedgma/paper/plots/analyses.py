@@ -14,6 +14,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 from fedgma.reports.plots.style import BASE, COLOURS, DASHES, INK, SIZE, WIDTH, dress, key, name_axes, new_figure
 
 Rows = Sequence[Mapping[str, Any]]
+POWERS = {"alpha / (K L)": 2, "1 / (K L)": 1}  # client rate -> power of 1 / alpha by which rounds are expected to grow
+PARTICIPATING = "participating"
 
 
 def _pick(rows: Rows, **wanted: Any) -> list[Mapping[str, Any]]:
@@ -112,7 +114,7 @@ def draw_slowdown(slow: Rows, noise: Rows) -> Figure:
         inverse = 1 / np.array(_column(own, "alpha"))
         rounds = np.array(_column(own, "rounds"))
         above.plot(inverse, rounds, "o", color=COLOURS[place], markersize=4, label=f"client rate {rule}")
-        power = 2 if "alpha" in rule else 1
+        power = POWERS[rule]
         line = rounds[0] * inverse**power
         above.plot(inverse, line, color=COLOURS[place], lw=1, ls=":", label=f"(1 / alpha)^{power}")
     logarithmic(above, "y")
@@ -186,13 +188,13 @@ def draw_participation(rows: Rows) -> Figure:
     """Change of accuracy in points by cohort, group and mode with intervals; the printed changes as crosses."""
     figure, (axes,) = new_figure(1.2 + 0.3 * len(rows), "GMA minus AVG, by clients")
     names = []
-    for place, row in enumerate(sorted(rows, key=lambda row: (-row["cohort"], row["group"] != "participating"))):
+    for place, row in enumerate(sorted(rows, key=lambda row: (-row["cohort"], row["group"] != PARTICIPATING))):
         colour = COLOURS[0] if row["mode"] == "paired" else COLOURS[1]
         low, high = (row["points"] if row[name] is None else row[name] for name in ("points_low", "points_high"))
         axes.plot([low, high], [place, place], color=colour, lw=1.6, marker="|", markersize=6)
         axes.plot(row["points"], place, "o", color=colour, markersize=5)
         axes.plot(row["printed_points"], place, "x", color=BASE, markersize=6, mew=1.6)
-        names.append(f"{row['cohort']} of 10, {'others' if row['group'].startswith('non') else 'taking part'}")
+        names.append(f"{row['cohort']} of 10, {'taking part' if row['group'] == PARTICIPATING else 'others'}")
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -201,5 +203,5 @@ def draw_participation(rows: Rows) -> Figure:
     axes.plot([], [], "o", color=COLOURS[0], ls="", label="paired")
     axes.plot([], [], "o", color=COLOURS[1], ls="", label="trained apart")
     _legend(figure, axes, 3)
-    name_axes(axes, "points of accuracy, 95 % interval over seeds")
+    name_axes(axes, "points of accuracy, 95 % CI over seeds")
     return figure

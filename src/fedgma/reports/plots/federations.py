@@ -14,7 +14,7 @@ from fedgma.seeds import generator
 
 if TYPE_CHECKING:  # a report draws partitions without torch
     from fedgma.data.federation import Federation
-    from fedgma.data.pools import Pool
+    from fedgma.data.pools import ImagePool
 
 BUBBLES = 120  # clients, and CLASSES classes, above which bubbles are too small and a heat map takes over
 CLASSES = 40
@@ -87,7 +87,7 @@ def draw_sizes(sizes: Index, title: str = "") -> Figure:
 
 def draw_images(federation: "Federation", clients: Sequence[int], *, columns: int = 20, seed: int = 0) -> Figure:
     """Contact sheet: a row of images for each of these clients as it sees them, then the test environments."""
-    rows: list[tuple[str, Pool, Index, int | None]] = []
+    rows: list[tuple[str, ImagePool, Index, int | None]] = []
     rows += [(f"client {n}", federation.train, federation.clients[n], n) for n in clients]
     tests = {"test": federation.test, **{f"test: {name}": pool for name, pool in federation.more_tests.items()}}
     rows += [(name, pool, np.arange(len(pool), dtype=np.int64), None) for name, pool in tests.items()]
@@ -117,12 +117,12 @@ def examples(labels: Labels, index: Index, count: int, seed: int) -> Index:
     return ordered
 
 
-def _strip(pool: "Pool", chosen: Index, client: int | None, columns: int) -> npt.NDArray[np.float32]:
+def _strip(pool: "ImagePool", chosen: Index, client: int | None, columns: int) -> npt.NDArray[np.float32]:
     """Images side by side with white gaps: [height, width, channel]."""
     import torch
 
     index = torch.from_numpy(chosen).to(pool.y.device)
-    seen = pool.seen(index, pool.home[index] if client is None else torch.full_like(index, client)).cpu().numpy()
+    seen = pool.show(index, pool.client_of[index] if client is None else torch.full_like(index, client)).cpu().numpy()
     side = seen.shape[-1] + 2
     strip = np.ones((seen.shape[-2], side * columns, seen.shape[1]), np.float32)
     for place, image in enumerate(seen):

@@ -11,6 +11,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedgma.aggregation.rules import BASELINE
+
 WIDTH = 4.4  # inches: a phone shows it at nearly full size, and a desk two beside each other
 INK = "#1d2329"  # text and axes; a page replaces it by its own text colour
 GRID = "#d9dee4"  # grid lines; a page replaces it too
@@ -36,7 +38,7 @@ def colour_of(name: str, names: Sequence[str]) -> tuple[str, object]:
 
 def is_plain(name: str) -> bool:
     """Whether an arm is the plain mean."""
-    return name == "mean" or name.endswith(", mean")
+    return name == BASELINE
 
 
 def new_figure(height: float, title: str, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:

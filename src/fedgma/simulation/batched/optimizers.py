@@ -1,117 +1,138 @@
 """Server optimisers of many runs at once: [run, entry] tensors and one row of settings a run (SPEC 2.3).
 
-Moments see the unmasked mean; the mask multiplies the preconditioned step. There is no bias correction.
+The formulas are those of `fedgma.aggregation.optimizers`, over columns of settings; moments see the unmasked mean and
+the mask multiplies the preconditioned step. An optimiser of another name is a user's own: its `step` is called run by
+run, on named arrays as a server would.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedgma.aggregation.optimizers import FORMULAS, MOMENTS, Rates, check_settings
-from fedgma.errors import ConfigError
+from fedgma.aggregation.aggregate import Aggregate
+from fedgma.aggregation.optimizers import FORMULAS, MOMENTS, Rates, ServerOptimizer, State
 from fedgma.simulation.batched.tallies import Merged
-
-
-class ServerSettings(Protocol):
-    """What a run says about its server."""
-
-    @property
-    def server(self) -> str:
-        """Kind of server."""
-
-    @property
-    def server_lr(self) -> float:
-        """The server's learning rate."""
-
-    @property
-    def beta1(self) -> float:
-        """Of the first moment."""
-
-    @property
-    def beta2(self) -> float:
-        """Of the second moment."""
-
-    @property
-    def epsilon(self) -> float:
-        """Stabiliser."""
-
-    @property
-    def mask_position(self) -> str:
-        """After or before the moments."""
+from fedgma.training.stacked import Shapes, unflatten
 
 
 class Moments(NamedTuple):
-    """First and second moments [run, entry]; rows of servers that have none stay zero."""
+    """First and second moments [run, entry], and the state of users' own optimisers by run."""
 
-    z: Tensor
+    z: Tensor  # rows of servers that have none stay zero
     v: Tensor
+    own: tuple[State | None, ...]
 
 
-class Servers(NamedTuple):
-    """The servers of all runs, on the device: which rows have which kind, and their settings as columns [run, 1]."""
+class Optimizers(NamedTuple):
+    """The server optimisers of all runs, on the device: which rows have which kind; settings as columns [run, 1]."""
 
-    kinds: dict[str, Tensor]  # name -> rows
+    optimizers: tuple[ServerOptimizer, ...]
+    kinds: dict[str, Tensor]  # name -> rows, of those that have a formula
+    own: tuple[int, ...]  # runs that have not
     rates: Rates
-    lr: Tensor
+    learning_rate: Tensor
     before: Tensor  # bool: the mask goes before the moments (an ablation)
     start: Tensor  # where second moments start
+    shapes: Shapes
 
 
-def lay_out(specs: Sequence[ServerSettings], device: torch.device) -> Servers:
-    """Check and ship the settings once, so that a round copies nothing."""
-    for spec in specs:
-        if spec.server not in FORMULAS:
-            raise ConfigError(f"unknown server optimiser {spec.server!r}; known: {', '.join(sorted(FORMULAS))}")
-        check_settings(spec.server_lr, spec.beta1, spec.beta2, spec.epsilon, spec.mask_position)
+def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch.device) -> Optimizers:
+    """Ship the settings once, so that a round copies nothing."""
+    known = [one.settings if has_formula(one) else {} for one in optimizers]
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64).float().to(device)[:, None]
 
+    def setting(name: str, otherwise: float = 0.0) -> list[float]:
+        return [float(settings.get(name, otherwise)) for settings in known]
+
     rates = Rates(
-        keep1=column([s.beta1 for s in specs]),
-        take1=column([1 - s.beta1 for s in specs]),
-        keep2=column([s.beta2 for s in specs]),
-        take2=column([1 - s.beta2 for s in specs]),
-        epsilon=column([s.epsilon for s in specs]),
+        keep1=column(setting("beta1")),
+        take1=column([1 - beta for beta in setting("beta1")]),
+        keep2=column(setting("beta2")),
+        take2=column([1 - beta for beta in setting("beta2")]),
+        epsilon=column(setting("epsilon", 1.0)),
+    )
+    kinds = sorted({one.name for one in optimizers if has_formula(one)})
+    rows = {k: [row for row, one in enumerate(optimizers) if has_formula(one) and one.name == k] for k in kinds}
+    starts = [
+        settings["epsilon"] ** 2 if settings and "v" in MOMENTS[one.name] else 0.0
+        for one, settings in zip(optimizers, known, strict=True)
+    ]
+    return Optimizers(
+        optimizers=tuple(optimizers),
+        kinds={kind: torch.tensor(rows[kind], device=device) for kind in kinds},
+        own=tuple(row for row, one in enumerate(optimizers) if not has_formula(one)),
+        rates=rates,
+        learning_rate=column(setting("learning_rate")),
+        before=torch.tensor([settings.get("mask_position") == "before" for settings in known], device=device)[:, None],
+        start=column(starts),
+        shapes=shapes,
     )
 
-    kinds = sorted({s.server for s in specs})
-    rows = {k: torch.tensor([r for r, s in enumerate(specs) if s.server == k], device=device) for k in kinds}
-    before = torch.tensor([s.mask_position == "before" for s in specs], device=device)[:, None]
-    start = column([s.epsilon**2 if "v" in MOMENTS[s.server] else 0.0 for s in specs])
-    return Servers(rows, rates, column([s.server_lr for s in specs]), before, start)
+
+def has_formula(optimizer: ServerOptimizer) -> bool:
+    """Whether an optimiser is one of the library's, which have a batched form."""
+    return optimizer.name in FORMULAS and optimizer.settings.keys() >= {"learning_rate", "epsilon", "mask_position"}
 
 
-def init_moments(servers: Servers, params: Tensor) -> Moments:
-    """z_0 = 0 and v_0 = epsilon^2."""
-    return Moments(torch.zeros_like(params), servers.start.expand_as(params).clone())
+def kept_moments(optimizer: ServerOptimizer) -> tuple[str, ...]:
+    """The moments of [run, entry] tensors that a run's server keeps."""
+    return MOMENTS[optimizer.name] if has_formula(optimizer) else ()
 
 
-def step(servers: Servers, merged: Merged, moments: Moments, params: Tensor) -> tuple[Tensor, Moments]:
-    """w + server_lr * mask * step, for all runs; a run without a counted client keeps weights and moments."""
+def init_moments(optimizers: Optimizers, params: Tensor) -> Moments:
+    """z_0 = 0 and v_0 = epsilon^2; a user's own starts by its own `init`."""
+    own: list[State | None] = [None] * len(params)
+    for run in optimizers.own:
+        own[run] = optimizers.optimizers[run].init(_named(optimizers, params, run))
+    return Moments(torch.zeros_like(params), optimizers.start.expand_as(params).clone(), tuple(own))
+
+
+def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tensor) -> tuple[Tensor, Moments]:
+    """params + learning_rate * mask * step, for all runs; a run without a counted client keeps weights and moments."""
     delta = merged.mean
     if merged.mask is not None:
-        delta = torch.where(servers.before, delta * merged.mask, delta)
-    move, z, v = _by_kind(servers, delta, moments)
+        delta = torch.where(optimizers.before, delta * merged.mask, delta)
+    move, z, v = _by_kind(optimizers, delta, moments)
     if merged.mask is not None:
-        move = torch.where(servers.before, move, move * merged.mask)
+        move = torch.where(optimizers.before, move, move * merged.mask)
     alive = merged.alive[:, None]
-    new = torch.where(alive, params + servers.lr * move, params)
-    if z is moments.z and v is moments.v:
-        return new, moments
-    return new, Moments(torch.where(alive, z, moments.z), torch.where(alive, v, moments.v))
+    new = torch.where(alive, params + optimizers.learning_rate * move, params)
+    if z is not moments.z or v is not moments.v:
+        moments = moments._replace(z=torch.where(alive, z, moments.z), v=torch.where(alive, v, moments.v))
+    return _own_steps(optimizers, merged, moments, params, new) if optimizers.own else (new, moments)
 
 
-def _by_kind(servers: Servers, delta: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+def _by_kind(optimizers: Optimizers, delta: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
     """The step of each run's own kind of server."""
-    if len(servers.kinds) == 1:
-        return FORMULAS[next(iter(servers.kinds))](delta, *moments, servers.rates)
+    if len(optimizers.kinds) == 1 and not optimizers.own:
+        return FORMULAS[next(iter(optimizers.kinds))](delta, moments.z, moments.v, optimizers.rates)
     move, z, v = delta.clone(), moments.z.clone(), moments.v.clone()
-    for kind, rows in servers.kinds.items():
-        rates = Rates(*(value[rows] for value in servers.rates))
+    for kind, rows in optimizers.kinds.items():
+        rates = Rates(*(value[rows] for value in optimizers.rates))
         part = FORMULAS[kind](delta[rows], moments.z[rows], moments.v[rows], rates)
         for whole, piece in zip((move, z, v), part, strict=True):
             whole[rows] = piece
     return move, z, v
+
+
+def _own_steps(
+    optimizers: Optimizers, merged: Merged, moments: Moments, params: Tensor, new: Tensor
+) -> tuple[Tensor, Moments]:
+    """Users' own optimisers, run by run."""
+    states = list(moments.own)
+    for run in optimizers.own:
+        state = states[run]
+        if bool(merged.alive[run]) and state is not None:
+            mask = None if merged.mask is None else _named(optimizers, merged.mask, run)
+            aggregate = Aggregate(_named(optimizers, merged.mean, run), mask, {})
+            moved, states[run] = optimizers.optimizers[run].step(aggregate, state, _named(optimizers, params, run))
+            new[run] = torch.cat([torch.as_tensor(moved[name]).flatten() for name, _ in optimizers.shapes])
+    return new, moments._replace(own=tuple(states))
+
+
+def _named(optimizers: Optimizers, table: Tensor, run: int) -> dict[str, Tensor]:
+    return {name: value[0] for name, value in unflatten(table[run : run + 1], optimizers.shapes).items()}

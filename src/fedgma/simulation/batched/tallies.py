@@ -1,4 +1,4 @@
-"""The tally of many runs at once: weighted sums in float64 and integer sign votes, run axis first, then mask and mean.
+"""The tally of many runs at once: weighted sums in float64 and integer sign votes, run axis first, then the mean.
 
 The sums are those of a single tally and are made by the same kernels, so a run in a fleet aggregates to the bits that
 `fedgma.Tally` gives; a client whose update is not finite is left out of mean and count. Clients are added in order,
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedgma.aggregation import kernels
-from fedgma.arrays import native
-from fedgma.training.task import Stacked, ship
+from fedgma.arrays import to_native
+from fedgma.training.stacked import Stacked, ship
 
 
 @dataclass
@@ -66,10 +66,10 @@ def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffe
     for value in buffers.values():
         fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
     weight = ship(weights.astype(np.float64), updates.device) * fine
-    if updates.device.type == "cuda" and kernels.fused() is not None:
+    if updates.device.type == "cuda" and kernels.load_gpu_kernels() is not None:
         edges = ship(np.searchsorted(run, np.arange(len(sums.weight) + 1)), updates.device)
         kept = fine.to(torch.uint8)
-        kernels.fused().add_runs(sums.total, sums.rest, sums.votes, updates, weight, kept, edges)  # type: ignore[union-attr]
+        kernels.load_gpu_kernels().add_runs(sums.total, sums.rest, sums.votes, updates, weight, kept, edges)  # type: ignore[union-attr]
     else:
         _add_lanes(sums, run, fine, weights, updates)
     if buffers:
@@ -82,8 +82,8 @@ def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffe
 
 def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:
     """One lane after the other, by the tally's own kernel."""
-    parts = [native(part) for part in (sums.total, sums.rest, sums.votes)]
-    rows = native(updates)
+    parts = [to_native(part) for part in (sums.total, sums.rest, sums.votes)]
+    rows = to_native(updates)
     for lane in np.flatnonzero(fine.cpu().numpy()):
         own = kernels.plain.Sums(*(part[run[lane]] for part in parts))
         kernels.add([own], [rows[lane]], float(weights[lane]))
@@ -136,24 +136,13 @@ def _add_rows(total: Tensor, rows: slice | Tensor, values: Tensor) -> None:
         total.index_add_(0, rows, values)  # rows are distinct: deterministic on every device
 
 
-def merge(sums: Sums, masks: tuple[Tensor, Tensor] | None, like: Stacked) -> Merged:
-    """Mean and mask of every run.
-
-    `masks` holds the least |votes| that passes at each number of clients counted [run, clients + 1], and what the mask
-    is below that [run]: a number, or NaN for the agreement itself. None is no mask anywhere.
-    """
+def merge(sums: Sums, like: Stacked) -> Merged:
+    """The mean of every run, and its buffers; the rules make the masks."""
     alive = sums.clients > 0
     weight = torch.where(alive, sums.weight, 1.0)
     mean = ((sums.total + sums.rest) / weight[:, None]).float()
     buffers = {name: _merged_buffer(total, like[name], weight, alive) for name, total in sums.buffers.items()}
-    if masks is None:
-        return Merged(mean, None, buffers, alive)
-    needed, below = masks
-    size = sums.votes.abs()
-    agreement = size.float() / sums.clients.clamp(min=1).float()[:, None]
-    under = torch.where(below.isnan()[:, None], agreement, below[:, None])
-    passed = size >= needed.gather(1, sums.clients[:, None])
-    return Merged(mean, torch.where(passed, 1.0, under), buffers, alive)
+    return Merged(mean, None, buffers, alive)
 
 
 def _merged_buffer(total: Tensor, old: Tensor, weight: Tensor, alive: Tensor) -> Tensor:

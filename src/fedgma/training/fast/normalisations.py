@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedgma.training.fast import gpu
 from fedgma.training.fast.layers import wide_type
 from fedgma.training.gradients import Product
-from fedgma.training.task import Stacked
+from fedgma.training.stacked import Stacked
 
 MOST = 32768  # values in a group that one pass can hold
 

@@ -20,7 +20,7 @@ from fedgma.training.fast.torch_ops import convolve, convolve_inputs, convolve_w
 from fedgma.training.fast.written import Form, Passed, Tape
 from fedgma.training.gradients import Found, Product
 from fedgma.training.models import ResNet18
-from fedgma.training.task import Stacked
+from fedgma.training.stacked import Stacked
 
 ALIGNED = 8  # row lengths that are multiples of this are fast for matrix units
 BLOCKS = tuple(

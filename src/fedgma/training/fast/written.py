@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgma.training.fast.convolutions import convolve, convolve_back
 from fedgma.training.fast.layers import dense, dense_back, loss_back, wide_type
 from fedgma.training.gradients import Found, GradientFunction, Gradients, Product
-from fedgma.training.task import Stacked
+from fedgma.training.stacked import Stacked
 
 Tape = tuple[Any, ...]
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgma.data.pools import Pool as ImagePool
+from fedgma.data.pools import ImagePool, Pool
 from fedgma.training.evaluation import Scorer
 from fedgma.training.fast.cpu import clients as kernels
+from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
 from fedgma.training.models import LeNet, Logistic
-from fedgma.training.task import Cohort, LocalTrainer, Pool, Stacked, Task, Trained, flatten, shapes_of
+from fedgma.training.stacked import Stacked, flatten, shapes_of
 
 KERNELS = {LeNet: "lenet", Logistic: "logistic"}
 
@@ -31,15 +32,15 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
     """A trainer by the kernel on these pools; called like `loop.train`."""
     images = {id(pool): _images(pool) for pool in pools}
 
-    def train(task: Task) -> Trained:
-        _, cohort, pools, start, _, correction = task
+    def train(task: Assignment) -> Trained:
+        _, lane_batch, pools, start, _, correction = task
         flat = flatten(start).numpy()
         fixes = flatten(correction).numpy() if correction else None
-        updates = torch.empty(cohort.lanes, flat.shape[1])
-        loss, accuracy = torch.empty(cohort.lanes), torch.empty(cohort.lanes)
-        for which in np.unique(cohort.pool):
-            rows = np.flatnonzero(cohort.pool == which)
-            part = cohort.take(rows)
+        updates = torch.empty(lane_batch.size, flat.shape[1])
+        loss, accuracy = torch.empty(lane_batch.size), torch.empty(lane_batch.size)
+        for which in np.unique(lane_batch.pool):
+            rows = np.flatnonzero(lane_batch.pool == which)
+            part = lane_batch.take(rows)
             results = kernels.train_clients(
                 name,
                 flat[part.run],
@@ -91,8 +92,8 @@ def _images(pool: Pool) -> kernels.Images:
     return kernels.images(pool.x.numpy(), pool.y.numpy(), mean, std)
 
 
-def _batches(cohort: Cohort) -> list[np.ndarray]:
+def _batches(lane_batch: LaneBatch) -> list[np.ndarray]:
     """Each lane's batches as the kernels take them: without empty steps, padded with -1."""
-    real = np.arange(cohort.batch) < cohort.counts[..., None]
-    marked = np.where(real, cohort.index, -1)
-    return [batches[:steps] for batches, steps in zip(marked, cohort.steps.tolist(), strict=True)]
+    real = np.arange(lane_batch.batch) < lane_batch.counts[..., None]
+    marked = np.where(real, lane_batch.index, -1)
+    return [batches[:steps] for batches, steps in zip(marked, lane_batch.steps.tolist(), strict=True)]

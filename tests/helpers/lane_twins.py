@@ -1,13 +1,14 @@
-"""Cohorts and comparisons that the trainer tests share."""
+"""Lane batches and comparisons that the trainer tests share."""
 
 import numpy as np
 import torch
 
+from fedgma.training.batches import batch_order, stack_orders
 from fedgma.training.gradients import named_tensors
-from fedgma.training.task import Cohort, batch_order, stack_orders
+from fedgma.training.lane_batch import LaneBatch
 
 
-def make_cohort(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, momentum=0.9, mu=0.0, clip=np.inf):
+def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, momentum=0.9, mu=0.0, clip=np.inf):
     orders = [
         batch_order(federation.clients[c], seed=0, round=round, client=c, epochs=epochs, batch=batch) for c in clients
     ]
@@ -19,7 +20,7 @@ def make_cohort(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, mom
     }
     run = np.zeros(lanes, np.int64)
     order = np.arange(lanes)
-    return Cohort(run, np.array(clients), run.copy(), order, index, counts, seeds=np.arange(lanes), **rates)
+    return LaneBatch(run, np.array(clients), run.copy(), order, index, counts, seeds=np.arange(lanes), **rates)
 
 
 def start_of(model):
@@ -51,4 +52,4 @@ def mean_buffers(trained):
 
 def correction_like(start, lanes, seed=5):
     generator = torch.Generator().manual_seed(seed)
-    return {n: 0.01 * torch.randn((lanes, *v.shape[1:]), generator=generator) for n, v in start.items()}
+    return {n: 0.01 * torch.randn((lanes, *v.shape[1:]), generator=generator).to(v) for n, v in start.items()}

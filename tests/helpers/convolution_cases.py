@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from fedgma.training.fast.convolutions import _empty, _outputs
 
@@ -28,15 +28,18 @@ class Case(NamedTuple):
     last: bool = False  # channels lie together in memory
 
 
-CASES = [
+NARROW = [
     Case(2, 2, 1, 6, 8, 3, 5, 2, True),
     Case(1, 3, 3, 7, 6, 2, 3, 0, False),
-    Case(2, 2, 2, 8, 7, 5, 3, 1, True, last=True),  # pooling drops a column
-    Case(1, 2, 17, 5, 5, 2, 2, 0, True, last=True),
-    Case(1, 1, 1, 4, 4, 17, 3, 1, False, last=True),
+    Case(2, 2, 2, 8, 7, 6, 3, 1, True, last=True),  # pooling drops a column
     Case(1, 1, 2, 4, 5, 2, 3, 2, True),  # as much padding as a kernel can see of
     Case(1, 1, 1, 4, 5, 2, 1, 1, True),  # and more
 ]
+WIDE = [  # more channels or outputs than the narrowest tile of a matrix unit
+    Case(1, 2, 17, 5, 5, 2, 2, 0, True, last=True),
+    Case(1, 1, 1, 4, 4, 17, 3, 1, False, last=True),
+]
+CASES = NARROW + WIDE
 
 
 def draw(case, device="cpu", dtype=torch.float32):
@@ -73,11 +76,10 @@ def by_kernels(family, case, x, weight, bias, grads, *, pieces=1, tile=None):
 
 
 def main():
-    from fedgma.training.fast.gpu import conv_matrix as convolutions_matrix_gpu
-    from fedgma.training.fast.gpu import conv_thread as convolutions_thread_gpu
+    from fedgma.training.fast.gpu import conv_matrix, conv_thread
 
-    for family, tile in ((convolutions_thread_gpu, (32, 2, 1)), (convolutions_matrix_gpu, (32, 16))):
-        for case in CASES:
+    for family, tile, cases in ((conv_thread, (32, 3, 1), NARROW), (conv_matrix, (32, 16), CASES)):
+        for case in cases:
             given = draw(case)
             pieces = 2 if case.samples == 2 else 1
             found = by_kernels(family, case, *given, pieces=pieces, tile=family.Tile(*tile))

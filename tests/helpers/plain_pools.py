@@ -1,6 +1,6 @@
 """The smallest pool and federation that the engine accepts, for tests."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ class PlainPool:
         shift = (client % 7).to(torch.float32).expand(index.shape) * 0.01
         return x + shift.reshape(*index.shape, *(1,) * (x.dim() - index.dim())), self.y[index]
 
+    def to(self, device: str) -> "PlainPool":
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
+
 
 class DoublePool(PlainPool):
     """In double precision, where equality can be told from rounding."""
@@ -38,6 +41,9 @@ class PlainFederation:
     validation: tuple[np.ndarray, ...] = ()
     client_tests: tuple[np.ndarray, ...] | None = None
     others: dict[str, PlainPool] = field(default_factory=dict)
+
+    def to(self, device: str) -> "PlainFederation":
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
 
 
 def make_pool(samples: int, shape: tuple[int, ...], classes: int = 10, seed: int = 0) -> PlainPool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 
 class Case(NamedTuple):

@@ -26,7 +26,7 @@ SETTINGS = {
     "tau": 0.4,
     "mask_position": None,
     "rounds": 30,
-    "cohort": 10,
+    "clients_per_round": 10,
     "local_epochs": 1,
     "local_steps": None,
     "batch_size": 32,
@@ -60,18 +60,18 @@ def accuracies(chosen, lift):
     return np.clip(rise + noise + lift / 100, 0, 1)
 
 
-def mask(round, cohort, tau):
+def mask(round, clients, tau):
     """Mask statistics of a round: clients agree less as training goes on, biases more than weights."""
     lean = 0.18 * math.exp(-round / 10)
-    counts = np.array([math.comb(cohort, k) for k in range(cohort + 1)], float)
-    share = np.arange(cohort + 1) / cohort
-    counts *= np.exp(3 * lean * np.abs(2 * share - 1) * cohort / 2)
-    histogram = np.zeros(cohort + 1)
+    counts = np.array([math.comb(clients, k) for k in range(clients + 1)], float)
+    share = np.arange(clients + 1) / clients
+    counts *= np.exp(3 * lean * np.abs(2 * share - 1) * clients / 2)
+    histogram = np.zeros(clients + 1)
     for k, weight in enumerate(counts):
-        histogram[abs(2 * k - cohort)] += weight
+        histogram[abs(2 * k - clients)] += weight
     histogram /= histogram.sum()
-    agreement = float((histogram * np.arange(cohort + 1)).sum() / cohort)
-    below = float(histogram[np.arange(cohort + 1) < tau * cohort - 1e-9].sum())
+    agreement = float((histogram * np.arange(clients + 1)).sum() / clients)
+    below = float(histogram[np.arange(clients + 1) < tau * clients - 1e-9].sum())
     layers = {
         name: {"mean": 0.6, "agreement": agreement, "below": min(1.0, below * (0.6 + 0.08 * place))}
         for place, name in enumerate(LAYERS)
@@ -86,8 +86,8 @@ def record(chosen, round, accuracy, extra):
         "round": round,
         "train": {"loss": 2.3 * (1 - accuracy), "accuracy": min(1.0, float(accuracy) + 0.02)},
         "test": {"loss": 2.4 * (1 - accuracy), "accuracy": float(accuracy)},
-        "mask": mask(round, chosen["cohort"], chosen["tau"] or 0.0),
-        "counted": chosen["cohort"],
+        "mask": mask(round, chosen["clients_per_round"], chosen["tau"] or 0.0),
+        "counted": chosen["clients_per_round"],
         "refused": [[3, "nonfinite"]] if round == 2 else [],
         "seconds": 0.05,
     }
@@ -105,7 +105,8 @@ def record(chosen, round, accuracy, extra):
 def write_run(out, *, lift=0.0, stop=None, extra=False, data=None, **changes):
     """One run folder; `stop` leaves it unfinished after so many rounds."""
     chosen = settings(**changes)
-    fingerprint = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+    named = [chosen, data] if data else chosen
+    fingerprint = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
     folder = out / fingerprint
     folder.mkdir(parents=True)
     head = {

@@ -1,0 +1,110 @@
+"""What is to be run: a configuration becomes named runs with their folders, and runs become fleets."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedgma.experiments.grid import Grid, expand, read_grid
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.settings import Settings, complete, record
+from fedgma.records.format import Identity, fingerprint, lineage
+from fedgma.records.reader import is_done
+from fedgma.simulation.spec import SHARED
+from fedgma.training.models import build, parameter_count
+
+BYTES_AN_ENTRY = 64  # of a run's state and sums, while its fleet plays
+LOG = logging.getLogger(__name__)
+
+Config = str | os.PathLike[str] | Mapping[str, Any] | Settings | Grid | None
+
+
+class Planned(NamedTuple):
+    """A run that is to be played, or was."""
+
+    settings: Settings
+    recorded: dict[str, Any]
+    identity: Identity
+    fingerprint: str  # of its recorded settings and its identity
+    folder: Path | None
+    lineage: str = ""  # its fingerprint but for the number of rounds
+    notes: tuple[str, ...] = ()  # what the user must know of its identity
+
+
+def grid_of(config: Config) -> Grid:
+    """The runs that a settings file, a mapping, or nothing at all stands for."""
+    if isinstance(config, Grid):
+        return config
+    if isinstance(config, Settings):
+        return Grid((complete(config),), ())
+    if isinstance(config, Mapping):
+        return expand(config)
+    return read_grid(None if config is None else Path(config))
+
+
+def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
+    """Name every run of a grid, and the folder it has or will have."""
+    planned = [_planned(materials.adopt(settings), materials, out) for settings in grid.runs]
+    for note in dict.fromkeys(note for run in planned for note in run.notes):
+        LOG.warning("%s", note)
+    return planned
+
+
+def _planned(settings: Settings, materials: Materials, out: Path | None) -> Planned:
+    recorded, identity = record(settings), materials.identity(settings)
+    name = fingerprint(recorded, identity)
+    return Planned(
+        settings=settings,
+        recorded=recorded,
+        identity=identity,
+        fingerprint=name,
+        folder=None if out is None else out / name,
+        lineage=lineage(recorded, identity),
+        notes=tuple(materials.notes(settings)),
+    )
+
+
+def missing(runs: Sequence[Planned]) -> list[Planned]:
+    """Those that are not done yet."""
+    return [run for run in runs if run.folder is None or not is_done(run.folder)]
+
+
+def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
+    """Runs in groups that fit into one fleet: those that share data set and shift, and what `SHARED` names."""
+    together: dict[tuple[Any, ...], list[Planned]] = {}
+    for run in runs:
+        chosen = run.settings
+        key = (chosen.dataset, chosen.shift.name, *(getattr(chosen, name) for name in SHARED))
+        together.setdefault(key, []).append(run)
+    return list(together.values())
+
+
+def pack(runs: Sequence[Planned], materials: Materials) -> list[list[Planned]]:
+    """Runs in fleets, as many in one as fit into memory."""
+    packed = []
+    for members in alike(runs):
+        most = _runs_that_fit(members, materials)
+        packed += [members[first : first + most] for first in range(0, len(members), most)]
+    return packed
+
+
+def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
+    """How many runs of these one fleet may hold: about half of the device's free memory."""
+    import torch
+
+    first = materials.spec(members[0].settings)
+    pool = first.federation.train
+    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
+    entries = parameter_count(build(first.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0))
+    variates = max(len(first.federation.clients) * 4 if m.settings.algorithm == "scaffold" else 0 for m in members)
+    on_gpu = materials.device.type == "cuda"
+    free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()
+    return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates))))
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system says
+        return 4 * 2**30

@@ -1,0 +1,174 @@
+"""What a run folder holds, the number of its format, and how a folder of an older format is read as one of this.
+
+    <fingerprint>/run.json       `Head`: what was run, with what
+                  rounds.jsonl   `Line`: one JSON object a round
+                  checkpoints/   states to go on from, each with a manifest
+                  done           `Done`: written last; without it the run is unfinished
+
+A run's identity is everything besides its settings that decides its outcome: `data`, `clients`, `model`, `precision`,
+`version`. Settings and identity together give its fingerprint, which is the name of its folder.
+
+Format 1 had no identity. What can be known of it follows from its record: the checksum of the data, and a built-in
+model by name and size. The rest stays unknown, and an unknown part equals only another unknown one.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Required, TypedDict
+
+FORMAT = 2  # of run.json, rounds.jsonl and done
+CHECKPOINT_FORMAT = 1  # of a checkpoint's manifest
+
+RENAMED = {"cohort": "clients_per_round"}  # settings of format 1 that have another name now
+
+Record = Mapping[str, Any]
+
+
+class Identity(TypedDict, total=False):
+    """What decides a run's outcome besides its settings; a part that is not known is absent."""
+
+    data: str  # SHA-256 of the content
+    clients: str  # SHA-256 of the owner of each sample, of data handed over in Python
+    model: str  # name and size of a built-in model; SHA-256 of structure, first weights and code of any other
+    precision: str
+    version: str  # what the user calls this version of their data and code
+
+
+PARTS = tuple(Identity.__annotations__)
+
+
+class DataFacts(TypedDict, total=False):
+    """The data of a run, as recorded."""
+
+    name: str
+    source: str
+    sha256: str
+    train: int
+    test: int
+    classes: list[str]
+    counts: list[list[int]]  # [client, class]; absent where the table would be long
+
+
+class Head(TypedDict, total=False):
+    """`run.json`."""
+
+    format: Required[int]
+    fingerprint: str
+    lineage: str  # the fingerprint but for the number of rounds: runs that share it continue each other
+    extends: str  # fingerprint of the shorter run that this one began from
+    settings: Required[dict[str, Any]]
+    identity: Identity
+    versions: dict[str, str]
+    device: str
+    data: DataFacts
+    precision: str
+    parameters: Any  # trainable entries; in a Flower run, shape and type of each array
+    started: str
+    notes: list[str]
+
+
+class Scores(TypedDict):
+    """Of one split after a round."""
+
+    loss: float | None
+    accuracy: float | None
+
+
+class Line(TypedDict, total=False):
+    """One line of `rounds.jsonl`; further test splits stand beside `test`, with scores under their own names."""
+
+    round: Required[int]
+    train: Scores
+    test: Scores
+    clients: dict[str, float]
+    mask: dict[str, Any]
+    counted: int
+    refused: list[list[Any]]  # client and reason
+    seconds: float
+
+
+class Done(TypedDict):
+    """`done`: rounds, and the checksum of the last model."""
+
+    rounds: int
+    sha256: str
+
+
+def fingerprint(settings: Mapping[str, Any], identity: Mapping[str, object] | None = None) -> str:
+    """Sixteen hex digits that name a run: a hash of its settings, those that are None left out, and its identity.
+
+    >>> fingerprint({"rounds": 3, "tau": None}) == fingerprint({"rounds": 3})
+    True
+    >>> fingerprint({"rounds": 3}) == fingerprint({"rounds": 3}, {"data": "ab"})
+    False
+    """
+    text = json.dumps({"settings": _present(settings), "identity": dict(identity or {})}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def lineage(settings: Mapping[str, Any], identity: Mapping[str, object]) -> str:
+    """The fingerprint of a run but for the number of its rounds."""
+    return fingerprint({**settings, "rounds": None}, identity)
+
+
+def built_in(model: str, parameters: int) -> str:
+    """The identity of a built-in model.
+
+    >>> built_in("lenet", 61706)
+    'lenet, 61706 parameters'
+    """
+    return f"{model}, {parameters} parameters"
+
+
+def identity_of(head: Record) -> Identity:
+    """The identity that a record states, or what follows from it where it is older than that.
+
+    >>> identity_of({"data": {"sha256": "ab"}, "parameters": 7850, "settings": {"model": "logistic"}})
+    {'data': 'ab', 'model': 'logistic, 7850 parameters', 'precision': 'fp32'}
+    """
+    stated = head.get("identity")
+    if isinstance(stated, Mapping):
+        parts = {name: stated.get(name) for name in PARTS}
+    else:
+        data, settings = head.get("data"), head.get("settings")
+        model = settings.get("model") if isinstance(settings, Mapping) else None
+        size = head.get("parameters")
+        known = isinstance(model, str) and ":" not in model and isinstance(size, int)
+        parts = {
+            "data": data.get("sha256") if isinstance(data, Mapping) else None,
+            "model": built_in(str(model), size) if known and isinstance(size, int) else None,
+            "precision": head.get("precision", "fp32"),
+        }
+    return {name: value for name, value in parts.items() if isinstance(value, str)}  # type: ignore[return-value]
+
+
+def complete(identity: Identity) -> bool:
+    """Whether data and model are known."""
+    return "data" in identity and "model" in identity
+
+
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names that they have now."""
+    return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+
+def upgrade(head: Record) -> dict[str, Any]:
+    """A `run.json` of format 1 as one of this format; what it cannot know stays absent, nothing is dropped."""
+    settings = head.get("settings")
+    if not isinstance(settings, Mapping):
+        return {**head, "format": FORMAT}  # the reader says what is wrong with it
+    named = {**head, "format": FORMAT, "settings": renamed(settings)}
+    identity = identity_of(named)
+    named["identity"] = identity
+    if complete(identity):
+        named["lineage"] = lineage(named["settings"], identity)
+    return named
+
+
+def _present(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _present(value) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if value is not None
+    }

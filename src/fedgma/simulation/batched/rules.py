@@ -1,0 +1,151 @@
+"""The rules of many runs at once, over [run, entry] tensors: the same functions that a server calls for one.
+
+Masks made of votes (`VoteMask`, the paper's and most others) have a batched form: two small tables say how each run
+masks, and one pass serves all runs. Everything else is the rule's own functions: `change` is called once for all runs
+that share a rule, `prepare` client by client, `combine` and a user's own mask run by run.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.aggregation.masks import VoteMask
+from fedgma.aggregation.rule import Change, Rule
+from fedgma.arrays import Array, to_native
+from fedgma.simulation.batched.tallies import Merged, Sums
+from fedgma.training.stacked import Shapes, unflatten
+
+Kept = dict[int, list[Tensor]]  # run -> updates [client, entry] of rules that need all of them
+
+
+class Rules(NamedTuple):
+    """The rules of all runs, laid out on the device."""
+
+    rules: tuple[Rule, ...]
+    tables: tuple[Tensor, Tensor] | None  # votes needed [run, clients + 1], mask below them [run]; None: no vote mask
+    changed: tuple[tuple[Rule, Tensor], ...]  # rules that change their mask, and the runs that have them
+    shapes: Shapes
+
+    def votes_needed(self, run: int) -> tuple[Tensor, Tensor] | None:
+        """A run's row of the tables; None where it has no mask made of votes."""
+        if self.tables is None or not isinstance(self.rules[run].mask, VoteMask):
+            return None
+        return self.tables[0][run], self.tables[1][run]
+
+
+def lay_out(rules: Sequence[Rule], clients: int, shapes: Shapes, device: torch.device) -> Rules:
+    """Ship what does not change from round to round; `clients` is the most that one run samples."""
+    groups: dict[Hashable, list[int]] = {}
+    for run, rule in enumerate(rules):
+        if rule.change is not None:
+            groups.setdefault(_key(rule.change), []).append(run)
+    changed = tuple((rules[rows[0]], torch.tensor(rows, device=device)) for rows in groups.values())
+    return Rules(tuple(rules), _tables(rules, clients, device), changed, shapes)
+
+
+def _key(function: Change) -> Hashable:
+    """Equal for functions that do the same: a partial is known by what it binds."""
+    if isinstance(function, partial):
+        return function.func, function.args, tuple(sorted(function.keywords.items()))
+    return function
+
+
+def _tables(rules: Sequence[Rule], clients: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """How each run masks; a run that needs no vote has a mask of ones."""
+    masks = {run: rule.mask for run, rule in enumerate(rules) if isinstance(rule.mask, VoteMask)}
+    if not masks:
+        return None
+    needed = np.zeros((len(rules), clients + 1), np.int32)
+    below = np.zeros(len(rules), np.float32)
+    for run, mask in masks.items():
+        needed[run] = [mask.needed(count) for count in range(clients + 1)]
+        below[run] = math.nan if mask.below is None else mask.below  # NaN: the agreement itself
+    return torch.from_numpy(needed).to(device), torch.from_numpy(below).to(device)
+
+
+def prepare(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
+    """The lanes' updates [lane, entry] as their runs' rules want them; `run` [lane] says whose each one is."""
+    lanes = [lane for lane, owner in enumerate(run.tolist()) if rules.rules[owner].prepare is not None]
+    if not lanes:
+        return updates
+    prepared = updates.clone()
+    for lane in lanes:
+        function = rules.rules[run[lane]].prepare
+        assert function is not None
+        named = {name: value[0] for name, value in unflatten(updates[lane : lane + 1], rules.shapes).items()}
+        changed = function(named, ())
+        prepared[lane] = torch.cat([changed[name].flatten() for name, _ in rules.shapes])
+    return prepared
+
+
+def keep(rules: Rules, kept: Kept, run: np.ndarray, updates: Tensor, counted: Tensor) -> None:
+    """Hold on to the counted updates of runs whose rules need all of them at once."""
+    for owner in np.unique(run):
+        if not rules.rules[owner].streams:
+            lanes = torch.from_numpy(np.flatnonzero(run == owner)).to(updates.device)
+            kept.setdefault(int(owner), []).append(updates[lanes][counted[lanes]])
+
+
+def apply(rules: Rules, sums: Sums, kept: Kept, merged: Merged) -> Merged:
+    """Mean and mask as each run's rule makes them, of means that have no mask yet."""
+    mean, mask = _combined(rules, kept, merged.mean), _vote_masks(rules, sums)
+    for run, rule in enumerate(rules.rules):
+        if rule.mask is not None and not isinstance(rule.mask, VoteMask):
+            mask = torch.ones_like(mean) if mask is None else mask
+            clients = int(sums.clients[run])
+            if clients:
+                mask[run] = torch.as_tensor(
+                    rule.mask(to_native(sums.votes[run]), clients, "float32"), device=mean.device
+                )
+    if mask is not None and rules.changed:
+        mask = _changed(rules, mean, mask)
+    return merged._replace(mean=mean, mask=mask)
+
+
+def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
+    """The means, with those of rules that read all updates in their places."""
+    if not kept:
+        return mean
+    mean = mean.clone()
+    for run, parts in kept.items():
+        stack, combine = torch.cat(parts), rules.rules[run].combine
+        if combine is not None and len(stack):
+            named = {name: combine(to_native(value)) for name, value in unflatten(stack, rules.shapes).items()}
+            mean[run] = torch.cat([_tensor(value, mean).flatten() for value in named.values()])
+    return mean
+
+
+def _vote_masks(rules: Rules, sums: Sums) -> Tensor | None:
+    """The masks of all runs in one pass; ones for runs without."""
+    if rules.tables is None:
+        return None
+    needed, below = rules.tables
+    size = sums.votes.abs()
+    agreement = size.float() / sums.clients.clamp(min=1).float()[:, None]
+    under = torch.where(below.isnan()[:, None], agreement, below[:, None])
+    passed = size >= needed.gather(1, sums.clients[:, None])
+    return torch.where(passed, 1.0, under)
+
+
+def _changed(rules: Rules, mean: Tensor, mask: Tensor) -> Tensor:
+    """The masks, with those of rules that change theirs in their places, array by array."""
+    mask = mask.clone()
+    sizes = [shape.numel() for _, shape in rules.shapes]
+    for rule, rows in rules.changed:
+        assert rule.change is not None
+        parts = zip(torch.split(mean[rows], sizes, 1), torch.split(mask[rows], sizes, 1), strict=True)
+        arrays = [
+            rule.change(name, to_native(part), to_native(values))
+            for (name, _), (part, values) in zip(rules.shapes, parts, strict=True)
+        ]
+        mask[rows] = torch.cat([_tensor(array, mask) for array in arrays], 1)
+    return mask
+
+
+def _tensor(array: Array, like: Tensor) -> Tensor:
+    return torch.as_tensor(array, dtype=like.dtype, device=like.device)

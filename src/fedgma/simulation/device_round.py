@@ -1,0 +1,111 @@
+"""A round of a fleet: its numbers stay on the device until they are read, so that host and device work at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.simulation.batched.votes import VoteCounts, VoteStatistics
+
+
+class RoundRecord(NamedTuple):
+    """One run's round in plain numbers."""
+
+    run: int  # its place in the fleet
+    round: int
+    sampled: tuple[int, ...]  # clients drawn for the round
+    train_loss: float  # on the batches as they came, weighted by samples
+    train_accuracy: float
+    clients: int  # counted; fewer than sampled where an update was not finite
+    weight: float
+    mask_mean: float
+    agreement: float  # mean of |votes| / clients
+    scores: dict[str, dict[str, float]]  # test pool -> loss and accuracy, where evaluated
+    refused: tuple[int, ...] = ()  # clients whose update was not finite
+    votes: VoteStatistics | None = None  # where measured
+    client_accuracies: np.ndarray | None = None  # [client], where evaluated; NaN for a client without test samples
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A round of a fleet; its numbers stay on the device until `records` is read."""
+
+    rounds: np.ndarray  # [run], number of the round just played
+    sampled: dict[int, np.ndarray]  # clients of each run that took part
+    table: Tensor  # [run, 6]
+    scores: dict[str, tuple[np.ndarray, Tensor]]
+    counted: tuple[tuple[np.ndarray, np.ndarray, Tensor], ...] = ()  # lanes' runs and clients, and which were finite
+    votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
+    client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
+    state: Any = field(default=None, repr=False)  # the fleet's state after the round
+    arrived: torch.cuda.Event | None = None  # when what was sent is there
+
+    def sent(self) -> "Round":
+        """The same round on its way to the host, as one copy; reading it waits for no round that was begun later."""
+        parts: list[Tensor] = []
+
+        def noted(tensor: Tensor) -> Tensor:
+            parts.append(tensor)
+            return tensor
+
+        self._mapped(noted)
+        numbers = torch.cat([part.flatten().double() for part in parts])  # float64 holds all of them as they are
+        event = None
+        if numbers.is_cuda:
+            there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            numbers, event = there.copy_(numbers, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        pieces = iter(torch.split(numbers, [part.numel() for part in parts]))
+        return replace(self._mapped(lambda tensor: next(pieces).view(tensor.shape)), arrived=event)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Round":
+        """The same round with every tensor changed, in a fixed order."""
+        return replace(
+            self,
+            table=change(self.table),
+            scores={name: (runs, change(values)) for name, (runs, values) in self.scores.items()},
+            counted=tuple((runs, clients, change(fine)) for runs, clients, fine in self.counted),
+            votes={run: votes.mapped(change) for run, votes in self.votes.items()},
+            client_scores={run: change(values) for run, values in self.client_scores.items()},
+        )
+
+    @cached_property
+    def records(self) -> list[RoundRecord]:
+        """One record for each run that played; waits for the device."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        rows = self.table.cpu().tolist()
+        scores = {name: (runs.tolist(), values.cpu().tolist()) for name, (runs, values) in self.scores.items()}
+        return [self._record(run, rows[run], scores) for run in self.sampled]
+
+    def _record(
+        self, run: int, row: list[float], scores: dict[str, tuple[list[int], list[list[float]]]]
+    ) -> RoundRecord:
+        own = {}
+        for name, (runs, values) in scores.items():
+            if run in runs:
+                own[name] = dict(zip(("loss", "accuracy"), values[runs.index(run)], strict=True))
+        loss, accuracy, clients, weight, mask, agreement = row
+        sampled = tuple(self.sampled[run].tolist())
+        numbers = (loss, accuracy, int(clients), weight, mask, agreement)
+        votes, per_client = self.votes.get(run), self.client_scores.get(run)
+        return RoundRecord(
+            *(run, int(self.rounds[run]), sampled, *numbers, own),
+            refused=self._refused(run),
+            votes=None if votes is None else votes.statistics(),
+            client_accuracies=None if per_client is None else per_client.float().cpu().numpy(),
+        )
+
+    def _refused(self, run: int) -> tuple[int, ...]:
+        left = [clients[runs == run] for runs, clients in self._left_out]
+        return tuple(int(client) for part in left for client in part)
+
+    @cached_property
+    def _left_out(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Runs and clients of the lanes that were not counted; waits for the device."""
+        lanes = [(runs, clients, ~fine.bool().cpu().numpy()) for runs, clients, fine in self.counted]
+        return [(runs[lost], clients[lost]) for runs, clients, lost in lanes if lost.any()]

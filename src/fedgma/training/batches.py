@@ -1,0 +1,56 @@
+"""Which samples a client trains on, in which order: drawn on the host from (seed, "batches", round, client).
+
+So the loop, the lanes and a fleet all train on the same batches, and a resumed run on those it would have had.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedgma.seeds import generator
+
+
+def batch_order(
+    samples: np.ndarray, *, seed: int, round: int, client: int, epochs: int, batch: int, steps: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """A client's batches of a round: indices [step, batch], padded, and how many of each are real.
+
+    Every epoch is a new permutation and ends with a partial batch where the batch size does not divide the samples.
+
+    >>> index, counts = batch_order(np.arange(5), seed=0, round=1, client=7, epochs=1, batch=2)
+    >>> counts.tolist(), sorted(index[:2].ravel().tolist() + index[2, :1].tolist())
+    ([2, 2, 1], [0, 1, 2, 3, 4])
+    """
+    size, per_epoch = len(samples), -(-len(samples) // batch)
+    rng = generator(seed, "batches", round, client)
+    index = np.zeros((epochs, per_epoch * batch), np.int64)
+    for epoch in range(epochs):
+        index[epoch, :size] = rng.permutation(samples)
+    counts = np.full((epochs, per_epoch), batch, np.int64)
+    if size % batch:
+        counts[:, -1] = size % batch
+    return index.reshape(-1, batch)[:steps], counts.reshape(-1)[:steps]
+
+
+def stack_orders(orders: Sequence[tuple[np.ndarray, np.ndarray]], batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Orders as one int32 array [order, step, batch], and counts [order, step]; short ones end in empty steps."""
+    longest = max((len(counts) for _, counts in orders), default=0)
+    index = np.zeros((len(orders), longest, batch), np.int32)
+    counts = np.zeros((len(orders), longest), np.int64)
+    for lane, (one, count) in enumerate(orders):
+        index[lane, : len(count)] = one
+        counts[lane, : len(count)] = count
+    return index, counts
+
+
+def effective_steps(steps: np.ndarray, momentum: np.ndarray) -> np.ndarray:
+    """How many plain gradients a lane's displacement amounts to, in units of its learning rate.
+
+    A gradient seen j steps before the end acts (1 - rho^j) / (1 - rho) times under momentum rho. Without momentum this
+    is the number of steps, SCAFFOLD's K.
+
+    >>> effective_steps(np.array([3, 2]), np.array([0.0, 0.5])).tolist()
+    [3.0, 2.5]
+    """
+    rho = momentum.astype(np.float64)
+    return np.asarray((steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho))

@@ -1,0 +1,114 @@
+"""Lanes that train together: which samples in which order, from which pool, with which rates.
+
+A lane is one sampled client of one run while it trains in a round.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgma.data.pools import Pool
+from fedgma.training.stacked import Shapes, Stacked, ship, unflatten
+
+
+class Trained(NamedTuple):
+    """What local training gives back, lane axis first; loss and accuracy are those met on the way."""
+
+    flat: Tensor  # [lane, entry]: local - global, trainable parameters only
+    shapes: Shapes
+    buffers: Stacked
+    loss: Tensor  # [lane]
+    accuracy: Tensor  # [lane]
+
+    @property
+    def updates(self) -> Stacked:
+        """The updates by name, as views."""
+        return unflatten(self.flat, self.shapes)
+
+
+LANE_WISE = ("run", "client", "pool", "order", "lr", "momentum", "mu", "clip", "seeds")
+
+
+@dataclass(frozen=True)
+class LaneBatch:
+    """The lanes of a round; every array but `orders` has the lane axis first.
+
+    Paired runs draw the same batches, so each order of samples is there once and lanes say which is theirs.
+    """
+
+    run: np.ndarray  # int64 [lane], the row of the starting weights
+    client: np.ndarray  # int64 [lane]
+    pool: np.ndarray  # int64 [lane], which of the pools the samples are in
+    order: np.ndarray  # int64 [lane], the row of `orders`
+    orders: np.ndarray  # int32 [order, step, batch]; what is past the count is padding
+    counts: np.ndarray  # int64 [lane, step]; 0 after the lane's last step
+    lr: np.ndarray  # float32 [lane], and so the next three
+    momentum: np.ndarray
+    mu: np.ndarray
+    clip: np.ndarray  # inf for no clipping
+    seeds: np.ndarray  # int64 [lane], of dropout masks
+
+    @property
+    def size(self) -> int:
+        """How many lanes there are."""
+        return len(self.run)
+
+    @property
+    def batch(self) -> int:
+        """Samples of a full batch."""
+        return int(self.orders.shape[2])
+
+    @property
+    def index(self) -> np.ndarray:
+        """Every lane's own batches: int64 [lane, step, batch]."""
+        return np.asarray(self.orders[self.order], np.int64)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Local steps of each lane."""
+        return np.asarray((self.counts > 0).sum(1))
+
+    def take(self, rows: np.ndarray | slice) -> "LaneBatch":
+        """Some of the lanes, without steps that none of them takes."""
+        counts = self.counts[rows]
+        last = int((counts > 0).sum(1).max(initial=0))
+        parts = {name: getattr(self, name)[rows] for name in LANE_WISE}
+        used, parts["order"] = np.unique(parts["order"], return_inverse=True)
+        orders = self.orders if len(used) == len(self.orders) else self.orders[used]
+        return replace(self, **parts, orders=orders[:, :last], counts=counts[:, :last])
+
+
+class Assignment(NamedTuple):
+    """What a local trainer is given: each lane starts from its run's row of `start` and `buffers`."""
+
+    model: nn.Module
+    lane_batch: LaneBatch
+    pools: Sequence[Pool]
+    start: Stacked
+    buffers: Stacked
+    correction: Stacked | None = None  # [lane, ...], added to every gradient: SCAFFOLD's c - c_i
+
+
+LocalTrainer = Callable[[Assignment], Trained]
+
+
+@contextmanager
+def keyed_generators(device: torch.device, seed: int) -> Iterator[None]:
+    """Inside, torch's generators (dropout draws from them) start at `seed`; outside they are as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def ship_batches(lane_batch: LaneBatch, device: torch.device) -> Tensor:
+    """The batches of all lanes on the device: int64 [step, lane, batch]; each order crosses the wire once."""
+    orders = ship(lane_batch.orders.transpose(1, 0, 2), device)
+    return orders.index_select(1, ship(lane_batch.order, device)).long()

@@ -1,0 +1,88 @@
+"""On a GPU: the fused passes of the tally against plain ones, to the bit where they are exact."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedgma
+import tally_cases
+from fedgma.aggregation import kernels
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+SIZES = [1, 7, 1024, 5000]
+
+
+def stack(clients, dtype):
+    """A model of four arrays [client, entry]; half of the entries are zero."""
+    return {f"w{size}": tally_cases.draw(clients, size, dtype, "cpu", seed=size)[0] for size in SIZES}
+
+
+def on_gpu(params):
+    return {name: array.cuda() for name, array in params.items()}
+
+
+def assert_same_bits(found, wanted):
+    """The same arrays wherever they lie, types included; zeros by value."""
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, check_device=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("check", [tally_cases.check_streams, tally_cases.check_runs, tally_cases.check_aggregates])
+def test_every_pass_gives_the_sums_of_the_plain_one(check, dtype):
+    check(kernels.load_gpu_kernels(), dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("clients", [1, 2, 10, 200])
+@pytest.mark.parametrize("make", [fedgma.mean, fedgma.masked_mean, fedgma.and_mask, lambda: fedgma.rlr(3)])
+def test_the_fused_pass_gives_the_bits_of_the_cpu(dtype, clients, make):
+    updates, weights = stack(clients, dtype), np.arange(1, clients + 1) * 37
+    ours, theirs = make()(updates, weights), make()(on_gpu(updates), weights)
+    assert (ours.mask is None) == (theirs.mask is None)
+    if ours.mask is not None:
+        assert_same_bits(theirs.mask, ours.mask)
+    exact = dtype in (torch.float32, torch.float64)  # halves are rounded through float32 on the way
+    for name in updates:
+        assert theirs.mean[name].dtype == dtype
+        assert theirs.mean[name].device.type == "cuda"
+        tolerance = 0 if exact else torch.finfo(dtype).eps
+        torch.testing.assert_close(theirs.mean[name].cpu(), ours.mean[name], rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_streamed_tally_is_the_same_on_both_devices(dtype):
+    updates = stack(150, dtype)
+    tallies = fedgma.Tally(), fedgma.Tally()
+    for client in range(150):
+        update = {name: array[client] for name, array in updates.items()}
+        tallies[0].add(update, client + 1)
+        tallies[1].add(on_gpu(update), client + 1)
+    ours, theirs = (fedgma.pack(tally) for tally in tallies)
+    assert ours.keys() == theirs.keys()
+    for name in ours.keys() - {"header"}:
+        np.testing.assert_array_equal(theirs[name], ours[name], strict=True)
+
+
+def test_bad_clients_are_refused_there_too():
+    updates = on_gpu(stack(5, torch.float32))
+    updates["w1024"][3, 1000] = float("nan")
+    others = {name: array[[0, 1, 2, 4]] for name, array in updates.items()}
+    merged, expected = fedgma.masked_mean()(updates, [1, 2, 3, 4, 5]), fedgma.masked_mean()(others, [1, 2, 3, 5])
+    assert [(refusal.client, refusal.reason) for refusal in merged.notes["refused"]] == [(3, "nonfinite")]
+    assert_same_bits(merged.update, expected.update)
+    with pytest.raises(fedgma.NotEnoughClients):
+        fedgma.masked_mean()({"w": torch.full((3, 4), float("inf"), device="cuda")})
+
+
+def test_denormal_updates_have_a_sign_there_too():
+    updates = torch.tensor([[1e-42], [1e-42], [-1e-42]], device="cuda")
+    assert fedgma.masked_mean(1.0)({"w": updates}).mask["w"].item() == pytest.approx(1 / 3)
+
+
+def test_a_state_dict_with_buffers_makes_the_round_trip_there():
+    model = torch.nn.BatchNorm1d(3).cuda()
+    clients = [{name: value + (name == "num_batches_tracked") + 1 for name, value in model.state_dict().items()}] * 3
+    after = fedgma.server_round(model.state_dict(), clients, [1, 2, 3], optimizer=fedgma.yogi()).params
+    assert all(value.device.type == "cuda" for value in after.values())
+    model.load_state_dict(after)

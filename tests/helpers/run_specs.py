@@ -1,0 +1,17 @@
+"""Specifications of runs in the few words that tests need: a rule and a server optimiser by their names."""
+
+from fedgma.aggregation.optimizers import server_optimizer
+from fedgma.aggregation.rules import RULES
+from fedgma.simulation.spec import RunSpec
+
+SHORT = {"lr": "client_learning_rate", "clip": "gradient_clip"}
+
+
+def make_spec(
+    federation, *, aggregator="gma", server="sgd", server_lr=1.0, mask_position="after", tau=0.4, threshold=2, **words
+):
+    row = RULES[aggregator]
+    given = {"tau": tau, "threshold": threshold, "seed": words.get("seed", 0)}
+    rule = row.make(**{name: given[name] for name in row.settings if name in given})
+    settings = {SHORT.get(name, name): value for name, value in words.items()}
+    return RunSpec(federation, rule=rule, optimizer=server_optimizer(server, server_lr, mask_position), **settings)

@@ -1,0 +1,114 @@
+"""Clients' updates summed and averaged: by the fused GPU passes and by the plain implementation.
+
+Run as a script under TRITON_INTERPRET=1 it takes the passes through triton's interpreter (`test_fused_passes`).
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+from fedgma.aggregation.kernels import plain
+from fedgma.aggregation.masks import hard_mask, reversing_mask, soft_mask
+
+DTYPES = [torch.float32, torch.float64, torch.float16]  # the interpreter compares bfloat16 by its bits
+SIZES = [1, 512, 600]  # a block has 512 entries
+CLIENTS = [1, 7]  # five clients are read at a time, the rest one by one
+MASKS = [soft_mask(0.4), hard_mask(0.4), reversing_mask(3)]
+
+
+def draw(clients, size, dtype, device, seed=0):
+    """Updates [client, entry], half of them zero, and the clients' weights."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(clients, size, generator=generator) * torch.randint(0, 2, (clients, size), generator=generator)
+    return values.to(device, dtype), np.arange(1, clients + 1) / 7  # so that sums are rounded
+
+
+def empty(updates, clients):
+    kind = str(updates.dtype).removeprefix("torch.")
+    return plain.empty_sums(updates.shape[1], kind, clients, True, updates[:0])
+
+
+def summed(updates, weights, clients=None):
+    """The sums of these updates by the plain implementation; wide enough for so many clients."""
+    sums = empty(updates, clients or len(updates))
+    plain.add_rows(sums, updates, weights)
+    return sums
+
+
+def check_sums(sums, wanted, rest=0.0):
+    """The same bits, but what float64 rounded away may be rounded once in place of once a client."""
+    for name, found, expected in zip(plain.Sums._fields, sums, wanted, strict=True):
+        torch.testing.assert_close(found, expected, rtol=rest if name == "rest" else 0, atol=0)
+
+
+def check_streams(fused, dtype, device="cpu"):
+    """`add` counts one client at a time, `add_rows` all of them; both tell nothing from the plain sums."""
+    for clients in CLIENTS:
+        updates, weights = draw(clients, SIZES[-1], dtype, device)
+        streamed, stacked = empty(updates, clients), empty(updates, clients)
+        for update, weight in zip(updates, weights, strict=True):
+            fused.add(*streamed, update, float(weight))
+        assert fused.add_rows(*stacked, updates, weights)
+        check_sums(streamed, summed(updates, weights))
+        check_sums(stacked, summed(updates, weights), rest=1e-5)
+    updates[1, 599] = float("inf")
+    assert not fused.add_rows(*empty(updates, clients), updates, weights)
+
+
+def check_runs(fused, dtype, device="cpu"):
+    """`add_runs` sums the lanes of several runs, one of them without lanes, and passes over those not kept."""
+    edges = [0, 6, 6, 8]
+    updates, weights = draw(8, SIZES[-1], dtype, device)
+    amounts, places = torch.from_numpy(weights).to(device), torch.tensor(edges, device=device)
+    for keep in (None, torch.arange(8, device=device) % 3 > 0):
+        sums = [torch.stack([part] * 3) for part in empty(updates, 8)]
+        flags = None if keep is None else keep.to(torch.uint8)
+        found = fused.add_runs(*sums, updates, amounts, flags, places)
+        assert found.item() == 0
+        for run in range(3):
+            lanes = [lane for lane in range(edges[run], edges[run + 1]) if keep is None or keep[lane]]
+            check_sums([part[run] for part in sums], summed(updates[lanes], weights[lanes], 8), rest=1e-5)
+
+
+def check_aggregates(fused, dtype, device="cpu"):
+    """`aggregate` gives mean and mask of several arrays, or of one, in one pass."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    for clients in CLIENTS:
+        drawn = [draw(clients, size, dtype, device, seed=size) for size in SIZES]
+        arrays, weights = [updates for updates, _ in drawn], drawn[0][1]
+        for mask, chosen in ((None, arrays), *((mask, arrays) for mask in MASKS), (MASKS[0], arrays[-1:])):
+            means, masks, found = fused.aggregate(chosen, weights, math.fsum(weights), mask)
+            assert found.item() == 0
+            assert (masks is None) == (mask is None)
+            for place, updates in enumerate(chosen):
+                sums = summed(updates, weights)
+                check_mean(means[place], sums, math.fsum(weights), dtype)
+                if mask is not None:
+                    expected = mask(sums.votes, clients, str(wide).removeprefix("torch."))
+                    torch.testing.assert_close(masks[place], expected, rtol=0, atol=0)
+    arrays[1][2, 511] = float("nan")
+    assert fused.aggregate(arrays, weights, math.fsum(weights), None)[2].item() != 0
+
+
+def check_mean(found, sums, weight, dtype):
+    """Rounded once, but halves through float32; without a fused multiply-add the last digit may differ."""
+    expected = plain.mean(sums, weight, str(dtype).removeprefix("torch."))
+    torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def main():
+    from fedgma.aggregation.kernels import gpu
+
+    for dtype in DTYPES:
+        check_streams(gpu, dtype)
+        check_runs(gpu, dtype)
+        check_aggregates(gpu, dtype)
+
+
+if __name__ == "__main__":
+    main()

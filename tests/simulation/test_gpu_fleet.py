@@ -1,0 +1,57 @@
+"""On a GPU: a fleet that the engine trains, and a round that is sent without waiting for the device."""
+
+import warnings
+
+import pytest
+import torch
+
+from fedgma.data.federation import federate
+from fedgma.data.files import load
+from fedgma.data.partitions import iid
+from fedgma.simulation.fleet import assemble, play, play_round, start
+from fedgma.training.cuda_graphs import Engine
+from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
+from plain_pools import make_federation
+from run_specs import make_spec
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(*ALL_BUT_HINTS)]
+
+
+def test_the_engine_crops_and_flips_as_the_loop_does(caplog):
+    mini = load("fmnist-mini")
+    federation = federate(mini, iid(mini.train.y, 30), device="cuda")
+    settings = {
+        "model": "lenet",
+        "rounds": 2,
+        "clients_per_round": 3,
+        "lr": 0.01,
+        "augment": "crop_flip",
+        "evaluate_every": 0,
+    }
+    one, two = ([*play([make_spec(federation, **settings)], trainer=t)][-1].state.params for t in ("loop", "engine"))
+    assert (one - two).norm() < 1e-3 * one.norm()
+    assert_compiled_and_captured(caplog)
+
+
+@pytest.mark.parametrize("more", [{}, {"mask_every": 1, "evaluate_every": 1}, {"scaffold": True}])
+def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(more, caplog):
+    federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
+    base = {"model": "logistic", "rounds": 9, "clients_per_round": 3, "batch_size": 8, "evaluate_every": 0}
+    settings = {**base, **more}
+    fleet = assemble([make_spec(federation, seed=run // 2, tau=0.4 * (run % 2), **settings) for run in range(4)])
+    assert isinstance(fleet.train, Engine)
+    state = start(fleet)
+    for _ in range(3):  # shapes are compiled, and memory is kept for the next time
+        state, played = play_round(fleet, state)
+        played.sent()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode itself warns that it is new
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            _, played = play_round(fleet, state)
+            sent = played.sent()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sent.records == played.records
+    assert_compiled_and_captured(caplog)
