@@ -84,7 +84,6 @@ GROUPS = {
         kernel("conv_thread", "LeNet, 10 lanes, fp32", LENET),
         kernel("conv_thread", "LeNet, 640 lanes, fp32", LENET_64),
         kernel("conv_matrix", "small CNN, 50 lanes, tf32", CNN),
-        kernel("conv_3x3", "ResNet18-GN, 10 lanes, bf16", RESNET),
         kernel("group_norm", "ResNet18-GN, 10 lanes, bf16", RESNET),
         Part("weights in the layout of cuDNN", "ResNet18-GN, 10 lanes, bf16", RESNET,
              replace(RESNET, change="torch's layout")),
@@ -93,7 +92,6 @@ GROUPS = {
     ],
     "more": [
         written("ResNet18-GN, 40 lanes, bf16", RESNET_4),
-        kernel("conv_3x3", "ResNet18-GN, 40 lanes, bf16", RESNET_4),
         written("ResNet18-BN, 10 lanes, tf32", RESNET_BN),
         Part("lanes on four streams", "ResNet18-GN, 10 lanes, bf16", RESNET, replace(RESNET, change="one stream")),
         Part("written evaluation", "LeNet, 64 runs, fp32", Scores("W1", 64), Scores("W1", 64, form=False)),
