@@ -84,7 +84,6 @@ GROUPS = {
         kernel("conv_thread", "LeNet, 10 lanes, fp32", LENET),
         kernel("conv_thread", "LeNet, 640 lanes, fp32", LENET_64),
         kernel("conv_matrix", "small CNN, 50 lanes, tf32", CNN),
-        kernel("conv_3x3", "ResNet18-GN, 10 lanes, bf16", RESNET),
         kernel("group_norm", "ResNet18-GN, 10 lanes, bf16", RESNET),
         Part("weights in the layout of cuDNN", "ResNet18-GN, 10 lanes, bf16", RESNET,
              replace(RESNET, change="torch's layout")),
@@ -93,7 +92,6 @@ GROUPS = {
     ],
     "more": [
         written("ResNet18-GN, 40 lanes, bf16", RESNET_4),
-        kernel("conv_3x3", "ResNet18-GN, 40 lanes, bf16", RESNET_4),
         written("ResNet18-BN, 10 lanes, tf32", RESNET_BN),
         Part("lanes on four streams", "ResNet18-GN, 10 lanes, bf16", RESNET, replace(RESNET, change="one stream")),
         Part("written evaluation", "LeNet, 64 runs, fp32", Scores("W1", 64), Scores("W1", 64, form=False)),
@@ -125,19 +123,18 @@ class Worker:
     """A side in its own process: prepares itself, then answers every request with the seconds of one call."""
 
     def __init__(self, side: Side, group: str, options: argparse.Namespace, folder: Path, number: int) -> None:
-        self.side, self.log = side, folder / f"{number}.log"
-        self.result = folder / f"{number}.npy"
+        self.log, self.result = folder / f"{number}.log", folder / f"{number}.npy"
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self.seconds: float | None = None  # to prepare
         self.error = ""
-        index = sides_of(GROUPS[group]).index(side)
-        command = [sys.executable, __file__, "--child", group, str(index), str(self.result), "--device", options.device]
+        command = [sys.executable, __file__, "--child", group, str(number), str(self.result)]
+        command += ["--device", options.device, *(["--tiny"] if options.tiny else [])]
         threads = 3 if getattr(side, "work", "").startswith("resnet") else 1
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, *(["--tiny"] if options.tiny else [])],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, process_group=0,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
+                process_group=0,
             )  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -147,8 +144,8 @@ class Worker:
         self.answers.put({"error": "the process ended"})
 
     def wait_until_ready(self, end: float) -> None:
-        answer = self._answer(max(1.0, end - time.monotonic()), "not ready in time")
-        self.seconds = answer.get("ready")
+        if self.seconds is None and not self.error:
+            self.seconds = self._answer(max(1.0, end - time.monotonic()), "not ready in time").get("ready")
 
     def time(self) -> float:
         """Seconds of one call."""
@@ -250,10 +247,12 @@ def line_of(row: dict[str, Any]) -> str:
 def run_group(group: str, options: argparse.Namespace, folder: Path) -> Any:
     """Prepare the sides of a group together, then give the row of each part."""
     parts, workers = GROUPS[group], {}
+    end = time.monotonic() + options.prepare
     try:
         for number, side in enumerate(sides_of(parts)):
-            workers[side] = Worker(side, group, options, folder, number)
-        end = time.monotonic() + options.prepare
+            workers[side] = worker = Worker(side, group, options, folder, number)
+            if group == "cpu":  # one at a time: they share two cores
+                worker.wait_until_ready(end)
         for worker in workers.values():
             worker.wait_until_ready(end)
             if worker.error:

@@ -8,7 +8,7 @@ import group_norm_cases as norms
 from convolution_cases import Case, by_kernels, draw, wanted
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.fast import gpu
-from fedgma.training.fast.torch_ops import OWN, OWN_WEIGHTS, convolve, convolve_inputs, convolve_weights
+from fedgma.training.fast.torch_ops import convolve, convolve_inputs, convolve_weights
 
 pytestmark = pytest.mark.gpu
 LAYERS = [
@@ -54,8 +54,8 @@ def test_fused_group_normalisation_has_the_gradients_of_autograd(side, channels,
         assert max(off.values()) < bound, (case, off)
 
 
-@pytest.mark.parametrize(("side", "channels"), sorted({*OWN, *OWN_WEIGHTS}))
-def test_our_own_convolutions_of_resnets_are_exact_there(side, channels):
+@pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (4, 512)])
+def test_the_convolutions_of_resnets_are_exact_there(side, channels):
     x, weight, grads = squares.draw(squares.Case(2, 8, side, side, channels, channels), "cuda", torch.bfloat16)
     found = [convolve(x, weight), convolve_inputs(grads, weight, side, side), convolve_weights(grads, x)]
     for one, other in zip(squares.wanted(x, weight, grads), found, strict=True):

