@@ -4,7 +4,7 @@ One lane's batch of large images fills a GPU by itself, and no library is fast a
 every group; so each lane is one call of cuDNN. Lanes take turns on a few streams, so that lanes too small to fill the
 device run side by side. Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in].
 
-Buys: row "lanes on four streams" in the table of `benchmarks/bench_parts.py`.
+Buys: not measured since; row "lanes on four streams" of `benchmarks/bench_parts.py` does.
 """
 
 import functools

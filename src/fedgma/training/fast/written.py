@@ -4,7 +4,8 @@ A form is a model as two functions of stacked parameters: forward to logits and 
 the logits. No form lets padding reach the real samples of a batch. Tests compare every form with the generic path
 (`gradients.lane_gradients`). A form is made once per process, so that it is compiled once.
 
-Buys, over the generic path on an H200: LeNet 1.35 with 10 lanes and 7.3 with 640, the small CNN 2.4.
+Buys, over the generic path on an H200: LeNet 1.6 with 10 lanes and 6.9 with 640, the small CNN 2.5,
+logistic regression 1.03 (`benchmarks/bench_parts.py`).
 """
 
 import functools

@@ -3,7 +3,8 @@
 Activations are [lane, sample, row, column, channel], contiguous; positions and channels of a group are powers of two. A
 program has one group of one sample, so no sum leaves it. Sums are float32.
 
-Buys: row "gpu/group_norm" in the table of `benchmarks/bench_parts.py`.
+Buys, on an H200: 1.02 with 10 lanes of ResNet18 in bfloat16 (`benchmarks/bench_parts.py`); with 80 lanes, measured
+before and apart, 66,600 against 53,600 images a second.
 """
 
 from typing import Any
