@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedgma.aggregation.rules import RULES
 from fedgma.cli.settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
-from fedgma.experiments.settings import ALGORITHMS, MODELS, USED, Settings, complete, record
+from fedgma.experiments.materials import rule_of
+from fedgma.experiments.settings import ALGORITHMS, MODELS, RULE_SETTINGS, USED, Settings, complete, record
 from fedgma.records.format import fingerprint
 
 
@@ -282,3 +284,19 @@ def test_any_word_is_settings_or_one_sentence(word):
 
 def test_one_run_can_be_checked_alone():
     assert check({"partition": "iid"}).partition.name == "iid"
+
+
+def test_every_setting_of_a_rule_can_be_set():
+    assert set(RULE_SETTINGS) <= set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_of_the_library_is_made_from_settings(name):
+    settings = complete(Settings(aggregator=name, seed=3))
+    rule = rule_of(settings)
+    assert rule.name == name
+    assert dict(rule.settings) == {key: getattr(settings, key) for key in rule.settings}
+
+
+def test_a_clipped_rule_is_made_from_settings():
+    assert rule_of(complete(Settings(aggregator="median", update_clip=0.5))).settings["norm"] == 0.5
