@@ -102,7 +102,7 @@ def test_own_files_are_named_by_whole_paths_and_must_be_the_same_everywhere(tmp_
         share = share_of(runs, tmp_path / "out", token, settings=tuple(located))
         assert play_share(write_share(share)) == "{}"
         np.savez(tmp_path / "mine.npz", x=np.zeros((80, 3), np.float32), y=np.arange(80) % 4)
-        assert "has other files" in json.loads(play_share(write_share(share)))["error"]
+        assert "has different data or model files" in json.loads(play_share(write_share(share)))["error"]
 
 
 def test_a_cluster_with_gpus_gives_one_to_a_fleet_and_dead_nodes_nothing():
@@ -117,7 +117,7 @@ def test_without_the_package_or_with_a_wrong_address_one_sentence_says_what_to_d
     code, _, said = call("sweep", *words(CHOSEN), "--out", tmp_path, "--on", "ray")
     assert (code, said) == (2, "fedgma: --on ray needs the package ray: pip install 'fedgma[ray]'\n")
     code, _, said = call("sweep", *words(CHOSEN), "--out", tmp_path, "--on", "moon")
-    assert (code, said) == (2, "fedgma: --on takes here, ray or ray:HOST:PORT, not 'moon'\n")
+    assert (code, said) == (2, "fedgma: --on: expected here, ray or ray:HOST:PORT, got 'moon'\n")
 
 
 STATEFUL = {
@@ -148,7 +148,7 @@ def test_a_node_killed_in_the_middle_of_a_sweep_costs_nothing(tmp_path):
     assert sweep.returncode == 0, errors
     assert 8 * 5 <= both < 8 * 120
     assert "8 runs in 2 fleets on Ray, 2 nodes" in said
-    assert "1 of 2 nodes died; their fleets go on elsewhere" in said
+    assert "1 of 2 nodes died; their fleets continue on other nodes" in said
     experiments.run(STATEFUL, out=tmp_path / "here", device="cpu")
     assert outcome(tmp_path / "ray") == outcome(tmp_path / "here")
 

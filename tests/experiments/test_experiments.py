@@ -254,8 +254,8 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
     [
         (["run", "nowhere.toml"], 2, "cannot read the settings file 'nowhere.toml'"),
         (["run", "a.toml", "b.toml"], 2, "expected one settings file"),
-        (["run", "rounds=1", "dataset=nowhere.npz"], 2, "there is no file or folder 'nowhere.npz'"),
-        (["run", "rounds=1", "model=nowhere.py:Net"], 2, "there is no file 'nowhere.py'"),
+        (["run", "rounds=1", "dataset=nowhere.npz"], 2, "no file or folder 'nowhere.npz'"),
+        (["run", "rounds=1", "model=nowhere.py:Net"], 2, "no file 'nowhere.py'"),
         (["run", "rounds=1", "partition.clients=7"], 2, "7 clients of 2 classes"),
         (["run", "rounds=1", "--device", "quantum"], 2, "unknown device 'quantum'"),
         (["run", "rounds=1", "--device", "cpu", "--precision", "bf16"], 2, "precision 'bf16' is for a GPU"),
@@ -298,5 +298,5 @@ def test_a_model_file_that_fails_is_named(tmp_path):
     (tmp_path / "net.py").write_text("1 / 0\n")
     materials = Materials("cpu", folder=tmp_path)
     (run,) = expand({"model": "net.py:Net", "seed": 0, "aggregator": "gma"}).runs
-    with pytest.raises(ConfigError, match=r"net\.py could not be run \(ZeroDivisionError"):
+    with pytest.raises(ConfigError, match=r"net\.py could not be executed \(ZeroDivisionError"):
         materials.spec(run)

@@ -267,7 +267,7 @@ def test_a_signal_leaves_a_folder_that_goes_on(tmp_path, number, code):
     process.send_signal(number)
     said = process.communicate()[1]
     assert process.returncode == code
-    assert "the same command goes on from there" in said
+    assert "run the same command again to resume" in said
     assert "Traceback" not in said
     (folder,) = tmp_path.iterdir()
     lines = len(read_lines(folder))

@@ -58,7 +58,7 @@ def test_a_cut_experiment_is_played_and_said_beforehand(played):
 def test_what_is_done_is_not_repeated(played):
     code, printed, _ = call("paper", "run", "E10", *CUT, "--out", played[0])
     assert code == 0
-    assert "all 2 runs were done before" in printed
+    assert "all 2 runs are already done" in printed
 
 
 def test_the_runs_are_compared(played, tmp_path):
@@ -201,7 +201,7 @@ def test_a_fleet_that_would_not_end_in_time_is_left(tmp_path):
     words = ["--quick", "--cells", "clients=10|50", "--seeds", "1", "--rounds", "2", "--device", "cpu", "--no-estimate"]
     code, printed, _ = call("paper", "run", "E10", *words, "--out", tmp_path, "--minutes", "0")
     assert code == 0
-    assert "2 fleets are left for another time: 0 minutes are up" in printed
+    assert "2 fleets were not started: they would end after 0 minutes" in printed
     assert not list(tmp_path.iterdir())
 
 

@@ -251,7 +251,7 @@ def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
     assert (
         distance(loop.train(Assignment(model, lane_batch, [federation.train], start, {})).updates, found.updates) < 1e-5
     )
-    assert caplog.messages == ["the step could not be compiled and runs as it is: no compiler here"]
+    assert caplog.messages == ["the step could not be compiled and runs uncompiled: no compiler here"]
 
 
 def test_precision_is_set_inside_and_put_back():

@@ -1,10 +1,10 @@
-"""The command line: one module a command, each a thin face on the library."""
+"""The command line: one module for each command. The work itself is done by the library."""
 
 import sys
 
 
 def main() -> None:
-    """Entry point of the `fedgma` script; says what to install where the extra is missing."""
+    """Entry point of the `fedgma` script. If the extra `sim` is missing, exit with the command that installs it."""
     try:
         import typer  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""The command line's root: gathers the commands, turns errors into one sentence and an exit code."""
+"""The root of the command line: registers the commands and turns errors into one sentence and an exit code."""
 
 import sys
 

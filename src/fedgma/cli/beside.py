@@ -1,4 +1,4 @@
-"""`fedgma paper compare` and `results`: runs beside the printed numbers, and what is kept of them."""
+"""`fedgma paper compare` and `results`: compare runs with the paper's numbers, and export them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 RUNS = Path("runs/paper")
 Cells = Annotated[str, typer.Option(help="Only these cells, e.g. 'dataset=mnist|fmnist,partition.clients=100'.")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Embedded images in place of the data sets: to see that it works.")
+    bool, typer.Option("--quick", help="A quick trial: use the embedded images in place of the data sets.")
 ]
 Unfinished = Annotated[
     float,
     typer.Option(
-        "--unfinished", min=0.0, max=1.0, help="Take stopped runs that played this share of their rounds, as they are."
+        "--unfinished",
+        min=0.0,
+        max=1.0,
+        help="Also use stopped runs that completed at least this share of their rounds.",
     ),
 ]
-Rates = Annotated[Path | None, typer.Option(help="Chosen learning rates (default: those of the package).")]
+Rates = Annotated[Path | None, typer.Option(help="File of learning rates (default: the one in the package).")]
 
 
 def compare(
@@ -30,12 +33,14 @@ def compare(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or exported results.")] = None,
     cells: Cells = "",
     quick: Quick = False,
-    statistic: Annotated[str | None, typer.Option(help="best, last10 or final; default: what is printed.")] = None,
+    statistic: Annotated[
+        str | None, typer.Option(help="best, last10 or final (default: the one that the paper prints).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: report/ID).")] = None,
     rates: Rates = None,
     unfinished_from: Unfinished = 1.0,
 ) -> None:
-    """Put our runs beside the printed numbers, cell by cell and claim by claim."""
+    """Compare runs with the numbers printed in the paper, cell by cell and claim by claim."""
     from fedgma.errors import ConfigError, DataError
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.compare import compare as compare_runs
@@ -65,7 +70,7 @@ def compare(
 
 
 def _say_analysis(one: "Experiment", paths: list[Path], findings: "list[Finding]") -> None:
-    """The claims of an experiment that is an analysis alone, and everything that it found."""
+    """Print the claims and all findings of an experiment that has an analysis but no runs."""
     from fedgma.errors import DataError
     from fedgma.paper.claims import look_at
     from fedgma.paper.compare import compare as compare_runs
@@ -89,7 +94,7 @@ def results(
     rates: Rates = None,
     unfinished_from: Unfinished = 1.0,
 ) -> None:
-    """Export runs, thinned, with tables and figures: small enough to keep, enough to compare again."""
+    """Export runs with tables and figures. Rounds are thinned: the export is small, and can be compared again."""
     from fedgma.paper.catalogue import catalogue, experiment
     from fedgma.paper.entries import read_entries
     from fedgma.paper.rates import read_chosen
@@ -98,7 +103,7 @@ def results(
     entries, unfinished = read_entries(runs, unfinished_from)
     chosen = read_chosen(rates)
     for one in [experiment(name) for name in only] if only else catalogue().values():
-        analysed = export_analysis(one, runs, out)  # first: an older report beside it is written over
+        analysed = export_analysis(one, runs, out)  # first, because it overwrites an older report in that folder
         count = export(one, entries, chosen, out, findings=findings_of(one, runs))
         if count or analysed:
             typer.echo(f"{one.id}: {count} runs{' and the analysis' if analysed else ''} in {out / one.id}")

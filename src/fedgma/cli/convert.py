@@ -1,4 +1,4 @@
-"""`fedgma convert`: run folders of an older format, rewritten to the present run."""
+"""`fedgma convert`: rewrite run folders of an older format in the current one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +9,9 @@ import typer
 def convert(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Run folders, or folders that hold them.")],
 ) -> None:
-    """Rewrite run folders of format 1 in place; rounds, checkpoints and results stay as they are.
+    """Rewrite run folders of format 1 in place. Rounds, checkpoints and results are not changed.
 
-    Reports read older folders as they are. Converted ones also count as done for `fedgma run`, and can be extended.
+    Reports can read older folders without this. After it, `fedgma run` also counts them as done and can extend them.
     """
     from fedgma.errors import DataError
     from fedgma.records.convert import convert as convert_folders
@@ -28,7 +28,7 @@ def convert(
         typer.echo(f"{renamed} folders were renamed after the new fingerprint of their run.")
     if unknown := sum(not run.known for run in rewritten):
         typer.echo(
-            f"{unknown} rewritten runs do not say which code or data they used; they are compared with their like only."
+            f"{unknown} rewritten runs do not record their code or data; they are compared only with each other."
         )
     for run in failed:
         typer.echo(f"left as it was: {run.folder.name}: {run.problem}")

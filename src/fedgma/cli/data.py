@@ -1,4 +1,4 @@
-"""`fedgma data`: list the data sets, fetch one, look at how a partition splits it."""
+"""`fedgma data`: list the data sets, download one, show how a partition splits it."""
 
 import json
 from pathlib import Path
@@ -19,15 +19,15 @@ Folder = Annotated[list[Path] | None, typer.Option("--folder", help="Folder with
 
 @app.command("list")
 def list_sets(folder: Folder = None) -> None:
-    """Name every data set and say where this machine has it."""
+    """List every data set and where this machine has it."""
     from rich.console import Console
     from rich.table import Table
 
     from fedgma.data.files.locate import availability
 
     table = Table("name", "what", "here", box=None)
-    for one in availability(folder):
-        table.add_row(one.name, one.about, one.where)
+    for dataset in availability(folder):
+        table.add_row(dataset.name, dataset.about, dataset.where)
     Console().print(table)
 
 
@@ -58,19 +58,21 @@ def get(name: Annotated[str, typer.Argument(help="A data set, e.g. cifar10.")]) 
 def show(
     name: Annotated[str, typer.Argument(help="A data set, or the path of your own.")],
     partition: Annotated[str, typer.Option(help="iid, label_skew, dirichlet, quantity or natural.")] = "label_skew",
-    clients: Annotated[int | None, typer.Option(help="How many; natural takes every owner by default.")] = None,
-    classes_per_client: Annotated[int | None, typer.Option(help="Of label_skew.")] = None,
-    mode: Annotated[str | None, typer.Option(help="Of label_skew: exact or shards.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Of dirichlet.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Of quantity.")] = None,
-    min_size: Annotated[int | None, typer.Option(help="Of dirichlet and quantity.")] = None,
-    held_out: Annotated[int | None, typer.Option(help="Of natural: owners kept for testing.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the partition.")] = 0,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients (default: 100; for natural, one for each owner).")
+    ] = None,
+    classes_per_client: Annotated[int | None, typer.Option(help="For label_skew: classes of each client.")] = None,
+    mode: Annotated[str | None, typer.Option(help="For label_skew: exact or shards.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="For dirichlet: concentration; small is strong skew.")] = None,
+    beta: Annotated[float | None, typer.Option(help="For quantity: concentration; small is strong skew.")] = None,
+    min_size: Annotated[int | None, typer.Option(help="For dirichlet and quantity: least samples of a client.")] = None,
+    held_out: Annotated[int | None, typer.Option(help="For natural: owners kept for testing.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the pictures and figures.")] = Path("data-show"),
     file_format: Annotated[str, typer.Option("--format", help="png or svg.")] = "png",
     folder: Folder = None,
 ) -> None:
-    """Draw who holds which classes, how large clients are and what their images look like; print the skew."""
+    """Draw the classes, sizes and sample images of the clients, and print measures of the skew."""
     from fedgma.errors import ConfigError
 
     if file_format not in ("png", "svg"):
@@ -104,7 +106,7 @@ def _show(
     file_format: str,
     folder: list[Path] | None,
 ) -> dict[str, Any]:
-    """Write the pictures and skew.json; returns what is in it."""
+    """Write the pictures and skew.json; return the content of skew.json and the names of the files."""
     from fedgma.data.files import load
     from fedgma.data.skew import measure
     from fedgma.data.splits import divide
@@ -126,7 +128,7 @@ def _show(
 
 
 def _draw(data: "Dataset", parts: "Partition", title: str, seed: int) -> dict[str, "Figure"]:
-    """The pictures by name; the imports cost seconds, so they come after everything that can be refused."""
+    """The pictures by name. The imports take seconds, so all checks of the input come before them."""
     from fedgma.data.federation import federate
     from fedgma.data.skew import class_counts
     from fedgma.reports import plots

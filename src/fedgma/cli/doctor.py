@@ -1,4 +1,4 @@
-"""`fedgma doctor`: what is installed, which device, which data are here, how fast it is, and what to do."""
+"""`fedgma doctor`: check packages, device, data and speed of this machine, with advice for each problem."""
 
 import json
 from pathlib import Path
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 def doctor(
     out: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path("runs"),
-    seconds: Annotated[float, typer.Option(min=0.0, help="Length of the speed check; 0 leaves it out.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Length of the speed check; 0 skips it.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
 ) -> None:
-    """Look at this machine and say what to do about each problem; exit code 2 where runs cannot be played."""
+    """Check this machine and print advice for each problem. The exit code is 2 if runs cannot be trained here."""
     from fedgma.experiments.doctor import examine, measure_speed
 
     findings = list(examine(out))
-    broken = any(one.must and one.advice for one in findings)
+    broken = any(finding.must and finding.advice for finding in findings)
     if seconds > 0 and not broken:
         findings.append(measure_speed(seconds))
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in findings]))
+        typer.echo(json.dumps([finding._asdict() for finding in findings]))
     else:
         _print(findings)
     if broken:
@@ -38,7 +38,7 @@ def _print(findings: "Sequence[Finding]") -> None:
     from rich.table import Table
 
     table = Table("", "found", "what to do", box=None, header_style="bold")
-    for one in findings:
-        colour = "red" if one.must and one.advice else "yellow" if one.advice else "green"
-        table.add_row(f"[{colour}]{one.what}[/{colour}]", escape(one.found), escape(one.advice))
+    for finding in findings:
+        colour = "green" if not finding.advice else "red" if finding.must else "yellow"
+        table.add_row(f"[{colour}]{finding.what}[/{colour}]", escape(finding.found), escape(finding.advice))
     Console(highlight=False).print(table)

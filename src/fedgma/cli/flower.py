@@ -1,4 +1,4 @@
-"""`fedgma flower`: a Flower run that goes on by itself when something dies."""
+"""`fedgma flower`: a Flower run whose processes are restarted when they fail."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,19 +21,19 @@ def up(
     ),
     certificates: Annotated[Path | None, typer.Option(help="Folder with ca.crt, server.pem and server.key.")] = None,
     keys: Annotated[Path | None, typer.Option(help="Folder with a public key for every node that may join.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption; on this machine alone.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption; for one machine only.")] = False,
     host: Annotated[str, typer.Option(help="Address on which the SuperLink listens.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Its port; nodes started here take those after it.")
     ] = 8000,
     nodes: Annotated[int, typer.Option(min=0, help="Nodes to start on this machine too.")] = 0,
     run_config: Annotated[list[str] | None, typer.Option("--run-config", "-c", help="Settings of the app.")] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="New starts without a further round before it gives up.")] = 5,
+    restarts: Annotated[int, typer.Option(min=0, help="Restarts without a completed round before it gives up.")] = 5,
 ) -> None:
-    """Start a SuperLink, run an app on it, and start again whatever dies until the run is done.
+    """Start a SuperLink, run an app on it, and restart every process that dies until the run is done.
 
-    The app must have `state` in its config and pass it on as `Masked(...).start(..., folder=...)`: it then goes on
-    where it was. The same command after a stop does so, too.
+    The app must have `state` in its config and pass it on as `Masked(...).start(..., folder=...)`: it then resumes from
+    its last checkpoint. The same command resumes a run that was stopped.
     """
     from fedgma.cli.live import obeying_signals
     from fedgma.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What is seen while runs play: a bar for each fleet, the accuracy of each arm, a spark line; and signals obeyed."""
+"""The display during training (a bar for each fleet, accuracy and spark line of each arm), and signal handling."""
 
 import contextlib
 import signal
@@ -17,12 +17,12 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Stopping:
-    """Whether somebody asked to stop: the first signal lets the round finish, the second ends the process."""
+    """Whether a stop was requested. The first signal lets the round finish, the second ends the process."""
 
     code: int | None = None
 
     def __call__(self) -> bool:
-        """True once a signal came."""
+        """True once a signal was received."""
         return self.code is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -45,7 +45,7 @@ def obeying_signals() -> Iterator[Stopping]:
 
 
 class Watch:
-    """Progress bars of fleets; silent where the console is no terminal."""
+    """Progress bars of fleets; hidden if the console is not a terminal."""
 
     def __init__(self, console: Console, *, quiet: bool, names: Mapping[str, str]) -> None:
         columns: Sequence[Any] = (
@@ -74,7 +74,7 @@ class Watch:
         self._at = dict.fromkeys((run.fingerprint for run in members), 0)
 
     def see(self, played: "Played") -> None:
-        """A round was played."""
+        """Show a round that was completed."""
         assert self._task is not None
         self._at[played.run.fingerprint] = played.line["round"]
         self._seconds += played.line["seconds"]

@@ -1,4 +1,4 @@
-"""`fedgma paper list | search | run | all`: the paper's tables and figures, played again."""
+"""`fedgma paper list | search | run | all`: run the experiments behind the paper's tables and figures."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -24,17 +24,21 @@ app.command()(beside.compare)
 app.command()(beside.results)
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="E1 to E18; `fedgma paper list` names them.")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Play so many rounds instead of the experiment's own.")]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Play so many seeds instead of the experiment's own.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Number of rounds (default: the experiment's own).")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Number of seeds (default: the experiment's own).")]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders; experiments share runs there.")]
-Estimate = Annotated[bool, typer.Option(help="Measure for a few rounds how long it will take.")]
-Fleet = Annotated[int | None, typer.Option(min=1, help="Largest number of runs in a fleet; a GPU's memory sets it.")]
-Keep = Annotated[bool, typer.Option(help="Keep the last state of every run: to extend it, or to attack it (E16).")]
-Minutes = Annotated[float | None, typer.Option(min=0.0, help="Begin no fleet that would not end in so many minutes.")]
+Estimate = Annotated[bool, typer.Option(help="Train a few rounds first, to estimate how long all will take.")]
+Fleet = Annotated[
+    int | None, typer.Option(min=1, help="Largest number of runs in a fleet (default: what fits into memory).")
+]
+Keep = Annotated[bool, typer.Option(help="Keep the final state of every run, to extend the run or to attack it (E16).")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0.0, help="Time limit in minutes: start no fleet that is expected to end later.")
+]
 
 
 class How(NamedTuple):
-    """How runs are played, whatever they are."""
+    """The options that are the same for every experiment."""
 
     out: Path
     device: str
@@ -49,7 +53,7 @@ class How(NamedTuple):
 
 @app.command("list")
 def list_experiments(rates: Rates = None) -> None:
-    """Name every experiment: how many runs it has, how many samples they train on, whether its data are here."""
+    """List every experiment: its number of runs, the samples they train on, and whether this machine has the data."""
     from rich.console import Console
     from rich.table import Table
 
@@ -86,7 +90,7 @@ def run(
     checkpoint_seconds: Checkpoints = 300.0,
     keep: Keep = False,
 ) -> None:
-    """Play an experiment's runs, all or cut; what is done is not repeated, a stopped run goes on where it was."""
+    """Train the runs of experiments, or part of them. Finished runs are not repeated; stopped runs are resumed."""
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.plans import Cut
 
@@ -112,7 +116,7 @@ def run_all(
     checkpoint_seconds: Checkpoints = 300.0,
     keep: Keep = False,
 ) -> None:
-    """Play every experiment in order, all or cut; those of which no cell is left are passed over."""
+    """Run every experiment in order, or part of each. Experiments without a cell that fits --cells are skipped."""
     from fedgma.paper.catalogue import catalogue
     from fedgma.paper.plans import Cut, plan_runs
     from fedgma.paper.rates import Chosen
@@ -127,7 +131,7 @@ def run_all(
 @app.command()
 def search(
     datasets: Annotated[
-        list[str] | None, typer.Argument(metavar="[DATASET]...", help="Default: all that are here.")
+        list[str] | None, typer.Argument(metavar="[DATASET]...", help="Data sets (default: all that this machine has).")
     ] = None,
     rounds: Rounds = None,
     seeds: Seeds = None,
@@ -136,7 +140,7 @@ def search(
     out: Out = RUNS,
     to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
     by_setting: Annotated[
-        bool, typer.Option(help="For every partition and number of clients on its own (C5) instead of E15.")
+        bool, typer.Option(help="Search separately for each partition and number of clients (C5), not as in E15.")
     ] = False,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -168,7 +172,7 @@ def search(
 
 
 def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
-    """One experiment: its plan in words, its runs, its analysis."""
+    """Run one experiment: print its plan, train its runs, do its analysis."""
     from rich.console import Console
 
     from fedgma.errors import ConfigError
@@ -179,7 +183,9 @@ def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
     console.print(f"{one.id}: {one.title} ({one.source})", soft_wrap=True)
     plan = plan_runs(one, read_chosen(how.rates), cut)
     if cut.cells and not plan.runs:
-        raise ConfigError(f"no cell of {one.id} fits --cells {cut.cells!r}")
+        raise ConfigError(
+            f"no cell of {one.id} fits --cells {cut.cells!r}; `fedgma paper list` describes the experiments"
+        )
     if plan.unrated:
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
     if plan.runs:
@@ -193,7 +199,7 @@ def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
 
 
 def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
-    """What is missing of a plan, visibly; data sets that are not here are left out and named."""
+    """Train the missing runs of a plan, with progress bars; runs without data on this machine are skipped."""
     from fedgma.cli.live import obeying_signals
     from fedgma.cli.play import leave_if_stopped
     from fedgma.experiments import plan as plans
@@ -215,7 +221,7 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
             where = f"{materials.device}, {how.precision}, {total:,.1f} million samples"
             say_plan(console, planned, left, len(packed), where)
         else:
-            console.print("nothing to play here")
+            console.print("no run to train")
         seconds = fleets.estimate(packed, materials) if how.estimate and packed and not stopping() else None
         if seconds is not None:
             console.print(f"about {fleets.spoken(seconds)} at the rate of the first rounds")
@@ -226,30 +232,32 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
 def _play_fleets(
     packed: "list[list[Planned]]", materials: "Materials", how: "How", stopping: "Stopping", console: "Console"
 ) -> None:
-    """Fleet after fleet, with a line for each, as long as the next one can be expected to end in time."""
+    """Train fleet after fleet and print a line for each; stop before one that is not expected to end in time."""
     from fedgma.cli.live import Watch
     from fedgma.cli.play import names_of, play_fleets
     from fedgma.paper import fleets
 
     clock = fleets.Clock()
-    for place, members in enumerate(packed, 1):
+    for number, members in enumerate(packed, 1):
         if stopping():
             return
         if how.minutes is not None and clock.expected(members) > 60 * how.minutes:
-            console.print(f"{len(packed) - place + 1} fleets are left for another time: {how.minutes:g} minutes are up")
+            console.print(
+                f"{len(packed) - number + 1} fleets were not started: they would end after {how.minutes:g} minutes"
+            )
             return
         watch = Watch(console, quiet=False, names=names_of(members))
         options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
         play_fleets([members], materials, watch, stopping, **options)
-        console.print(f"fleet {place} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
+        console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
 
 def _with_data(grid: "Grid", console: "Console") -> "Grid":
-    """The runs whose data set is on this machine; the others are named."""
+    """The runs whose data set is on this machine; absent data sets are reported."""
     from fedgma.paper.plans import absent_data
 
     absent = absent_data(run.dataset for run in grid.runs)
     for name in absent:
         count = sum(run.dataset == name for run in grid.runs)
-        console.print(f"{name} is not here: {count} runs are left out (`fedgma data list` says what to do)")
+        console.print(f"data set {name} is missing: {count} runs are left out (see `fedgma data list`)")
     return grid._replace(runs=tuple(run for run in grid.runs if run.dataset not in absent))

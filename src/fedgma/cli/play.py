@@ -1,4 +1,4 @@
-"""What `fedgma run` and `fedgma sweep` share: options, playing what is missing visibly, saying what came out."""
+"""What `fedgma run` and `fedgma sweep` share: options, training with progress bars, printing the outcome."""
 
 import json
 import sys
@@ -20,27 +20,33 @@ if TYPE_CHECKING:
     from fedgma.statistics.verdicts import Verdict
 
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[FILE] [KEY=VALUE]...", help="A settings file, and settings on top.")
+    list[str] | None,
+    typer.Argument(metavar="[FILE] [KEY=VALUE]...", help="A settings file, and settings that override it."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option(help="On a GPU: fp32, tf32 or bf16.")]
 Version = Annotated[
     str | None,
-    typer.Option("--model-version", help="A name for this version of your model's code, where it cannot be seen."),
+    typer.Option(
+        "--model-version", help="A name for this version of your model's code, if it cannot be fingerprinted."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Checkpoints = Annotated[
-    float, typer.Option("--checkpoint-seconds", min=0.0, help="Least time between checkpoints of a run.")
+    float, typer.Option("--checkpoint-seconds", min=0.0, help="Least number of seconds between checkpoints of a run.")
 ]
 State = Annotated[
-    bool, typer.Option("--state/--no-state", help="Keep the last state of a finished run, so that it can be extended.")
+    bool,
+    typer.Option(
+        "--state/--no-state", help="Keep the final state of a finished run, so that it can be extended to more rounds."
+    ),
 ]
 
 
 class Manner(NamedTuple):
-    """How runs are played, whatever they are: the options that both commands take."""
+    """How to train and report, whichever the runs: the options that both commands take."""
 
     out: Path
     device: str
@@ -53,19 +59,19 @@ class Manner(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is said on the way."""
+        """Whether to print nothing while runs train."""
         return self.quiet or self.as_json
 
     @property
     def console(self) -> "Console":
-        """Where it is said."""
+        """The console to print to."""
         from rich.console import Console
 
         return Console(file=sys.stdout, quiet=self.silent, highlight=False, markup=False)
 
 
 def grid_of_words(words: list[str] | None) -> "Grid":
-    """The runs of the words on a command line: at most one file, then key=value."""
+    """The runs that the words of a command line describe: at most one file, and key=value settings."""
     from fedgma.errors import ConfigError
     from fedgma.experiments.grid import read_grid
 
@@ -76,7 +82,7 @@ def grid_of_words(words: list[str] | None) -> "Grid":
 
 
 def play_grid(grid: "Grid", manner: Manner) -> None:
-    """Play what is missing of a grid here, visibly, and say what came out; a signal leaves resumable folders."""
+    """Train the missing runs of a grid on this machine and print the outcome; after a signal they can be resumed."""
     from fedgma.cli.live import Watch, obeying_signals
 
     console = manner.console
@@ -102,15 +108,15 @@ def play_fleets(
     stopping: "Stopping",
     **options: Any,
 ) -> None:
-    """Play fleets one after the other, with a bar for each, until all are done or somebody stops it.
+    """Train fleets one after the other, with a bar for each, until all are done or a signal arrives.
 
     Options are those of `play_fleet`.
     """
     from fedgma.experiments.play import play_fleet
 
     with watch.bars:
-        for place, members in enumerate(packed):
-            watch.begin(members, "training" if len(packed) == 1 else f"fleet {place + 1} of {len(packed)}")
+        for number, members in enumerate(packed, 1):
+            watch.begin(members, "training" if len(packed) == 1 else f"fleet {number} of {len(packed)}")
             for played in play_fleet(members, materials, stop=stopping, **options):
                 watch.see(played)
             if stopping():
@@ -118,14 +124,16 @@ def play_fleets(
 
 
 def leave_if_stopped(stopping: "Stopping", out: Path) -> None:
-    """End the process with the signal's code, and say that the same command goes on."""
+    """If a signal arrived, exit with its code and tell the user how to resume."""
     if stopping.code is not None:
-        typer.echo(f"fedgma: stopped; what was played is in {out}, the same command goes on from there", err=True)
+        typer.echo(
+            f"fedgma: stopped; the completed rounds are in {out}; run the same command again to resume", err=True
+        )
         raise typer.Exit(stopping.code)
 
 
 def end(planned: "Sequence[Planned]", manner: Manner, stopping: "Stopping") -> None:
-    """Say what came out, or that it was stopped."""
+    """Print the outcome, or that the command was stopped."""
     from fedgma.experiments.play import conclude
 
     leave_if_stopped(stopping, manner.out)
@@ -137,7 +145,7 @@ def end(planned: "Sequence[Planned]", manner: Manner, stopping: "Stopping") -> N
 
 
 def names_of(planned: "Sequence[Planned]") -> dict[str, str]:
-    """What to call the arm of each run, by fingerprint."""
+    """The name of each run's arm, by the run's fingerprint."""
     from fedgma.experiments.play import as_run
     from fedgma.statistics.arms import grouped
 
@@ -147,18 +155,18 @@ def names_of(planned: "Sequence[Planned]") -> dict[str, str]:
 def say_plan(
     console: "Console", planned: "Sequence[Planned]", left: "Sequence[Planned]", fleets: int, where: str
 ) -> None:
-    """One line on what will happen."""
+    """Print one line on the runs that will be trained."""
     done = len(planned) - len(left)
     if not left:
-        console.print(f"all {len(planned)} runs were done before")
+        console.print(f"all {len(planned)} runs are already done")
         return
-    before = f", {done} done before" if done else ""
+    before = f", {done} already done" if done else ""
     packed = "one fleet" if fleets == 1 else f"{fleets} fleets"
     console.print(f"{len(left)} runs in {packed} on {where}{before}", soft_wrap=True)
 
 
 def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
-    """The table of arms, the verdicts, and where to look further."""
+    """Print the table of arms, the verdicts, and the command for a full report."""
     from rich.table import Table
     from rich.text import Text
 
@@ -183,11 +191,11 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     for note in outcome.notes:
         console.print(f"note: {note}", soft_wrap=True)
     folders = f"{len(outcome.runs)} run folders in {out}"
-    console.print(f"{folders}; look further with: fedgma report {out}", soft_wrap=True)
+    console.print(f"{folders}; for a full report: fedgma report {out}", soft_wrap=True)
 
 
 def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
-    """The outcome for programs."""
+    """The outcome as a JSON object, for programs."""
     from fedgma.statistics.arms import Summary
     from fedgma.statistics.comparisons import against_baseline
 

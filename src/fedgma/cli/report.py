@@ -1,4 +1,4 @@
-"""`fedgma report`: tables, pictures and one page out of run folders; `fedgma compare`: any two arms, paired."""
+"""`fedgma report`: tables, pictures and a page from run folders. `fedgma compare`: two arms, paired by seed."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from fedgma.reports.report import Report
     from fedgma.statistics.comparisons import Comparison
 
-Metric = Annotated[str, typer.Option(help="The accuracy that is compared: best, last10 or final.")]
-Split = Annotated[str, typer.Option("--on", help="The split it is measured on: test, or another that was evaluated.")]
+Metric = Annotated[str, typer.Option(help="The accuracy to compare: best, last10 or final.")]
+Split = Annotated[str, typer.Option("--on", help="The split to compare on: test, or another that was evaluated.")]
 Where = Annotated[
     list[str] | None,
     typer.Option("--where", help="Only runs with this setting: dataset=t.npz, or model=lenet,cnn; may be repeated."),
@@ -26,7 +26,7 @@ def report(
     split: Split = "test",
     where: Where = None,
 ) -> None:
-    """Write tables, pictures and one self-contained page; print the verdict."""
+    """Write tables, pictures and one self-contained page, and print the verdicts."""
     from fedgma.errors import ConfigError
     from fedgma.reports.pages import write_report
     from fedgma.reports.report import make_report
@@ -41,7 +41,7 @@ def report(
 
 
 def say_report(made: "Report") -> None:
-    """Verdicts, notes and tables of a report in plain text."""
+    """Print verdicts, notes and tables of a report as plain text."""
     from fedgma.reports.tables import text
 
     for line in [*made.verdicts, *made.notes]:
@@ -52,9 +52,9 @@ def say_report(made: "Report") -> None:
 
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A folder, or an arm: gma, or aggregator=gma,tau=0.4.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The arm it is compared with.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The arm to compare it with.")],
     runs: Annotated[
-        list[Path] | None, typer.Option("--runs", help="Where arms are looked for (default: runs).")
+        list[Path] | None, typer.Option("--runs", help="Folders to search for the runs of an arm (default: runs).")
     ] = None,
     metric: Metric = "last10",
     split: Split = "test",
@@ -97,7 +97,7 @@ def compare(
 
 
 def _side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], list[str]]":
-    """An arm's runs: a folder's, or those among `runs` that fit."""
+    """The runs of an arm and the settings that its name gives: all of a folder, or those in `runs` that match."""
     from fedgma.records.reader import read_runs
     from fedgma.statistics.comparisons import select, where
 
@@ -106,11 +106,11 @@ def _side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], 
     return select(where(read_runs(runs), filters), name)
 
 
-def _name(own: str, other: str) -> str:
-    """What to call an arm; of a folder its last part, where that tells the two apart."""
+def _name(arm: str, other: str) -> str:
+    """The name of an arm in a sentence: of a folder its last part, unless both folders have the same."""
     from fedgma.statistics.labels import spoken
 
-    last = Path(own).name if Path(own).is_dir() and Path(own).name != Path(other).name else own
+    last = Path(arm).name if Path(arm).is_dir() and Path(arm).name != Path(other).name else arm
     return spoken(last)
 
 
@@ -119,7 +119,7 @@ def _late(runs: "list[Run]") -> int:
 
 
 def _plain(made: "Comparison") -> dict[str, object]:
-    """As JSON has it; the interval of a single pair is none."""
+    """The comparison as JSON; a single pair has no interval."""
     cells = [{**cell._asdict(), "verdict": cell.verdict._asdict()} for cell in made.cells]
     for cell in cells:
         if cell["verdict"]["of"] == 1:

@@ -1,4 +1,4 @@
-"""`fedgma run`: play a settings file, or the embedded comparison, and say what came out."""
+"""`fedgma run`: train the runs of a settings file, or the embedded comparison, and print the outcome."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from fedgma.cli import play
 
 def run(
     words: play.Words = None,
-    show: Annotated[bool, typer.Option("--show", help="Print every setting, and stop.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print every setting without training.")] = False,
     out: play.Out = Path("runs"),
     device: play.Device = "auto",
     precision: play.Precision = "fp32",
@@ -22,9 +22,9 @@ def run(
 ) -> None:
     """Train with and without the mask on paired seeds and give a verdict.
 
-    Without a FILE: embedded images, 100 clients with two classes each, LeNet, FedAvg, the plain mean against GMA. Lists
-    make a sweep, e.g. tau=0.2,0.4. Finished runs are not repeated; a stopped one goes on where it was, and more rounds=
-    go on from where fewer ended.
+    Without a FILE: embedded images, 100 clients with two classes each, LeNet, FedAvg, the plain mean against GMA. A
+    list of values makes a sweep, e.g. tau=0.2,0.4. Finished runs are not repeated, stopped runs are resumed, and with a
+    larger rounds= finished runs are extended.
     """
     grid = play.grid_of_words(words)
     if show:

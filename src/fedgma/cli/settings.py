@@ -1,4 +1,4 @@
-"""`fedgma run --show`: every setting of a grid as a settings file, with what it means."""
+"""`fedgma run --show`: every setting of a grid as a settings file, with its description."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_settings(grid: "Grid") -> str:
-    """All settings as a settings file of the same runs: values that differ as lists, those not in use as comments."""
+    """A settings file of the same runs: values that differ are lists, settings that no run uses are comments."""
     from fedgma.experiments.settings import SECTIONS, Settings, record
 
     recorded = [record(settings) for settings in grid.runs]
@@ -19,7 +19,7 @@ def show_settings(grid: "Grid") -> str:
     top = [name for name in Settings.model_fields if name not in SECTIONS]
     lines = [_row(name, recorded, defaults, grid.axes) for name in top]
     for section in SECTIONS:
-        inner = [one[section] for one in recorded]
+        inner = [run[section] for run in recorded]
         default = getattr(defaults, section)
         rows = [_row(name, inner, default, grid.axes, section) for name in type(default).model_fields]
         lines += ["", f"[{section}]", *rows]
@@ -29,10 +29,10 @@ def show_settings(grid: "Grid") -> str:
 def _row(
     name: str, recorded: list[dict[str, Any]], default: "BaseModel", axes: Sequence[str], section: str = ""
 ) -> str:
-    """One line; a value that follows from another setting, run by run, is a comment."""
+    """One line of the file; a setting whose values follow from another setting is a comment."""
     values: list[Any] = []
-    for one in recorded:
-        value = one.get(name, getattr(default, name))  # a record may leave a default out
+    for run in recorded:
+        value = run.get(name, getattr(default, name))  # a record may leave a default out
         if value is not None and value not in values:
             values.append(value)
     if len(values) > 1 and (f"{section}.{name}" if section else name) not in axes:
@@ -48,4 +48,4 @@ def _row(
 def _toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)  # numbers and strings of both languages look alike
+    return json.dumps(value)  # JSON and TOML write numbers and strings the same way

@@ -1,4 +1,4 @@
-"""`fedgma sweep --on ray`: the fleets of a sweep as tasks of a Ray cluster, watched from here."""
+"""`fedgma sweep --on ray`: train the fleets of a sweep as tasks of a Ray cluster, and show their progress."""
 
 import json
 import re
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def spread_grid(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: str) -> None:
-    """Play what is missing on a cluster and say what came out; a signal lets every fleet write a checkpoint first."""
+    """Train the missing runs on a cluster and print the outcome; after a signal every fleet writes a checkpoint."""
     if not re.fullmatch(r"ray(:[^:/]+:\d+)?", address):
-        raise ConfigError(f"--on takes here, ray or ray:HOST:PORT, not {address!r}")
+        raise ConfigError(f"--on: expected here, ray or ray:HOST:PORT, got {address!r}")
     with obeying_signals() as stopping:
         errors = _play(grid, planned, manner, address, stopping) if missing(planned) else []
     if errors and not stopping():
@@ -47,7 +47,7 @@ def _play(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: s
             for alive, came in play_on(cluster, shares):
                 errors += came
                 if alive < nodes:
-                    console.print(f"{nodes - alive} of {nodes} nodes died; their fleets go on elsewhere")
+                    console.print(f"{nodes - alive} of {nodes} nodes died; their fleets continue on other nodes")
                 nodes = alive
                 seen = progress(left)
                 bars.update(bar, description=_words(seen), completed=seen.rounds, total=seen.total)
@@ -84,7 +84,7 @@ def _words(seen: Progress) -> str:
 
 
 def _error(answers: list[str]) -> FedgmaError:
-    """The first error that a task gave back; the others are counted."""
+    """The first error that a task returned, with the number of the others."""
     first = json.loads(answers[0])
     more = f" (and {len(answers) - 1} more fleets failed)" if len(answers) > 1 else ""
     error = FedgmaError(f"{first['error']}{more}")

@@ -1,4 +1,4 @@
-"""`fedgma sweep`: the same runs as `fedgma run`, with a list of what is done, running and missing; here or on Ray."""
+"""`fedgma sweep`: as `fedgma run`, and lists which runs are done, running and missing; on this machine or on Ray."""
 
 import json
 from collections import Counter
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 On = Annotated[
     str,
-    typer.Option(help="`here`, `ray` (the cluster of RAY_ADDRESS, or one started here) or ray:HOST:PORT."),
+    typer.Option(
+        help="`here` (this machine), `ray` (the cluster of RAY_ADDRESS, or a new local one) or ray:HOST:PORT."
+    ),
 ]
 
 
@@ -35,7 +37,7 @@ def sweep(
     state: play.State = True,
     model_version: play.Version = None,
 ) -> None:
-    """Play every combination of the lists in a settings file, here or on a Ray cluster; show first what is there."""
+    """Train every combination of the lists in a settings file, here or on Ray; list the states of the runs first."""
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import plan
 
@@ -58,7 +60,7 @@ def sweep(
 
 
 def state_of(run: "Planned") -> str:
-    """done, running, stopped (it will go on), or missing."""
+    """done, running, stopped (it will be resumed), or missing."""
     from fedgma.records.reader import is_done
     from fedgma.records.writer import is_running
 
@@ -70,14 +72,14 @@ def state_of(run: "Planned") -> str:
 
 
 def print_states(console: "Console", planned: "Sequence[Planned]", states: dict[str, str]) -> None:
-    """One line an arm with the number of its seeds in each state."""
+    """Print one line for each arm, with the number of its seeds in each state."""
     from rich.table import Table
     from rich.text import Text
 
     names = play.names_of(planned)
     table = Table("arm", "seeds", "state", box=None, header_style="bold")
     for name in dict.fromkeys(names.values()):
-        own = [states[fingerprint] for fingerprint in names if names[fingerprint] == name]
-        counts = ", ".join(f"{number} {state}" for state, number in Counter(own).items())
-        table.add_row(Text(name), str(len(own)), counts)
+        of_arm = [states[fingerprint] for fingerprint in names if names[fingerprint] == name]
+        counts = ", ".join(f"{number} {state}" for state, number in Counter(of_arm).items())
+        table.add_row(Text(name), str(len(of_arm)), counts)
     console.print(table)

@@ -1,1 +1,1 @@
-"""Experiments: settings to runs, runs to folders that can be resumed; `play` plays them."""
+"""Experiments: settings become runs, runs become folders that can be resumed; `play` trains them."""

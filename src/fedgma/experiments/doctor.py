@@ -1,4 +1,4 @@
-"""What this machine has and lacks for fedgma: packages, device, memory, data sets, speed; each with what to do."""
+"""Checks of this machine: packages, device, memory, data sets and speed, with advice for each problem."""
 
 import os
 import shutil
@@ -28,16 +28,16 @@ NEEDED = ("", "sim")
 
 
 class Finding(NamedTuple):
-    """One thing looked at: `advice` is empty where all is well."""
+    """The result of one check; `advice` is empty if there is no problem."""
 
     what: str
     found: str
     advice: str = ""
-    must: bool = False  # without it runs cannot be played
+    must: bool = False  # runs cannot be trained without it
 
 
 def examine(out: Path = Path("runs")) -> Iterator[Finding]:
-    """Everything that can be looked at without playing."""
+    """All checks that need no training."""
     yield from _packages()
     yield _device()
     yield from _room(out)
@@ -49,8 +49,8 @@ def _packages() -> Iterator[Finding]:
         try:
             yield Finding(name, metadata.version(name))
         except metadata.PackageNotFoundError:
-            whole = f"fedgma[{extra}]" if extra else "fedgma"
-            yield Finding(name, "missing", f"pip install '{whole}', for {purpose}", extra in NEEDED)
+            package = f"fedgma[{extra}]" if extra else "fedgma"
+            yield Finding(name, "missing", f"pip install '{package}', for {purpose}", extra in NEEDED)
 
 
 def _device() -> Finding:
@@ -64,9 +64,11 @@ def _device() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = f"cpu, {cores} cores, torch uses {torch.get_num_threads()} threads"
     if shutil.which("nvidia-smi"):
-        return Finding("device", found, "a GPU seems to be here, but this build of torch cannot use it")
+        return Finding(
+            "device", found, "this machine seems to have a GPU, but torch cannot use it; install torch with CUDA"
+        )
     if torch.get_num_threads() < cores:
-        return Finding("device", found, "OMP_NUM_THREADS holds torch back, unless that is meant")
+        return Finding("device", found, "torch uses fewer threads than cores; unset OMP_NUM_THREADS to use all")
     return Finding("device", found)
 
 
@@ -76,22 +78,24 @@ def _room(out: Path) -> Iterator[Finding]:
         free = shutil.disk_usage(there).free / 2**30
         found = f"{folder}, {free:.0f} GiB free"
         if not os.access(there, os.W_OK):
-            yield Finding(what, found, f"{there} cannot be written to", what == "run folders")
+            yield Finding(what, found, f"{there} is not writable; choose another folder", what == "run folders")
         else:
-            yield Finding(what, found, "less than 1 GiB is left" if free < 1 else "")
+            yield Finding(
+                what, found, "less than 1 GiB is free; delete files or choose another disk" if free < 1 else ""
+            )
 
 
 def _data() -> Iterator[Finding]:
     try:
-        for one in availability():
-            found, advice = (one.where, "") if one.here else ("absent", one.where)
-            yield Finding(f"data: {one.name}", found, advice)
+        for dataset in availability():
+            found, advice = (dataset.where, "") if dataset.here else ("absent", dataset.where)
+            yield Finding(f"data: {dataset.name}", found, advice)
     except DataError as error:
         yield Finding("data", "FEDGMA_DATA is wrong", str(error), True)
 
 
 def measure_speed(seconds: float = 10.0, device: str = "auto") -> Finding:
-    """Rounds a second of the embedded comparison, start-up and compilation left out."""
+    """Rounds per second of the embedded comparison, without start-up and compilation."""
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import grid_of, pack, plan
     from fedgma.experiments.play import play_fleet
@@ -110,8 +114,8 @@ def measure_speed(seconds: float = 10.0, device: str = "auto") -> Finding:
         if ready and now - ready > seconds and played.run is members[-1]:
             break
     rate = count / (now - ready)
-    whole = 200 * len(members) / rate
+    total = 200 * len(members) / rate
     found = (
-        f"{rate:.0f} rounds/s after {ready - began:.0f} s of preparation; the default comparison takes {whole:.0f} s"
+        f"{rate:.0f} rounds/s after {ready - began:.0f} s of preparation; the default comparison takes {total:.0f} s"
     )
-    return Finding("speed", found, "" if whole < 90 else "close other programs, or install 'fedgma[fast]'")
+    return Finding("speed", found, "" if total < 90 else "close other programs, or install 'fedgma[fast]'")

@@ -1,6 +1,6 @@
 """From a settings file and `key=value` words to runs: a list of values makes a sweep.
 
-Every unknown name is refused with the nearest known one, every value with its key, what was expected and what came.
+An unknown name is refused with the nearest known one, a wrong value with its key, the expected and the given value.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from fedgma.experiments.settings import (
 )
 from fedgma.records.format import fingerprint
 
-# what a file that says nothing about them compares: with and without the mask, on enough seeds for a verdict
+# values of these two settings where a file gives none: with and without the mask, on enough seeds for a verdict
 COMPARED: dict[str, Any] = {"aggregator": ["mean", "gma"], "seed": [0, 1, 2, 3, 4]}
 LARGEST = 2**20  # bytes of a settings file
 MOST = 100_000  # runs of a sweep
@@ -39,14 +39,14 @@ class Grid(NamedTuple):
 
     runs: tuple[Settings, ...]
     axes: tuple[str, ...]
-    folder: Path | None = None  # of the settings file: paths in it are meant from there
+    folder: Path | None = None  # of the settings file: relative paths in it start there
 
 
 def read_grid(file: Path | None = None, words: Sequence[str] = ()) -> Grid:
-    """The runs of a settings file (or of the defaults) with `key=value` words on top.
+    """The runs of a settings file (or of the defaults), changed by `key=value` words.
 
     >>> grid = read_grid(None, ["rounds=20", "tau=0.2,0.4", "seed=[0, 1]"])
-    >>> len(grid.runs), grid.axes                         # the plain mean knows no tau: it is run once a seed
+    >>> len(grid.runs), grid.axes                         # the plain mean has no tau: one run for each seed
     (6, ('aggregator', 'tau', 'seed'))
     """
     given = {} if file is None else read_file(file)
@@ -56,10 +56,10 @@ def read_grid(file: Path | None = None, words: Sequence[str] = ()) -> Grid:
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """A settings file as it stands."""
+    """The content of a settings file, not checked yet."""
     try:
         if file.stat().st_size > LARGEST:
-            raise ConfigError(f"{file} is larger than {LARGEST} bytes, which no settings file is")
+            raise ConfigError(f"{file} is larger than {LARGEST} bytes; give the path of a settings file")
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {str(file)!r}: {error.strerror or error}") from None
@@ -84,17 +84,17 @@ def expand(given: Mapping[str, Any]) -> Grid:
         raise ConfigError(f"the lists multiply to {total} runs, more than {MOST}; shorten one of: {', '.join(axes)}")
     runs: dict[str, Settings] = {}
     for chosen in itertools.product(*axes.values()):
-        one: Mapping[str, Any] = wanted
+        single: Mapping[str, Any] = wanted
         for dotted, value in zip(axes, chosen, strict=True):
-            one = _set(one, dotted, value)
-        settings = complete(check(one))
+            single = _set(single, dotted, value)
+        settings = complete(check(single))
         runs.setdefault(fingerprint({**record(settings), "dataset": settings.dataset}), settings)
     _check_used(given, list(runs.values()))
     return Grid(tuple(runs.values()), tuple(dotted for dotted, values in axes.items() if len(values) > 1))
 
 
 def check(given: Mapping[str, Any]) -> Settings:
-    """Settings of one run, or a sentence that says which one cannot be.
+    """The settings of one run, checked; an error names the wrong setting.
 
     >>> check({"tua": 0.4})
     Traceback (most recent call last):
@@ -109,15 +109,15 @@ def check(given: Mapping[str, Any]) -> Settings:
 
 
 def check_names(given: Mapping[str, Any], section: str = "") -> None:
-    """Refuse a name that is no setting, with the nearest one that is."""
+    """Refuse an unknown name and suggest the nearest setting."""
     known = list(_MODELS[section].model_fields)
     for name, value in given.items():
         if name not in known:
             raise ConfigError(_unknown(name, section))
         if not section and name in SECTIONS:
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, Mapping):
-                    check_names(one, name)
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, Mapping):
+                    check_names(part, name)
 
 
 def every_name() -> list[str]:
@@ -147,14 +147,14 @@ def _sentence(found: ErrorDetails) -> str:
 
 
 def _nearest(found: ErrorDetails) -> str:
-    """A hint for a value that is almost one of those allowed."""
+    """A hint for a value that is close to an allowed one."""
     allowed = re.findall(r"'([^']*)'", str(found.get("ctx", {}).get("expected", "")))
     near = difflib.get_close_matches(str(found["input"]), allowed, 1, 0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _axes(given: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Dotted name -> values of everything that is a list; `seed` comes last, so that pairs stand together."""
+    """Dotted name -> values of every list; `seed` comes last, so that the runs of an arm are adjacent."""
     found: dict[str, list[Any]] = {}
     for name, value in given.items():
         if isinstance(value, list):
@@ -168,42 +168,43 @@ def _axes(given: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _check_axis(dotted: str, values: list[Any]) -> None:
     if not values:
-        raise ConfigError(f"{dotted}: an empty list makes no run; give one value or more")
+        raise ConfigError(f"{dotted}: expected at least one value, got an empty list")
     if any(isinstance(value, list) for value in values):
-        raise ConfigError(f"{dotted}: a list inside a list means nothing here; give one list of values")
-    for place, value in enumerate(values):
-        if value in values[:place] and not isinstance(value, bool):
-            raise ConfigError(f"{dotted}: {value!r} stands twice in the list")
+        raise ConfigError(f"{dotted}: expected a list of values, got a list inside a list")
+    for position, value in enumerate(values):
+        if value in values[:position] and not isinstance(value, bool):
+            raise ConfigError(f"{dotted}: {value!r} is in the list twice; remove one")
 
 
 def _check_used(given: Mapping[str, Any], runs: Sequence[Settings]) -> None:
-    """Refuse a setting that was given but that no run uses: it would be ignored in silence."""
+    """Refuse a setting that no run uses, because it would be ignored without notice."""
     for dotted in _leaves(given):
         used = USED.get(dotted)
         if used is not None and not any(used(settings) for settings in runs):
-            raise ConfigError(f"{dotted} is given but no run uses it; leave it out, or see `fedgma run --show`")
+            raise ConfigError(f"{dotted} is given but no run uses it; remove it, or see `fedgma run --show`")
 
 
 def _leaves(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
     for name, value in given.items():
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, Mapping):
-                yield from _leaves(one, f"{before}{name}.")
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Mapping):
+                yield from _leaves(part, f"{before}{name}.")
             else:
                 yield f"{before}{name}"
 
 
 def _set(given: Mapping[str, Any], dotted: str, value: Any) -> dict[str, Any]:
-    """Nested settings with one value put in place; a section named by a string stays that name."""
+    """Nested settings with one value changed; a section given as a string keeps it as its `name`."""
     name, _, rest = dotted.partition(".")
     if not rest:
         return {**given, name: value}
-    held = given.get(name, {})
-    parts = [{"name": part} if isinstance(part, str) else part for part in (held if isinstance(held, list) else [held])]
+    section = given.get(name, {})
+    listed = section if isinstance(section, list) else [section]
+    parts = [{"name": part} if isinstance(part, str) else part for part in listed]
     if not all(isinstance(part, Mapping) for part in parts):
-        raise ConfigError(f"{dotted}: {name!r} has no settings of its own below it, its value is {held!r}")
+        raise ConfigError(f"{dotted}: {name!r} is not a section of settings, its value is {section!r}")
     new = [_set(part, rest, value) for part in parts]
-    return {**given, name: new if isinstance(held, list) else new[0]}
+    return {**given, name: new if isinstance(section, list) else new[0]}
 
 
 def _parse_word(word: str) -> tuple[str, Any]:
@@ -230,7 +231,7 @@ def _value(text: str) -> Any:
 
 
 def _point(text: str, message: str) -> str:
-    """A parser's message with the line it speaks of."""
+    """A parser's message with the text of the line that it names."""
     found = re.search(r"at line (\d+)", message)
     lines = text.splitlines()
     if found and 0 < int(found[1]) <= len(lines):

@@ -1,9 +1,9 @@
-"""Which data and which model a run is of: checksums of everything besides its settings that decides its outcome.
+"""The identity of a run's data and model: checksums of everything besides its settings that decides its outcome.
 
-Of a model these are its structure, its first weights, and the code that will be executed: the user's functions and
-classes as they are compiled, with what they read (globals, closures, defaults, arguments of a `functools.partial`,
-modules of the user's own). Installed packages are named, not followed. So a comment changes nothing, and an edited file
-counts once it is loaded.
+The checksum of a model covers its structure, its initial weights and the code that will be executed: the compiled
+functions and classes of the user and what they read (globals, closures, defaults, arguments of a `functools.partial`,
+the user's other modules). Of installed packages only the name is used. So a changed comment makes no difference, and an
+edited file counts once it is loaded.
 """
 
 import dis
@@ -30,7 +30,7 @@ from fedgma.records.checkpoints import digest
 from fedgma.records.format import built_in
 from fedgma.training.models import MODELS, Model, build, factory_of, parameter_count
 
-SEED = 0  # that the first weights are drawn with, to be compared; each run has its own
+SEED = 0  # of the initial weights that are compared; each run draws its own
 PACKAGE = str(Path(__file__).resolve().parents[1])
 INSTALLED = tuple(
     os.path.realpath(folder) + os.sep
@@ -41,13 +41,15 @@ INSTALLED = tuple(
         site.getusersitepackages(),
     }
 )
-MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}  # what every module has, looked at by name or not at all
+MODULE_STATE = frozenset(vars(nn.Module())) - {
+    "training"
+}  # attributes of every module; those that matter are visited by name
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice)
 
 
 class ModelIdentity(NamedTuple):
-    """A model's checksum (or name and size), and what of it could not be looked into."""
+    """A model's checksum (or name and size), and the parts of it that could not be fingerprinted."""
 
     text: str
     unknown: tuple[str, ...] = ()
@@ -65,7 +67,7 @@ def data_identity(data: Dataset, *, handed_over: bool) -> dict[str, str]:
 
 
 def model_identity(model: Model, shape: tuple[int, ...], classes: int) -> ModelIdentity:
-    """What tells a model from another: name and size of a built-in one, else a checksum.
+    """The identity of a model: name and size of a built-in one, else a checksum.
 
     >>> model_identity("logistic", (1, 28, 28), 10)
     ModelIdentity(text='logistic, 7850 parameters', unknown=())
@@ -91,7 +93,7 @@ def model_identity(model: Model, shape: tuple[int, ...], classes: int) -> ModelI
 
 
 def is_installed(file: str | None) -> bool:
-    """Whether a file belongs to Python or to an installed package, and is none of the user's."""
+    """Whether a file belongs to Python or to an installed package, and not to the user."""
     if not file or file.startswith("<"):
         return (file or "").startswith("<frozen")
     path = os.path.realpath(file)
@@ -99,23 +101,23 @@ def is_installed(file: str | None) -> bool:
 
 
 class Walk:
-    """Goes through objects and takes the checksum of what they are; things that it cannot look into it names."""
+    """Visits objects and computes a checksum of their content; `unknown` names those that cannot be fingerprinted."""
 
     def __init__(self) -> None:
         self.unknown: dict[str, None] = {}
         self._hash = hashlib.sha256()
-        self._seen: dict[int, tuple[int, Any]] = {}  # the object is kept, so that its id stays its own
+        self._seen: dict[int, tuple[int, Any]] = {}  # keeps the object alive, so that no other gets its id
 
     def result(self) -> ModelIdentity:
         """The checksum of everything visited."""
         return ModelIdentity(self._hash.hexdigest(), tuple(self.unknown))
 
     def put(self, *words: object) -> None:
-        """Take in plain words."""
+        """Add plain values to the checksum."""
         self._hash.update(repr(words).encode() + b"\n")
 
     def visit(self, value: Any) -> None:
-        """Take in an object and what it is made of."""
+        """Add an object and its parts to the checksum."""
         if isinstance(value, PLAIN):
             self.put(type(value).__name__, value)
         elif id(value) in self._seen:
@@ -204,7 +206,7 @@ class Walk:
                 self.visit(constant)
 
     def _reads(self, code: types.CodeType, names: Mapping[str, Any]) -> None:
-        """The globals that code reads and the modules that it imports; of a user's module, what is taken from it."""
+        """Add the globals that code reads and its imports; of a user's module, the attributes that the code uses."""
         reads, attributes, imports = _names(code)
         for name in sorted(reads & set(names)):
             self.put(name)
@@ -236,7 +238,7 @@ class Walk:
             return
         self._listed(value.__bases__)
         for name, member in sorted(vars(value).items()):
-            if name == "_abc_impl":  # what abc remembers of its subclasses
+            if name == "_abc_impl":  # a cache of abc
                 continue
             if not name.startswith("__") or callable(member) or isinstance(member, staticmethod | classmethod):
                 self.put(name)
@@ -296,7 +298,7 @@ KINDS: tuple[tuple[Any, Look], ...] = (
 
 
 def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """What code and the code inside it reads: globals, attributes and imports by name."""
+    """The names of globals, attributes and imports that code reads, nested functions included."""
     reads, attributes, imports = set(), set(), set()
     for inner in _codes(code):
         for step in dis.get_instructions(inner):
@@ -317,19 +319,19 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _users_module(name: str, package: str) -> types.ModuleType | None:
-    """A module of the user's that a function's body imports; None where it is not theirs or cannot be found."""
-    for whole in (f"{package}.{name}", name) if package else (name,):
+    """A module of the user that a function imports; None if it is installed or cannot be found."""
+    for full in (f"{package}.{name}", name) if package else (name,):
         try:
-            spec = importlib.util.find_spec(whole)
+            spec = importlib.util.find_spec(full)
             if spec is not None and spec.origin is not None and not is_installed(spec.origin):
-                return importlib.import_module(whole) if spec.origin.endswith(".py") else None
-        except Exception:  # whatever an import raises, the body may catch it
+                return importlib.import_module(full) if spec.origin.endswith(".py") else None
+        except Exception:  # an import may raise anything, and the function may catch it
             continue
     return None
 
 
 def _is_package_of_others(module: types.ModuleType | None) -> bool:
-    """Whether a module is Python's own or installed; one without a file is so where it is built in."""
+    """Whether a module is part of Python or of an installed package; without a file, whether it is built in."""
     if module is None or module.__name__ == "__main__":
         return False
     file = getattr(module, "__file__", None)
@@ -337,7 +339,7 @@ def _is_package_of_others(module: types.ModuleType | None) -> bool:
 
 
 def _version_of(kind: type) -> str:
-    """The version of an installed package that a model is from; torch's own parts are taken to stay what they are."""
+    """The version of the installed package that a model is from; empty for torch, whose layers are taken as stable."""
     top = kind.__module__.partition(".")[0]
     return "" if top in ("torch", "fedgma") else str(getattr(sys.modules.get(top), "__version__", ""))
 
@@ -350,9 +352,9 @@ def _content(cell: types.CellType) -> list[Any]:
 
 
 def _words(value: Any) -> str | None:
-    """What an object of an installed package says of itself, where that does not name its place in memory."""
+    """The `repr` of an object of an installed package; None if it contains a memory address."""
     try:
         text = repr(value)
-    except Exception:  # whatever somebody's repr raises
+    except Exception:  # a repr may raise anything
         return None
     return None if re.search(r"0x[0-9a-fA-F]{4,}", text) or inspect.isgenerator(value) else text

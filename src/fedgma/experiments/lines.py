@@ -1,4 +1,4 @@
-"""The records of a run in plain words: its head (`run.json`) and one line a round (`rounds.jsonl`)."""
+"""The records of a run: its head (`run.json`) and one line for each round (`rounds.jsonl`)."""
 
 import functools
 import os
@@ -22,13 +22,13 @@ from fedgma.simulation.batched.votes import Share, VoteStatistics
 from fedgma.simulation.device_round import RoundRecord
 from fedgma.simulation.spec import RunSpec
 
-ALWAYS = ("round", "train", "counted", "refused", "seconds")  # of a line, whatever was evaluated and measured
+ALWAYS = ("round", "train", "counted", "refused", "seconds")  # fields of every line, evaluated and measured or not
 MOST = 20_000  # numbers of a table in run.json
 PACKAGES = ("numpy", "torch", "numba", "safetensors")
 
 
 def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) -> dict[str, Any]:
-    """What `run.json` says of the surroundings of a run: software, device, data and who holds them."""
+    """The part of `run.json` that describes software, device, data and their partition."""
     facts = DataFacts(
         name=data.name,
         source=f"{data.source.kind}: {data.source.name}",
@@ -45,7 +45,7 @@ def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) 
 
 
 def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
-    """Samples of each class at each client, where the table is not too long to be written down."""
+    """Samples of each class at each client, unless the table would be too long."""
     if len(clients) * len(data.classes) > MOST:
         return {}
     counts = class_counts(Partition(tuple(clients)), data.train.y, len(data.classes))
@@ -69,13 +69,13 @@ def line_of(record: RoundRecord, seconds: float) -> Line:
 
 
 def as_planned(line: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
-    """A line of a shorter run as `spec` would have written it: without what only the other's end was measured for."""
+    """A line of a shorter run as `spec` would have written it: without extra measurements at that run's end."""
     due, measured = spec.is_due(line["round"]), spec.is_measured(line["round"])
     return {name: value for name, value in line.items() if name in ALWAYS or (measured if name == "mask" else due)}
 
 
 def client_figures(accuracies: np.ndarray, sampled: tuple[int, ...]) -> dict[str, float]:
-    """How the clients fare: their mean, the mean of the worst tenth, those that took part and those that did not.
+    """Accuracies over clients: mean of all, of the worst tenth, of those that took part and of those that did not.
 
     >>> client_figures(np.array([0.5, 1.0, np.nan, 0.0]), (0, 1))
     {'worst_decile': 0.0, 'mean': 0.5, 'participating': 0.75, 'non_participating': 0.0}
@@ -110,7 +110,7 @@ def _share(share: Share) -> dict[str, float]:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device in words."""
+    """A description of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
@@ -118,7 +118,7 @@ def describe_device(device: torch.device) -> str:
 
 @functools.cache
 def versions() -> Mapping[str, str]:
-    """Versions of what computes, and the commit of the source tree where there is one."""
+    """Versions of the packages that compute, and the commit of the source tree if there is one."""
     found = {"fedgma": fedgma.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -130,7 +130,7 @@ def versions() -> Mapping[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout that holds the package, or what $FEDGMA_COMMIT says of a copy; empty if neither."""
+    """$FEDGMA_COMMIT, or the commit of the checkout that contains the package; empty if there is neither."""
     if named := os.environ.get("FEDGMA_COMMIT"):
         return named
     here = Path(__file__).resolve().parent

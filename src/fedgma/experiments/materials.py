@@ -1,6 +1,6 @@
-"""What a run is made of: its settings turned into data on a device, a federation, a model and a `RunSpec`.
+"""The materials of a run: its settings become data on a device, a federation, a model and a `RunSpec`.
 
-Each data set is loaded and placed once, each federation is made once, whatever the number of runs that share them.
+Runs share them: each data set is loaded and placed once, and each federation is made once.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ Data = Dataset | tuple[Any, Any]
 
 
 class Materials:
-    """Makes specs of settings and keeps what several of them need."""
+    """Makes specs from settings, and keeps the data sets, federations and models that several specs share."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Materials:
         version: str | None = None,
     ) -> None:
         self.precision = check_precision(precision)
-        self.version = version  # what the user calls this version of their data and code
-        self.folder = folder  # where paths in the settings are meant from, besides the current one
+        self.version = version  # the user's name for this version of their data and code
+        self.folder = folder  # where relative paths in the settings start; then the current folder
         self.data = from_arrays(*data) if isinstance(data, tuple) and not isinstance(data, Dataset) else data
         self.model = model
         self._chosen = device
@@ -60,7 +60,7 @@ class Materials:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where runs are played: a GPU where there is one, unless told otherwise."""
+        """The device that trains: the one that was chosen; for "auto" a GPU if there is one, else the CPU."""
         if self._chosen == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -72,7 +72,7 @@ class Materials:
         return device
 
     def adopt(self, settings: Settings) -> Settings:
-        """Settings that name the data and the model that were handed over."""
+        """The settings, with the names of the data and the model that were passed in Python."""
         named: dict[str, str] = {}
         if self.data is not None:
             named["dataset"] = OWN + self.data.name
@@ -84,7 +84,7 @@ class Materials:
         return settings.model_copy(update=named)
 
     def located(self, settings: Settings) -> Settings:
-        """Settings that name the user's own files by their whole paths, for a process that runs elsewhere."""
+        """The settings with absolute paths of the user's files, for a process that runs elsewhere."""
         update = {}
         if is_path(settings.dataset) and (path := self._find(settings.dataset)) is not None:
             update["dataset"] = str(path.resolve())
@@ -99,7 +99,7 @@ class Materials:
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
     def notes(self, settings: Settings) -> list[str]:
-        """What the user must know of a run's identity: code that cannot be looked into, where no version names it."""
+        """Warnings on a run's identity: code that cannot be fingerprinted, if no version was given."""
         unknown = self.model_identity(settings).unknown
         if not unknown or self.version is not None:
             return []
@@ -131,7 +131,7 @@ class Materials:
         return cast(dict[str, str], self._identities[key])
 
     def _input_shape(self, settings: Settings) -> tuple[int, ...]:
-        """The shape of a sample as a model sees it; colours make three channels of one."""
+        """The shape of a model's input; a colour shift turns one channel into three."""
         data = self.dataset(settings)
         shape = tuple(data.train.x.shape[1:])
         return (3, *shape[1:]) if isinstance(_shift(settings) or data.shift, Colour) else shape
@@ -143,7 +143,7 @@ class Materials:
         return self._loaded[settings.dataset]
 
     def federation(self, settings: Settings) -> Federation:
-        """The federation of a run; equal ones are one object."""
+        """The federation of a run; runs with equal settings share one object."""
         part = settings.partition
         key = (settings.dataset, part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
@@ -160,26 +160,26 @@ class Materials:
         return self._federations[key]
 
     def network(self, settings: Settings) -> Model:
-        """The model of a run: a name, or what the user's file or hand gave."""
+        """The model of a run: a name, or what the user's file defines or the user passed."""
         name = str(settings.model)
         if name.startswith(OWN):
             if self.model is None:
-                raise ConfigError(f"model {name!r} was handed over in Python; hand it over again as model=...")
+                raise ConfigError(f"model {name!r} was passed in Python; pass it again as model=...")
             return self.model
         if (file := self._model_file(name)) is not None and name not in self._models:
             self._models[name] = _from_file(file, name.rpartition(":")[2])
         return self._models.get(name, name)
 
     def spec(self, settings: Settings) -> RunSpec:
-        """Everything the fleet wants to know of a run."""
+        """The complete specification of a run, for a fleet."""
         federation = self.federation(settings)
         wanted, clients = settings.clients_per_round or 10, len(federation.clients)
-        if wanted > clients:  # of `natural`, only the data know how many there are
+        if wanted > clients:  # for `natural`, the data decide the number of clients
             raise NotEnoughClients(
                 f"a round samples {wanted} clients, but there are {clients}; set clients_per_round={clients}"
             )
         return RunSpec(
-            cast(Any, federation),  # frozen, where the protocol of a pool would let one assign
+            cast(Any, federation),  # it is frozen, but the protocol of a pool has writable attributes
             model=self.network(settings),
             seed=settings.seed,
             rounds=settings.rounds,
@@ -211,13 +211,15 @@ class Materials:
     def _load(self, name: str) -> Dataset:
         if name.startswith(OWN):
             if self.data is None:
-                raise ConfigError(f"dataset {name!r} was handed over in Python; hand it over again as data=...")
+                raise ConfigError(f"dataset {name!r} was passed in Python; pass it again as data=...")
             return self.data
         if not is_path(name):
             return load(name)
         path = self._find(name)
         if path is None:
-            raise ConfigError(f"dataset: there is no file or folder {name!r} here or beside the settings file")
+            raise ConfigError(
+                f"dataset: no file or folder {name!r} in the current folder or in that of the settings file"
+            )
         return load(str(path.resolve()))
 
     def _model_file(self, name: str) -> Path | None:
@@ -225,19 +227,19 @@ class Materials:
         path, _, _ = name.rpartition(":")
         if not path.endswith(".py"):
             return None
-        found = self._find(path)
-        if found is None:
-            raise ConfigError(f"model: there is no file {path!r} here or beside the settings file")
-        return found
+        file = self._find(path)
+        if file is None:
+            raise ConfigError(f"model: no file {path!r} in the current folder or in that of the settings file")
+        return file
 
     def _find(self, name: str) -> Path | None:
         path = Path(name).expanduser()
-        places = [path] if self.folder is None else [self.folder / path, path]
-        return next((place for place in places if place.exists()), None)
+        candidates = [path] if self.folder is None else [self.folder / path, path]
+        return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 def rule_of(settings: Settings) -> Rule:
-    """The rule that a run's settings name, with those of them that it reads."""
+    """The rule that a run's settings name, made from the settings that it reads."""
     row = RULES[settings.aggregator]
     rule = row.make(**{name: getattr(settings, name) for name in row.settings})
     return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
@@ -257,7 +259,7 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
 
 
 def _details(settings: Settings) -> dict[str, Any]:
-    """The settings that belong to a partition's kind."""
+    """The settings that this kind of partition reads."""
     part = settings.partition
     wanted = {
         "iid": (),
@@ -280,7 +282,7 @@ def _shift(settings: Settings) -> Shift | None:
 
 
 def _from_file(file: Path, name: str) -> Callable[..., nn.Module]:
-    """A name out of a Python file that the user pointed at."""
+    """The function or class `name` of a Python file."""
     spec = importlib.util.spec_from_file_location(f"fedgma_own_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ConfigError(f"model: {file.name} is not a Python file")
@@ -289,19 +291,19 @@ def _from_file(file: Path, name: str) -> Callable[..., nn.Module]:
         with _fresh_imports(file.resolve().parent):
             spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError(f"model: {file.name} could not be run ({type(error).__name__}: {error})") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+        raise ConfigError(f"model: {file.name} could not be executed ({type(error).__name__}: {error})") from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
         raise ConfigError(f"model: {file.name} has no {name!r} that can be called as {name}(shape, classes)")
-    return found  # type: ignore[no-any-return]
+    return factory  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def _fresh_imports(folder: Path) -> Iterator[None]:
-    """Let a file import the modules beside it as they are now, whatever this process imported from there before.
+    """Inside, a file imports the current versions of the modules in its folder, even if older ones are loaded.
 
-    So the code that runs is the code that the fingerprint is of, in a notebook too; other importers keep what they
-    have.
+    So the code that runs is the code that was fingerprinted, in a notebook too. Modules that were loaded before are
+    put back afterwards.
     """
 
     def beside() -> dict[str, Any]:
@@ -313,7 +315,7 @@ def _fresh_imports(folder: Path) -> Iterator[None]:
     for name in aside:
         del sys.modules[name]
     sys.path.insert(0, str(folder))
-    sys.dont_write_bytecode = True  # no litter beside the user's files
+    sys.dont_write_bytecode = True  # leaves no __pycache__ in the user's folder
     importlib.invalidate_caches()
     try:
         yield

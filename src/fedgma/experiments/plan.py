@@ -1,4 +1,4 @@
-"""What is to be run: a configuration becomes named runs with their folders, and runs become fleets."""
+"""Planning: a configuration becomes named runs with their folders, and runs become fleets."""
 
 import logging
 import os
@@ -14,26 +14,26 @@ from fedgma.records.reader import is_done
 from fedgma.simulation.spec import SHARED
 from fedgma.training.models import build, parameter_count
 
-BYTES_AN_ENTRY = 64  # of a run's state and sums, while its fleet plays
+BYTES_AN_ENTRY = 64  # of a run's state and sums, while its fleet trains
 LOG = logging.getLogger(__name__)
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | Settings | Grid | None
 
 
 class Planned(NamedTuple):
-    """A run that is to be played, or was."""
+    """A run of a plan, trained or not yet."""
 
     settings: Settings
     recorded: dict[str, Any]
     identity: Identity
     fingerprint: str  # of its recorded settings and its identity
     folder: Path | None
-    lineage: str = ""  # its fingerprint but for the number of rounds
-    notes: tuple[str, ...] = ()  # what the user must know of its identity
+    lineage: str = ""  # fingerprint without the number of rounds
+    notes: tuple[str, ...] = ()  # warnings on its identity
 
 
 def grid_of(config: Config) -> Grid:
-    """The runs that a settings file, a mapping, or nothing at all stands for."""
+    """The runs of a settings file or a mapping; of the defaults if None is given."""
     if isinstance(config, Grid):
         return config
     if isinstance(config, Settings):
@@ -44,7 +44,7 @@ def grid_of(config: Config) -> Grid:
 
 
 def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
-    """Name every run of a grid, and the folder it has or will have."""
+    """The runs of a grid with their names and folders; the folders may not exist yet."""
     planned = [_planned(materials.adopt(settings), materials, out) for settings in grid.runs]
     for note in dict.fromkeys(note for run in planned for note in run.notes):
         LOG.warning("%s", note)
@@ -66,12 +66,12 @@ def _planned(settings: Settings, materials: Materials, out: Path | None) -> Plan
 
 
 def missing(runs: Sequence[Planned]) -> list[Planned]:
-    """Those that are not done yet."""
+    """The runs that are not done yet."""
     return [run for run in runs if run.folder is None or not is_done(run.folder)]
 
 
 def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
-    """Runs in groups that fit into one fleet: those that share data set and shift, and what `SHARED` names."""
+    """Runs grouped by what a fleet must share: data set, shift and the settings in `SHARED`."""
     together: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         chosen = run.settings
@@ -81,7 +81,7 @@ def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def pack(runs: Sequence[Planned], materials: Materials) -> list[list[Planned]]:
-    """Runs in fleets, as many in one as fit into memory."""
+    """Runs grouped into fleets, each as large as memory allows."""
     packed = []
     for members in alike(runs):
         most = _runs_that_fit(members, materials)
@@ -90,7 +90,7 @@ def pack(runs: Sequence[Planned], materials: Materials) -> list[list[Planned]]:
 
 
 def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
-    """How many runs of these one fleet may hold: about half of the device's free memory."""
+    """How many of these runs fit into one fleet: they may take about half of the device's free memory."""
     import torch
 
     first = materials.spec(members[0].settings)
@@ -106,5 +106,5 @@ def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
 def _free_memory() -> int:
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not every system says
+    except (ValueError, OSError, AttributeError):  # not known on every system
         return 4 * 2**30

@@ -1,10 +1,10 @@
-"""Plays settings: runs that can share a fleet do, every round is recorded, a stopped run goes on where it was.
+"""Trains the runs of settings: in fleets where possible, every round is recorded, stopped runs are resumed.
 
-    for played in fedgma.rounds({"rounds": 20}):                   # in a notebook, nothing is written
+    for played in fedgma.rounds({"rounds": 20}):                   # for notebooks: writes no files
         print(played.run.settings.aggregator, played.line["round"], played.line.get("test"))
-    outcome = fedgma.run("settings.toml", out="runs")              # run folders, resumed if they are there
+    outcome = fedgma.run("settings.toml", out="runs")              # writes run folders, resumes existing ones
 
-`data` and `model` take the user's own arrays and module in place of names.
+`data` and `model` take your own arrays and module in place of names.
 """
 
 import contextlib
@@ -33,24 +33,24 @@ from fedgma.statistics.comparisons import Comparison, against_baseline
 from fedgma.training.models import Model, parameter_count
 
 CHECKPOINT_SECONDS = 10.0
-SMALL = 1_000_000  # parameters of a model whose steps are too short for threads to meet at
+SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads
 LOG = logging.getLogger(__name__)
 
 
 class Played(NamedTuple):
-    """A round of a run, as it was recorded."""
+    """A completed round of a run, and the line that records it."""
 
     run: Planned
     line: Line
 
 
 class Outcome(NamedTuple):
-    """Everything that came out: runs with their rounds, arms over seeds, the others against the plain mean."""
+    """The results: runs with their rounds, arms over seeds, and each other arm against the plain mean."""
 
     runs: tuple[Run, ...]
     arms: tuple[Row, ...]
-    comparisons: tuple[Comparison, ...]  # of `last10`, cell by cell
-    notes: tuple[str, ...] = ()  # what could not be known of the runs
+    comparisons: tuple[Comparison, ...]  # of the metric `last10`, cell by cell
+    notes: tuple[str, ...] = ()  # warnings on the identity of runs
 
 
 def play_fleet(
@@ -63,11 +63,11 @@ def play_fleet(
     stop: Callable[[], bool] = lambda: False,
     ahead: bool | None = None,
 ) -> Iterator[Played]:
-    """Play the runs of one fleet to their ends, or until `stop`; what has a folder is recorded and resumed.
+    """Train the runs of one fleet to their last round, or until `stop`; runs with a folder are recorded and resumed.
 
-    `wait` is how many seconds another writer of a folder is given to let go; without `keep_state`, finished runs take
-    less room and cannot be extended. With `ahead`, which is the default on a GPU, a round is begun before the one
-    before it is read and written, so that host and device work at the same time.
+    `wait` is the number of seconds to wait for another process that writes to a folder. Without `keep_state`, finished
+    runs take less disk space and cannot be extended. With `ahead`, the default on a GPU, a round starts before the
+    previous one is read and written, so that host and device work at the same time.
     """
     with contextlib.ExitStack() as opened:
         specs = [materials.spec(run.settings) for run in members]
@@ -77,11 +77,11 @@ def play_fleet(
         parameters = parameter_count(fleet.model)
         opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
         folders = [_open(run, materials, parameters, wait, opened) for run in members]
-        extend([(run, spec, held) for run, spec, held in zip(members, specs, folders, strict=True) if held is not None])
-        found = [None if folder is None else folder.resume() for folder in folders]
-        state = _resume(fleet, found)
+        extend([(run, spec, path) for run, spec, path in zip(members, specs, folders, strict=True) if path is not None])
+        checkpoints = [None if folder is None else folder.resume() for folder in folders]
+        state = _resume(fleet, checkpoints)
         for run, folder in enumerate(folders):
-            if state.rounds[run] >= specs[run].rounds:  # killed between its last checkpoint and its mark
+            if state.rounds[run] >= specs[run].rounds:  # killed after its last checkpoint, before it was marked as done
                 _finish(folder, fleet, state, run, keep_state)
         yield from _play_on(
             members,
@@ -106,12 +106,12 @@ def _play_on(
     stop: Callable[[], bool],
     ahead: bool,
 ) -> Iterator[Played]:
-    """Rounds from `state` on.
+    """Train and record the rounds after `state`.
 
-    Where a state is written down, no later round has begun (one changes SCAFFOLD's variates in place) and every line
-    up to it stands in its file.
+    When a state is saved, no later round has started (a round changes SCAFFOLD's variates in place) and every line up
+    to it is in its file.
     """
-    waiting: list[Round] = []  # begun, and not written yet
+    waiting: list[Round] = []  # started, not recorded yet
     saved, began, on = time.monotonic(), 0.0, True
     while on:
         on = any(state.rounds[run] < spec.rounds for run, spec in enumerate(fleet.specs)) and not stop()
@@ -139,8 +139,8 @@ def _play_on(
 
 
 def extend(fresh: Sequence[tuple[Planned, RunSpec, RunFolder]]) -> None:
-    """Let runs that have not begun go on from finished ones beside them that differ in fewer rounds alone."""
-    fresh = [one for one in fresh if not checkpoint_rounds(one[2].path / "checkpoints")]
+    """Start new runs from finished ones in the same folder that differ only in having fewer rounds."""
+    fresh = [entry for entry in fresh if not checkpoint_rounds(entry[2].path / "checkpoints")]
     ends: dict[str, dict[int, Path]] = {}
     for out in {folder.path.parent for _, _, folder in fresh}:
         for head, path in finished(out):
@@ -159,7 +159,7 @@ def _begin_from(folder: RunFolder, shorter: Path, rounds: int, spec: RunSpec) ->
         LOG.warning("%s is not extended: %s", shorter, error)
         return
     lines = read_lines(shorter)
-    if point is not None and len(lines) == rounds:  # its last state may not have been kept
+    if point is not None and len(lines) == rounds:  # None if its final state was not kept
         folder.begin_from(shorter, point, [as_planned(line, spec) for line in lines])
 
 
@@ -173,10 +173,10 @@ def rounds(
     precision: str = "fp32",
     version: str | None = None,
 ) -> Iterator[Played]:
-    """Play every run of a configuration, round by round; with `out`, into run folders, doing only what is missing.
+    """Train every run of a configuration and yield each round; with `out`, write run folders and skip finished runs.
 
-    Runs are known by their settings and by the content of their data and model; `version` tells apart what is not seen
-    there.
+    Runs are identified by their settings and by the content of their data and model. Give a `version`, and change it
+    with your code, where that content cannot be fingerprinted.
     """
     planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
     for members in pack(missing(planned), materials):
@@ -193,7 +193,7 @@ def run(
     precision: str = "fp32",
     version: str | None = None,
 ) -> Outcome:
-    """Play every run of a configuration and say what came out; arguments are those of `rounds`."""
+    """Train every run of a configuration and return the results; arguments are those of `rounds`."""
     planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
     lines: dict[str, list[Record]] = {}
     for members in pack(missing(planned), materials):
@@ -203,16 +203,16 @@ def run(
 
 
 def _planned(
-    config: Config, out: str | os.PathLike[str] | None, device: str, **own: Any
+    config: Config, out: str | os.PathLike[str] | None, device: str, **options: Any
 ) -> tuple[list[Planned], Materials]:
-    """The runs of a configuration, and what they are made of; `own` is that of `Materials`."""
+    """The runs of a configuration and their materials; options are those of `Materials`."""
     grid = grid_of(config)
-    materials = Materials(device, folder=grid.folder, **own)
+    materials = Materials(device, folder=grid.folder, **options)
     return plan(grid, materials, None if out is None else Path(out)), materials
 
 
 def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Record]] | None = None) -> Outcome:
-    """Scores and verdicts of runs: from their folders, or from `lines` where a run has none."""
+    """Scores and verdicts of runs: from their folders, or from `lines` for runs without a folder."""
     runs = [
         as_run(run, read_lines(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
         for run in planned
@@ -224,14 +224,14 @@ def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Record]] | Non
 
 
 def as_run(run: Planned, lines: Sequence[Record] = ()) -> Run:
-    """A run as reports see it."""
+    """A planned run as the reader would return it, for reports."""
     head = _named(run)
     done = Done(rounds=len(lines), sha256="") if len(lines) == run.settings.rounds else None
     return Run(run.folder or Path(run.fingerprint), head, dict(flat(run.recorded)), tuple(lines), done)
 
 
 def _named(run: Planned) -> Head:
-    """What a record says of a run before it has begun."""
+    """The part of a run's head that is known before it starts."""
     head = Head(format=FORMAT, fingerprint=run.fingerprint, lineage=run.lineage, settings=run.recorded)
     head["identity"] = run.identity
     if run.notes:
@@ -240,7 +240,7 @@ def _named(run: Planned) -> Head:
 
 
 def _check_ends(last: Sequence[Record]) -> None:
-    """Refuse to give a verdict where every run had come to nothing by its last round."""
+    """Raise an error instead of a verdict if every run had failed by its last round."""
     advice = "lower client_learning_rate or set gradient_clip"
     if last and all(line["counted"] == 0 for line in last):
         refused = sum(len(line["refused"]) for line in last)
@@ -248,7 +248,7 @@ def _check_ends(last: Sequence[Record]) -> None:
         raise NotEnoughClients(f"{none}; {advice}")
     losses = [line["train"]["loss"] for line in last]
     if losses and all(loss is None or not math.isfinite(loss) for loss in losses):
-        raise Diverged(f"no run kept a finite loss to its end; {advice}")
+        raise Diverged(f"no run had a finite loss in its last round; {advice}")
 
 
 def _open(
@@ -268,10 +268,10 @@ def _open(
 
 @contextlib.contextmanager
 def _few_threads(small: bool) -> Iterator[None]:
-    """One thread in torch for small models: as fast, the same bits on any machine, and no waiting on a busy one.
+    """Inside, torch uses one thread for small models: as fast, the same bits on any machine, and no waiting.
 
-    Threads that meet at every small sum wait for the one that is not running: minutes instead of seconds where other
-    programs run. The CPU kernels have threads of their own, which take whole clients.
+    Several threads synchronise at every small sum. On a busy machine each waits for the slowest: minutes instead of
+    seconds. The CPU kernels have their own threads, each of which trains entire clients.
     """
     import torch
 
@@ -284,12 +284,12 @@ def _few_threads(small: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _resume(fleet: fleets.Fleet, found: Sequence[Checkpoint | None]) -> State:
-    """The state to go on from: that of the checkpoints, and the first one for runs that have none."""
+def _resume(fleet: fleets.Fleet, checkpoints: Sequence[Checkpoint | None]) -> State:
+    """The state to resume from: that of the checkpoints, and the initial one for runs without a checkpoint."""
     fresh = fleets.start(fleet)
-    if all(point is None for point in found):
+    if all(point is None for point in checkpoints):
         return fresh
-    states = [export(fleet, fresh, run) if point is None else point.state for run, point in enumerate(found)]
+    states = [export(fleet, fresh, run) if point is None else point.state for run, point in enumerate(checkpoints)]
     try:
         return fleets.restore(fleet, states)
     except (KeyError, RuntimeError, ValueError) as error:
@@ -297,7 +297,7 @@ def _resume(fleet: fleets.Fleet, found: Sequence[Checkpoint | None]) -> State:
 
 
 def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: State) -> None:
-    """A checkpoint of every run that is under way."""
+    """Write a checkpoint of every run that has started and not finished."""
     for run, folder in enumerate(folders):
         if folder is not None and 0 < state.rounds[run] < fleet.specs[run].rounds:
             folder.checkpoint(int(state.rounds[run]), export(fleet, state, run))

@@ -1,9 +1,10 @@
-"""A sweep spread over a Ray cluster: each fleet is a task, and every run folder lies in a folder that all nodes share.
+"""A sweep on a Ray cluster: each fleet is a task, and all run folders are in a folder that all nodes share.
 
-What travels is text: a task's settings as JSON, its answer as JSON. Run folders are written where they will be read, so
-nothing is lost with a node: its task is started again elsewhere, waits until the dead one's locks are free and goes on
-from the checkpoints. A file in the shared folder stands as long as the sweep is wanted; it tells a node that the folder
-is the right one, and its absence tells a fleet to stop after its round and write a checkpoint.
+A task receives its settings as JSON and returns its answer as JSON. Run folders are written directly to the shared
+folder. If a node dies, its task is restarted on another node, waits until the locks of the dead one are free and
+resumes from the checkpoints. A file in the shared folder, the token, exists as long as the sweep should run. A node
+checks by it that it has the right folder; when it is removed, every fleet finishes its round, writes a checkpoint and
+stops.
 """
 
 import contextlib
@@ -28,11 +29,11 @@ from fedgma.records.writer import is_running
 
 RETRIES = 8  # of a task whose node or process died
 WAIT = 180.0  # seconds for the lock of a dead node to be freed; a file server takes a minute or two to notice
-POLL = 2.0  # seconds between two looks at the folders
+POLL = 2.0  # seconds between two checks of the folders
 
 
 class Share(NamedTuple):
-    """The runs of one task, and how to play them."""
+    """The runs of one task, and how to train them."""
 
     settings: tuple[Settings, ...]
     fingerprints: tuple[str, ...]
@@ -46,7 +47,7 @@ class Share(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a sweep stands; rounds as of the last checkpoints."""
+    """The progress of a sweep in numbers of runs and of rounds; rounds count up to the last checkpoints."""
 
     done: int
     running: int
@@ -56,7 +57,7 @@ class Progress(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """What a Ray cluster gives: how many fleets at once, and what each asks for."""
+    """The capacity of a Ray cluster: how many fleets at once, and the resources that each requests."""
 
     fleets: int
     asks: Mapping[str, float]
@@ -64,7 +65,7 @@ class Cluster(NamedTuple):
 
 
 def spread(runs: Sequence[Planned], fleets: int) -> list[list[Planned]]:
-    """Runs in about so many shares: only those that can play in one fleet are in one, and shares are even."""
+    """Runs split into about `fleets` shares of even size; the runs of a share can train in one fleet."""
     groups = alike(runs)
     shares = []
     for members in groups:
@@ -74,26 +75,26 @@ def spread(runs: Sequence[Planned], fleets: int) -> list[list[Planned]]:
 
 
 def write_share(share: Share) -> str:
-    """A share as it travels."""
+    """A share as JSON, to send to a node."""
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in share._asdict().items()}
-    settings = [json.loads(one.model_dump_json()) for one in share.settings]
+    settings = [json.loads(settings.model_dump_json()) for settings in share.settings]
     return json.dumps({**plain, "settings": settings, "fedgma": fedgma.__version__})
 
 
 def read_share(text: str) -> Share:
-    """A share as it arrived."""
+    """A share from its JSON; refuses one of another version of fedgma."""
     given = json.loads(text)
     if (theirs := given.pop("fedgma")) != fedgma.__version__:
         raise ConfigError(
             f"{_here()} has fedgma {fedgma.__version__}, the sweep was started by {theirs}; use one version"
         )
-    settings = tuple(Settings.model_validate_json(json.dumps(one)) for one in given.pop("settings"))
+    settings = tuple(Settings.model_validate_json(json.dumps(part)) for part in given.pop("settings"))
     out, token = Path(given.pop("out")), Path(given.pop("token"))
     return Share(settings, tuple(given.pop("fingerprints")), out, token, **given)
 
 
 def play_share(text: str) -> str:
-    """The body of a task: plays what is missing of a share; `{}` or an error as JSON. Never raises on purpose."""
+    """The body of a task: train the missing runs of a share; returns `{}`, or an expected error as JSON."""
     try:
         share = read_share(text)
         materials = Materials(share.device, precision=share.precision, version=share.version)
@@ -116,13 +117,13 @@ def play_share(text: str) -> str:
 
 
 def _planned(share: Share, materials: Materials) -> list[Planned]:
-    """The runs of a share, checked: this node must see the same folder and the same files as the one that asks."""
+    """The runs of a share; checks that this node has the same folder and files as the one that started the sweep."""
     if not share.token.exists():
         raise ConfigError(f"{_here()} does not see {share.out}; --out must lie in a folder that all nodes share")
     planned = plan(Grid(share.settings, ()), materials, share.out)
     if tuple(run.fingerprint for run in planned) != share.fingerprints:
         raise ConfigError(
-            f"{_here()} has other files of data or model under the same names; put them in a shared folder"
+            f"{_here()} has different data or model files under the same names; put them in a shared folder"
         )
     return planned
 
@@ -133,11 +134,11 @@ def _here() -> str:
 
 @contextlib.contextmanager
 def standing(out: Path) -> Iterator[Path]:
-    """A file that stands in a folder until the end, or until somebody takes it away."""
+    """Inside, a token file exists in the folder, until the end or until it is deleted to stop the sweep."""
     token = out.absolute() / f".sweep-{secrets.token_hex(8)}"
     with written_to(out):
         out.mkdir(parents=True, exist_ok=True)
-        write_synced(token, b"while this file stands, the tasks of a sweep go on\n")
+        write_synced(token, b"the tasks of a sweep run while this file exists\n")
     try:
         yield token
     finally:
@@ -145,7 +146,7 @@ def standing(out: Path) -> Iterator[Path]:
 
 
 def progress(runs: Sequence[Planned]) -> Progress:
-    """Look at the run folders."""
+    """The progress of runs, read from their folders."""
     left = missing(runs)
     folders = [run.folder for run in left if run.folder is not None]
     running = sum(is_running(folder) for folder in folders)
@@ -156,31 +157,30 @@ def progress(runs: Sequence[Planned]) -> Progress:
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Cluster]:
-    """Join a Ray cluster: "ray:HOST:PORT"; "ray" is that of RAY_ADDRESS, else one of this machine, else one started."""
+    """Connect to a Ray cluster: "ray:HOST:PORT", or "ray" for that of RAY_ADDRESS, a local one, or else a new one."""
     try:
         import ray
     except ImportError:
         raise ConfigError("--on ray needs the package ray: pip install 'fedgma[ray]'") from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless asked for
-    place = address.removeprefix("ray").removeprefix(":") or os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent by default
+    host = address.removeprefix("ray").removeprefix(":") or os.environ.get("RAY_ADDRESS")
     try:
-        if place and (known := re.fullmatch(r"([^:/]+):(\d+)", place)):
-            socket.create_connection((known[1], int(known[2])), 10).close()  # Ray itself would try for minutes
-        ray.init(place, log_to_driver=False, logging_level="ERROR")
+        if host and (known := re.fullmatch(r"([^:/]+):(\d+)", host)):
+            socket.create_connection((known[1], int(known[2])), 10).close()  # Ray would try for minutes
+        ray.init(host, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError, OverflowError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"no Ray cluster at {place or 'hand'} ({first}); is it started, and RAY_ADDRESS right?"
-        ) from None
+        what = f"no Ray cluster at {host}" if host else "could not find or start a Ray cluster"
+        raise ConfigError(f"{what} ({first}); check that it is running, and RAY_ADDRESS") from None
     try:
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-            yield look(ray.nodes())  # what its nodes have to say Ray prints where our results go
+            yield look(ray.nodes())  # Ray prints its nodes' messages to stdout, which is for our results
     finally:
         ray.shutdown()
 
 
 def look(nodes: Sequence[Mapping[str, Any]]) -> Cluster:
-    """How fleets fit on nodes: one to a GPU where there are any, else one to a machine, as each uses all its cores.
+    """The capacity of nodes: one fleet for each GPU; without GPUs, fleets with as many cores as the smallest node has.
 
     >>> look([{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 16.0}}])
     Cluster(fleets=3, asks={'num_cpus': 8.0}, nodes=2)
@@ -191,12 +191,12 @@ def look(nodes: Sequence[Mapping[str, Any]]) -> Cluster:
         return Cluster(gpus, {"num_cpus": 1.0, "num_gpus": 1.0}, len(alive))
     cores = [node["CPU"] for node in alive if node.get("CPU", 0) >= 1]
     if not cores:
-        raise ConfigError("the Ray cluster has no CPU to give; start its nodes with --num-cpus")
-    return Cluster(int(sum(held // min(cores) for held in cores)), {"num_cpus": min(cores)}, len(alive))
+        raise ConfigError("the Ray cluster offers no CPU; start its nodes with --num-cpus")
+    return Cluster(int(sum(count // min(cores) for count in cores)), {"num_cpus": min(cores)}, len(alive))
 
 
 def play_on(cluster: Cluster, shares: Sequence[Share]) -> Iterator[tuple[int, list[str]]]:
-    """Play shares as tasks: every few seconds the number of nodes and the errors that came, until all tasks ended."""
+    """Train shares as tasks; yields the number of live nodes and new errors every few seconds, until all have ended."""
     import ray
     from ray.exceptions import RayError
 
@@ -206,11 +206,11 @@ def play_on(cluster: Cluster, shares: Sequence[Share]) -> Iterator[tuple[int, li
     while waiting:
         answers = []
         ended, waiting = ray.wait(waiting, timeout=POLL)
-        for one in ended:
+        for answer in ended:
             try:
-                answers.append(ray.get(one))
+                answers.append(ray.get(answer))
             except RayError as error:
-                said = f"a fleet came to no end, after {RETRIES} retries: {str(error).strip().splitlines()[-1]}"
-                answers.append(json.dumps({"error": said, "exit_code": 1}))
+                message = f"a fleet failed after {RETRIES} retries: {str(error).strip().splitlines()[-1]}"
+                answers.append(json.dumps({"error": message, "exit_code": 1}))
         alive = sum(node["Alive"] for node in ray.nodes())
         yield alive, [answer for answer in answers if answer != "{}"]

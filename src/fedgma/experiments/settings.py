@@ -1,8 +1,8 @@
 """The settings of one run: names, types, ranges, defaults (the paper's, SPEC 7), and how they are recorded.
 
-A settings file holds only what differs from these defaults. A setting left open (None here) is filled in from what the
-paper uses for the data set or the algorithm; one that the run does not use, such as `tau` under the plain mean, is
-None in the record and in the fingerprint.
+A settings file holds only what differs from these defaults. A setting whose default is None is filled in with the
+paper's choice for the data set or the algorithm. A setting that the run does not use, such as `tau` with the plain
+mean, is None in the record and in the fingerprint.
 """
 
 import os
@@ -35,7 +35,7 @@ ALGORITHMS: dict[str, tuple[str, float]] = {
     "fedyogi": ("yogi", 0.01),
 }
 
-# data set -> model, local epochs, classes per client (SPEC 4.1); others are taken as small pictures
+# data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
 PAPER: dict[str, tuple[str, int, int]] = {
     "cifar10": ("resnet18-gn", 3, 2),
     "cifar100": ("resnet18-gn", 3, 10),
@@ -44,16 +44,16 @@ PAPER: dict[str, tuple[str, int, int]] = {
     "femnist-62": ("lenet", 5, 2),
     "femnist-by-sample": ("lenet", 5, 2),
 }
-OWN = "own:"  # before the name of data or of a model that was handed over in Python
+OWN = "own:"  # prefix of the name of data or of a model that was passed in Python
 SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
 
 
-# settings that belong to the rule; its own `seed` is that of the run
+# settings that rules read; a rule's `seed` is that of the run
 RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"))
 
 
 def _readers(name: str) -> str:
-    """The rules that read a setting, in words."""
+    """The names of the rules that read a setting."""
     return ", ".join(rule for rule, row in RULES.items() if name in row.settings)
 
 
@@ -67,59 +67,67 @@ class PartitionSettings(Section):
     """Which client holds which samples."""
 
     name: Literal["iid", "label_skew", "dirichlet", "quantity", "natural"] = Field(
-        default="label_skew", description="how samples are dealt to clients"
+        default="label_skew", description="how samples are divided among clients"
     )
-    clients: Whole | None = Field(default=None, description="how many; 100, or for `natural` one for each owner")
+    clients: Whole | None = Field(
+        default=None, description="number of clients; by default 100, or for `natural` one for each owner"
+    )
     classes_per_client: Whole | None = Field(
-        default=None, description="of `label_skew`: 2, 10 for cifar100, 20 for tinyimagenet"
+        default=None, description="for `label_skew`: by default 2, 10 for cifar100, 20 for tinyimagenet"
     )
     mode: Literal["exact", "shards"] = Field(
-        default="exact", description="of `label_skew`: distinct classes, or plain shards"
+        default="exact",
+        description="for `label_skew`: exactly that many classes for each client, or shards of sorted samples",
     )
-    alpha: Positive = Field(default=0.5, description="of `dirichlet`: small is strong skew")
-    beta: Positive = Field(default=0.5, description="of `quantity`: small is strong skew")
+    alpha: Positive = Field(default=0.5, description="for `dirichlet`: concentration; small is strong skew")
+    beta: Positive = Field(default=0.5, description="for `quantity`: concentration; small is strong skew")
     min_size: Count | None = Field(
-        default=None, description="least samples of a client: 10 of `dirichlet`, 1 of `quantity`"
+        default=None, description="least number of samples of a client; by default 10 for `dirichlet`, 1 for `quantity`"
     )
-    held_out: Count = Field(default=0, description="of `natural`: owners kept out of training")
+    held_out: Count = Field(default=0, description="for `natural`: owners kept out of training")
     seed: int | None = Field(
-        default=None, description="of the dealing; the run's own seed, so that seeds differ in it too"
+        default=None,
+        description="seed of the partition; by default the run's seed, so that each seed has another partition",
     )
 
 
 class ShiftSettings(Section):
-    """How the same picture looks at each client."""
+    """How the images of clients differ from each other in appearance."""
 
     name: Literal["none", "colour", "rotation"] | None = Field(
-        default=None, description="the one that belongs to the data set"
+        default=None, description="kind of shift; by default the one that belongs to the data set"
     )
     palette: Literal["shared", "private"] = Field(
-        default="shared", description="of `colour`: base colours shared, or not"
+        default="shared", description="for `colour`: whether clients share the base colours"
     )
-    coloring: Literal["foreground", "foreground_background"] = Field(default="foreground", description="of `colour`")
-    test_coloring: Literal["unseen", "permuted", "random"] = Field(default="unseen", description="of `colour`")
-    jitter: Share = Field(default=0.1, description="of `colour`: each client's variation of a colour")
+    coloring: Literal["foreground", "foreground_background"] = Field(
+        default="foreground", description="for `colour`: what is coloured"
+    )
+    test_coloring: Literal["unseen", "permuted", "random"] = Field(
+        default="unseen", description="for `colour`: colours of the test images"
+    )
+    jitter: Share = Field(default=0.1, description="for `colour`: size of each client's variation of a colour")
     flip_low: Share = Field(
-        default=0.1, description="of `colour`: least share of images in the colour of another class"
+        default=0.1, description="for `colour`: least share of images in the colour of another class"
     )
-    flip_high: Share = Field(default=0.2, description="of `colour`: largest such share")
-    palette_seed: int = Field(default=0, description="of `colour`: which base colours")
-    low: float = Field(default=0.0, description="of `rotation`: least angle of a client, in degrees")
-    high: float = Field(default=75.0, description="of `rotation`: largest angle of a client")
-    test: float = Field(default=90.0, description="of `rotation`: angle of the test pictures")
+    flip_high: Share = Field(default=0.2, description="for `colour`: largest such share")
+    palette_seed: int = Field(default=0, description="for `colour`: seed of the base colours")
+    low: float = Field(default=0.0, description="for `rotation`: least angle of a client, in degrees")
+    high: float = Field(default=75.0, description="for `rotation`: largest angle of a client, in degrees")
+    test: float = Field(default=90.0, description="for `rotation`: angle of the test images, in degrees")
 
 
 class Settings(Section):
     """Everything that decides the outcome of one run."""
 
     dataset: str = Field(
-        default="fmnist-mini", description="a known data set, or the path of an .npz or a picture folder"
+        default="fmnist-mini", description="a known data set, or the path of an .npz file or of a folder of images"
     )
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
     model: str | None = Field(
         default=None,
-        description="a known model, `file.py:Name` or `package.module:Name`; lenet, resnet18-gn for cifar and up",
+        description="a known model, `file.py:Name` or `package.module:Name`; by default lenet or resnet18-gn",
     )
     algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm", "fedadagrad", "scaffold"] = Field(
         default="fedavg", description="local objective and server optimiser"
@@ -128,46 +136,62 @@ class Settings(Section):
         default="gma", description="the rule by which updates become one step"
     )
     tau: Share = Field(default=0.4, description=f"agreement threshold of {_readers('tau')}")
-    inverse_sparsity_scale: bool = Field(default=False, description="of `and_mask`: divide by the share of survivors")
-    threshold: Count = Field(default=4, description="of `rlr`: votes below which an entry's step is reversed")
-    share: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        default=0.1, description="of `trimmed_mean`: part of the clients cut off at each end"
+    inverse_sparsity_scale: bool = Field(
+        default=False, description="for `and_mask`: divide by the share of entries that pass"
     )
-    update_clip: Positive | None = Field(default=None, description="largest norm of a client's update; not clipped")
+    threshold: Count = Field(default=4, description="for `rlr`: an entry with fewer votes has its step reversed")
+    share: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        default=0.1, description="for `trimmed_mean`: share of the clients cut off at each end"
+    )
+    update_clip: Positive | None = Field(
+        default=None, description="largest norm of a client's update; by default not clipped"
+    )
     mask_position: Literal["after", "before"] = Field(
-        default="after", description="of adaptive servers with a mask: after the preconditioner (the paper's) or before"
+        default="after", description="for adaptive servers: mask after the preconditioner (as in the paper) or before"
     )
     rounds: Whole = Field(default=200, description="communication rounds")
     clients_per_round: Whole | None = Field(
-        default=None, description="clients sampled a round; 10, or all where there are fewer"
+        default=None, description="clients sampled in each round; by default 10, or all if there are fewer"
     )
     local_epochs: Whole | None = Field(
-        default=None, description="passes over a client's data; 1, 3 (cifar), 5, 12 (tiny)"
+        default=None,
+        description="passes over a client's data; by default 1, 3 for cifar, 5 for femnist, 12 for tinyimagenet",
     )
     local_steps: Whole | None = Field(
-        default=None, description="stop a client after so many steps, whatever the epochs"
+        default=None, description="largest number of local steps; by default set by `local_epochs` alone"
     )
-    batch_size: Whole = Field(default=32, description="of local training")
+    batch_size: Whole = Field(default=32, description="samples in a batch of local training")
     augment: Literal["none", "crop_flip"] = Field(
-        default="none", description="of training images: moved by up to 4 pixels and flipped, anew in every batch"
+        default="none",
+        description="`crop_flip` shifts training images by up to 4 pixels and flips them, at random in every batch",
     )
-    client_learning_rate: Positive = Field(default=0.05, description="of local training")
-    momentum: BelowOne = Field(default=0.9, description="of local training; starts at zero in every round")
-    gradient_clip: Positive | None = Field(default=None, description="largest norm of a local gradient; not clipped")
-    mu: Positive = Field(default=0.01, description="of `fedprox`: proximal coefficient")
-    server_learning_rate: Positive | None = Field(default=None, description="1, or 0.01 for adagrad, adam and yogi")
-    beta1: BelowOne = Field(default=0.9, description="of fedadam, fedyogi (first moment) and fedavgm (momentum)")
-    beta2: BelowOne = Field(default=0.99, description="of fedadam and fedyogi: second moment")
-    epsilon: Positive = Field(default=1e-3, description="of fedadam, fedyogi and fedadagrad: stabiliser")
-    seed: int = Field(default=0, description="of initial weights, sampling and batches")
-    evaluate_every: Whole = Field(default=10, description="rounds; the last ten rounds are always evaluated")
+    client_learning_rate: Positive = Field(default=0.05, description="learning rate of local training")
+    momentum: BelowOne = Field(
+        default=0.9, description="momentum of local training; its buffer starts at zero in every round"
+    )
+    gradient_clip: Positive | None = Field(
+        default=None, description="largest norm of a local gradient; by default not clipped"
+    )
+    mu: Positive = Field(default=0.01, description="for `fedprox`: proximal coefficient")
+    server_learning_rate: Positive | None = Field(
+        default=None, description="by default 1; 0.01 for fedadagrad, fedadam and fedyogi"
+    )
+    beta1: BelowOne = Field(
+        default=0.9, description="decay of the first moment of fedadam and fedyogi; momentum of fedavgm"
+    )
+    beta2: BelowOne = Field(default=0.99, description="decay of the second moment of fedadam and fedyogi")
+    epsilon: Positive = Field(default=1e-3, description="added to the denominator in fedadam, fedyogi and fedadagrad")
+    seed: int = Field(default=0, description="seed of initial weights, client sampling and batches")
+    evaluate_every: Whole = Field(
+        default=10, description="rounds between evaluations; each of the last ten rounds is evaluated"
+    )
     validation: BelowOne = Field(
         default=0.0, description="share of each client's samples held out of training and scored as `validation`"
     )
     client_test_size: Count = Field(
-        default=200, description="test samples of each client with its class mix; 0 is none"
+        default=200, description="test samples for each client, drawn with its class frequencies; 0 for none"
     )
-    mask_every: Count = Field(default=5, description="rounds between mask statistics; 0 is never")
+    mask_every: Count = Field(default=5, description="rounds between mask statistics; 0 for never")
 
     @model_validator(mode="before")
     @classmethod
@@ -195,12 +219,12 @@ SECTIONS = ("partition", "shift")
 
 
 def is_path(dataset: str) -> bool:
-    """Whether a data set is named by the path of a file or folder of the user's."""
+    """Whether a data set is given as the path of a user's file or folder."""
     return dataset.endswith(".npz") or "/" in dataset or os.sep in dataset
 
 
 def complete(settings: Settings) -> Settings:
-    """Fill in what was left open, from the paper's choice for the data set and the algorithm.
+    """Fill in settings that are None with the paper's choice for the data set and the algorithm.
 
     >>> full = complete(Settings(algorithm="fedyogi"))
     >>> full.model, full.partition.clients, full.clients_per_round, full.server_learning_rate
@@ -218,7 +242,7 @@ def complete(settings: Settings) -> Settings:
     shift = settings.shift.name or SHIFTED.get(settings.dataset, "none")
     if settings.dataset in SHIFTED and shift == "none":
         raise ConfigError(
-            f"shift.name = 'none' takes from {settings.dataset} what makes it that; use dataset = 'mnist'"
+            f"{settings.dataset} needs its shift, got shift.name = 'none'; for images without one use dataset = 'mnist'"
         )
     filled = settings.model_copy(
         update={
@@ -232,7 +256,7 @@ def complete(settings: Settings) -> Settings:
     )
     if clients is not None and filled.clients_per_round is not None and filled.clients_per_round > clients:
         raise ConfigError(
-            f"clients_per_round: {filled.clients_per_round} clients cannot be sampled of partition.clients = {clients}"
+            f"clients_per_round: expected at most partition.clients = {clients}, got {filled.clients_per_round}"
         )
     return filled
 
@@ -253,7 +277,7 @@ def _algorithms(*known: str) -> Callable[[Settings], bool]:
     return lambda settings: settings.algorithm in known
 
 
-# settings that only some runs use; one that no run of a file uses is refused rather than ignored
+# settings that only some runs use; if no run of a file uses one, the file is refused
 USED: dict[str, Callable[[Settings], bool]] = {
     **{name: _reads(name) for name in RULE_SETTINGS},
     "mask_position": lambda s: "votes" in RULES[s.aggregator].needs and ALGORITHMS[s.algorithm][0] != "sgd",
@@ -274,7 +298,7 @@ USED: dict[str, Callable[[Settings], bool]] = {
 
 
 def record(settings: Settings) -> dict[str, Any]:
-    """Settings as they are recorded: nested, every default filled in, None where the run does not use them.
+    """Settings as they are recorded: nested, with every default, None for those that the run does not use.
 
     >>> record(complete(Settings(aggregator="mean")))["tau"] is None
     True
@@ -284,11 +308,11 @@ def record(settings: Settings) -> dict[str, Any]:
         *section, name = dotted.split(".")
         if not used(settings):
             (nested[section[0]] if section else nested)[name] = None
-    if not settings.inverse_sparsity_scale:  # off is as if there were no such choice
+    if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
-    if settings.augment == "none":  # so runs without it are named as they were when there was no such choice
+    if settings.augment == "none":  # keeps fingerprints from before this setting existed
         del nested["augment"]
-    if is_path(settings.dataset):  # where the user's files lie is nobody's business
+    if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
     file, sign, name = str(settings.model).rpartition(":")
     if file.endswith(".py"):

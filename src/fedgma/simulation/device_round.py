@@ -1,4 +1,4 @@
-"""A round of a fleet: its numbers stay on the device until they are read, so that host and device work at once."""
+"""A round of a fleet: its numbers stay on the device until they are read, so that host and device work in parallel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,12 +15,12 @@ from fedgma.simulation.batched.votes import VoteCounts, VoteStatistics
 class RoundRecord(NamedTuple):
     """One run's round in plain numbers."""
 
-    run: int  # its place in the fleet
+    run: int  # its position in the fleet
     round: int
     sampled: tuple[int, ...]  # clients drawn for the round
-    train_loss: float  # on the batches as they came, weighted by samples
+    train_loss: float  # on the training batches before each step, weighted by samples
     train_accuracy: float
-    clients: int  # counted; fewer than sampled where an update was not finite
+    clients: int  # counted: sampled clients whose update was finite
     weight: float
     mask_mean: float
     agreement: float  # mean of |votes| / clients
@@ -34,7 +34,7 @@ class RoundRecord(NamedTuple):
 class Round:
     """A round of a fleet; its numbers stay on the device until `records` is read."""
 
-    rounds: np.ndarray  # [run], number of the round just played
+    rounds: np.ndarray  # [run], number of the round just completed
     sampled: dict[int, np.ndarray]  # clients of each run that took part
     table: Tensor  # [run, 6]
     scores: dict[str, tuple[np.ndarray, Tensor]]
@@ -42,10 +42,10 @@ class Round:
     votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
     client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
     state: Any = field(default=None, repr=False)  # the fleet's state after the round
-    arrived: torch.cuda.Event | None = None  # when what was sent is there
+    arrived: torch.cuda.Event | None = None  # set once the copy to the host is complete
 
     def sent(self) -> "Round":
-        """The same round on its way to the host, as one copy; reading it waits for no round that was begun later."""
+        """The same round, being copied to the host in one transfer; reading it does not wait for later rounds."""
         parts: list[Tensor] = []
 
         def noted(tensor: Tensor) -> Tensor:
@@ -53,11 +53,11 @@ class Round:
             return tensor
 
         self._mapped(noted)
-        numbers = torch.cat([part.flatten().double() for part in parts])  # float64 holds all of them as they are
+        numbers = torch.cat([part.flatten().double() for part in parts])  # float64 represents all of them exactly
         event = None
         if numbers.is_cuda:
-            there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            numbers, event = there.copy_(numbers, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            numbers, event = pinned.copy_(numbers, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         pieces = iter(torch.split(numbers, [part.numel() for part in parts]))
         return replace(self._mapped(lambda tensor: next(pieces).view(tensor.shape)), arrived=event)
@@ -75,7 +75,7 @@ class Round:
 
     @cached_property
     def records(self) -> list[RoundRecord]:
-        """One record for each run that played; waits for the device."""
+        """One record for each run that trained in this round; waits for the device."""
         if self.arrived is not None:
             self.arrived.synchronize()
         rows = self.table.cpu().tolist()
@@ -85,16 +85,16 @@ class Round:
     def _record(
         self, run: int, row: list[float], scores: dict[str, tuple[list[int], list[list[float]]]]
     ) -> RoundRecord:
-        own = {}
+        by_pool = {}
         for name, (runs, values) in scores.items():
             if run in runs:
-                own[name] = dict(zip(("loss", "accuracy"), values[runs.index(run)], strict=True))
+                by_pool[name] = dict(zip(("loss", "accuracy"), values[runs.index(run)], strict=True))
         loss, accuracy, clients, weight, mask, agreement = row
         sampled = tuple(self.sampled[run].tolist())
         numbers = (loss, accuracy, int(clients), weight, mask, agreement)
         votes, per_client = self.votes.get(run), self.client_scores.get(run)
         return RoundRecord(
-            *(run, int(self.rounds[run]), sampled, *numbers, own),
+            *(run, int(self.rounds[run]), sampled, *numbers, by_pool),
             refused=self._refused(run),
             votes=None if votes is None else votes.statistics(),
             client_accuracies=None if per_client is None else per_client.float().cpu().numpy(),

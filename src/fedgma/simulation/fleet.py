@@ -1,8 +1,9 @@
-"""Plays rounds for a list of runs that share model, input shape and batch size; a run alone is a fleet of one.
+"""Trains a fleet, round by round: a list of runs that share model, input shape and batch size. One run is also a fleet.
 
-Everything is batched over runs: local training over all sampled clients of all runs, tally and mask and server over
-[run, entry], evaluation over runs. What a run draws depends on its own seed, round and clients alone, so it draws the
-same alone and in company. The state goes in and comes out as plain data, so a run can be stopped and resumed.
+Everything is batched over runs: local training over all sampled clients of all runs; tally, mask and server over
+[run, entry]; evaluation over runs. The random draws of a run depend only on its own seed, round and clients, so they
+are the same whichever other runs are in the fleet. The state is passed in and returned, so a run can be stopped and
+resumed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ RATES = {"lr": "client_learning_rate", "momentum": "momentum", "mu": "mu", "clip
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """What does not change from round to round: runs, model, trainer, tables on the device."""
+    """What is the same in every round: runs, model, trainer, tables on the device."""
 
     specs: tuple[RunSpec, ...]
     model: nn.Module
@@ -47,8 +48,8 @@ class Fleet:
     score: Scorer
     precision: str
     pools: tuple[Pool, ...]  # distinct training pools
-    pool: np.ndarray  # [run], which of them
-    tests: tuple[dict[str, Pool], ...]  # per run, by name; equal ones are one object
+    pool: np.ndarray  # [run], position in `pools`
+    tests: tuple[dict[str, Pool], ...]  # per run, by name; equal pools are one object
     optimizers: optimizers.Optimizers
     rules: rules.Rules
     clients: Tensor  # int64 [run, 1], how many there are
@@ -68,15 +69,15 @@ def assemble(
     chunk: int | None = None,
     form: bool = True,
 ) -> Fleet:
-    """Check that the runs fit together and prepare everything that does not change from round to round.
+    """Check that the runs can share a fleet, and prepare everything that is the same in every round.
 
-    `trainer`, `precision` and `form` are those of `trainers.choose`. `budget` is the memory for lanes in
-    bytes; by default a share of the device's. `chunk` sets the number of lanes trained at a time outright.
+    `trainer`, `precision` and `form` are those of `training.choose.choose`. `budget` is the memory for lanes in bytes,
+    by default a share of the device's. `chunk` is the number of lanes trained at a time; it replaces the budget.
     """
     specs = tuple(specs)
     _check_together(specs)
     pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
-    pools = tuple(augment_pool(one, specs[0].augment) for one in pools)
+    pools = tuple(augment_pool(train_pool, specs[0].augment) for train_pool in pools)
     sample = pools[0]
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
@@ -125,7 +126,7 @@ def start(fleet: Fleet) -> State:
 def play(
     specs: Sequence[RunSpec], states: Sequence[dict[str, np.ndarray]] | None = None, **options: object
 ) -> Iterator[Round]:
-    """Play all runs to their last round, round by round; `states` resumes where exported states left off.
+    """Train all runs to their last round and yield each round; exported `states` are resumed.
 
     Options are those of `assemble`. Reading a round's records waits for the device; not reading them does not.
     """
@@ -165,7 +166,7 @@ def _train_chunk(
     drift: Tensor | None,
     zeros: Tensor,
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """Train some lanes and count them; gives back whose they are and which were counted."""
+    """Train some lanes and add them to the sums; returns the run and client of each, and which were counted."""
     lane_batch, weights = lay_lane_batch(fleet, state, lanes)
     start = unflatten(state.params, fleet.shapes)
     correction = _correction(state, lane_batch) if state.control is not None else None
@@ -200,8 +201,8 @@ def _correction(state: State, lane_batch: LaneBatch) -> Tensor:
     assert state.control is not None
     rows = []
     for run, client in zip(lane_batch.run.tolist(), lane_batch.client.tolist(), strict=True):
-        own = state.variates[run]
-        rows.append(torch.zeros_like(state.control[run]) if own is None else state.control[run] - own[client])
+        variates = state.variates[run]
+        rows.append(torch.zeros_like(state.control[run]) if variates is None else state.control[run] - variates[client])
     return torch.stack(rows)
 
 
@@ -219,9 +220,9 @@ def _update_variates(
     change = -state.control[run] - updates / steps[:, None]
     change = torch.where(counted[:, None], change, 0.0)
     for lane, (run, client) in enumerate(zip(lane_batch.run.tolist(), lane_batch.client.tolist(), strict=True)):
-        own = state.variates[run]
-        if own is not None:
-            own[client] += change[lane]
+        variates = state.variates[run]
+        if variates is not None:
+            variates[client] += change[lane]
             drift[run] += change[lane]
 
 
@@ -266,9 +267,9 @@ def _count_votes(
 
 
 def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor, Tensor] | None, ...]:
-    """Which entries passed, of the runs whose votes were looked at in their turn.
+    """The entries that passed the threshold, for runs whose votes are measured in this round.
 
-    An extra look at the last round is not kept: the run may go on, and a longer one would not have taken it.
+    The extra measurement of a last round is not kept: a run extended to more rounds must not depend on it.
     """
     looks = list(state.looks)
     for run, spec in enumerate(fleet.specs):
@@ -281,8 +282,8 @@ def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor,
 def _evaluate(
     fleet: Fleet, state: State, runs: list[int]
 ) -> tuple[dict[str, tuple[np.ndarray, Tensor]], dict[int, Tensor]]:
-    """The runs whose turn it is, on each of their test pools: name -> (runs, [run, 2]); and run -> [client]."""
-    found: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
+    """Evaluate the runs that are due on their test pools: name -> (runs, [run, 2]), and run -> [client]."""
+    scores: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     clients: dict[int, Tensor] = {}
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
     for name, pool, rows in _test_pools(fleet, due):
@@ -291,26 +292,26 @@ def _evaluate(
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
             loss, hit = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
-        found.setdefault(name, []).append((rows, torch.stack([loss.mean(1), hit.float().mean(1)], 1)))
+        scores.setdefault(name, []).append((rows, torch.stack([loss.mean(1), hit.float().mean(1)], 1)))
         for row, run in enumerate(rows.tolist()):
-            if name == "test" and (own := fleet.client_tests[run]) is not None:
-                clients[run] = client_means(hit[row], own)
-    return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in found.items()}, clients
+            if name == "test" and (samples := fleet.client_tests[run]) is not None:
+                clients[run] = client_means(hit[row], samples)
+    return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in scores.items()}, clients
 
 
 def _client_tests(spec: RunSpec, device: torch.device) -> Tensor | None:
     """The clients' test samples as one table, padded with -1."""
-    own = getattr(spec.federation, "client_tests", None) if spec.per_client else None
-    if own is None:
+    samples = getattr(spec.federation, "client_tests", None) if spec.per_client else None
+    if samples is None:
         return None
-    table = np.full((len(own), max(map(len, own))), -1, np.int64)
-    for client, index in enumerate(own):
+    table = np.full((len(samples), max(map(len, samples))), -1, np.int64)
+    for client, index in enumerate(samples):
         table[client, : len(index)] = index
     return torch.from_numpy(table).to(device)
 
 
 def _test_pools(fleet: Fleet, runs: list[int]) -> list[tuple[str, Pool, np.ndarray]]:
-    """Every test pool to look at, with the runs that share it."""
+    """Every test pool to evaluate on, with the runs that share it."""
     groups: dict[tuple[str, int], tuple[Pool, list[int]]] = {}
     for run in runs:
         for name, pool in fleet.tests[run].items():
@@ -319,15 +320,15 @@ def _test_pools(fleet: Fleet, runs: list[int]) -> list[tuple[str, Pool, np.ndarr
 
 
 def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
-    """The test pools of each run, with equal pools made one, so that runs are evaluated on them together."""
+    """The test pools of each run; equal pools become one object, so that runs are evaluated on them together."""
     named = [spec.test_pools() for spec in specs]
-    pools, place = distinct([pool for own in named for pool in own.values()])
-    where = iter(place.tolist())
-    return tuple({name: pools[next(where)] for name in own} for own in named)
+    pools, position = distinct([pool for tests in named for pool in tests.values()])
+    positions = iter(position.tolist())
+    return tuple({name: pools[next(positions)] for name in tests} for tests in named)
 
 
 def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
-    """The fleet's state out of one exported state for each run."""
+    """The fleet's state from one exported state for each run."""
     if len(states) != len(fleet.specs):
         raise ConfigError(f"expected one state for each of {len(fleet.specs)} runs, got {len(states)}")
     return restored(fleet, start(fleet), states)
@@ -344,7 +345,7 @@ def _chunks(sampled: dict[int, np.ndarray], size: int) -> Iterator[list[tuple[in
     """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others."""
     lanes = [(run, int(client)) for run, clients in sampled.items() for client in clients]
     pieces = -(-len(lanes) // size)
-    step = -(-len(lanes) // max(pieces, 1))  # all but the last alike: one shape to compile
+    step = -(-len(lanes) // max(pieces, 1))  # all but the last have the same size: one shape to compile
     for begin in range(0, len(lanes), max(step, 1)):
         yield lanes[begin : begin + step]
 
@@ -362,8 +363,8 @@ def _check_together(specs: tuple[RunSpec, ...]) -> None:
         same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
         if not same or shape != first:
             raise ConfigError(
-                "the runs of a fleet share model, batch size, augmentation and input shape; "
-                "play the others in a fleet of their own"
+                "the runs of a fleet must share model, batch size, augmentation and input shape; "
+                "put runs that differ in another fleet"
             )
         if spec.federation.train.y.device != specs[0].federation.train.y.device:
-            raise ConfigError("the runs of a fleet are on one device")
+            raise ConfigError("the data of a fleet's runs must be on one device; move them with `place`")

@@ -1,7 +1,7 @@
-"""What runs draw for a round: the clients that take part and the order of their samples.
+"""Random draws for a round: the clients that take part and the order of their samples.
 
-A draw depends on federation, seed, round and client alone, so the arms of a comparison draw alike; here each draw is
-made once, however many runs share it.
+A draw depends only on federation, seed, round and client, so the arms of a comparison have the same draws. Each draw is
+made once and shared by all runs that need it.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fedgma.training.batches import batch_order, stack_orders
 
 
 class Drawn(NamedTuple):
-    """What lanes drew."""
+    """The draws of lanes."""
 
     batches: tuple[np.ndarray, np.ndarray, np.ndarray]  # order [lane], orders [order, step, batch], counts [lane, step]
     seeds: np.ndarray  # int64 [lane], of dropout masks
@@ -31,7 +31,7 @@ def sample_clients(spec: RunSpec, round: int) -> np.ndarray:
 
 
 def sample_all_clients(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Sequence[int]) -> dict[int, np.ndarray]:
-    """The clients of some runs in their rounds [run]; runs that draw alike share one array."""
+    """The clients of some runs in their rounds [run]; runs with the same draw share one array."""
     drawn: dict[tuple[int, ...], np.ndarray] = {}
     sampled = {}
     for run in runs:
@@ -44,21 +44,21 @@ def sample_all_clients(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Seque
 
 
 def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> Drawn:
-    """The batches of lanes: run, round and client of each are given."""
-    own = [spec.federation.clients[client] for spec, client in zip(specs, clients.tolist(), strict=True)]
-    place: dict[tuple[int | None, ...], int] = {}
-    firsts: list[int] = []  # the lanes that draw
+    """The batches of lanes, given the spec, round and client of each lane."""
+    holdings = [spec.federation.clients[client] for spec, client in zip(specs, clients.tolist(), strict=True)]
+    rows: dict[tuple[int | None, ...], int] = {}  # of `orders`
+    firsts: list[int] = []  # the first lane of each draw
     order = np.empty(len(specs), np.int64)
     for lane, (spec, round, client) in enumerate(zip(specs, rounds.tolist(), clients.tolist(), strict=True)):
         lengths = (spec.local_epochs, spec.batch_size, spec.local_steps)  # augmentation is the same in a fleet
-        key = (id(own[lane]), spec.seed, round, client, *lengths)
-        order[lane] = place.setdefault(key, len(place))
-        if len(place) > len(firsts):
+        key = (id(holdings[lane]), spec.seed, round, client, *lengths)
+        order[lane] = rows.setdefault(key, len(rows))
+        if len(rows) > len(firsts):
             firsts.append(lane)
-    drawn = [_draw(specs[lane], int(rounds[lane]), int(clients[lane]), own[lane]) for lane in firsts]
+    drawn = [_draw(specs[lane], int(rounds[lane]), int(clients[lane]), holdings[lane]) for lane in firsts]
     orders, counts = stack_orders(drawn, specs[0].batch_size)
     seeds = [seed(specs[lane].seed, "dropout", int(rounds[lane]), int(clients[lane])) for lane in firsts]
-    samples = np.array([len(samples) for samples in own], np.int64)
+    samples = np.array([len(samples) for samples in holdings], np.int64)
     return Drawn((order, orders, counts[order]), np.array(seeds, np.int64)[order], samples)
 
 

@@ -17,7 +17,7 @@ from fedgma.training.models import Model
 
 
 class Federation(Protocol):
-    """What a run needs to know of its data."""
+    """The data of a run, divided among clients."""
 
     @property
     def train(self) -> Pool:
@@ -32,7 +32,7 @@ class Federation(Protocol):
         """Each client's samples, as indices into the training split."""
 
 
-# what the runs of a fleet have in common, besides data of one input shape on one device
+# settings that are equal in all runs of a fleet; so are input shape and device of their data
 SHARED = ("model", "batch_size", "augment")
 
 
@@ -46,7 +46,7 @@ class RunSpec:
     rounds: int = 1
     clients_per_round: int = 10
     local_epochs: int = 1
-    local_steps: int | None = None  # stop after so many steps, whatever the epochs
+    local_steps: int | None = None  # largest number of local steps; None: all of `local_epochs`
     batch_size: int = 32
     augment: str = "none"  # or "crop_flip": every training image moved and flipped at random
     client_learning_rate: float = 0.05
@@ -55,10 +55,10 @@ class RunSpec:
     gradient_clip: float = math.inf  # largest norm of a local gradient
     scaffold: bool = False
     rule: Rule = field(default_factory=masked_mean)  # how updates become one step
-    optimizer: ServerOptimizer = field(default_factory=sgd)  # how the server takes it
+    optimizer: ServerOptimizer = field(default_factory=sgd)  # how the server applies the step
     evaluate_every: int = 1  # rounds; the last round is always evaluated; 0 is never
     evaluate_on: tuple[str, ...] = ("test",)
-    evaluate_last: int = 0  # so many rounds at the end are all evaluated
+    evaluate_last: int = 0  # this many rounds at the end are all evaluated
     per_client: bool = False  # accuracy on every client's own test samples too, where the federation has them
     mask_every: int = 0  # rounds between statistics of the votes; the first and the last are measured too
 
@@ -87,13 +87,13 @@ class RunSpec:
         return round % self.evaluate_every == 0 or round > self.rounds - max(1, self.evaluate_last)
 
     def is_measured(self, round: int, *, extra: bool = True) -> bool:
-        """Whether the votes of this round are looked at closely; the last round is an extra."""
+        """Whether statistics of the votes are recorded in this round; with `extra`, also in the last round."""
         if self.mask_every <= 0:
             return False
         return round == 1 or round % self.mask_every == 0 or (extra and round == self.rounds)
 
     def test_pools(self) -> dict[str, Pool]:
-        """The pools to evaluate on: "test", or the federation's further ones by their names."""
+        """The pools to evaluate on, by name: "test", "train", or a further test pool of the federation."""
         more: Mapping[str, Pool] = getattr(self.federation, "more_tests", {})
         known = {"test": self.federation.test, "train": self.federation.train, **more}
         for name in self.evaluate_on:

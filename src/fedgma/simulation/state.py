@@ -1,4 +1,4 @@
-"""Where the runs of a fleet stand, and that as plain arrays: enough to stop, and to go on bit-identically."""
+"""The state of a fleet's runs, and its export as plain arrays: enough to stop and to resume bit-identically."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fedgma.training.stacked import Shapes, Stacked, flatten, unflatten
 
 
 class Layout(Protocol):
-    """What a fleet's state is laid out by."""
+    """The part of a fleet that decides the layout of its state."""
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:
@@ -32,29 +32,29 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where all runs stand, run axis first; `export` and `restore` make plain data of it."""
+    """The state of all runs, run axis first; `export` turns it into plain arrays and `restored` reads them back."""
 
-    rounds: np.ndarray  # int64 [run], rounds played
+    rounds: np.ndarray  # int64 [run], completed rounds
     params: Tensor  # float32 [run, entry]
     buffers: Stacked
     moments: Moments
     control: Tensor | None  # [run, entry], SCAFFOLD's c
     variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
-    # per run, the round in which its votes were last looked at (0 is never) and which entries passed
+    # per run, the last round whose votes were measured (0: none yet) and which entries passed the threshold then
     looks: tuple[tuple[Tensor, Tensor] | None, ...]
 
 
 def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
-    """One run's state as plain arrays: enough to go on bit-identically, alone or in another fleet."""
+    """One run's state as plain arrays: enough to resume bit-identically, alone or in another fleet."""
     plain = {"round": np.array(state.rounds[run])}
     moments = {part: getattr(state.moments, part) for part in kept_moments(fleet.specs[run].optimizer)}
     for part, flat in {"params": state.params, **moments}.items():
         named = unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
-    own = state.variates[run]
-    if own is not None and state.control is not None:
-        plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": own.cpu().numpy().copy()}
+    variates = state.variates[run]
+    if variates is not None and state.control is not None:
+        plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": variates.cpu().numpy().copy()}
     for moment, arrays in (state.moments.own[run] or {}).items():
         plain |= {f"own/{moment}/{name}": torch.as_tensor(value).cpu().numpy().copy() for name, value in arrays.items()}
     if (look := state.looks[run]) is not None and int(look[0]):
@@ -63,10 +63,10 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
 
 
 def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> State:
-    """The state of a fleet out of exported ones; `fresh` is the state that it would start from."""
+    """The state of a fleet from exported states; `fresh` is its initial state."""
 
     def rows(part: str, given: Tensor) -> Tensor:
-        """As exported; what a run has not is as it starts."""
+        """The exported rows; a run without this part keeps its initial row."""
         table = given.clone()
         for run, plain in enumerate(states):
             if part == "params" or part in kept_moments(fleet.specs[run].optimizer):

@@ -1,1 +1,1 @@
-"""Local training: models, the reference loop, lanes, and what is fast."""
+"""Local training: models, the reference loop, lanes, and fast versions of both."""

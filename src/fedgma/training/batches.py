@@ -1,6 +1,6 @@
-"""Which samples a client trains on, in which order: drawn on the host from (seed, "batches", round, client).
+"""The order in which a client trains on its samples, drawn on the host from (seed, "batches", round, client).
 
-So the loop, the lanes and a fleet all train on the same batches, and a resumed run on those it would have had.
+So the loop, the lanes and a fleet all train on the same batches, and so does a resumed run.
 """
 
 from collections.abc import Sequence
@@ -37,17 +37,17 @@ def stack_orders(orders: Sequence[tuple[np.ndarray, np.ndarray]], batch: int) ->
     longest = max((len(counts) for _, counts in orders), default=0)
     index = np.zeros((len(orders), longest, batch), np.int32)
     counts = np.zeros((len(orders), longest), np.int64)
-    for lane, (one, count) in enumerate(orders):
-        index[lane, : len(count)] = one
-        counts[lane, : len(count)] = count
+    for row, (order, count) in enumerate(orders):
+        index[row, : len(count)] = order
+        counts[row, : len(count)] = count
     return index, counts
 
 
 def effective_steps(steps: np.ndarray, momentum: np.ndarray) -> np.ndarray:
     """How many plain gradients a lane's displacement amounts to, in units of its learning rate.
 
-    A gradient seen j steps before the end acts (1 - rho^j) / (1 - rho) times under momentum rho. Without momentum this
-    is the number of steps, SCAFFOLD's K.
+    A gradient computed j steps before the end acts (1 - rho^j) / (1 - rho) times under momentum rho. Without momentum
+    this is the number of steps, SCAFFOLD's K.
 
     >>> effective_steps(np.array([3, 2]), np.array([0.0, 0.5])).tolist()
     [3.0, 2.5]

@@ -1,4 +1,4 @@
-"""Which trainer a fleet uses, and the only way to the hand-written parts in `fast`.
+"""Chooses the trainer of a fleet; only this module uses the hand-written parts in `fast`.
 
 Everything here works for any module: the loop, lanes by `torch.func`, and the engine that compiles and captures them.
 Where `fast` has a model written out by hand, its gradients, its evaluation or its CPU kernel take their place.
@@ -44,7 +44,7 @@ def choose(
     precision: str = "fp32",
     form: bool = True,
 ) -> LocalTrainer:
-    """The trainer of that name.
+    """The trainer with the given name.
 
     "loop" trains one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU,
     "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU; on a CPU the
@@ -83,7 +83,7 @@ def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:
 
 
 def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
-    """The trainer with float32 products as exact as the setting says, whatever torch's own defaults are."""
+    """The trainer with the given precision of float32 products, independent of torch's global settings."""
 
     def call(task: Assignment) -> Trained:
         with float32_precision(precision):
@@ -119,7 +119,7 @@ def choose_scorer(trainer: str, model: nn.Module, pool: Pool, *, form: bool = Tr
 
 @functools.cache
 def form_scorer(form: Form) -> Scorer:
-    """Scores by the forward pass of a form, of runs that all see the same samples."""
+    """A scorer that uses the forward pass of a form; all runs get the same samples."""
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))

@@ -1,8 +1,9 @@
-"""Lanes on a GPU: the step compiled, captured in a CUDA graph and replayed; no wait for the device inside a round.
+"""Lanes on a GPU: the step is compiled, captured in a CUDA graph and replayed. A round never waits for the device.
 
-A station holds the static tensors of so many lanes. A round copies its arrays into them, resets the weights, and
-replays one graph a step; the graph finds its row of the batch table by a counter on the device. A lane_batch with fewer
-lanes than the station is filled up with idle ones, so that few shapes are ever compiled.
+A CUDA graph always works on the same memory. So a `Station` holds tensors of fixed size and address for a number of
+lanes: a `Bench` (the working tensors of the lanes, see `lanes`) and the graphs that were captured on it. A round copies
+its arrays into them, resets the weights, and replays one graph for each step; a counter on the device selects the row
+of the batch table. A lane batch with fewer lanes is padded with idle lanes, so that few shapes are compiled.
 """
 
 import logging
@@ -27,14 +28,14 @@ from fedgma.training.lanes import Bench, Features, Work
 from fedgma.training.stacked import Stacked, ship
 
 log = logging.getLogger(__name__)
-SHRINK = 4  # every size of the work is compiled for itself, so there are few
-FEWEST = 8  # steps that are worth a size of their own
+SHRINK = 4  # each number of lanes is compiled separately, so there should be few
+FEWEST = 8  # steps that are worth compiling a further size
 WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
 
 
 @contextmanager
 def float32_precision(precision: str) -> Iterator[None]:
-    """Inside, float32 products keep its accuracy ("fp32") or may use TF32 ("tf32", "bf16"); outside it is as before."""
+    """Inside, float32 products are exact to float32 ("fp32") or may use TF32 ("tf32", "bf16"); then it is reset."""
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     loose = precision != "fp32"
     torch.set_float32_matmul_precision("high" if loose else "highest")
@@ -48,13 +49,13 @@ def float32_precision(precision: str) -> Iterator[None]:
 
 @dataclass
 class Station:
-    """Static tensors for so many lanes, and the graphs that work on them."""
+    """Tensors at fixed addresses for a number of lanes, and the CUDA graphs that were captured on them."""
 
     bench: Bench
     rows: Tensor  # [lane]: row of the starting weights
-    step: Tensor  # [1], the row of the batch table that comes next
+    step: Tensor  # [1], the next row of the batch table
     features: Features
-    graphs: dict[tuple[int, int, int, bool], Callable[[], None]] = field(default_factory=dict)  # of pool and work
+    graphs: dict[tuple[int, int, int, bool], Callable[[], None]] = field(default_factory=dict)  # by pool and work
 
     @property
     def lanes(self) -> int:
@@ -63,7 +64,7 @@ class Station:
 
 
 class Engine:
-    """A local trainer for a GPU; called like `lanes.train`. It keeps compiled steps, and nothing of a run."""
+    """A local trainer for a GPU, called like `lanes.train`. It keeps compiled steps, but no state of a run."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class Engine:
         graphs: bool = True,
     ) -> None:
         self.gradients = gradients
-        self.padding = padding  # whether the gradients keep padding from the real samples of any batch
-        self.inputs_last = inputs_last  # how the gradients want the weights of convolutions in memory
+        self.padding = padding  # whether the gradients ignore padding in any batch
+        self.inputs_last = inputs_last  # memory layout of convolution weights that the gradients expect
         self.precision = precision
         self.graphs = graphs
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
@@ -87,21 +88,21 @@ class Engine:
 
     @without_hints()
     def __call__(self, task: Assignment) -> Trained:
-        """Train all lanes of the lane_batch; see `lanes.train`. A graph has one pool: those of others come after it."""
+        """Train all lanes of the batch; see `lanes.train`. A graph reads one pool, so pools are trained one by one."""
         lane_batch, pools = task.lane_batch, task.pools
-        groups = [np.flatnonzero(lane_batch.pool == one) for one in np.unique(lane_batch.pool)]
+        groups = [np.flatnonzero(lane_batch.pool == index) for index in np.unique(lane_batch.pool)]
         if len(groups) == 1:
             return self._train(task, pools[lane_batch.pool[0]])
         device = pools[0].y.device
         parts = []
         for rows in groups:
-            own = lanes.take_rows(task.correction, ship(rows, device)) if task.correction else None
-            part = task._replace(lane_batch=lane_batch.take(rows), correction=own)
+            correction = lanes.take_rows(task.correction, ship(rows, device)) if task.correction else None
+            part = task._replace(lane_batch=lane_batch.take(rows), correction=correction)
             parts.append(self._train(part, pools[lane_batch.pool[rows[0]]]))
         return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
 
     def _train(self, task: Assignment, pool: Pool) -> Trained:
-        """Lanes whose samples are all in one pool."""
+        """Train lanes whose samples are all in one pool."""
         model, lane_batch, _, start, buffers, correction = task
         order = np.argsort(-lane_batch.steps, kind="stable")
         lane_batch, device = lane_batch.take(order), pool.y.device
@@ -113,13 +114,13 @@ class Engine:
             station = self._station(lane_batch, device, start, buffers, correction)
             filled = _filled(lane_batch, station)
             works = lanes.schedule(filled.counts, exact=exact, batch=lane_batch.batch, shrink=SHRINK, fewest=FEWEST)
-            if not all(work.all_busy for work in works):  # one way of playing all steps: half as much to compile
+            if not all(work.all_busy for work in works):  # one variant for all steps: half as much to compile
                 works = [work._replace(all_busy=False) for work in works]
             _load(station, filled, start, buffers, correction)
             for work in works:
                 self._play(station, work, pool)
             trained = lanes.finish(station.bench, start, station.rows, order)
-            # the next lane_batch is trained on the same bench
+            # copies, because the next lane batch uses the same tensors
             return trained._replace(buffers={name: value.clone() for name, value in trained.buffers.items()})
 
     def _play(self, station: Station, work: Work, pool: Pool) -> None:
@@ -130,12 +131,12 @@ class Engine:
             return
         key = (id(pool), work.lanes, work.batch, work.all_busy)
         if key not in station.graphs:
-            with keyed_generators(station.step.device, 0):  # trying a step out must not use up the round's draws
+            with keyed_generators(station.step.device, 0):  # warming up must not change the round's random draws
                 station.graphs[key] = self._prepare(station, work, pool)
         station.graphs[key]()
 
     def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
-        """The step for this many lanes, compiled and captured; the bench is left as it was."""
+        """The step for this number of lanes, compiled and captured; the station's tensors are not changed."""
         assert isinstance(work.lanes, int)
         part = station.bench if work.lanes == station.lanes else lanes.take_part(station.bench, slice(work.lanes))
         begun, kept = time.perf_counter(), [value.clone() for value in _changing(station)]
@@ -151,7 +152,7 @@ class Engine:
         try:
             call()
         except Exception as error:  # compilers fail in many ways; the step itself is fine
-            log.warning("the step could not be compiled and runs as it is: %s", str(error).splitlines()[0])
+            log.warning("the step could not be compiled and runs uncompiled: %s", str(error).splitlines()[0])
             self.learn = _step
             call = step_with(self.learn)
         restore()
@@ -163,7 +164,7 @@ class Engine:
         return call
 
     def _captured(self, step: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
-        """The step as a CUDA graph, or as it is where the model cannot be captured."""
+        """The step as a CUDA graph; the step itself if the model cannot be captured."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -178,7 +179,9 @@ class Engine:
             with torch.cuda.graph(graph, pool=self._memory):
                 step()
         except RuntimeError as error:
-            log.warning("the step could not be captured and is launched piece by piece: %s", str(error).splitlines()[0])
+            log.warning(
+                "the step could not be captured in a CUDA graph and runs without one: %s", str(error).splitlines()[0]
+            )
             self._memory = None
             return step
         return graph.replay
@@ -186,7 +189,7 @@ class Engine:
     def _station(
         self, lane_batch: LaneBatch, device: torch.device, start: Stacked, buffers: Stacked, correction: Stacked | None
     ) -> Station:
-        """A station that the lane_batch fits on, and fills at least half of; a new one where there is none."""
+        """A station that has room for the lane batch and is more than half used by it; a new one if there is none."""
         features = lanes.features_of(lane_batch, correction)
         steps = lane_batch.counts.shape[1]
         for station in self._stations:
@@ -195,7 +198,7 @@ class Engine:
                 return station
         self._stations = [s for s in self._stations if s.lanes != lane_batch.size or s.features != features]
         if not any(station.graphs for station in self._stations):
-            self._memory = None  # it went with the last of its graphs
+            self._memory = None  # it was freed with its last graph
         rows = ship(lane_batch.run, device)
         bench = lanes.lay_out(lane_batch, features, start, buffers, rows, inputs_last=self.inputs_last)
         # room for other lane batches: the number of steps is part of the compiled shape
@@ -216,7 +219,7 @@ def _step(
     batch: int,
     all_busy: bool,
 ) -> None:
-    """Fetch the next batch and learn from it; the counter moves on."""
+    """Train on the next batch, and advance the counter."""
     index = bench.index.index_select(0, step)[0, :, :batch]
     count = bench.counts.index_select(0, step)[0]
     x, y = pool.batch(index, bench.client[:, None])
@@ -225,7 +228,7 @@ def _step(
 
 
 def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
-    """Lanes that were trained in groups, as one; `back` puts them into their order."""
+    """The results of lanes that were trained in groups; `back` restores the order of the lanes."""
     buffers = {name: torch.cat([part.buffers[name] for part in parts])[back] for name in parts[0].buffers}
     flat, loss, accuracy = (
         torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.accuracy) for p in parts), strict=True)
@@ -234,14 +237,14 @@ def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
 
 
 def _changing(station: Station) -> list[Tensor]:
-    """What a step changes: preparing one must leave it as it was."""
+    """The tensors that a step changes; they are restored after a step is prepared."""
     bench = station.bench
     stacks = (bench.params, bench.momentum, bench.buffers)
     return [*(v for part in stacks for v in part.values()), bench.loss, bench.hits, station.step]
 
 
 def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
-    """The lane_batch with idle lanes at the end and empty steps, as large as the station."""
+    """The lane batch, padded with idle lanes (all steps empty) to the size of the station."""
     idle = station.lanes - lane_batch.size
     if not idle:
         return lane_batch
@@ -253,7 +256,7 @@ def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
 def _load(
     station: Station, lane_batch: LaneBatch, start: Stacked, buffers: Stacked, correction: Stacked | None
 ) -> None:
-    """Copy a round into the station's tensors, without waiting."""
+    """Copy a round into the station's tensors, without waiting for the device."""
     bench, device, steps = station.bench, station.rows.device, lane_batch.counts.shape[1]
     station.rows.copy_(ship(lane_batch.run, device))
     bench.index[:steps].copy_(ship_batches(lane_batch, device))

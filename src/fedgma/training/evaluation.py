@@ -1,4 +1,4 @@
-"""Parameters and a pool of samples in, metrics out: for all runs of a fleet at once, per split and per client."""
+"""Evaluation: loss and accuracy of all runs of a fleet at once, on a pool of samples and per client."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ Scorer = Callable[[Stacked, Stacked, Pool, Tensor], tuple[Tensor, Tensor]]  # ..
 
 
 class Metrics(NamedTuple):
-    """Mean loss and share of hits of each run, on the device."""
+    """Mean loss and accuracy of each run, on the device."""
 
     loss: Tensor  # [run]
     accuracy: Tensor  # [run]
@@ -36,7 +36,7 @@ def run_forward(model: nn.Module) -> Forward:
         runs = len(next(iter(params.values())))
         if x.device.type == "cuda" and runs > 1:
             return together(params, buffers, x)
-        # one by one: as fast on the CPU, and the result of a run does not depend on its company
+        # one by one: as fast on the CPU, and a run's result does not depend on the other runs of the fleet
         rows = [({n: v[r] for n, v in params.items()}, {n: v[r] for n, v in buffers.items()}) for r in range(runs)]
         return torch.stack([one(p, b, x) for p, b in rows])
 
@@ -44,7 +44,7 @@ def run_forward(model: nn.Module) -> Forward:
 
 
 def scorer(forward: Forward) -> Scorer:
-    """Loss and hit of every run on samples of a pool, out of a forward pass whose model is in eval mode."""
+    """A function for the loss and hit of every run on samples of a pool, from a forward pass in eval mode."""
 
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = pool.batch(index, seen_by(pool, index))
@@ -55,9 +55,9 @@ def scorer(forward: Forward) -> Scorer:
 
 def losses_and_hits(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy and hit [run, sample] of logits [run, sample, class]."""
-    wanted = y.expand(logits.shape[:2])
-    losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
-    return losses, logits.argmax(-1) == wanted
+    labels = y.expand(logits.shape[:2])
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    return losses, logits.argmax(-1) == labels
 
 
 @torch.no_grad()
@@ -69,18 +69,18 @@ def sample_scores(
     size = even_batch(len(chosen), batch)
     pieces = list(torch.split(chosen, size))
     short = size - len(pieces[-1]) if len(pieces) > 1 else 0
-    pieces[-1] = chosen[-size:] if short else pieces[-1]  # a rest would be a shape of its own to compile
+    pieces[-1] = chosen[-size:] if short else pieces[-1]  # a shorter batch would be another shape to compile
     losses, hits = zip(*(score(params, buffers, pool, part) for part in pieces), strict=True)
     return _joined(losses, short), _joined(hits, short)
 
 
 def _joined(parts: Sequence[Tensor], twice: int) -> Tensor:
-    """Pieces as one [run, sample]; the first samples of the last were in the piece before it too."""
+    """Pieces joined to [run, sample]; the first `twice` samples of the last piece are also in the one before it."""
     return torch.cat([*parts[:-1], parts[-1][:, twice:]], 1)
 
 
 def even_batch(samples: int, most: int) -> int:
-    """The largest batch of at most `most` that leaves no rest, or the one whose rest is the largest.
+    """The largest batch of at most `most` that divides the samples; else one with as few batches and even sizes.
 
     >>> even_batch(10_000, 3000), even_batch(10_007, 3000)
     (2500, 2502)
@@ -91,7 +91,7 @@ def even_batch(samples: int, most: int) -> int:
 
 
 def seen_by(pool: Pool, index: Tensor) -> Tensor:
-    """In whose environment samples are looked at: the pool's own table `client_of` where it has one, else client 0."""
+    """The client whose shift applies to each sample: from the pool's table `client_of` if it has one, else client 0."""
     client_of = getattr(pool, "client_of", None)
     return torch.zeros_like(index) if client_of is None else client_of[index]
 
@@ -113,7 +113,7 @@ def client_accuracies(hits: Tensor, clients: Sequence[np.ndarray]) -> np.ndarray
     array([[ 1.,  0., nan]])
     """
     table = hits.cpu().numpy()
-    columns = [table[:, own].mean(1) if len(own) else np.full(len(table), np.nan) for own in clients]
+    columns = [table[:, samples].mean(1) if len(samples) else np.full(len(table), np.nan) for samples in clients]
     return np.stack(columns, 1)
 
 

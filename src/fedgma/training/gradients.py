@@ -1,8 +1,8 @@
 """Gradients of many lanes at once, for any module that torch.func accepts.
 
 A gradient function takes stacked parameters and buffers, a batch [lane, batch, ...] and the number of real samples of
-each lane's batch. It gives stacked gradients of each lane's mean loss, the new buffers, and the sum of losses and the
-number of hits over the real samples. `lane_gradients` makes one out of any module; `fast` has hand-written ones.
+each lane's batch. It returns stacked gradients of each lane's mean loss, the new buffers, and the sum of losses and the
+number of hits over the real samples. `lane_gradients` makes one from any module; `fast` has hand-written ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -84,7 +84,7 @@ def mixes_samples(model: nn.Module) -> bool:
 
 
 def why_not_lanes(model: nn.Module, pool: Pool) -> str | None:
-    """Why a model cannot be trained in lanes, or None where it can: it is tried on two lanes of two samples."""
+    """Why a model cannot be trained in lanes, found by a trial on two lanes of two samples; None if it can."""
     device = pool.y.device
     params, buffers = ({n: torch.stack([v.detach()] * 2) for n, v in part.items()} for part in named_tensors(model))
     index, count = torch.zeros((2, 2), dtype=torch.int64, device=device), torch.tensor([2, 2], device=device)
@@ -92,7 +92,7 @@ def why_not_lanes(model: nn.Module, pool: Pool) -> str | None:
     try:
         with keyed_generators(device, 0), without_hints():
             lane_gradients(model)(params, buffers, x, y, count)
-    except Exception as error:  # any module may fail in its own way; the reason is handed on
+    except Exception as error:  # a module may raise anything; the reason is returned
         return f"{type(model).__name__} cannot be vectorised over lanes: {str(error).strip().splitlines()[0][:300]}"
     return None
 
@@ -104,7 +104,7 @@ def named_tensors(model: nn.Module) -> tuple[Stacked, Stacked]:
 
 
 def check_precision(precision: str) -> str:
-    """The precision itself, if there is such a one."""
+    """The precision, checked."""
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
     return precision

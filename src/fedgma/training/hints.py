@@ -1,4 +1,4 @@
-"""Two hints of torch that a user can do nothing about, silenced around the calls that give them and nowhere else."""
+"""Silences two warnings of torch that a user can do nothing about, only around the calls that raise them."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Lanes that train together: which samples in which order, from which pool, with which rates.
+"""Lanes that train together: their samples, the order of these, their pools and learning rates.
 
 A lane is one sampled client of one run while it trains in a round.
 """
@@ -17,7 +17,7 @@ from fedgma.training.stacked import Shapes, Stacked, ship, unflatten
 
 
 class Trained(NamedTuple):
-    """What local training gives back, lane axis first; loss and accuracy are those met on the way."""
+    """The result of local training, lane axis first; loss and accuracy are means over the training batches."""
 
     flat: Tensor  # [lane, entry]: local - global, trainable parameters only
     shapes: Shapes
@@ -38,16 +38,16 @@ LANE_WISE = ("run", "client", "pool", "order", "lr", "momentum", "mu", "clip", "
 class LaneBatch:
     """The lanes of a round; every array but `orders` has the lane axis first.
 
-    Paired runs draw the same batches, so each order of samples is there once and lanes say which is theirs.
+    Paired runs draw the same batches, so each order of samples is stored once, and `order` gives that of each lane.
     """
 
     run: np.ndarray  # int64 [lane], the row of the starting weights
     client: np.ndarray  # int64 [lane]
     pool: np.ndarray  # int64 [lane], which of the pools the samples are in
     order: np.ndarray  # int64 [lane], the row of `orders`
-    orders: np.ndarray  # int32 [order, step, batch]; what is past the count is padding
+    orders: np.ndarray  # int32 [order, step, batch]; entries after the count are padding
     counts: np.ndarray  # int64 [lane, step]; 0 after the lane's last step
-    lr: np.ndarray  # float32 [lane], and so the next three
+    lr: np.ndarray  # float32 [lane], as are the next three
     momentum: np.ndarray
     mu: np.ndarray
     clip: np.ndarray  # inf for no clipping
@@ -74,7 +74,7 @@ class LaneBatch:
         return np.asarray((self.counts > 0).sum(1))
 
     def take(self, rows: np.ndarray | slice) -> "LaneBatch":
-        """Some of the lanes, without steps that none of them takes."""
+        """Some of the lanes; steps that are empty for all of them are dropped."""
         counts = self.counts[rows]
         last = int((counts > 0).sum(1).max(initial=0))
         parts = {name: getattr(self, name)[rows] for name in LANE_WISE}
@@ -84,7 +84,7 @@ class LaneBatch:
 
 
 class Assignment(NamedTuple):
-    """What a local trainer is given: each lane starts from its run's row of `start` and `buffers`."""
+    """The input of a local trainer; each lane starts from its run's row of `start` and `buffers`."""
 
     model: nn.Module
     lane_batch: LaneBatch
@@ -99,7 +99,7 @@ LocalTrainer = Callable[[Assignment], Trained]
 
 @contextmanager
 def keyed_generators(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, torch's generators (dropout draws from them) start at `seed`; outside they are as they were."""
+    """Inside, torch's generators (dropout draws from them) start at `seed`; afterwards they are restored."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
@@ -109,6 +109,6 @@ def keyed_generators(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def ship_batches(lane_batch: LaneBatch, device: torch.device) -> Tensor:
-    """The batches of all lanes on the device: int64 [step, lane, batch]; each order crosses the wire once."""
+    """The batches of all lanes on the device: int64 [step, lane, batch]; each order is copied once."""
     orders = ship(lane_batch.orders.transpose(1, 0, 2), device)
     return orders.index_select(1, ship(lane_batch.order, device)).long()

@@ -1,8 +1,8 @@
-"""The engine: many clients, of one run or of many, trained at once with the lane axis in front of everything.
+"""Trains many lanes at once: clients of one run or of many, in tensors with the lane axis first.
 
 Lanes are sorted by their number of steps. A lane that has finished keeps its weights, momentum and buffers to the bit;
-when half of the lanes at work have finished, the work shrinks to the rest. Everything a step needs is on the device
-before the first one, and nothing is read back, so a step can be compiled and captured in a CUDA graph (`engine`).
+when half of the active lanes have finished, only the others are computed. All inputs are on the device before the first
+step, and nothing is read back, so a step can be compiled and captured in a CUDA graph (`cuda_graphs`).
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ Rows = slice | Tensor
 
 
 class Work(NamedTuple):
-    """One step of some lanes: which, with how many samples, and whether all of them really take it."""
+    """One step of some lanes: which lanes, how many samples, and whether none of these lanes is idle."""
 
     step: int
-    lanes: tuple[int, ...] | int  # the first so many, or these
+    lanes: tuple[int, ...] | int  # the number of first lanes, or the indices of lanes
     batch: int
     all_busy: bool
 
 
 class Features(NamedTuple):
-    """What the lanes of a lane_batch need; what none of them needs is left out of the step."""
+    """The terms of a step that at least one lane of the batch needs; the others are left out of the step."""
 
     momentum: bool
     prox: bool
@@ -42,10 +42,13 @@ class Features(NamedTuple):
 
 @dataclass
 class Bench:
-    """The tensors that the steps of a round work on, all on the device, lane axis first, changed in place."""
+    """The working tensors of local training: weights, momentum, batches and sums of all lanes.
+
+    They are on the device with the lane axis first, and the steps of a round change them in place.
+    """
 
     params: Stacked
-    momentum: Stacked  # empty where no lane has momentum, and so the next two
+    momentum: Stacked  # empty if no lane needs it, as are the next two
     anchor: Stacked
     correction: Stacked
     buffers: Stacked
@@ -59,9 +62,9 @@ class Bench:
 
 @without_hints()
 def train(task: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
-    """Train all lanes of the lane_batch together; the result is that of `loop.train` up to the rounding of float32.
+    """Train all lanes of the batch together; the result equals that of `loop.train` up to rounding of float32.
 
-    `padding` says that the gradients keep padding from the real samples of any batch, whatever the model.
+    `padding` means that the gradients ignore padding in any batch, also for models that mix samples.
     """
     model, lane_batch, pools, start, buffers, correction = task
     order = np.argsort(-lane_batch.steps, kind="stable")
@@ -81,10 +84,10 @@ def train(task: Assignment, *, gradients: GradientFunction | None = None, paddin
 
 
 def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2, fewest: int = 1) -> list[Work]:
-    """The steps to play, for lanes sorted by falling number of steps; `exact` keeps padding out of every batch.
+    """The steps to train, for lanes in falling order of their number of steps; `exact` keeps padding out of batches.
 
-    The lanes at work are all of them or a `shrink`-th, or a `shrink`-th of that, and so on: few different sizes. They
-    grow no fewer when less than `fewest` steps are left.
+    The number of active lanes is divided by `shrink` each time, so that there are few different sizes. It stays the
+    same once fewer than `fewest` steps are left.
 
     >>> [(w.lanes, w.all_busy) for w in schedule(np.array([[2, 2, 1], [2, 0, 0], [2, 0, 0]]), exact=False, batch=2)]
     [(3, True), (1, True), (1, True)]
@@ -102,7 +105,7 @@ def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2, fe
 
 
 def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
-    """One piece of work for each batch size that occurs."""
+    """One `Work` for each batch size that occurs."""
     sizes = np.unique(counts)
     if len(sizes) == 1:
         return [Work(step, len(counts), int(sizes[0]), True)]
@@ -110,7 +113,7 @@ def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
 
 
 def features_of(lane_batch: LaneBatch, correction: Stacked | None) -> Features:
-    """What this lane_batch's hyper-parameters call for."""
+    """The features that the hyper-parameters of this lane batch need."""
     clips = bool(np.isfinite(lane_batch.clip).any())
     return Features(bool(lane_batch.momentum.any()), bool(lane_batch.mu.any()), clips, bool(correction))
 
@@ -124,9 +127,9 @@ def lay_out(
     *,
     inputs_last: bool = False,
 ) -> Bench:
-    """A bench for the lane_batch, on the device of its rows; one copy for each array of the host.
+    """The working tensors of the lane batch, on the device of `rows`; each host array is copied once.
 
-    `inputs_last` is an order of memory: the weights of a convolution with its inputs side by side.
+    `inputs_last` is a memory layout: weights of a convolution with the input channels contiguous.
     """
     device, lanes = rows.device, len(rows)
     params = take_rows(start, rows)
@@ -160,7 +163,7 @@ def play(
     features: Features,
     gradients: GradientFunction,
 ) -> None:
-    """One piece of work, in place; `pool` [lane] says where each lane's samples are."""
+    """Train one step, in place; `pool` [lane] is the pool of each lane's samples."""
     rows: Rows = slice(work.lanes)
     if not isinstance(work.lanes, int):
         rows = ship(np.array(work.lanes), bench.client.device)
@@ -182,7 +185,7 @@ def learn(
     *,
     all_busy: bool,
 ) -> None:
-    """Gradient and step of all lanes on a batch, in place: pure tensor code, to be compiled and captured."""
+    """Gradient and step of all lanes on a batch, in place; only tensor operations, to be compiled and captured."""
     grads, buffers, loss, hits = gradients(bench.params, bench.buffers, x, y, count)
     busy = None if all_busy else count > 0
     descend(bench, grads, features, busy)
@@ -195,12 +198,12 @@ def learn(
 
 
 def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None) -> None:
-    """SGD with momentum on every lane, as torch.optim.SGD does it; lanes that are not busy stay as they are."""
+    """SGD with momentum on every lane, as in torch.optim.SGD; idle lanes are not changed."""
     lr, rho, mu, clip = bench.rates
-    if not any(features):  # nothing needs the gradient itself: products go straight into the weights
+    if not any(features):  # products are subtracted without computing the gradient
         for name, value in found.items():
             if not isinstance(value, Tensor):
-                value.subtract_from(bench.params[name], lr)  # zero for a lane that is not busy: it has no loss
+                value.subtract_from(bench.params[name], lr)  # zero for an idle lane: it has no loss
         found = {name: value for name, value in found.items() if isinstance(value, Tensor)}
     grads = multiplied(found)
     if features.prox:
@@ -220,7 +223,7 @@ def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None)
 
 
 def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Trained:
-    """Updates, buffers, loss and accuracy of the first lanes on the bench, in the order that they came in."""
+    """Updates, buffers, loss and accuracy of the first lanes; `order` is how they were sorted, and is undone."""
     lanes = len(order)
     if np.array_equal(order, np.arange(lanes)):
         back: Rows = slice(lanes)
@@ -239,20 +242,20 @@ def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Tra
 
 
 def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples [lane, batch, ...] as the lanes' clients see them; lanes of several pools are gathered pool by pool."""
+    """Samples [lane, batch, ...] with the shift of each lane's client; several pools are read one by one."""
     used = np.unique(pool)
     if len(used) == 1:
         x, y = pools[used[0]].batch(index, client[:, None])
         return x, y
-    groups = [ship(np.flatnonzero(pool == one), index.device) for one in used]
-    parts = [pools[one].batch(index[rows], client[rows, None]) for one, rows in zip(used, groups, strict=True)]
+    groups = [ship(np.flatnonzero(pool == number), index.device) for number in used]
+    parts = [pools[number].batch(index[rows], client[rows, None]) for number, rows in zip(used, groups, strict=True)]
     back = ship(np.argsort(np.argsort(pool, kind="stable"), kind="stable"), index.device)
     x, y = (torch.cat(column).index_select(0, back) for column in zip(*parts, strict=True))
     return x, y
 
 
 def take_part(bench: Bench, rows: Rows) -> Bench:
-    """Some lanes of the bench: views where they are the first so many, else copies."""
+    """The working tensors of some lanes: views if `rows` is a slice, else copies."""
     return Bench(
         params=take_rows(bench.params, rows),
         momentum=take_rows(bench.momentum, rows),
@@ -269,7 +272,7 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
 
 
 def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
-    """Write the copies of chosen lanes back to their places."""
+    """Write the copies of chosen lanes back into the working tensors."""
     for name in ("params", "momentum", "buffers"):
         for key, value in getattr(part, name).items():
             getattr(bench, name)[key].index_copy_(0, rows, value)
@@ -283,7 +286,7 @@ def take_rows(stacked: Stacked, rows: Rows) -> Stacked:
 
 
 def _inputs_last(weight: Tensor) -> Tensor:
-    """[lane, out, in, row, column] as it was, but [lane, out, row, column, in] in memory; others stay as they are."""
+    """Weights [lane, out, in, row, column], stored as [lane, out, row, column, in]; other shapes are not changed."""
     return weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if weight.dim() == 5 else weight
 
 

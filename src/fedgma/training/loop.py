@@ -1,6 +1,6 @@
-"""The reference: one client after the other, plain torch, nothing clever.
+"""The reference trainer: one client after the other, in plain torch.
 
-Everything else is compared with this. It also trains what cannot be vectorised over lanes.
+The tests compare all other trainers with it. It also trains models that cannot be vectorised over lanes.
 """
 
 import copy
@@ -16,7 +16,7 @@ from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
 
 
 def train(task: Assignment) -> Trained:
-    """Train each lane of the lane_batch."""
+    """Train each lane of the batch."""
     model, lane_batch, pools, start, buffers, correction = task
     model = copy.deepcopy(model)
     trained = []
@@ -33,9 +33,9 @@ def train(task: Assignment) -> Trained:
 def train_client(
     model: nn.Module, lane_batch: LaneBatch, lane: int, pool: Pool, start: Stacked, correction: Stacked | None = None
 ) -> tuple[Stacked, Stacked, Tensor, Tensor]:
-    """One client's local training: update, buffers, mean loss and accuracy on the batches as they came.
+    """One client's local training: update, buffers, mean loss and accuracy over the training batches.
 
-    The model holds the global weights, of which `start` is a copy, and is left with the client's.
+    The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     optimizer = torch.optim.SGD(
@@ -67,7 +67,7 @@ def train_client(
 def _adjust(
     trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, *, mu: float, clip: float
 ) -> None:
-    """What the algorithms do to a gradient: pull to the global weights (prox), clip, correct the drift (SCAFFOLD)."""
+    """Change a gradient as the algorithm asks: proximal term (FedProx), clipping, drift correction (SCAFFOLD)."""
     for name, value in trainable.items():
         if mu and value.grad is not None:
             value.grad += mu * (value.detach() - start[name])

@@ -1,4 +1,4 @@
-"""How many lanes fit: what one lane costs is measured on the model itself, and the budget is a share of the device."""
+"""How many lanes fit into memory: the cost of a lane is measured on the model, the budget is a share of the device."""
 
 from typing import Any, NamedTuple
 
@@ -10,11 +10,11 @@ from fedgma.data.pools import Pool
 from fedgma.training.lane_batch import keyed_generators
 
 CPU_BUDGET = 512 * 2**20  # bytes; lanes do not get faster beyond a few on a CPU
-CUDA_SHARE = 0.6  # of the card's whole memory, not of what is free: the same chunks, so the same bits, on each start
+CUDA_SHARE = 0.6  # of the total memory, not the free: the same chunks, and so the same bits, at each start
 
 
 class Capacity(NamedTuple):
-    """What fits at a time."""
+    """How many lanes and samples fit into memory at a time."""
 
     lanes: int
     samples: int  # of one run, in evaluation
@@ -47,7 +47,7 @@ def activation_bytes(model: nn.Module, pool: Pool, batch: int) -> int:
     with keyed_generators(pool.y.device, 0), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         x, y = pool.batch(index, index)
         F.cross_entropy(model(x).float(), y)
-    model.load_state_dict(before)  # the pass may have moved running statistics
-    own = {value.untyped_storage().data_ptr() for value in model.state_dict().values()}
-    size = sum(count for where, count in kept.items() if where not in own)
+    model.load_state_dict(before)  # the pass may have changed running statistics
+    weights = {value.untyped_storage().data_ptr() for value in model.state_dict().values()}
+    size = sum(count for address, count in kept.items() if address not in weights)
     return size * batch // len(index)

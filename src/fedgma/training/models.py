@@ -1,7 +1,7 @@
-"""Networks by name, or a user's own: LeNet, ResNet18 with group or batch normalisation, logistic regression, small CNN.
+"""Networks by name, or user-defined: LeNet, ResNet18 with group or batch normalisation, logistic regression, small CNN.
 
-`build` draws the initial weights from a seed of its own and leaves torch's generators as they were, so a seed gives the
-same first model alone, in a fleet and after a resume.
+`build` draws the initial weights from the given seed and does not change torch's generators, so a seed gives the same
+initial model in a single run, in a fleet and after a resume.
 """
 
 import copy
@@ -136,7 +136,7 @@ def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
     """A network with its initial weights: by name, by import path "package.module:Name", by factory, or a ready module.
 
     A factory is called as `factory(shape, classes)`. A ready module is copied and keeps the weights it has. The weights
-    depend on `seed` alone, and torch's own generators are left as they were.
+    depend only on `seed`, and torch's generators are not changed.
 
     >>> sum(p.numel() for p in build("lenet", (1, 28, 28), 10, seed=0).parameters())
     61706
@@ -153,7 +153,7 @@ def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
 
 
 def factory_of(model: str | Factory) -> Factory:
-    """What builds a model that is named, imported or handed over as `factory(shape, classes)`."""
+    """The factory of a model that is given by name, by import path or as `factory(shape, classes)`."""
     if not isinstance(model, str):
         return model
     if model in MODELS:

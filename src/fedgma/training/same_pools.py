@@ -1,4 +1,4 @@
-"""Equal pools made one: federations of one data set that differ in their partition alone can be gathered together."""
+"""Finds equal pools: federations of one data set that differ only in their partition share its samples."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,20 @@ from fedgma.data.pools import Pool
 
 
 def distinct(pools: Sequence[Pool], apart: tuple[str, ...] = ()) -> tuple[tuple[Pool, ...], np.ndarray]:
-    """The pools that differ, and for each pool which of them it is; fields named in `apart` are not compared."""
-    found: list[Pool] = []
+    """The pools that differ, and the position of each pool among them; fields in `apart` are not compared."""
+    different: list[Pool] = []
     known: dict[int, int] = {}
     for pool in pools:
         if id(pool) not in known:
-            place = next((i for i, other in enumerate(found) if same(pool, other, apart)), len(found))
-            if place == len(found):
-                found.append(pool)
-            known[id(pool)] = place
-    return tuple(found), np.array([known[id(pool)] for pool in pools], np.int64)
+            position = next((i for i, other in enumerate(different) if same(pool, other, apart)), len(different))
+            if position == len(different):
+                different.append(pool)
+            known[id(pool)] = position
+    return tuple(different), np.array([known[id(pool)] for pool in pools], np.int64)
 
 
 def same(one: Pool, other: Pool, apart: tuple[str, ...] = ()) -> bool:
-    """Whether two pools hold the same things: tensors are compared by content, everything else by equality."""
+    """Whether two pools are equal; tensors are compared by content."""
     if type(one) is not type(other) or not hasattr(one, "__dict__"):
         return one is other
     mine, theirs = vars(one), vars(other)

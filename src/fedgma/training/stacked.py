@@ -16,12 +16,12 @@ def ship(array: np.ndarray, device: torch.device | str) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
     kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
     pinned = torch.empty(array.shape, dtype=kind, pin_memory=True)
-    pinned.numpy()[...] = array  # one pass, whatever the order in memory
+    pinned.numpy()[...] = array  # one pass for any memory layout
     return pinned.to(device, non_blocking=True)
 
 
 def stack(parts: Sequence[Mapping[str, Tensor]]) -> Stacked:
-    """One mapping with a new front axis out of several of the same names."""
+    """Several mappings with the same names as one, with a new front axis."""
     return {name: torch.stack([part[name] for part in parts]) for name in (parts[0] if parts else {})}
 
 
@@ -33,7 +33,7 @@ def flatten(stacked: Stacked) -> Tensor:
 def unflatten(flat: Tensor, like: Shapes) -> Stacked:
     """The rows of `flat` as named parameters again, as views."""
     parts = torch.split(flat, [shape.numel() for _, shape in like], 1)
-    # splitting the last axis never needs a copy, whatever the stride of the rows
+    # splitting the last axis never needs a copy
     return {name: torch.unflatten(part, 1, shape) for (name, shape), part in zip(like, parts, strict=True)}
 
 

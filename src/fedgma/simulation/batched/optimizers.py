@@ -1,8 +1,8 @@
-"""Server optimisers of many runs at once: [run, entry] tensors and one row of settings a run (SPEC 2.3).
+"""Server optimisers of many runs at once: [run, entry] tensors and one row of settings for each run (SPEC 2.3).
 
 The formulas are those of `fedgma.aggregation.optimizers`, over columns of settings; moments see the unmasked mean and
-the mask multiplies the preconditioned step. An optimiser of another name is a user's own: its `step` is called run by
-run, on named arrays as a server would.
+the mask multiplies the preconditioned step. The `step` of a user-defined optimiser is called once for each run, on
+named arrays as a server would call it.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from fedgma.training.stacked import Shapes, unflatten
 
 
 class Moments(NamedTuple):
-    """First and second moments [run, entry], and the state of users' own optimisers by run."""
+    """First and second moments [run, entry], and the states of user-defined optimisers by run."""
 
-    z: Tensor  # rows of servers that have none stay zero
+    z: Tensor  # rows of optimisers without this moment stay zero
     v: Tensor
     own: tuple[State | None, ...]
 
 
 class Optimizers(NamedTuple):
-    """The server optimisers of all runs, on the device: which rows have which kind; settings as columns [run, 1]."""
+    """The server optimisers of all runs, on the device: the rows of each kind, and settings as columns [run, 1]."""
 
     optimizers: tuple[ServerOptimizer, ...]
-    kinds: dict[str, Tensor]  # name -> rows, of those that have a formula
-    own: tuple[int, ...]  # runs that have not
+    kinds: dict[str, Tensor]  # name -> rows, of the built-in optimisers
+    own: tuple[int, ...]  # runs with a user-defined optimiser
     rates: Rates
     learning_rate: Tensor
     before: Tensor  # bool: the mask goes before the moments (an ablation)
@@ -39,7 +39,7 @@ class Optimizers(NamedTuple):
 
 
 def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch.device) -> Optimizers:
-    """Ship the settings once, so that a round copies nothing."""
+    """Copy the settings to the device once, so that a round copies nothing."""
     known = [one.settings if has_formula(one) else {} for one in optimizers]
 
     def column(values: list[float]) -> Tensor:
@@ -74,17 +74,17 @@ def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch
 
 
 def has_formula(optimizer: ServerOptimizer) -> bool:
-    """Whether an optimiser is one of the library's, which have a batched form."""
+    """Whether an optimiser is built in and so has a batched form."""
     return optimizer.name in FORMULAS and optimizer.settings.keys() >= {"learning_rate", "epsilon", "mask_position"}
 
 
 def kept_moments(optimizer: ServerOptimizer) -> tuple[str, ...]:
-    """The moments of [run, entry] tensors that a run's server keeps."""
+    """Which of the moments [run, entry] a run's optimiser uses."""
     return MOMENTS[optimizer.name] if has_formula(optimizer) else ()
 
 
 def init_moments(optimizers: Optimizers, params: Tensor) -> Moments:
-    """z_0 = 0 and v_0 = epsilon^2; a user's own starts by its own `init`."""
+    """z_0 = 0 and v_0 = epsilon^2; a user-defined optimiser starts with its own `init`."""
     own: list[State | None] = [None] * len(params)
     for run in optimizers.own:
         own[run] = optimizers.optimizers[run].init(_named(optimizers, params, run))
@@ -107,22 +107,22 @@ def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tenso
 
 
 def _by_kind(optimizers: Optimizers, delta: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """The step of each run's own kind of server."""
+    """The step of each run, by the formula of its optimiser."""
     if len(optimizers.kinds) == 1 and not optimizers.own:
         return FORMULAS[next(iter(optimizers.kinds))](delta, moments.z, moments.v, optimizers.rates)
     move, z, v = delta.clone(), moments.z.clone(), moments.v.clone()
     for kind, rows in optimizers.kinds.items():
         rates = Rates(*(value[rows] for value in optimizers.rates))
         part = FORMULAS[kind](delta[rows], moments.z[rows], moments.v[rows], rates)
-        for whole, piece in zip((move, z, v), part, strict=True):
-            whole[rows] = piece
+        for table, piece in zip((move, z, v), part, strict=True):
+            table[rows] = piece
     return move, z, v
 
 
 def _own_steps(
     optimizers: Optimizers, merged: Merged, moments: Moments, params: Tensor, new: Tensor
 ) -> tuple[Tensor, Moments]:
-    """Users' own optimisers, run by run."""
+    """The steps of user-defined optimisers, run by run."""
     states = list(moments.own)
     for run in optimizers.own:
         state = states[run]

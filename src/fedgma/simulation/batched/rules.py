@@ -1,8 +1,8 @@
-"""The rules of many runs at once, over [run, entry] tensors: the same functions that a server calls for one.
+"""The rules of many runs at once, over [run, entry] tensors: the same functions that a server calls for one run.
 
-Masks made of votes (`VoteMask`, the paper's and most others) have a batched form: two small tables say how each run
-masks, and one pass serves all runs. Everything else is the rule's own functions: `change` is called once for all runs
-that share a rule, `prepare` client by client, `combine` and a user's own mask run by run.
+Masks made of votes (`VoteMask`, the paper's and most others) have a batched form: two small tables hold the thresholds
+of all runs, and one pass makes all masks. For everything else the rule's own functions are called: `change` once for
+all runs that share a rule, `prepare` client by client, `combine` and a user-defined mask run by run.
 """
 
 import math
@@ -24,7 +24,7 @@ Kept = dict[int, list[Tensor]]  # run -> updates [client, entry] of rules that n
 
 
 class Rules(NamedTuple):
-    """The rules of all runs, laid out on the device."""
+    """The rules of all runs, with their tables on the device."""
 
     rules: tuple[Rule, ...]
     tables: tuple[Tensor, Tensor] | None  # votes needed [run, clients + 1], mask below them [run]; None: no vote mask
@@ -39,7 +39,7 @@ class Rules(NamedTuple):
 
 
 def lay_out(rules: Sequence[Rule], clients: int, shapes: Shapes, device: torch.device) -> Rules:
-    """Ship what does not change from round to round; `clients` is the most that one run samples."""
+    """Copy the tables to the device once; `clients` is the largest number that one run samples."""
     groups: dict[Hashable, list[int]] = {}
     for run, rule in enumerate(rules):
         if rule.change is not None:
@@ -49,14 +49,14 @@ def lay_out(rules: Sequence[Rule], clients: int, shapes: Shapes, device: torch.d
 
 
 def _key(function: Change) -> Hashable:
-    """Equal for functions that do the same: a partial is known by what it binds."""
+    """A key that is equal for functions that do the same; partials are compared by function and arguments."""
     if isinstance(function, partial):
         return function.func, function.args, tuple(sorted(function.keywords.items()))
     return function
 
 
 def _tables(rules: Sequence[Rule], clients: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """How each run masks; a run that needs no vote has a mask of ones."""
+    """Votes needed and mask below them, for each run; a run without a vote mask gets a mask of ones."""
     masks = {run: rule.mask for run, rule in enumerate(rules) if isinstance(rule.mask, VoteMask)}
     if not masks:
         return None
@@ -69,7 +69,7 @@ def _tables(rules: Sequence[Rule], clients: int, device: torch.device) -> tuple[
 
 
 def prepare(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
-    """The lanes' updates [lane, entry] as their runs' rules want them; `run` [lane] says whose each one is."""
+    """The updates [lane, entry] after each rule's `prepare`; `run` [lane] is the run of each lane."""
     lanes = [lane for lane, owner in enumerate(run.tolist()) if rules.rules[owner].prepare is not None]
     if not lanes:
         return updates
@@ -84,7 +84,7 @@ def prepare(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
 
 
 def keep(rules: Rules, kept: Kept, run: np.ndarray, updates: Tensor, counted: Tensor) -> None:
-    """Hold on to the counted updates of runs whose rules need all of them at once."""
+    """Keep the counted updates of runs whose rules need all of them at once."""
     for owner in np.unique(run):
         if not rules.rules[owner].streams:
             lanes = torch.from_numpy(np.flatnonzero(run == owner)).to(updates.device)
@@ -92,7 +92,7 @@ def keep(rules: Rules, kept: Kept, run: np.ndarray, updates: Tensor, counted: Te
 
 
 def apply(rules: Rules, sums: Sums, kept: Kept, merged: Merged) -> Merged:
-    """Mean and mask as each run's rule makes them, of means that have no mask yet."""
+    """Mean and mask of each run by its rule; `merged` has the plain means and no mask."""
     mean, mask = _combined(rules, kept, merged.mean), _vote_masks(rules, sums)
     for run, rule in enumerate(rules.rules):
         if rule.mask is not None and not isinstance(rule.mask, VoteMask):
@@ -108,7 +108,7 @@ def apply(rules: Rules, sums: Sums, kept: Kept, merged: Merged) -> Merged:
 
 
 def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
-    """The means, with those of rules that read all updates in their places."""
+    """The means; for rules that read all updates, what their `combine` returns."""
     if not kept:
         return mean
     mean = mean.clone()
@@ -121,7 +121,7 @@ def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
 
 
 def _vote_masks(rules: Rules, sums: Sums) -> Tensor | None:
-    """The masks of all runs in one pass; ones for runs without."""
+    """The vote masks of all runs in one pass; ones for runs without."""
     if rules.tables is None:
         return None
     needed, below = rules.tables
@@ -133,7 +133,7 @@ def _vote_masks(rules: Rules, sums: Sums) -> Tensor | None:
 
 
 def _changed(rules: Rules, mean: Tensor, mask: Tensor) -> Tensor:
-    """The masks, with those of rules that change theirs in their places, array by array."""
+    """The masks; for rules that change theirs, what `change` returns for each array."""
     mask = mask.clone()
     sizes = [shape.numel() for _, shape in rules.shapes]
     for rule, rows in rules.changed:

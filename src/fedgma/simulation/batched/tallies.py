@@ -1,8 +1,8 @@
 """The tally of many runs at once: weighted sums in float64 and integer sign votes, run axis first, then the mean.
 
-The sums are those of a single tally and are made by the same kernels, so a run in a fleet aggregates to the bits that
-`fedgma.Tally` gives; a client whose update is not finite is left out of mean and count. Clients are added in order,
-so chunking does not change a bit.
+The same kernels as in a single tally compute the sums, so a run in a fleet has the same bits as with `fedgma.Tally`. A
+client whose update is not finite is left out of mean and count. Clients are added in order, so the size of chunks does
+not change a bit.
 """
 
 import math
@@ -41,7 +41,7 @@ class Merged(NamedTuple):
 
 
 def empty(device: torch.device, runs: int, entries: int, buffers: Stacked) -> Sums:
-    """Nothing counted yet; `buffers` tells names, shapes and kinds."""
+    """Sums before the first client; `buffers` gives names, shapes and types of the buffers."""
     sums = {name: _empty_buffer(value) for name, value in buffers.items()}
     return Sums(
         total=torch.zeros((runs, entries), dtype=torch.float64, device=device),
@@ -61,8 +61,8 @@ def _empty_buffer(value: Tensor) -> Tensor:
 
 
 def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffers: Stacked, metrics: Tensor) -> Tensor:
-    """Count lanes: `run` [lane], rising, says whose each one is; gives back which were counted."""
-    fine: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1).isfinite()  # one pass; NaN comes through
+    """Add lanes to the sums; `run` [lane], rising, is the run of each. Returns which lanes were counted."""
+    fine: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1).isfinite()  # one pass; a NaN makes the norm NaN
     for value in buffers.values():
         fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
     weight = ship(weights.astype(np.float64), updates.device) * fine
@@ -81,20 +81,20 @@ def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffe
 
 
 def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:
-    """One lane after the other, by the tally's own kernel."""
+    """Add one lane after the other, with the kernel of a single tally."""
     parts = [to_native(part) for part in (sums.total, sums.rest, sums.votes)]
     rows = to_native(updates)
     for lane in np.flatnonzero(fine.cpu().numpy()):
-        own = kernels.plain.Sums(*(part[run[lane]] for part in parts))
-        kernels.add([own], [rows[lane]], float(weights[lane]))
+        run_sums = kernels.plain.Sums(*(part[run[lane]] for part in parts))
+        kernels.add([run_sums], [rows[lane]], float(weights[lane]))
 
 
 def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
-    """Weights, counts, loss and accuracy, by a product with the table of which lane is whose."""
+    """Add weights, counts, loss and accuracy: one matrix product over the lanes of each run."""
     runs = len(sums.weight)
     owner = ship(run == np.arange(runs)[:, None], fine.device).double()  # [run, lane]
-    found = torch.where(fine[:, None], metrics.double(), 0.0) * weight[:, None]
-    columns = torch.cat([weight[:, None], fine.double()[:, None], found], 1)
+    weighted = torch.where(fine[:, None], metrics.double(), 0.0) * weight[:, None]
+    columns = torch.cat([weight[:, None], fine.double()[:, None], weighted], 1)
     totals = owner @ columns
     sums.weight += totals[:, 0]
     sums.clients += totals[:, 1].round().to(torch.int64)
@@ -106,8 +106,8 @@ def _add_buffer(total: Tensor, rows: slice | Tensor, value: Tensor, sure: Tensor
     if value.is_floating_point():
         _add_rows(total, rows, torch.where(sure.view(wide), value.double() * factor.view(wide), 0.0))
     else:
-        held = total[rows]
-        total[rows] = torch.where(sure.view(wide), torch.maximum(held, value), held)
+        before = total[rows]
+        total[rows] = torch.where(sure.view(wide), torch.maximum(before, value), before)
 
 
 def slots(run: np.ndarray, device: torch.device | str = "cpu") -> list[tuple[slice | Tensor, slice | Tensor]]:
@@ -137,7 +137,7 @@ def _add_rows(total: Tensor, rows: slice | Tensor, values: Tensor) -> None:
 
 
 def merge(sums: Sums, like: Stacked) -> Merged:
-    """The mean of every run, and its buffers; the rules make the masks."""
+    """The mean of every run and its buffers, without masks: those are made by the rules."""
     alive = sums.clients > 0
     weight = torch.where(alive, sums.weight, 1.0)
     mean = ((sums.total + sums.rest) / weight[:, None]).float()

@@ -1,8 +1,8 @@
 """How clients voted in a round: for the whole model and per layer, out of one count of |votes| (SPEC 9.1).
 
-Votes are whole numbers from 0 to the number of clients, so mean agreement, mean mask and the share of entries below the
-threshold all follow from how often each number occurs; the count is made on the device and is a few numbers a layer.
-How steady a mask is, is said by the entries that passed now and when the votes were last looked at.
+|votes| is an integer from 0 to the number of clients, so mean agreement, mean mask and the share of entries below the
+threshold all follow from how often each value occurs. The device counts, and returns a few numbers for each layer. The
+stability of a mask compares the entries that pass now with those that passed when the votes were last measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,22 +18,22 @@ class Layers(NamedTuple):
 
     names: tuple[str, ...]
     owner: Tensor  # int64 [entry]
-    parts: tuple[tuple[int, slice], ...]  # the same as stretches of entries: layer, where
+    parts: tuple[tuple[int, slice], ...]  # the same as ranges of entries: layer, range
 
 
 class Share(NamedTuple):
-    """One layer, or the whole model."""
+    """Statistics of one layer, or of the whole model."""
 
     mean: float  # of the mask
     agreement: float  # mean of |votes| / clients
-    below: float | None  # share of entries that the mask holds back; None without a mask
+    below: float | None  # share of entries below the threshold; None without a mask
     unanimous: float  # share of entries with agreement 1
-    undecided: float  # and with agreement 0
-    zeros: float  # share of the clients' single updates that are zero and so no vote
+    undecided: float  # share of entries with agreement 0
+    zeros: float  # share of zeros among the entries of all clients' updates; a zero is no vote
 
 
 class Stability(NamedTuple):
-    """A mask beside the one of an earlier round."""
+    """A mask compared with that of an earlier round."""
 
     since: int  # the earlier round
     flipped: float  # share of entries that passed the threshold in one of the two rounds only
@@ -59,12 +59,12 @@ class VoteCounts(NamedTuple):
     clients: Tensor  # int64, counted
     lengths: Tensor  # [2]: ratio and cosine
     needed: Tensor | None  # int32 [clients + 1], least |votes| that pass; None without a mask
-    below: Tensor | None  # what the mask is under them; NaN for the agreement
+    below: Tensor | None  # value of the mask below that; NaN for the agreement
     names: tuple[str, ...]
     changes: tuple[Tensor, Tensor] | None  # earlier round, 0 is none; [3]: flipped, below in both, below in either
 
     def statistics(self) -> VoteStatistics:
-        """Waits for the device."""
+        """The statistics in plain numbers; waits for the device."""
         clients = max(int(self.clients), 1)
         counts = self.counts.cpu().numpy().astype(np.int64)[:, : clients + 1]
         agreement = np.arange(clients + 1) / clients
@@ -83,11 +83,11 @@ class VoteCounts(NamedTuple):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "VoteCounts":
         """The same with every tensor changed, in their order."""
-        held: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             name: change(value) for name, value in self._asdict().items() if isinstance(value, Tensor)
         }
         changes = None if self.changes is None else (change(self.changes[0]), change(self.changes[1]))
-        return self._replace(**held, changes=changes)
+        return self._replace(**tensors, changes=changes)
 
     def _stability(self) -> Stability | None:
         if self.changes is None or int(self.clients) == 0 or int(self.changes[0]) == 0:
@@ -123,24 +123,24 @@ def count(
     rule: tuple[Tensor, Tensor] | None,
     before: tuple[Tensor, Tensor] | None = None,
 ) -> VoteCounts:
-    """Count one run's |votes| [entry] by layer, without waiting for the device; `most` is the size of its cohort.
+    """Count one run's |votes| [entry] by layer, without waiting for the device; `most` is its `clients_per_round`.
 
     `rule` is its row of the mask tables, None where it does not mask; `zeros` [layer] are its clients' zero updates;
     `before` is an earlier round and the entries that passed then.
     """
-    place = layers.owner * (most + 1) + votes.abs()
-    found = torch.zeros(len(layers.names) * (most + 1), dtype=torch.int64, device=votes.device)
-    found.scatter_add_(0, place, torch.ones_like(place))
+    bins = layers.owner * (most + 1) + votes.abs()
+    counts = torch.zeros(len(layers.names) * (most + 1), dtype=torch.int64, device=votes.device)
+    counts.scatter_add_(0, bins, torch.ones_like(bins))
     needed, below = rule if rule is not None else (None, None)
     changes = None
     if needed is not None and before is not None:
         changes = before[0], _changes(before[1], passing(votes, clients, needed))
-    found = found.view(len(layers.names), most + 1)
-    return VoteCounts(found, zeros, clients, _lengths(mean, mask), needed, below, layers.names, changes)
+    counts = counts.view(len(layers.names), most + 1)
+    return VoteCounts(counts, zeros, clients, _lengths(mean, mask), needed, below, layers.names, changes)
 
 
 def passing(votes: Tensor, clients: Tensor, needed: Tensor) -> Tensor:
-    """Which entries [entry] the votes carry over the threshold.
+    """Which entries [entry] have enough votes to pass the threshold.
 
     >>> passing(torch.tensor([3, -2, 1]), torch.tensor(3), torch.tensor([0, 1, 1, 2])).tolist()
     [True, True, False]
@@ -151,18 +151,18 @@ def passing(votes: Tensor, clients: Tensor, needed: Tensor) -> Tensor:
 def look(
     votes: Tensor, clients: Tensor, needed: Tensor, round: int, before: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """The round and the entries that passed in it; those of the look before where no client counted."""
+    """The round and the entries that passed in it; if no client was counted, those of the measurement `before`."""
     now = passing(votes, clients, needed)
     since, passed = before if before is not None else (torch.zeros_like(clients), now)
     return torch.where(clients > 0, round, since), torch.where(clients > 0, now, passed)
 
 
 def count_zeros(zeros: Tensor, run: Tensor, layers: Layers, updates: Tensor, counted: Tensor) -> None:
-    """Add the zero entries of lanes' updates [lane, entry] to `zeros` [run, layer], of those that count."""
-    found = torch.zeros(len(run), len(layers.names), dtype=torch.int64, device=zeros.device)
+    """Add the number of zeros in the counted lanes' updates [lane, entry] to `zeros` [run, layer]."""
+    counts = torch.zeros(len(run), len(layers.names), dtype=torch.int64, device=zeros.device)
     for layer, part in layers.parts:
-        found[:, layer] += (updates[:, part] == 0).sum(1)
-    zeros.index_add_(0, run, found * counted[:, None])
+        counts[:, layer] += (updates[:, part] == 0).sum(1)
+    zeros.index_add_(0, run, counts * counted[:, None])
 
 
 def _changes(before: Tensor, now: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def _lengths(mean: Tensor, mask: Tensor | None) -> Tensor:
         return torch.ones(2, device=mean.device)
     masked = mask * mean
     plain, moved = mean.norm(), masked.norm()
-    along = (masked * mean).sum()  # a library's dot product would depend on where the row begins in memory
+    along = (masked * mean).sum()  # the result of torch.dot depends on the alignment of the row in memory
     figures = torch.stack([moved / plain, (along / (moved * plain)).clamp(max=1)])
     return torch.where((plain > 0) & (moved > 0), figures, torch.stack([(plain == 0).float(), torch.ones_like(plain)]))
 
