@@ -140,8 +140,8 @@ def test_results_are_exported_again_in_place_with_what_the_analysis_says(tmp_pat
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        ("{", "cannot be read as the findings of an analysis"),
-        ('{"findings": []}', "cannot be read as the findings of an analysis"),
+        ("{", "expected the findings of an analysis"),
+        ('{"findings": []}', "expected the findings of an analysis"),
         ('{"format": 2, "findings": []}', "has format 2; this version reads 1"),
         ('{"format": 1, "findings": [{"id": "", "text": ""}]}', "cannot be read"),
         ('{"format": 1, "findings": [{"id": "a", "text": "", "verdict": "maybe"}]}', "'maybe' is not a valid"),
