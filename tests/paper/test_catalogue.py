@@ -90,7 +90,7 @@ def test_experiments_share_runs_with_each_other():
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"no experiment 'E19' here; known: E1, E2"):
+    with pytest.raises(ConfigError, match=r"unknown experiment 'E19'; known: E1, E2"):
         experiment("E19")
 
 

@@ -160,7 +160,7 @@ def test_findings_that_are_none_are_refused_by_the_name_of_their_file(tmp_path, 
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (["run", "E99"], 2, "no experiment 'E99'"),
+        (["run", "E99"], 2, "unknown experiment 'E99'"),
         (["run", "E13", "--cells", "local_epochs=2"], 2, "no cell of E13 fits"),
         (["run", "E13", "--rates", "none.toml"], 2, "cannot read the chosen rates"),
         (["run", "E13", "--precision", "fp8"], 2, "unknown precision 'fp8'"),

@@ -61,9 +61,7 @@ def describe(seen: Repeats, tau: float) -> dict[str, Any]:
     often = stability(seen.votes, clients, tau)
     passed = (np.abs(seen.votes) >= votes_needed(tau, clients)).mean(0)
     sigma = np.maximum(seen.deviations, 1e-30)
-    side = np.where(
-        (seen.means > 0).sum(0) >= (seen.means < 0).sum(0), 1.0, -1.0
-    )  # orient every entry so that the commoner sign is positive
+    side = np.where((seen.means > 0).sum(0) >= (seen.means < 0).sum(0), 1.0, -1.0)  # makes the commoner sign positive
     printed, corrected = printed_condition(side * seen.means, tau), corrected_condition(seen.means, tau)
     bound = corrected_bound(seen.means, sigma, tau)
     slack = 2 * np.sqrt(np.maximum(bound * (1 - bound), 0.25 / repeats) / repeats)
