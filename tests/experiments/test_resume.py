@@ -368,7 +368,7 @@ def test_going_on_with_other_versions_is_said(tmp_path, caplog):
         folder.checkpoint(1, {"w": np.zeros(1)})
     with RunFolder(tmp_path, {**head, "versions": {"torch": "2"}}) as folder:
         assert folder.resume().round == 1
-    assert "goes on with other versions" in caplog.text
+    assert "continues with different versions" in caplog.text
 
 
 def test_a_newer_format_is_refused_by_its_number(tmp_path):

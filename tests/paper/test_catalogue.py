@@ -90,7 +90,7 @@ def test_experiments_share_runs_with_each_other():
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"no experiment 'E19' here; known: E1, E2"):
+    with pytest.raises(ConfigError, match=r"unknown experiment 'E19'; known: E1, E2"):
         experiment("E19")
 
 
@@ -156,7 +156,7 @@ def test_rates_that_are_not_there_are_an_error(tmp_path):
 
 @pytest.mark.parametrize("words", ["dataset", "dataset=", "tua=1", "name=iid", "seed"])
 def test_cells_that_name_no_setting_are_refused(words):
-    with pytest.raises(ConfigError, match="--cells takes setting=value pairs"):
+    with pytest.raises(ConfigError, match="--cells expects setting=value pairs"):
         parse_cells(words)
 
 

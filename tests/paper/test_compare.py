@@ -118,7 +118,7 @@ def test_thinning_keeps_the_summaries_and_at_most_forty_points(tmp_path):
 
 def test_a_damaged_export_is_refused_by_name(tmp_path):
     (tmp_path / "runs.jsonl").write_text("{")
-    with pytest.raises(DataError, match="cannot be read as exported runs"):
+    with pytest.raises(DataError, match="expected exported runs in"):
         read_entries([tmp_path])
 
 

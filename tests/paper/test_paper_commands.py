@@ -140,12 +140,15 @@ def test_results_are_exported_again_in_place_with_what_the_analysis_says(tmp_pat
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        ("{", "cannot be read as the findings of an analysis"),
-        ('{"findings": []}', "cannot be read as the findings of an analysis"),
+        ("{", "expected the findings of an analysis"),
+        ('{"findings": []}', "expected the findings of an analysis"),
         ('{"format": 2, "findings": []}', "has format 2; this version reads 1"),
-        ('{"format": 1, "findings": [{"id": "", "text": ""}]}', "cannot be read"),
+        ('{"format": 1, "findings": [{"id": "", "text": ""}]}', "expected the findings of an analysis"),
         ('{"format": 1, "findings": [{"id": "a", "text": "", "verdict": "maybe"}]}', "'maybe' is not a valid"),
-        ('{"format": 1, "findings": [{"id": "a", "text": "", "interval": [1]}]}', "cannot be read"),
+        (
+            '{"format": 1, "findings": [{"id": "a", "text": "", "interval": [1]}]}',
+            "expected the findings of an analysis",
+        ),
     ],
 )
 def test_findings_that_are_none_are_refused_by_the_name_of_their_file(tmp_path, written, reason):
@@ -160,7 +163,7 @@ def test_findings_that_are_none_are_refused_by_the_name_of_their_file(tmp_path, 
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (["run", "E99"], 2, "no experiment 'E99'"),
+        (["run", "E99"], 2, "unknown experiment 'E99'"),
         (["run", "E13", "--cells", "local_epochs=2"], 2, "no cell of E13 fits"),
         (["run", "E13", "--rates", "none.toml"], 2, "cannot read the chosen rates"),
         (["run", "E13", "--precision", "fp8"], 2, "unknown precision 'fp8'"),

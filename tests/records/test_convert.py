@@ -167,7 +167,7 @@ def test_the_command_says_what_it_did_and_what_it_left(tmp_path):
 def test_a_folder_that_is_being_written_is_left_for_later(tmp_path):
     with RunFolder(tmp_path / "run", {"settings": {}, "parameters": 1}):
         (one,) = convert(tmp_path)
-    assert "a process is writing it" in one.problem
+    assert "a process is writing this folder" in one.problem
 
 
 def test_a_writer_that_goes_on_with_an_old_folder_makes_it_a_new_one(tmp_path):

@@ -67,13 +67,13 @@ BREAKS = {
     "'settings' as a dict": lambda folder: _change(folder, settings=[1]),
     "setting 'rounds' should be int": lambda folder: _change(folder, settings={"seed": 0}),
     "line 3,.* is not JSON": lambda folder: _line(folder, 2, "{{{"),
-    "should be round 3 but says 7": lambda folder: _line(folder, 2, '{"round": 7}'),
+    "should be round 3, got 7": lambda folder: _line(folder, 2, '{"round": 7}'),
     "should be a JSON object": lambda folder: _line(folder, 2, "3"),
     "test accuracy should be from 0 to 1, got 74.2": lambda folder: _line(
         folder, 2, '{"round": 3, "test": {"accuracy": 74.2}}'
     ),
     "marked done after 30 rounds but holds 29": lambda folder: _line(folder, 29, ""),
-    "ends in half a line": lambda folder: _line(folder, 30, '{"round": 31'),
+    "ends in an incomplete line": lambda folder: _line(folder, 30, '{"round": 31'),
     "not UTF-8": lambda folder: (folder / "run.json").write_bytes(b"\xff\xfe{}"),
     "done should be a JSON object": lambda folder: (folder / "done").write_text("[]"),
     "nested|recursion": lambda folder: (folder / "run.json").write_text("[" * 100_000),

@@ -47,10 +47,10 @@ def test_reporting_does_not_import_torch(tmp_path):
     ("arguments", "code", "sentence"),
     [
         (("report", "nowhere"), 3, "'nowhere' holds no run: no such folder"),
-        (("report", "empty"), 3, "no run.json in it or below"),
+        (("report", "empty"), 3, "no run.json in it or its subfolders"),
         (("report", "half"), 3, "none of the 1 runs has finished (the furthest is at round 4 of 30)"),
         (("report", "runs", "--metric", "worst"), 2, "unknown metric 'worst'; known: best, last10, final"),
-        (("report", "runs", "--on", "nothing"), 3, "holds no 'nothing' accuracy"),
+        (("report", "runs", "--on", "nothing"), 3, "has no accuracy on 'nothing'"),
         (("report", "runs", "--out", "file/out"), 2, "cannot write to 'file/out'"),
         (("compare", "gma", "median", "--runs", "runs"), 2, "no run has 'median'"),
         (("compare", "gma", "mean"), 0, ""),

@@ -15,7 +15,7 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, package):
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
     write_run(tmp_path)
-    with pytest.raises(ConfigError, match=f"{package} is not installed"):
+    with pytest.raises(ConfigError, match=f"needs {package}, which is not installed"):
         WRITERS[package](read_runs([tmp_path]), tmp_path / "out")
 
 

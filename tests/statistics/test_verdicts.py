@@ -101,7 +101,7 @@ def test_one_seed_has_a_difference_but_no_interval():
     assert (verdict.low, verdict.high) == (-math.inf, math.inf)
     assert (verdict.outcome, verdict.interval) == ("one seed", None)
     assert verdict.text == "one seed: GMA behind by 0.50 points, no interval; at least two seeds are needed"
-    with pytest.raises(ConfigError, match="two or more"):
+    with pytest.raises(ConfigError, match="two differences or more"):
         seeds_needed([-0.5])
 
 

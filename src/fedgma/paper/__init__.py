@@ -1,1 +1,1 @@
-"""The paper's tables and figures again: what was run there, what was printed, and what comes out here."""
+"""Reproduction of the paper: its experiments, its printed numbers, and the comparison with our runs."""

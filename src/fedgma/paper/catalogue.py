@@ -1,13 +1,13 @@
-"""The paper's experiments as they stand in this folder: one TOML each, with claims, settings and printed tables.
+"""The paper's experiments: one TOML file each in this folder, with claims, settings and printed tables.
 
 title, source, statistic        what it is, where it is printed, and which number of a run is printed: best or last10
 printed = [{ file, where }]     tables of printed numbers, and which of their rows
-splits = ["test", ...]          what is compared beside test accuracy
-figures, axis                   pictures to draw again, and what stands on their horizontal axis
+splits = ["test", ...]          splits to compare
+figures, axis                   figures to reproduce, and the setting on their horizontal axis
 analysis                        whether there is an analysis of that number in `fedgma.paper.analyses`
 [settings]                      as in a settings file: lists make a sweep; shared by all parts
-[[parts]]                       name, further settings, `rates` (see `Part`), and how the paper names its cells
-[[claims]]                      what the paper says, in our words, and which cells show it
+[[parts]]                       name, further settings, `rates` (see `Part`), and the paper's names of its cells
+[[claims]]                      what the paper claims, in our words, and the cells that test it
 """
 
 import tomllib
@@ -24,7 +24,7 @@ RATES = ("shared", "own", "setting")
 
 
 class Claim(NamedTuple):
-    """Something that the paper says of some cells; `kind` names how it is looked at."""
+    """A claim of the paper about some cells; `kind` selects the test."""
 
     text: str
     kind: str = "ahead"
@@ -35,11 +35,11 @@ class Claim(NamedTuple):
     first: str = ""
     second: str = ""
     at: float | None = None
-    finding: str = ""  # of an analysis: the id of its finding, or the path above several
+    finding: str = ""  # for an analysis: the id of its finding, or a prefix of several ids
 
 
 class Part(NamedTuple):
-    """Cells that share their rounds."""
+    """Cells that share their number of rounds."""
 
     name: str
     settings: Mapping[str, Any] = {}
@@ -47,11 +47,11 @@ class Part(NamedTuple):
     # partition and number of clients ("setting")
     rates: str = "shared"
     printed: bool = True  # whether the printed tables have these cells
-    printed_as: Mapping[str, str] = {}  # columns of the printed table that our settings say otherwise
+    printed_as: Mapping[str, str] = {}  # columns of the printed table whose values differ from our settings
 
     @property
     def own_rates(self) -> bool:
-        """Whether each arm has rates of its own."""
+        """Whether each arm has its own rates."""
         return self.rates != "shared"
 
 
@@ -82,63 +82,65 @@ class Experiment(NamedTuple):
 
 @cache
 def catalogue() -> Mapping[str, Experiment]:
-    """Every experiment by its number, in order.
+    """Every experiment by its number, sorted.
 
     >>> list(catalogue())[:3], catalogue()["E4"].source
     (['E1', 'E2', 'E3'], 'Figure 3d')
     """
     files = {file.name: file for file in resources.files("fedgma.paper").iterdir() if file.name.endswith(".toml")}
-    found = [_experiment(name, files[name].read_text(encoding="utf-8")) for name in sorted(files) if name != CHOSEN]
-    return {one.id: one for one in sorted(found, key=lambda one: (one.id[0] != "E", one.id[0], int(one.id[1:])))}
+    experiments = [
+        _experiment(name, files[name].read_text(encoding="utf-8")) for name in sorted(files) if name != CHOSEN
+    ]
+    return {one.id: one for one in sorted(experiments, key=lambda one: (one.id[0] != "E", one.id[0], int(one.id[1:])))}
 
 
 CHOSEN = "chosen.toml"
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment of that number; `e1` is E1."""
+    """The experiment with this number; `e1` is E1."""
     known = catalogue()
     if name.upper() not in known:
-        raise ConfigError(f"the paper has no experiment {name!r} here; known: {', '.join(known)}")
+        raise ConfigError(f"unknown experiment {name!r}; known: {', '.join(known)}")
     return known[name.upper()]
 
 
 def _experiment(file: str, text: str) -> Experiment:
-    """A TOML file as an experiment; every name in it is checked."""
-    held = tomllib.loads(text)
-    common = held.pop("settings", {})
+    """Parse a TOML file as an experiment; unknown names are refused."""
+    parsed = tomllib.loads(text)
+    common = parsed.pop("settings", {})
     stem = file.removesuffix(".toml")
     lists: dict[str, Any] = {
-        "claims": tuple(_made(Claim, one, file) for one in held.pop("claims", [])),
-        "printed": tuple(_made(Printed, one, file) for one in held.pop("printed", [])),
-        "parts": tuple(_part(one, common, file) for one in held.pop("parts", [])),
-        **{name: tuple(held.pop(name)) for name in ("splits", "figures", "notes") if name in held},
+        "claims": tuple(_made(Claim, table, file) for table in parsed.pop("claims", [])),
+        "printed": tuple(_made(Printed, table, file) for table in parsed.pop("printed", [])),
+        "parts": tuple(_part(table, common, file) for table in parsed.pop("parts", [])),
+        **{name: tuple(parsed.pop(name)) for name in ("splits", "figures", "notes") if name in parsed},
     }
-    made: Experiment = _made(Experiment, {"id": f"{stem[0].upper()}{int(stem[1:])}", **held, **lists}, file)
-    if made.statistic not in STATISTICS:
-        raise DataError(f"{file}: statistic should be one of {', '.join(STATISTICS)}, got {made.statistic!r}")
-    return made
+    experiment: Experiment = _made(Experiment, {"id": f"{stem[0].upper()}{int(stem[1:])}", **parsed, **lists}, file)
+    if experiment.statistic not in STATISTICS:
+        raise DataError(f"{file}: statistic should be one of {', '.join(STATISTICS)}, got {experiment.statistic!r}")
+    return experiment
 
 
-def _part(held: Mapping[str, Any], common: Mapping[str, Any], file: str) -> Part:
-    part: Part = _made(Part, {**held, "settings": merged(common, held.get("settings", {}))}, file)
+def _part(given: Mapping[str, Any], common: Mapping[str, Any], file: str) -> Part:
+    part: Part = _made(Part, {**given, "settings": merged(common, given.get("settings", {}))}, file)
     if part.rates not in RATES:
         raise DataError(f"{file}: rates of a part should be one of {', '.join(RATES)}, got {part.rates!r}")
     return part
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others on top; sections are merged key by key.
+    """`first` overridden by `second`; sections are merged key by key.
 
     >>> merged({"rounds": 60, "partition": {"name": "iid"}}, {"partition": {"clients": 10}})
     {'rounds': 60, 'partition': {'name': 'iid', 'clients': 10}}
     """
     both = {name for name in first if isinstance(first[name], Mapping) and isinstance(second.get(name), Mapping)}
-    return {**first, **{name: merged(first[name], held) if name in both else held for name, held in second.items()}}
+    return {**first, **{name: merged(first[name], value) if name in both else value for name, value in second.items()}}
 
 
-def _made(kind: Any, held: Mapping[str, Any], file: str) -> Any:
-    unknown = sorted(set(held) - set(kind._fields))
+def _made(kind: Any, given: Mapping[str, Any], file: str) -> Any:
+    unknown = sorted(set(given) - set(kind._fields))
     if unknown:
         raise DataError(f"{file}: unknown {', '.join(unknown)} in a {kind.__name__.lower()}; known: {kind._fields}")
-    return kind(**held)
+    return kind(**given)

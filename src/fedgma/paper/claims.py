@@ -1,7 +1,7 @@
-"""What the paper claims, tested on the cells that it is about: one sentence and one verdict a claim.
+"""Test the paper's claims on our runs: one sentence and one verdict per claim.
 
-Over several cells the 95 % CI is over seeds: a seed's difference is its mean over the cells, because cells that share
-their seeds are not independent.
+For several cells the 95 % CI is over seeds: the difference of a seed is its mean over the cells, because cells that
+share seeds are not independent.
 """
 
 from collections import Counter
@@ -17,21 +17,21 @@ from fedgma.paper.rates import KEYS
 from fedgma.statistics.labels import plain, short, sortable
 from fedgma.statistics.verdicts import Verdict, paired
 
-NEAR = 1.0  # points within which two arms are near each other
+NEAR = 1.0  # points; arms that differ by less count as near
 OPPOSITE = {ClaimVerdict.HOLDS: ClaimVerdict.CONTRADICTED, ClaimVerdict.CONTRADICTED: ClaimVerdict.HOLDS}
-TARGET = 0.95  # share of the lower arm's final level that both have to reach
+TARGET = 0.95  # share of the lower final accuracy that both arms have to reach
 
-ANALYSIS = "analysis"  # the kind of claim that runs alone do not show
-BETWEEN = ("near", "sooner", "versus")  # kinds that put two arms of a cell beside each other
+ANALYSIS = "analysis"  # the kind of claim that needs an analysis
+BETWEEN = ("near", "sooner", "versus")  # kinds that compare two arms of a cell
 TOGETHER = ("peak", "best_pair", "same_pair")  # kinds with one verdict over all data sets
 
 PerSeed = dict[int, float]
-Look = tuple[ClaimVerdict | None, str]  # None where what the claim is about was not run
+Look = tuple[ClaimVerdict | None, str]  # None if the cells of the claim were not run
 Kind = Callable[[Claim, Sequence[Compared], Comparison], Look]
 
 
 class Answer(NamedTuple):
-    """What came of a claim: a verdict for each group of data sets, or one under the empty name."""
+    """The verdicts on a claim: one for each group of data sets, or one under the empty name."""
 
     claim: Claim
     verdicts: Mapping[str, ClaimVerdict]
@@ -39,14 +39,14 @@ class Answer(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The verdicts in words; one word where they agree."""
+        """The verdicts in words; a single one if they agree."""
         if len(set(self.verdicts.values())) == 1:
             return str(next(iter(self.verdicts.values())))
         return ", ".join(f"{verdict} ({names})" for names, verdict in self.verdicts.items())
 
 
 def look_at(comparison: Comparison, findings: Sequence[Finding] = ()) -> list[Answer]:
-    """Every claim of an experiment; `findings` are those of its analysis."""
+    """Test every claim of an experiment; `findings` are those of its analysis."""
     return [
         _analysed(claim, findings) if claim.kind == ANALYSIS else _look(claim, comparison)
         for claim in comparison.experiment.claims
@@ -54,7 +54,7 @@ def look_at(comparison: Comparison, findings: Sequence[Finding] = ()) -> list[An
 
 
 def _analysed(claim: Claim, findings: Sequence[Finding]) -> Answer:
-    """What the findings below the claim's id say; those without a verdict only describe."""
+    """Combine the verdicts of the findings that the claim names; findings without a verdict only describe."""
     named = [finding for finding in findings if finding.is_below(claim.finding)]
     if not named:
         return Answer(claim, {"": ClaimVerdict.NOT_RUN}, f"no analysis with a finding {claim.finding!r}")
@@ -67,9 +67,9 @@ def _analysed(claim: Claim, findings: Sequence[Finding]) -> Answer:
 
 
 def _look(claim: Claim, comparison: Comparison) -> Answer:
-    """Data sets of other seeds are looked at one after the other, with a verdict each."""
-    cells = [one for one in comparison.on(claim.split) if _is_about(claim, one)]
-    run = [one for one in cells if one.differences]
+    """Test a claim on its cells; data sets with different seeds get separate verdicts."""
+    cells = [compared for compared in comparison.on(claim.split) if _is_about(claim, compared)]
+    run = [compared for compared in cells if compared.differences]
     if not run:
         return Answer(claim, {"": ClaimVerdict.NOT_RUN}, "no cell of it was run")
     groups = {} if claim.kind in TOGETHER else _of_same_seeds(run)
@@ -81,14 +81,14 @@ def _look(claim: Claim, comparison: Comparison) -> Answer:
     return Answer(claim, verdicts or {"": ClaimVerdict.INCONCLUSIVE}, text + part)
 
 
-def _is_about(claim: Claim, one: Compared) -> bool:
-    settings = {**one.cell.settings, "rates": one.cell.part.rates}
+def _is_about(claim: Claim, compared: Compared) -> bool:
+    settings = {**compared.cell.settings, "rates": compared.cell.part.rates}
     arms = (claim.first, claim.second) if claim.kind in BETWEEN else (claim.arm,)
-    return one.cell.arm in arms and all(settings.get(name) == value for name, value in claim.where.items())
+    return compared.cell.arm in arms and all(settings.get(name) == value for name, value in claim.where.items())
 
 
 def over_seeds(rows: Sequence[PerSeed]) -> list[float]:
-    """The mean over rows for every seed that all of them have.
+    """The mean over rows for every seed that all rows share.
 
     >>> over_seeds([{0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.0, 2: 9.0}])
     [2.0, 3.0]
@@ -104,22 +104,22 @@ def _estimate(verdict: Verdict, unit: str = "points") -> str:
 
 
 def _said(verdict: Verdict, unit: str = "points") -> str:
-    """The estimate, and how many seeds would be enough where these are not."""
+    """The estimate, and how many seeds would be enough if these are not."""
     advice = f" ({verdict.advice})" if verdict.advice else ""
     return _estimate(verdict, unit) + advice
 
 
 def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
-    """Cells by their data sets, those together whose cells share the same seeds; named by the data sets.
+    """Cells grouped by data sets that share the same seeds; a group is named by its data sets.
 
-    Cells of a single seed have no interval, and would leave the others none: they stand apart.
+    Cells with a single seed have no interval and are grouped separately, so that the others keep theirs.
     """
     datasets: dict[tuple[str, bool], list[Compared]] = {}
     for one in cells:
         datasets.setdefault((str(one.cell.settings["dataset"]), len(one.differences) == 1), []).append(one)
     together: dict[tuple[frozenset[int], bool], list[str]] = {}
-    for (name, alone), own in datasets.items():
-        seeds = frozenset[int].intersection(*(frozenset(one.differences) for one in own))
+    for (name, alone), members in datasets.items():
+        seeds = frozenset[int].intersection(*(frozenset(one.differences) for one in members))
         if seeds:
             together.setdefault((seeds, alone), []).append(name)
     return {
@@ -129,27 +129,27 @@ def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
 
 
 def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
-    """How many cells show it, their mean difference, and the printed one."""
-    verdicts = [one.verdict for one in cells if one.verdict is not None]
+    """In how many cells the masked arm is ahead, the mean difference, and the printed one."""
+    verdicts = [cell.verdict for cell in cells if cell.verdict is not None]
     means = [verdict.mean for verdict in verdicts]
     outcomes = [verdict.outcome for verdict in verdicts]
     sure = outcomes.count("first ahead"), outcomes.count("second ahead")
-    values = over_seeds([one.differences for one in cells])
+    values = over_seeds([cell.differences for cell in cells])
     if not values:
         return None, "the cells share no seed"
-    whole = paired(values)
-    printed = [one.printed_difference for one in cells if one.printed_difference is not None]
+    overall = paired(values)
+    printed = [cell.printed_difference for cell in cells if cell.printed_difference is not None]
     paper = f"; printed {sum(printed) / len(printed):+.2f}, by cell: {_counted(cells)}" if printed else ""
     text = (
         f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} significant), behind in "
-        f"{sum(m < 0 for m in means)} ({sure[1]} significant); over all cells {_said(whole)}{paper}"
+        f"{sum(m < 0 for m in means)} ({sure[1]} significant); over all cells {_said(overall)}{paper}"
     )
-    return judged(whole.interval), text
+    return judged(overall.interval), text
 
 
 def _counted(cells: Sequence[Compared]) -> str:
-    """How many cells have which verdict."""
-    counts = Counter(one.agreement for one in cells if one.printed_difference is not None)
+    """The number of cells with each verdict."""
+    counts = Counter(cell.agreement for cell in cells if cell.printed_difference is not None)
     return ", ".join(f"{agreement} {counts[agreement]}" for agreement in Agreement if counts[agreement])
 
 
@@ -159,16 +159,16 @@ def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) 
 
 
 def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
-    """Cells that differ in one setting alone, in the order of its values; named by what they share."""
-    found: dict[str, list[Compared]] = {}
+    """Rows of cells that differ only in the setting `axis`, sorted by its value; named by the shared settings."""
+    rows: dict[str, list[Compared]] = {}
     for one in cells:
         rest = ", ".join(plain(value) for name, value in one.cell.label.items() if name != axis)
-        found.setdefault(rest, []).append(one)
-    return {name: sorted(row, key=lambda one: sortable(one.cell.settings[axis])) for name, row in found.items()}
+        rows.setdefault(rest, []).append(one)
+    return {name: sorted(row, key=lambda one: sortable(one.cell.settings[axis])) for name, row in rows.items()}
 
 
 def _trend(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
-    """Per seed, the slope of the difference over the steps of the axis."""
+    """Whether the difference rises along the axis: the slope of each seed."""
     rows = [row for row in lines(cells, claim.axis).values() if len(row) > 1]
     slopes = [_slopes(row) for row in rows]
     values = over_seeds([slope for slope in slopes if slope])
@@ -180,50 +180,54 @@ def _trend(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> L
 
 
 def _slopes(row: Sequence[Compared]) -> PerSeed:
-    """Least-squares slope of the difference against the place in the row, by seed."""
-    seeds = sorted(set.intersection(*(set(one.differences) for one in row)))
+    """Least-squares slope of the difference over the position in the row, by seed."""
+    seeds = sorted(set.intersection(*(set(cell.differences) for cell in row)))
     middle = (len(row) - 1) / 2
     weights = [place - middle for place in range(len(row))]
     total = sum(weight * weight for weight in weights)
-    return {seed: sum(w * one.differences[seed] for w, one in zip(weights, row, strict=True)) / total for seed in seeds}
+    return {
+        seed: sum(w * cell.differences[seed] for w, cell in zip(weights, row, strict=True)) / total for seed in seeds
+    }
 
 
 def _levels(row: Sequence[Compared], axis: str) -> str:
-    parts = [f"{plain(one.cell.settings[axis])}: {one.verdict.mean:+.2f}" for one in row if one.verdict]
+    parts = [
+        f"{plain(compared.cell.settings[axis])}: {compared.verdict.mean:+.2f}" for compared in row if compared.verdict
+    ]
     return f"by {short(axis)} " + ", ".join(parts)
 
 
 def _peak(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
-    """The claimed value against the best of the others, those that give the same mask left out."""
-    said, found = [], []
+    """The claimed value against the best other value that gives a different mask."""
+    sentences, differences = [], []
     for name, row in lines(cells, claim.axis).items():
-        here = next((one for one in row if one.cell.settings[claim.axis] == claim.at), None)
-        best = max(row, key=lambda one: _mean(one.masked))
-        others = [one for one in row if here is not None and not _same_mask(one, here)]
+        here = next((compared for compared in row if compared.cell.settings[claim.axis] == claim.at), None)
+        best = max(row, key=lambda compared: _mean(compared.masked))
+        others = [compared for compared in row if here is not None and not _same_mask(compared, here)]
         if here is None or not others:
             continue
-        rival = max(others, key=lambda one: _mean(one.masked))
+        rival = max(others, key=lambda compared: _mean(compared.masked))
         shared = sorted(set(here.masked) & set(rival.masked))
-        found.append({seed: here.masked[seed] - rival.masked[seed] for seed in shared})
+        differences.append({seed: here.masked[seed] - rival.masked[seed] for seed in shared})
         where = f"{name}: " if name else ""
         at, top = plain(claim.at), plain(best.cell.settings[claim.axis])
-        said.append(
+        sentences.append(
             f"{where}best at {top} ({_mean(best.masked):.2f}); {at} minus the best other "
-            f"({plain(rival.cell.settings[claim.axis])}): {_said(paired(list(found[-1].values())))}"
+            f"({plain(rival.cell.settings[claim.axis])}): {_said(paired(list(differences[-1].values())))}"
         )
-    if not found:
+    if not differences:
         return None, f"{claim.at} or its rivals were not run"
-    marks = {judged(paired(list(values.values())).interval) for values in found}
-    return marks.pop() if len(marks) == 1 else ClaimVerdict.INCONCLUSIVE, "; ".join(said)
+    marks = {judged(paired(list(values.values())).interval) for values in differences}
+    return marks.pop() if len(marks) == 1 else ClaimVerdict.INCONCLUSIVE, "; ".join(sentences)
 
 
 def _same_mask(one: Compared, other: Compared) -> bool:
-    """Whether two thresholds need as many votes, given that votes of so many clients are odd or even with them."""
+    """Whether two thresholds give the same mask if no update is zero."""
     return mask_step(one.cell.settings) == mask_step(other.cell.settings)
 
 
 def mask_step(settings: Mapping[str, Any]) -> int:
-    """Which of the distinct masks a threshold gives where no update is zero: |votes| is odd or even as the clients are.
+    """The smallest |votes| that passes a threshold if no update is zero; |votes| has the parity of the clients.
 
     >>> [mask_step({"tau": tau, "clients_per_round": 10}) for tau in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
     [0, 2, 2, 4, 4, 6]
@@ -234,29 +238,29 @@ def mask_step(settings: Mapping[str, Any]) -> int:
 
 
 def _above(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
-    """One value of a setting against another, arm by arm."""
-    found = []
+    """One value of a setting against another, in each arm."""
+    differences = []
     for row in lines(cells, claim.axis).values():
-        by_value = {one.cell.settings[claim.axis]: one for one in row}
+        by_value = {compared.cell.settings[claim.axis]: compared for compared in row}
         if claim.first in by_value and claim.second in by_value:
-            one, other = by_value[claim.first], by_value[claim.second]
-            for a, b in ((one.plain, other.plain), (one.masked, other.masked)):
-                found.append({seed: a[seed] - b[seed] for seed in set(a) & set(b)})
-    values = over_seeds(found)
+            first, second = by_value[claim.first], by_value[claim.second]
+            for a, b in ((first.plain, second.plain), (first.masked, second.masked)):
+                differences.append({seed: a[seed] - b[seed] for seed in set(a) & set(b)})
+    values = over_seeds(differences)
     if not values:
         return None, f"{claim.first} and {claim.second} were not both run"
-    higher = sum(_mean(one) > 0 for one in found)
+    higher = sum(_mean(by_seed) > 0 for by_seed in differences)
     verdict = paired(values)
-    return judged(verdict.interval), f"higher in {higher} of {len(found)} pairs; over all pairs {_said(verdict)}"
+    return judged(verdict.interval), f"higher in {higher} of {len(differences)} pairs; over all pairs {_said(verdict)}"
 
 
 def _between(claim: Claim, cells: Sequence[Compared]) -> list[tuple[dict[int, Entry], dict[int, Entry]]]:
-    """The runs of two arms in the same cell; the plain mean is every cell's own."""
+    """The runs of two arms in each cell; every cell has its own plain mean."""
     groups: dict[str, dict[str, dict[int, Entry]]] = {}
-    for one in cells:
-        rest = repr([(k, v) for k, v in one.cell.label.items() if k != "aggregator"])
+    for compared in cells:
+        rest = repr([(k, v) for k, v in compared.cell.label.items() if k != "aggregator"])
         arms = groups.setdefault(rest, {})
-        arms["mean"], arms[one.cell.arm] = dict(one.entries[0]), dict(one.entries[1])
+        arms["mean"], arms[compared.cell.arm] = dict(compared.entries[0]), dict(compared.entries[1])
     return [
         (arms[claim.first], arms[claim.second]) for arms in groups.values() if {claim.first, claim.second} <= {*arms}
     ]
@@ -272,12 +276,12 @@ def _apart(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> l
 
 
 def _versus(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
-    found = [row for row in _apart(claim, cells, comparison) if row]
-    values = over_seeds(found)
+    rows = [row for row in _apart(claim, cells, comparison) if row]
+    values = over_seeds(rows)
     if not values:
         return None, f"{claim.first} and {claim.second} share no seed"
-    verdict, ahead = paired(values), sum(_mean(row) > 0 for row in found)
-    text = f"{claim.first} ahead of {claim.second} in {ahead} of {len(found)} cells; {_said(verdict)}"
+    verdict, ahead = paired(values), sum(_mean(row) > 0 for row in rows)
+    text = f"{claim.first} ahead of {claim.second} in {ahead} of {len(rows)} cells; {_said(verdict)}"
     return judged(verdict.interval), text
 
 
@@ -293,7 +297,7 @@ def _near(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Lo
 
 
 def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
-    """Rounds to a level that both arms reach: 95 % of the lower one's last ten rounds."""
+    """Rounds to a level that both arms reach: 95 % of the lower last10."""
     saved = [
         {s: needed for s in sorted({*a} & {*b}) if (needed := rounds_saved(a[s], b[s], claim.split)) is not None}
         for a, b in _between(claim, cells)
@@ -307,7 +311,7 @@ def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
 
 
 def rounds_saved(one: Entry, other: Entry, split: str = "test") -> float | None:
-    """Rounds that the first run needs less to a level that both reach; None where one has no curve."""
+    """How many fewer rounds the first run needs to a level that both reach; None if a curve is missing."""
     if split not in one.curves or split not in other.curves:
         return None
     target = TARGET * min(one.scores[split].last10, other.scores[split].last10) / 100
@@ -316,12 +320,12 @@ def rounds_saved(one: Entry, other: Entry, split: str = "test") -> float | None:
 
 
 def _best_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
-    """Each arm at the pair of rates where its own mean is highest."""
-    best_plain = max(cells, key=lambda one: _mean(one.plain))
-    best_masked = max(cells, key=lambda one: _mean(one.masked))
+    """Compare the arms, each at the pair of rates with its highest mean."""
+    best_plain = max(cells, key=lambda compared: _mean(compared.plain))
+    best_masked = max(cells, key=lambda compared: _mean(compared.masked))
     seeds = sorted(set(best_plain.plain) & set(best_masked.masked))
     verdict = paired([best_masked.masked[seed] - best_plain.plain[seed] for seed in seeds])
-    pairs = [" and ".join(plain(one.cell.settings[key]) for key in KEYS) for one in (best_plain, best_masked)]
+    pairs = [" and ".join(plain(compared.cell.settings[key]) for key in KEYS) for compared in (best_plain, best_masked)]
     return judged(verdict.interval), f"best of plain at {pairs[0]}, of masked at {pairs[1]}: {_said(verdict)}"
 
 

@@ -1,6 +1,6 @@
-"""Our runs beside the printed numbers, cell by cell: levels, the paired difference with its 95 % CI, a verdict.
+"""Compare our runs with the printed numbers by cell: levels, the paired difference with its 95 % CI, a verdict.
 
-The verdict on a cell goes by our 95 % CI of the paired difference, masked minus plain:
+The verdict on a cell depends on our 95 % CI of the paired difference, masked minus plain:
 
     agrees in sign and interval   it excludes zero on the printed side and includes the printed difference
     agrees in sign                it excludes zero on the printed side
@@ -28,7 +28,7 @@ from fedgma.statistics.verdicts import Verdict, paired
 
 
 class Agreement(StrEnum):
-    """What our paired difference says of the printed one."""
+    """How our paired difference relates to the printed one."""
 
     INSIDE = "agrees in sign and interval"
     SIGN = "agrees in sign"
@@ -46,7 +46,7 @@ BySeed = Mapping[int, Entry]
 
 
 class Compared(NamedTuple):
-    """A cell on one split: our two arms over shared seeds, the printed numbers, and what they say."""
+    """A cell on one split: our two arms over shared seeds, and the printed numbers."""
 
     cell: Cell
     split: str
@@ -62,13 +62,13 @@ class Compared(NamedTuple):
 
     @property
     def verdict(self) -> Verdict | None:
-        """On the paired differences; None where there is no pair."""
-        found = list(self.differences.values())
-        return paired(found) if found else None
+        """The verdict on the paired differences; None without a pair."""
+        values = list(self.differences.values())
+        return paired(values) if values else None
 
     @property
     def levels(self) -> tuple[Spread | None, Spread | None]:
-        """Our mean and deviation of each arm."""
+        """Our mean and standard deviation for each arm."""
         plain, masked = ([*side.values()] for side in (self.plain, self.masked))
         return spread(plain) if plain else None, spread(masked) if masked else None
 
@@ -80,14 +80,14 @@ class Compared(NamedTuple):
 
     @property
     def agreement(self) -> Agreement:
-        """What it says of the printed difference."""
+        """How our difference relates to the printed one."""
         if self.verdict is None:
             return Agreement.NOT_RUN
         return judge(self.verdict.interval, self.printed_difference)
 
 
 def judge(interval: tuple[float, float] | None, printed: float | None) -> Agreement:
-    """What our 95 % CI says of a printed difference, or on its own where nothing is printed.
+    """How our 95 % CI relates to the printed difference, or to zero if nothing is printed.
 
     >>> [str(judge((0.75, 1.65), printed)) for printed in (0.9, 2.0, -0.5)]
     ['agrees in sign and interval', 'agrees in sign', 'contradicts']
@@ -109,7 +109,7 @@ def judge(interval: tuple[float, float] | None, printed: float | None) -> Agreem
 
 
 class Comparison(NamedTuple):
-    """Every cell of an experiment on every split that was measured, and what was passed over."""
+    """Every cell of an experiment on every measured split, with notes on runs that are left out."""
 
     experiment: Experiment
     compared: tuple[Compared, ...]
@@ -118,22 +118,22 @@ class Comparison(NamedTuple):
 
     def on(self, split: str = "test") -> list[Compared]:
         """The cells on one split."""
-        return [one for one in self.compared if one.split == split]
+        return [compared for compared in self.compared if compared.split == split]
 
 
 def compare(
     experiment: Experiment, entries: Sequence[Entry], chosen: Chosen, cut: Cut = WHOLE, *, unfinished: int = 0
 ) -> Comparison:
-    """Find the runs of every cell and put them beside the printed numbers."""
+    """Find the runs of every cell and compare them with the printed numbers."""
     index = _Index(entries)
     chosen_runs = [(cell, *_choose(cell, index)) for cell in cells_of(experiment, chosen, cut)]
-    whole = {cell.part.name for cell, plain, masked, _ in chosen_runs if _as_planned(cell, plain, masked)}
+    full_length = {cell.part.name for cell, plain, masked, _ in chosen_runs if _as_planned(cell, plain, masked)}
     compared: list[Compared] = []
     used: dict[int, Entry] = {}
     fitting: set[int] = set()
     for cell, plain, masked, fits in chosen_runs:
-        if cell.part.name in whole and not _as_planned(cell, plain, masked):
-            plain, masked = {}, {}  # cells of a part are held against each other: not a cut one against a whole one
+        if cell.part.name in full_length and not _as_planned(cell, plain, masked):
+            plain, masked = {}, {}  # cells of a part need the same number of rounds
         fitting |= fits
         used |= {id(entry): entry for entry in (*plain.values(), *masked.values())}
         compared += [_compared(cell, split, experiment.statistic, plain, masked) for split in experiment.splits]
@@ -153,7 +153,7 @@ def _compared(cell: Cell, split: str, statistic: str, plain: BySeed, masked: ByS
 
 
 class _Index:
-    """Entries by the settings that name a cell, as far as records and plan both know them."""
+    """Entries by the settings that identify a cell and that both record and plan have."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = entries
@@ -161,12 +161,12 @@ class _Index:
         self._names = {frozenset(entry.settings) for entry in entries}
 
     def find(self, wanted: Flat, without: tuple[str, ...]) -> list[Entry]:
-        found = []
+        entries = []
         for names in self._names:
             common = names & set(wanted)
             table = self._table(frozenset(common), without)
-            found += table.get(frozen({name: wanted[name] for name in common}, without), [])
-        return list({id(entry): entry for entry in found}.values())
+            entries += table.get(frozen({name: wanted[name] for name in common}, without), [])
+        return list({id(entry): entry for entry in entries}.values())
 
     def _table(self, common: frozenset[str], without: tuple[str, ...]) -> dict[str, list[Entry]]:
         if (common, without) not in self._known:
@@ -180,18 +180,18 @@ class _Index:
 
 
 def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
-    """The runs of both arms by seed: of several kinds (rounds, rates, precision, data) the planned one, or the longest.
+    """The runs of both arms by seed; of several kinds (rounds, rates, precision, data) the planned or longest one.
 
-    Beside them the identities of all runs that would fit.
+    Also returns the ids of all runs that match the cell.
     """
     given = any(key in cell.part.settings for key in KEYS) or cell.part.own_rates
     without = LOOSE if given else (*LOOSE, *KEYS)
-    sides = [[] if own is None else index.find(own, without) for own in (cell.plain, cell.masked)]
+    sides = [[] if settings is None else index.find(settings, without) for settings in (cell.plain, cell.masked)]
     rates = () if cell.part.own_rates else KEYS
     kinds: dict[str, tuple[dict[int, Entry], dict[int, Entry]]] = {}
-    for place, side in enumerate(sides):
+    for arm, side in enumerate(sides):
         for entry in side:
-            kinds.setdefault(_kind(entry, rates), ({}, {}))[place].setdefault(entry.seed, entry)
+            kinds.setdefault(_kind(entry, rates), ({}, {}))[arm].setdefault(entry.seed, entry)
     if not kinds:
         return {}, {}, set()
     plain, masked = max(kinds.values(), key=lambda pair: _rank(pair, cell))
@@ -199,9 +199,9 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
 
 
 def _as_planned(cell: Cell, plain: BySeed, masked: BySeed) -> bool:
-    """Whether the runs have as many rounds as the experiment asks for."""
-    found = {entry.settings.get("rounds") for entry in (*plain.values(), *masked.values())}
-    return found == {cell.settings.get("rounds")}
+    """Whether the runs have the planned number of rounds."""
+    rounds = {entry.settings.get("rounds") for entry in (*plain.values(), *masked.values())}
+    return rounds == {cell.settings.get("rounds")}
 
 
 def _kind(entry: Entry, rates: Sequence[str]) -> str:
@@ -210,7 +210,7 @@ def _kind(entry: Entry, rates: Sequence[str]) -> str:
 
 
 def _rank(pair: tuple[Mapping[int, Entry], Mapping[int, Entry]], cell: Cell) -> tuple[Any, ...]:
-    """Planned rates first, then that there are pairs, the planned rounds, more rounds, more pairs, full precision."""
+    """Rank of a kind: planned rates, any pairs, planned rounds, more rounds, more pairs, full precision."""
     entry = next(iter([*pair[1].values(), *pair[0].values()]))
     wanted = cell.settings
     planned = all(entry.settings.get(key) == wanted.get(key) for key in KEYS)
@@ -220,29 +220,29 @@ def _rank(pair: tuple[Mapping[int, Entry], Mapping[int, Entry]], cell: Cell) -> 
 
 
 def _time(entries: Sequence[Entry]) -> list[str]:
-    """How long the runs took, each round of a fleet shared out over its runs."""
+    """How long the runs took; the time of a fleet is divided over its runs."""
     total = sum(float(entry.facts.get("seconds", 0.0)) for entry in entries)
     devices = sorted({str(entry.facts.get("device", "an unknown device")) for entry in entries})
     return [f"{len(entries)} runs took {total / 60:.1f} minutes on {' and '.join(devices)}"] if entries else []
 
 
 def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, unfinished: int) -> list[str]:
-    """What a reader must know of the runs before the numbers."""
+    """Notes on the runs: how many were run, stopped or left out."""
     notes = list(experiment.notes)
-    first = [one for one in compared if one.split == experiment.splits[0]]
-    run = [one for one in first if one.plain or one.masked]
+    first = [cell for cell in compared if cell.split == experiment.splits[0]]
+    run = [cell for cell in first if cell.plain or cell.masked]
     rounds: dict[int, None] = {}
-    for one in run:
-        for side in one.entries:
+    for cell in run:
+        for side in cell.entries:
             rounds |= {int(entry.settings["rounds"]): None for entry in side.values()}
-    seeds = sorted({len(one.differences) or len(one.plain) or len(one.masked) for one in run})
+    seeds = sorted({len(cell.differences) or len(cell.plain) or len(cell.masked) for cell in run})
     if run:
         notes.append(
             f"{len(run)} of {len(first)} cells were run, with {' or '.join(map(str, seeds))} seeds and "
             f"{', '.join(map(str, sorted(rounds)))} rounds; accuracy is {experiment.statistic} in percent"
         )
-    left = Counter(str(one.cell.settings["dataset"]) for one in first if not one.plain and not one.masked)
-    used = {id(entry): entry for one in run for side in one.entries for entry in side.values()}
+    left = Counter(str(cell.cell.settings["dataset"]) for cell in first if not cell.plain and not cell.masked)
+    used = {id(entry): entry for cell in run for side in cell.entries for entry in side.values()}
     pairs = [(entry.played, int(entry.settings["rounds"])) for entry in used.values()]
     stopped = Counter((played, planned) for played, planned in pairs if played < planned)
     for (played, planned), count in sorted(stopped.items()):

@@ -1,7 +1,7 @@
-"""One run in the few numbers that a comparison needs: from its folder, or from the thinned export of many.
+"""The numbers of a run that a comparison needs, read from its folder or from a thinned export of many runs.
 
-<results>/<ID>/runs.json     settings that all runs share, and the circumstances in which they were played
-               runs.jsonl    one JSON object a run: what differs, summaries, thinned curves
+<results>/<ID>/runs.json     settings that all runs share, and software, device and data of the runs
+               runs.jsonl    one JSON object per run: what differs, summaries, thinned curves
 """
 
 import json
@@ -15,50 +15,50 @@ from fedgma.records.reader import Run, curve, flat, number, numbers, read_runs
 from fedgma.statistics.arms import Summary, common, summarise
 
 POINTS = 40  # of a thinned curve
-SCALE = 10_000  # accuracies are kept as whole ten-thousandths
-ANALYSES_FOLDER = "analyses"  # beside run folders: what analyses wrote
-CIRCUMSTANCES = ("versions", "device", "precision", "data", "parameters")  # facts that many runs have in common
+SCALE = 10_000  # accuracies are stored as integers, in ten-thousandths
+ANALYSES_FOLDER = "analyses"  # next to run folders: the results of analyses
+CIRCUMSTANCES = ("versions", "device", "precision", "data", "parameters")  # facts that many runs share
 FACTS = ("fingerprint", "started", *CIRCUMSTANCES)
-HOLDINGS = ("classes", "counts")  # of the data: who holds what, which is long and follows from the settings
+HOLDINGS = ("classes", "counts")  # of the data: long tables that the settings imply
 
 
 class Entry(NamedTuple):
-    """A run: settings by dotted name, summaries and curves by split, mean mask figures."""
+    """A run: settings by dotted name, summaries and curves by split, mean mask statistics."""
 
     settings: Mapping[str, Any]
     scores: Mapping[str, Summary]
     curves: Mapping[str, Mapping[int, float]]  # split -> round -> share, thinned
-    mask: Mapping[str, Any]  # agreement and histogram, means over the measured rounds; empty where not measured
+    mask: Mapping[str, Any]  # agreement and histogram, means over the measured rounds; empty if not measured
     facts: Mapping[str, Any]  # of run.json, and seconds
     done: Mapping[str, Any]
 
     @property
     def seed(self) -> int:
-        """Runs with the same one are paired."""
+        """The seed; runs with the same seed are paired."""
         return int(self.settings["seed"])
 
     @property
     def played(self) -> int:
-        """Rounds played; fewer than the settings say where the run was stopped."""
+        """Completed rounds; fewer than in the settings if the run was stopped."""
         return int(self.done.get("rounds", self.settings["rounds"]))
 
     @property
     def run(self) -> Run:
-        """As reports know runs, without its rounds."""
+        """The entry as a `Run` without rounds."""
         name = str(self.facts.get("fingerprint", ""))
         head = {**self.facts, "format": FORMAT, "settings": dict(self.settings)}
         return Run(Path(name), cast(Head, head), dict(self.settings), (), cast(Done, self.done))
 
     @property
     def data(self) -> str:
-        """The checksum of its data; runs of other data are not compared."""
+        """The checksum of its data; runs on different data are not compared."""
         return str(self.run.identity.get("data", ""))
 
 
 def read_entries(paths: Iterable[Path], least: float = 1.0) -> tuple[list[Entry], int]:
     """The finished runs in folders of runs or of results, and how many are unfinished.
 
-    A run that was stopped counts as it is where it played at least this share of its rounds.
+    A stopped run counts if it completed at least the share `least` of its rounds.
     """
     entries: list[Entry] = []
     unfinished = 0
@@ -77,27 +77,27 @@ def read_entries(paths: Iterable[Path], least: float = 1.0) -> tuple[list[Entry]
 
 
 def entry_of(run: Run) -> Entry:
-    """A run folder in a few numbers."""
+    """The entry of a run folder."""
     splits = dict.fromkeys(
         name for record in run.rounds for name, held in record.items() if isinstance(held, dict) and "accuracy" in held
     )
-    whole = {split: found for split in splits if (found := curve(run, split, "accuracy"))}
+    full_curves = {split: found for split in splits if (found := curve(run, split, "accuracy"))}
     seconds = sum(number(record, "seconds") or 0.0 for record in run.rounds)
     facts: dict[str, Any] = {name: value for name, value in run.head.items() if name in FACTS}
     facts = {name: facts[name] for name in FACTS if name in facts} | {"seconds": round(seconds, 3)}
     if isinstance(data := facts.get("data"), Mapping):
         facts["data"] = {name: value for name, value in data.items() if name not in HOLDINGS}
-    scores = {split: summarise(found) for split, found in whole.items()}
+    scores = {split: summarise(found) for split, found in full_curves.items()}
     curves = {
-        split: thinned(found) for split, found in whole.items()
-    }  # as an export has them, so that both say the same
+        split: thinned(found) for split, found in full_curves.items()
+    }  # as in an export, so that both give the same results
     done = run.done or {"rounds": len(run.rounds)}
     return Entry(run.settings, scores, curves, _mask(run), facts, done)
 
 
 def _mask(run: Run) -> dict[str, Any]:
     agreements = curve(run, "mask", "agreement")
-    histograms = [found for record in run.rounds if (found := numbers(record, "mask", "histogram")) is not None]
+    histograms = [shares for record in run.rounds if (shares := numbers(record, "mask", "histogram")) is not None]
     if not agreements or not histograms:
         return {}
     same = [one for one in histograms if len(one) == len(histograms[0])]
@@ -106,7 +106,7 @@ def _mask(run: Run) -> dict[str, Any]:
 
 
 def thinned(points: Mapping[int, float], most: int = POINTS) -> dict[int, float]:
-    """A curve with at most so many points, evenly spaced, the last one among them.
+    """A curve with at most `most` points, evenly spaced, including the last.
 
     >>> list(thinned({r: r / 100 for r in range(1, 11)}, most=4))
     [1, 4, 7, 10]
@@ -119,11 +119,13 @@ def thinned(points: Mapping[int, float], most: int = POINTS) -> dict[int, float]
 
 
 def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] = ("test",)) -> None:
-    """Many runs in two small files: what they share, and a line for each with its curves on these splits."""
+    """Write many runs to two small files: what they share, and a line per run with its curves on these splits."""
     folder.mkdir(parents=True, exist_ok=True)
     kinds = {json.dumps(kind, sort_keys=True): kind for kind in map(_circumstances, entries)}
     shared = {
-        "names": list(entries[0].settings) if entries else [],  # of all settings; one that a line leaves out is none
+        "names": list(entries[0].settings)
+        if entries
+        else [],  # of all settings; a setting that a line leaves out is None
         "settings": common([entry.settings for entry in entries]),
         "circumstances": list(kinds.values()),
     }
@@ -137,14 +139,14 @@ def _circumstances(entry: Entry) -> dict[str, Any]:
 
 
 def _line(entry: Entry, shared: Mapping[str, Any], splits: Sequence[str]) -> dict[str, Any]:
-    own: dict[str, Any] = {
+    line: dict[str, Any] = {
         "settings": {k: v for k, v in entry.settings.items() if k not in shared["settings"] and v is not None},
         "circumstances": shared["circumstances"].index(_circumstances(entry)),
         "facts": {k: v for k, v in entry.facts.items() if k not in CIRCUMSTANCES},
     }
     scores = {split: [round(value, 4) for value in summary] for split, summary in entry.scores.items()}
     curves = {split: _packed(points) for split, points in entry.curves.items() if split in splits}
-    return {**own, "scores": scores, "curves": curves, "mask": dict(entry.mask), "done": dict(entry.done)}
+    return {**line, "scores": scores, "curves": curves, "mask": dict(entry.mask), "done": dict(entry.done)}
 
 
 def _packed(points: Mapping[int, float]) -> list[list[int]]:
@@ -158,7 +160,9 @@ def read_export(folder: Path) -> list[Entry]:
         lines = (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()
         return [_read_line(json.loads(line), shared) for line in lines]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder} cannot be read as exported runs ({error}); export them again") from None
+        raise DataError(
+            f"expected exported runs in {folder}, but they cannot be read ({error}); export them again"
+        ) from None
 
 
 def _read_line(line: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:

@@ -1,4 +1,4 @@
-"""The paper's figures drawn again from our runs, with the printed numbers in them where there are some."""
+"""The paper's figures reproduced from our runs, with the printed numbers if there are any."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -22,7 +22,7 @@ MOST = 16  # pictures of a kind
 
 
 def draw(comparison: Comparison) -> list[Picture]:
-    """Every figure that the experiment names and the runs have numbers for."""
+    """Every figure of the experiment that the runs have numbers for."""
     with plain_text():
         return [picture for name in comparison.experiment.figures for picture in FIGURES[name](comparison)]
 
@@ -34,56 +34,56 @@ def _picture(kind: str, title: str, heading: str, caption: str, figure: object) 
 def _run(comparison: Comparison, split: str | None = None) -> list[Compared]:
     """The cells that were run, on the first split unless another is named."""
     cells = comparison.on(split or comparison.experiment.splits[0])
-    return [one for one in cells if one.plain or one.masked]
+    return [compared for compared in cells if compared.plain or compared.masked]
 
 
-def _named(one: Compared, without: Sequence[str] = ()) -> str:
-    """A cell in a few words: words alone, numbers with their names; what a cell leaves open is left out."""
-    label = {name: value for name, value in one.cell.label.items() if name not in without and value is not None}
+def _named(compared: Compared, without: Sequence[str] = ()) -> str:
+    """A short name of a cell: words alone, numbers with their names, unset settings left out."""
+    label = {name: value for name, value in compared.cell.label.items() if name not in without and value is not None}
     return ", ".join(
         value if isinstance(value, str) else f"{short(name)} {plain(value)}" for name, value in label.items()
     )
 
 
-def _arms(one: Compared) -> tuple[str, str]:
-    return BASELINE, NAMES.get(one.cell.arm, one.cell.arm)
+def _arms(compared: Compared) -> tuple[str, str]:
+    return BASELINE, NAMES.get(compared.cell.arm, compared.cell.arm)
 
 
 def _differences(comparison: Comparison) -> Iterator[Picture]:
     groups: dict[str, list[Compared]] = {}
-    for one in _run(comparison):
-        groups.setdefault(str(one.cell.settings["dataset"]), []).append(one)
+    for compared in _run(comparison):
+        groups.setdefault(str(compared.cell.settings["dataset"]), []).append(compared)
     caption = (
         "Masked minus plain averaging, mean over seeds and 95 % CI; filled where the CI excludes zero. Open diamonds: "
         "the printed difference."
     )
     for dataset, cells in groups.items():
-        seen = [one for one in cells if one.verdict is not None]
-        same = list(common([one.cell.label for one in seen]))  # the data set among them
-        rows = [_difference(one, same) for one in seen]
+        seen = [compared for compared in cells if compared.verdict is not None]
+        same = list(common([compared.cell.label for compared in seen]))  # includes the data set
+        rows = [_difference(compared, same) for compared in seen]
         if rows:
             yield _picture("differences", dataset, "Differences", caption, draw_differences(rows, dataset))
 
 
-def _difference(one: Compared, without: Sequence[str]) -> Difference:
-    """A cell's line; it is called by the settings that are not `without`."""
-    verdict = one.verdict
+def _difference(compared: Compared, without: Sequence[str]) -> Difference:
+    """The row of a cell, labelled by its settings that are not in `without`."""
+    verdict = compared.verdict
     assert verdict is not None
     low, high = verdict.interval or (None, None)
-    label = _named(one, without) or one.cell.part.name
-    return Difference(label, verdict.mean, low, high, one.printed_difference)
+    label = _named(compared, without) or compared.cell.part.name
+    return Difference(label, verdict.mean, low, high, compared.printed_difference)
 
 
 def _curves(comparison: Comparison, split: str = "test") -> Iterator[Picture]:
     scenes: dict[str, dict[str, dict[int, Mapping[int, float]]]] = {}
     seeds = 0
-    for one in _run(comparison):
-        arms = scenes.setdefault(_named(one, ("aggregator",)) or one.cell.part.name, {})
-        for side, name in zip(one.entries, _arms(one), strict=True):
-            found = {seed: entry.curves[split] for seed, entry in side.items() if split in entry.curves}
-            seeds = max(seeds, len(found))
-            if found:
-                arms[name] = found
+    for compared in _run(comparison):
+        arms = scenes.setdefault(_named(compared, ("aggregator",)) or compared.cell.part.name, {})
+        for side, name in zip(compared.entries, _arms(compared), strict=True):
+            by_seed = {seed: entry.curves[split] for seed, entry in side.items() if split in entry.curves}
+            seeds = max(seeds, len(by_seed))
+            if by_seed:
+                arms[name] = by_seed
     shown = [(title, arms) for title, arms in scenes.items() if arms]
     more = f" {MOST} of {len(shown)} settings are drawn." if len(shown) > MOST else ""
     caption = (
@@ -106,10 +106,10 @@ def _axis(comparison: Comparison) -> Iterator[Picture]:
     caption = "Mean and standard deviation over seeds. Open diamonds: printed."
     for title, row in lines(_run(comparison), axis).items():
         arms: dict[str, dict[float, Point]] = {}
-        for one in row:
-            for name, level, number in zip(_arms(one), one.levels, one.printed, strict=True):
+        for compared in row:
+            for name, level, number in zip(_arms(compared), compared.levels, compared.printed, strict=True):
                 if level is not None:
-                    arms.setdefault(name, {})[float(one.cell.settings[axis])] = _point(level, number)
+                    arms.setdefault(name, {})[float(compared.cell.settings[axis])] = _point(level, number)
         figure = draw_axis(arms, short(axis), title)
         yield _picture("axis", title or short(axis), f"Accuracy by {short(axis)}", caption, figure)
 
@@ -123,16 +123,16 @@ def _taus(comparison: Comparison) -> Iterator[Picture]:
         "Accuracy of masked averaging by threshold, mean and standard deviation over seeds, and of the plain mean. "
         "Thresholds on one step give the same mask wherever every client moves an entry."
     )
-    for title, row in lines([one for one in _run(comparison) if one.masked], "tau").items():
+    for title, row in lines([compared for compared in _run(comparison) if compared.masked], "tau").items():
         groups: dict[int, list[Compared]] = {}
-        for one in row:
-            groups.setdefault(mask_step(one.cell.settings), []).append(one)
+        for compared in row:
+            groups.setdefault(mask_step(compared.cell.settings), []).append(compared)
         if len(row) < 2:
             continue
         steps = [
             (
-                [float(one.cell.settings["tau"]) for one in group],
-                [_point(one.levels[1], None) for one in group if one.levels[1]],
+                [float(compared.cell.settings["tau"]) for compared in group],
+                [_point(compared.levels[1], None) for compared in group if compared.levels[1]],
             )
             for group in groups.values()
         ]
@@ -145,23 +145,23 @@ def _rates(comparison: Comparison) -> Iterator[Picture]:
     """Heat maps of both arms, ours and printed, for every data set and algorithm."""
     caption = "Accuracy in percent, mean over seeds, one colour scale; each map's best pair is framed."
     groups: dict[str, list[Compared]] = {}
-    for one in _run(comparison):
-        groups.setdefault(_named(one, (*KEYS, "aggregator")), []).append(one)
+    for compared in _run(comparison):
+        groups.setdefault(_named(compared, (*KEYS, "aggregator")), []).append(compared)
     for title, cells in list(groups.items())[:MOST]:
-        client, server = (sorted({one.cell.settings[key] for one in cells}) for key in KEYS)
+        client, server = (sorted({compared.cell.settings[key] for compared in cells}) for key in KEYS)
         ours: dict[str, dict[tuple[float, float], float]] = {}
         printed: dict[str, dict[tuple[float, float], float]] = {}
-        for one in cells:
-            at = (one.cell.settings[KEYS[0]], one.cell.settings[KEYS[1]])
-            for name, level, number in zip(_arms(one), one.levels, one.printed, strict=True):
+        for compared in cells:
+            at = (compared.cell.settings[KEYS[0]], compared.cell.settings[KEYS[1]])
+            for name, level, number in zip(_arms(compared), compared.levels, compared.printed, strict=True):
                 if level is not None:
                     ours.setdefault(name, {})[at] = level.mean
                 if number is not None:
                     learned = number.value != DID_NOT_LEARN
                     printed.setdefault(f"{name}, printed", {})[at] = number.value if learned else np.nan
         grids = {
-            name: np.array([[found.get((c, s), np.nan) for s in server] for c in client])
-            for name, found in (ours | printed).items()
+            name: np.array([[values.get((c, s), np.nan) for s in server] for c in client])
+            for name, values in (ours | printed).items()
         }
         yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client, title))
 

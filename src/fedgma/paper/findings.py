@@ -1,6 +1,6 @@
-"""What an analysis found, as numbers under an id: the only thing that claims take from an analysis.
+"""Findings of an analysis: numbers and a verdict under an id. Claims use nothing else from an analysis.
 
-An id is a path such as `paired/5/participating`. A claim names a finding, or the path above several of them.
+An id is a path such as `paired/5/participating`. A claim names one finding, or a prefix of several.
 """
 
 import json
@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 class ClaimVerdict(StrEnum):
-    """What runs or an analysis say of a claim."""
+    """The verdict of runs or of an analysis on a claim."""
 
     HOLDS = "holds"
     CONTRADICTED = "contradicted"
@@ -25,17 +25,17 @@ class ClaimVerdict(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One result of an analysis; what does not apply is None."""
+    """One result of an analysis; fields that do not apply are None."""
 
     id: str
     text: str
-    verdict: ClaimVerdict | None = None  # on the claim that it is about; None where it only describes
+    verdict: ClaimVerdict | None = None  # on its claim; None if the finding only describes
     estimate: float | None = None
     interval: tuple[float, float] | None = None  # 95 % CI of the estimate
-    n: int | None = None  # seeds, attacked models or cells that the estimate rests on
+    n: int | None = None  # number of seeds, attacked models or cells in the estimate
 
     def is_below(self, path: str) -> bool:
-        """Whether this is the finding of that id, or one below it.
+        """Whether the id of this finding is `path` or starts with it as a parent path.
 
         >>> finding = Finding("paired/5/participating", "")
         >>> finding.is_below("paired/5"), finding.is_below("paired"), finding.is_below("paired/5/part")
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
 
 
 def judged(interval: tuple[float, float] | None) -> ClaimVerdict:
-    """What a 95 % CI says of a claim that the estimate is above zero; one seed has none.
+    """The verdict of a 95 % CI on the claim that the estimate is above zero; one seed has no CI.
 
     >>> str(judged((0.5, 1.0))), str(judged((-1.0, -0.5))), str(judged((-0.5, 1.0))), str(judged(None))
     ('holds', 'contradicted', 'inconclusive', 'inconclusive')
@@ -58,32 +58,34 @@ def judged(interval: tuple[float, float] | None) -> ClaimVerdict:
 def write_findings(findings: Sequence[Finding], folder: Path) -> Path:
     """Write findings.json into the folder of an analysis."""
     file = folder / FILE
-    held = {"format": FORMAT, "findings": [finding._asdict() for finding in findings]}
-    file.write_text(json.dumps(held, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    content = {"format": FORMAT, "findings": [finding._asdict() for finding in findings]}
+    file.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return file
 
 
 def read_findings(folder: Path) -> list[Finding]:
-    """The findings that an analysis wrote into a folder; a file that is not one is refused by its name."""
+    """Read the findings that an analysis wrote into a folder; a broken file raises an error that names it."""
     file = folder / FILE
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-        written = held["format"]
-        findings = [_finding(one) for one in held["findings"]] if written == FORMAT else []
+        content = json.loads(file.read_text(encoding="utf-8"))
+        written = content["format"]
+        findings = [_finding(finding) for finding in content["findings"]] if written == FORMAT else []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} cannot be read as the findings of an analysis: {error!r}") from None
+        raise DataError(
+            f"expected the findings of an analysis in {file}, got {error!r}; run the analysis again"
+        ) from None
     if written != FORMAT:
         raise DataError(f"{file} has format {written!r}; this version reads {FORMAT}; run the analysis again")
     return findings
 
 
-def _finding(held: dict[str, Any]) -> Finding:
-    """A finding from JSON; raises ValueError or TypeError where a field has another type."""
-    made = Finding(**held)
-    verdict = None if made.verdict is None else ClaimVerdict(made.verdict)
-    if not (isinstance(made.id, str) and made.id and isinstance(made.text, str)):
-        raise TypeError(f"id and text should be text, got {made.id!r} and {made.text!r}")
-    if made.interval is None:
-        return made._replace(verdict=verdict)
-    low, high = map(float, made.interval)
-    return made._replace(verdict=verdict, interval=(low, high))
+def _finding(fields: dict[str, Any]) -> Finding:
+    """A finding from JSON; raises ValueError or TypeError if a field has the wrong type."""
+    finding = Finding(**fields)
+    verdict = None if finding.verdict is None else ClaimVerdict(finding.verdict)
+    if not (isinstance(finding.id, str) and finding.id and isinstance(finding.text, str)):
+        raise TypeError(f"id and text should be text, got {finding.id!r} and {finding.text!r}")
+    if finding.interval is None:
+        return finding._replace(verdict=verdict)
+    low, high = map(float, finding.interval)
+    return finding._replace(verdict=verdict, interval=(low, high))

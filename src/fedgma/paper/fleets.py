@@ -1,4 +1,4 @@
-"""An experiment's runs in fleets that suit a GPU, and how long they will take from a short measured rate."""
+"""Pack the runs of an experiment into fleets for a GPU, and estimate their time from a short measurement."""
 
 import json
 import time
@@ -17,14 +17,14 @@ from fedgma.statistics.labels import AGGREGATION
 
 PROBE_ROUNDS = 4
 PROBE_SECONDS = 5.0
-WORTH = 2_000_000  # samples; less than that is done before it is measured
+WORTH = 2_000_000  # samples; fewer take less time than the measurement
 
 
 def pack_alike(runs: Sequence[Planned], materials: Materials, most: int | None = None) -> list[list[Planned]]:
-    """Fleets of runs that share data set, model, rounds and size of a client: all lanes have as many steps to take.
+    """Fleets of runs that share data set, model, rounds and client size, so that all lanes take equally many steps.
 
-    `most` is the largest number of runs in a fleet, where memory alone would allow more. The arms of a seed stand
-    together, so that a fleet that is played is a fleet of pairs.
+    `most` limits the number of runs in a fleet below what memory allows. The arms of a seed are adjacent, so that each
+    finished fleet consists of pairs.
     """
     alike: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
@@ -36,7 +36,7 @@ def pack_alike(runs: Sequence[Planned], materials: Materials, most: int | None =
 
 
 def playable(runs: Sequence[Planned], materials: Materials) -> tuple[list[Planned], list[str]]:
-    """The runs whose data can be dealt as they ask, and why not the others: a data set at hand may be too small."""
+    """The runs whose data can be partitioned, and why the others cannot run: a data set may be too small."""
     groups: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         groups.setdefault((*kind(run.settings), run.settings.partition.name), []).append(run)
@@ -51,14 +51,14 @@ def playable(runs: Sequence[Planned], materials: Materials) -> tuple[list[Planne
 
 
 def _pairs_first(run: Planned) -> str:
-    """What the arms of a seed share, before what they do not."""
+    """Sort key that makes the arms of a seed adjacent."""
     settings = dict(flat(run.recorded))
-    own = json.dumps({name: settings[name] for name in AGGREGATION if name in settings})
-    return frozen(settings, without=(*AGGREGATION, "seed")) + f"{settings['seed']:9d}" + own
+    aggregation = json.dumps({name: settings[name] for name in AGGREGATION if name in settings})
+    return frozen(settings, without=(*AGGREGATION, "seed")) + f"{settings['seed']:9d}" + aggregation
 
 
 def kind(settings: Settings) -> tuple[Any, ...]:
-    """What the runs of a fleet share."""
+    """The settings that the runs of a fleet share."""
     part = settings.partition
     return (
         settings.dataset,
@@ -71,23 +71,23 @@ def kind(settings: Settings) -> tuple[Any, ...]:
 
 
 def estimate(packed: Sequence[Sequence[Planned]], materials: Materials) -> float | None:
-    """Seconds that the fleets will take, preparation left out; None where it is not worth measuring."""
-    whole: dict[str, int] = {}
+    """Estimated seconds for the fleets without preparation; None if too short to be worth measuring."""
+    samples_of: dict[str, int] = {}
     first: dict[str, Sequence[Planned]] = {}
     for members in packed:
         model = str(members[0].settings.model)
         first.setdefault(model, members)
-        whole[model] = whole.get(model, 0) + sum(samples(run.settings) for run in members)
-    if sum(whole.values()) < WORTH:
+        samples_of[model] = samples_of.get(model, 0) + sum(samples(run.settings) for run in members)
+    if sum(samples_of.values()) < WORTH:
         return None
     rates = {model: measure(members, materials) for model, members in first.items()}
     if any(rate is None for rate in rates.values()):
         return None
-    return sum(whole[model] / rate for model, rate in rates.items() if rate)
+    return sum(samples_of[model] / rate for model, rate in rates.items() if rate)
 
 
 def measure(members: Sequence[Planned], materials: Materials) -> float | None:
-    """Samples a second in the first rounds of a fleet, the very first left out; None where there is but one round."""
+    """Samples a second in the first rounds of a fleet, without the very first; None if there is only one round."""
     few = members if materials.device.type == "cuda" else members[:1]
     probe = [run._replace(folder=None) for run in few]
     begun, trained, now = 0.0, 0, 0.0
@@ -104,14 +104,14 @@ def measure(members: Sequence[Planned], materials: Materials) -> float | None:
 
 
 class Clock:
-    """How long fleets took, and what that makes one expect of the next."""
+    """Measures how long fleets took, and predicts the time of the next."""
 
     def __init__(self) -> None:
         self.begun = self.last = time.monotonic()
         self.rates: dict[str, float] = {}  # model -> samples a second, preparation included
 
     def played(self, members: Sequence[Planned]) -> str:
-        """A fleet has ended: its time in words."""
+        """Record that a fleet has ended; return its time in words."""
         now = time.monotonic()
         took, self.last = max(now - self.last, 1e-9), now
         trained = sum(samples(run.settings) for run in members)
@@ -120,14 +120,14 @@ class Clock:
         return f"{what}, {took:.1f} s, {trained / took:,.0f} samples/s"
 
     def expected(self, members: Sequence[Planned]) -> float:
-        """Seconds since the beginning at which a fleet would end; of a model that was not played yet, at once."""
+        """Seconds since the start at which a fleet would end; a model without a measured rate adds no time."""
         rate = self.rates.get(str(members[0].settings.model))
         ahead = 0.0 if rate is None else sum(samples(run.settings) for run in members) / rate
         return time.monotonic() - self.begun + ahead
 
 
 def spoken(seconds: float) -> str:
-    """A length of time as people say it.
+    """A duration in words.
 
     >>> spoken(40), spoken(400), spoken(40_000)
     ('40 s', '7 min', '11.1 h')

@@ -1,4 +1,4 @@
-"""From an experiment to its runs: parts are expanded, rates filled in, and the whole is cut to what was asked for."""
+"""Plan the runs of an experiment: expand its parts, fill in learning rates, and apply the user's limits."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from fedgma.paper.rates import Chosen, rated
 from fedgma.records.format import fingerprint
 from fedgma.records.reader import flat
 
-# training samples, and those of a writer where every writer is a client
+# training samples, and samples per writer if every writer is a client
 SIZES = {
     "mnist": 60_000,
     "mnist-writers": 60_000,
@@ -28,12 +28,12 @@ A_WRITER = 105
 
 
 class Cut(NamedTuple):
-    """What is left out of an experiment: rounds beyond, seeds beyond, cells that do not fit."""
+    """Limits on an experiment: the most rounds, the most seeds, and a filter of cells."""
 
     rounds: int | None = None
     seeds: int | None = None
     cells: str = ""  # "dataset=mnist|fmnist,partition.clients=100"
-    quick: bool = False  # embedded images in place of the data sets: to see that it works
+    quick: bool = False  # embedded images in place of the data sets, as a check that it works
 
 
 WHOLE = Cut()
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
     @property
     def grid(self) -> Grid:
-        """The runs as a sweep, each once, seeds apart from what tells them apart."""
+        """The runs as a sweep, each once; seeds are not among the settings that tell runs apart."""
         once: dict[str, Settings] = {}
         for _, settings in self.runs:
             once.setdefault(fingerprint(record(settings)), settings)
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
 
 def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
-    """Every run of an experiment under the chosen rates, cut."""
+    """Every run of an experiment with the chosen rates, within the limits of `cut`."""
     wanted = parse_cells(cut.cells)
     runs: list[tuple[Part, Settings]] = []
     unrated: dict[str, None] = {}
@@ -63,15 +63,15 @@ def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
         for settings in _expanded(part, experiment, chosen, cut):
             if not _fits(dict(flat(record(settings))), wanted):
                 continue
-            run, found = rated(settings, part, chosen)
+            run, has_rates = rated(settings, part, chosen)
             runs.append((part, run))
-            if not found:
+            if not has_rates:
                 unrated[f"{run.dataset} {run.algorithm}"] = None
     return Plan(tuple(runs), tuple(unrated))
 
 
 def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> Iterator[Settings]:
-    """The part's runs; where its data sets are coloured, each as was chosen for it."""
+    """The runs of a part; a coloured data set gets the shift that was chosen for it."""
     given = {**part.settings, "seed": list(range(cut.seeds or experiment.seeds))}
     if cut.rounds is not None:
         given["rounds"] = cut.rounds
@@ -80,12 +80,12 @@ def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> I
     datasets = given.get("dataset", "fmnist-mini")
     for dataset in datasets if isinstance(datasets, list) else [datasets]:
         shift = chosen.shift.get(dataset)
-        own = given if shift is None else merged({"shift": dict(shift)}, given)
-        yield from expand({**own, "dataset": dataset}).runs
+        shifted = given if shift is None else merged({"shift": dict(shift)}, given)
+        yield from expand({**shifted, "dataset": dataset}).runs
 
 
 def _embedded(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same on embedded images, which have no owners: those of writers are dealt at random."""
+    """The same settings on embedded images; these have no writers, so a partition by writer becomes random."""
     part = given.get("partition", {})
     names = part.get("name", "label_skew")
     kinds = ["iid" if name == "natural" else name for name in (names if isinstance(names, list) else [names])]
@@ -95,7 +95,7 @@ def _embedded(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_cells(text: str) -> dict[str, tuple[str, ...]]:
-    """`dataset=mnist|fmnist,clients=100` as full names and the values that fit.
+    """Parse `dataset=mnist|fmnist,clients=100` into full names and accepted values.
 
     >>> parse_cells("dataset=mnist|fmnist,clients=100")
     {'dataset': ('mnist', 'fmnist'), 'partition.clients': ('100',)}
@@ -107,7 +107,7 @@ def parse_cells(text: str) -> dict[str, tuple[str, ...]]:
         full = [name] if name in full else full
         if not sign or not values or len(full) != 1:
             near = f"; did you mean {' or '.join(full)}?" if full else ""
-            raise ConfigError(f"--cells takes setting=value pairs such as dataset=mnist|fmnist, got {word!r}{near}")
+            raise ConfigError(f"--cells expects setting=value pairs such as dataset=mnist|fmnist, got {word!r}{near}")
         wanted[full[0]] = tuple(value.strip() for value in values.split("|"))
     return wanted
 
@@ -117,7 +117,7 @@ def _fits(settings: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]) -> b
 
 
 def same(value: Any, text: str) -> bool:
-    """Whether a setting is what a text says; numbers are compared as numbers.
+    """Whether a setting equals a text; numbers are compared as numbers.
 
     >>> same(1.0, "1"), same("iid", "iid"), same(None, "1")
     (True, True, False)
@@ -133,14 +133,14 @@ def same(value: Any, text: str) -> bool:
 def samples(settings: Settings) -> int:
     """About how many samples a run trains on, over all its rounds and clients."""
     size, clients = SIZES.get(settings.dataset, SIZES["mnist"]), settings.partition.clients
-    own = A_WRITER if clients is None else size / clients
-    steps = own * (settings.local_epochs or 1)
+    per_client = A_WRITER if clients is None else size / clients
+    steps = per_client * (settings.local_epochs or 1)
     if settings.local_steps is not None:
         steps = min(steps, settings.local_steps * settings.batch_size)
     return round(settings.rounds * (settings.clients_per_round or 10) * steps)
 
 
 def absent_data(datasets: Iterable[str]) -> list[str]:
-    """Those of the data sets that are not on this machine."""
-    here = {one.name for one in availability() if one.here}
+    """The data sets that are not on this machine."""
+    here = {dataset.name for dataset in availability() if dataset.here}
     return [name for name in dict.fromkeys(datasets) if name not in here]

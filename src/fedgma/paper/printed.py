@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, and which of our settings each of them belongs to."""
+"""The numbers that the paper prints, and the settings that each belongs to."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ NORMS = {"resnet18-gn": "group", "resnet18-bn": "batch"}
 ARMS = {"mean": "AVG", "gma": "GMA"}
 NOT_IID = {"label_skew": ("yes",), "iid": ("no",), "natural": ("na", "yes"), "quantity": ("na",)}
 SKEWS = {"natural": "real", "quantity": "quantity"}
-DID_NOT_LEARN = 0.1  # printed among percentages: chance as a share
+DID_NOT_LEARN = 0.1  # chance level as a share, printed among percentages
 NUMBERS = ("mean", "value")
-UNREAD = (*NUMBERS, "std", "note", "aggregation", "metric", "experiment")  # columns that name no cell
+UNREAD = (*NUMBERS, "std", "note", "aggregation", "metric", "experiment")  # columns that do not identify a cell
 
 Row = Mapping[str, str]
 
 
 class Number(NamedTuple):
-    """One printed number, and the sample deviation beside it if there is one."""
+    """One printed number, and its standard deviation if it is printed."""
 
     value: float
     deviation: float | None
@@ -40,7 +40,7 @@ class Number(NamedTuple):
 
 @cache
 def read_printed(file: str) -> tuple[Row, ...]:
-    """The rows of a printed table as they stand.
+    """The rows of a printed table, unchanged.
 
     >>> read_printed("table_clients.csv")[0]["mean"]
     '88.1'
@@ -56,18 +56,18 @@ def printed_rows(experiment: Experiment) -> list[Row]:
 
 
 def matches(row: Row, settings: Mapping[str, Any], part: Part, split: str = "test") -> bool:
-    """Whether a printed row is about a run with these (flat) settings, measured on that split."""
+    """Whether a printed row describes a run with these (flat) settings on this split."""
     if not part.printed or row["aggregation"] != ARMS.get(settings["aggregator"]):
         return False
     if row.get("metric", "test_accuracy_pct") != f"{split}_accuracy_pct":
         return False
     columns = {**_columns(settings), **{name: (value,) for name, value in part.printed_as.items()}}
     named = {name: value for name, value in row.items() if name not in UNREAD and value}
-    return all(any(same(one, value) for one in columns.get(name, ())) for name, value in named.items())
+    return all(any(same(candidate, value) for candidate in columns.get(name, ())) for name, value in named.items())
 
 
 def number_of(rows: Sequence[Row], settings: Mapping[str, Any], part: Part, split: str = "test") -> Number | None:
-    """The printed number of a run, or None where there is none."""
+    """The printed number of a run; None if there is none."""
     for row in rows:
         if matches(row, settings, part, split):
             value = next(float(row[name]) for name in NUMBERS if row.get(name))
@@ -76,7 +76,7 @@ def number_of(rows: Sequence[Row], settings: Mapping[str, Any], part: Part, spli
 
 
 def _columns(settings: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """What the printed tables' columns say of a run: column -> values that fit."""
+    """A run in the columns of the printed tables: column -> matching values."""
     partition, model = settings["partition.name"], settings["model"]
     coloured = {"label_skew": "mixed", "iid": "feature"}.get(partition)
     skew = coloured if settings["shift.name"] == "colour" else SKEWS.get(partition)

@@ -1,6 +1,6 @@
-"""What was chosen before the experiments: learning rates for each data set and algorithm, and how digits are coloured.
+"""Choices made before the experiments: learning rates for each data set and algorithm, and the colouring of digits.
 
-`chosen.toml` beside this file is what the package uses; `fedgma paper search` writes such a file.
+The package uses `chosen.toml` in this folder; `fedgma paper search` writes such a file.
 """
 
 import json
@@ -27,44 +27,47 @@ class Chosen(NamedTuple):
     shift: Mapping[str, Mapping[str, Any]] = {}
 
     def pair(self, dataset: str, algorithm: str, rule: str) -> Pair | None:
-        """The pair for a run; an arm that has none of its own takes the shared one."""
-        own = self.rates.get((dataset, algorithm, rule))
-        return self.rates.get((dataset, algorithm, "shared")) if own is None else own
+        """The pair of rates for a run; an arm without its own pair uses the shared one."""
+        pair = self.rates.get((dataset, algorithm, rule))
+        return self.rates.get((dataset, algorithm, "shared")) if pair is None else pair
 
 
 def read_chosen(file: Path | None = None) -> Chosen:
-    """The package's choice, or that of a file which `fedgma paper search` wrote."""
+    """Read the choices of the package, or of a file that `fedgma paper search` wrote."""
     name = CHOSEN if file is None else str(file)
     try:
         if file is None:
             text = (resources.files("fedgma.paper") / CHOSEN).read_text(encoding="utf-8")
         else:
             text = file.read_text(encoding="utf-8")
-        held = tomllib.loads(text)
+        content = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the chosen rates {name!r}: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{name!r} is not TOML: {error}") from None
-    return Chosen(_rates(held.get("rates", {}), name), held.get("shift", {}))
+    return Chosen(_rates(content.get("rates", {}), name), content.get("shift", {}))
 
 
-def _rates(held: Any, name: str) -> dict[tuple[str, str, str], Pair]:
+def _rates(tables: Any, name: str) -> dict[tuple[str, str, str], Pair]:
     try:
         rows = [
-            (d, a, rule, pair) for d, own in held.items() for a, kinds in own.items() for rule, pair in kinds.items()
+            (d, a, rule, pair)
+            for d, algorithms in tables.items()
+            for a, kinds in algorithms.items()
+            for rule, pair in kinds.items()
         ]
-        found = {(d, a, rule): (float(pair[0]), float(pair[1])) for d, a, rule, pair in rows}
+        pairs = {(d, a, rule): (float(pair[0]), float(pair[1])) for d, a, rule, pair in rows}
     except (AttributeError, TypeError, ValueError, IndexError):
         raise ConfigError(
             f"{name!r}: rates should be [rates.DATASET.ALGORITHM] with pairs such as shared = [0.05, 1.0]"
         ) from None
-    for (dataset, algorithm, _), pair in found.items():
+    for (dataset, algorithm, _), pair in pairs.items():
         check({"dataset": dataset.partition(",")[0], "algorithm": algorithm, **dict(zip(KEYS, pair, strict=True))})
-    return found
+    return pairs
 
 
 def setting_of(settings: Mapping[str, Any]) -> str:
-    """What rates that are searched for one setting are filed under.
+    """The key of rates that were searched for one setting.
 
     >>> setting_of({"dataset": "mnist", "partition.name": "iid", "partition.clients": 500})
     'mnist, iid, 500'
@@ -73,7 +76,7 @@ def setting_of(settings: Mapping[str, Any]) -> str:
 
 
 def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, bool]:
-    """A run with its chosen rates, and whether there were any; a part that gives rates of its own keeps them."""
+    """A run with its chosen rates, and whether there were any; rates that a part sets itself are kept."""
     if any(key in part.settings for key in KEYS):
         return settings, True
     rule = settings.aggregator if part.own_rates else "shared"
@@ -103,5 +106,5 @@ def written(rates: Mapping[tuple[str, str, str], Pair], shift: Mapping[str, Mapp
 
 
 def _key(name: str) -> str:
-    """A name as a key of TOML: quoted where it is more than one word."""
+    """A name as a TOML key, quoted if needed."""
     return name if name.replace("-", "").replace("_", "").isalnum() else f'"{name}"'

@@ -1,4 +1,4 @@
-"""What is written down of an experiment: tables, figures and a page; the thinned runs; an analysis as it came."""
+"""Write the results of an experiment: tables, figures and a page; the thinned runs; a copy of its analysis."""
 
 import shutil
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from fedgma.reports.tables import Table
 
 
 def make_report(comparison: Comparison, findings: Sequence[Finding] = ()) -> Report:
-    """Claims, cells of every split and notes as reports know them; `findings` are those of the analysis."""
+    """A `Report` of claims, cells of every split and notes; `findings` are those of the analysis."""
     experiment, answers = comparison.experiment, look_at(comparison, findings)
-    splits = dict.fromkeys(one.split for one in comparison.compared)
+    splits = dict.fromkeys(compared.split for compared in comparison.compared)
     tables = [claims_table(answers), *(cells_table(comparison, split) for split in splits)]
     note = taus_note(comparison)
     return Report(
@@ -41,7 +41,7 @@ def make_report(comparison: Comparison, findings: Sequence[Finding] = ()) -> Rep
 def write_comparison(
     comparison: Comparison, out: Path, *, html: bool = True, findings: Sequence[Finding] = ()
 ) -> Report:
-    """Write the tables (Markdown, LaTeX, CSV), the figures and, if wanted, the page of a comparison."""
+    """Write the tables (Markdown, LaTeX, CSV), the figures and, on request, the page of a comparison."""
     report = make_report(comparison, findings)
     pictures = draw(comparison)
     write_tables(report, out)
@@ -61,7 +61,7 @@ def export(
     *,
     findings: Sequence[Finding] = (),
 ) -> int:
-    """`out/<ID>/`: the thinned runs of an experiment, its tables and figures; returns how many runs there were."""
+    """Write thinned runs, tables and figures of an experiment to `out/<ID>/`; return the number of runs."""
     comparison = compare(experiment, entries, chosen)
     if comparison.entries:
         write_comparison(comparison, out / experiment.id, html=False, findings=findings)
@@ -70,7 +70,7 @@ def export(
 
 
 def answers_in(results: Path, chosen: Chosen) -> dict[str, list[Answer]]:
-    """What the exported runs below a folder say of every claim; experiments that are not there are not run."""
+    """The verdict of the exported runs in a folder on every claim; absent experiments count as not run."""
     answers = {}
     for name, experiment in catalogue().items():
         there = (results / name / "runs.jsonl").is_file()
@@ -80,7 +80,7 @@ def answers_in(results: Path, chosen: Chosen) -> dict[str, list[Answer]]:
 
 
 def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:
-    """The folder in which the analysis of an experiment was written down, below some folders."""
+    """The folder with the results of an experiment's analysis, below `paths`; None if there is none."""
     if not experiment.analysis:
         return None
     below = [path / inner for path in paths for inner in (ANALYSES_FOLDER, ".")]
@@ -89,26 +89,26 @@ def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:
 
 
 def findings_of(experiment: Experiment, paths: Sequence[Path]) -> list[Finding]:
-    """What the analysis of an experiment found, below some folders; empty where there is none."""
+    """The findings of an experiment's analysis below `paths`; empty if there are none."""
     folder = find_analysis(experiment, paths)
     return [] if folder is None else read_findings(folder)
 
 
 def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) -> bool:
-    """Copy what an analysis wrote, run folders left out; whether there was any."""
-    found = find_analysis(experiment, paths)
-    if found is None:
+    """Copy the files of an analysis without its run folders; return whether there was one."""
+    source = find_analysis(experiment, paths)
+    if source is None:
         return False
     target = out / experiment.id
     target.mkdir(parents=True, exist_ok=True)
-    for file in found.iterdir():
-        if file.is_file() and found.resolve() != target.resolve():
+    for file in source.iterdir():
+        if file.is_file() and source.resolve() != target.resolve():
             shutil.copyfile(file, target / file.name)
     return True
 
 
 def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str) -> list[str]:
-    """Do the analysis of an experiment and write it down; returns what it says."""
+    """Run the analysis of an experiment and save it; return its findings as sentences."""
     from fedgma.paper.analyses.saving import save as save_analysis
 
     folder = out / ANALYSES_FOLDER / experiment.id
@@ -123,14 +123,14 @@ def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str) ->
 
 
 def printed_tables(experiment: Experiment) -> dict[str, str]:
-    """The printed tables of an experiment as CSV, for those that have no cells."""
+    """The printed tables of an experiment as CSV, for experiments without cells."""
     from fedgma.reports.tables import comma_separated
 
-    found = {}
+    tables = {}
     for table in experiment.printed:
         rows = [row for row in read_printed(table.file) if all(row[k] == v for k, v in table.where.items())]
         header = tuple(rows[0])
         body = tuple(tuple(row[name] for name in header) for row in rows)
         name = table.file.removesuffix(".csv")
-        found[name] = comma_separated(Table(name, name, header, body))
-    return found
+        tables[name] = comma_separated(Table(name, name, header, body))
+    return tables

@@ -1,7 +1,7 @@
-"""Learning rates searched over the paper's grid (E15): every cell's validation accuracy, and the pairs it chooses.
+"""Search of learning rates over the paper's grid (E15): validation accuracy of every cell, and the chosen pairs.
 
-The paper's rule is one pair for both arms: the one whose mean over the arms is highest. Beside it stands the best pair
-of each arm on its own. Test data play no part.
+The paper uses one pair for both arms, the one with the highest mean over the arms. The search also gives the best pair
+of each arm. Test data are not used.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ def choose(comparison: Comparison, *, by_setting: bool = False) -> dict[tuple[st
     """(data set, algorithm, `shared` or arm) -> the pair with the highest mean validation accuracy.
 
     The mean is over seeds and over all numbers of clients searched: a pair that diverges at one of them is not chosen.
-    With `by_setting` every partition and number of clients has rates of its own.
+    With `by_setting` every partition and number of clients has its own rates.
     """
     groups: dict[tuple[str, str], list[Compared]] = {}
-    for one in comparison.on(SPLIT):
-        if one.plain and one.masked:
-            settings = one.cell.settings
+    for compared in comparison.on(SPLIT):
+        if compared.plain and compared.masked:
+            settings = compared.cell.settings
             where = setting_of(settings) if by_setting else str(settings["dataset"])
-            groups.setdefault((where, settings["algorithm"]), []).append(one)
+            groups.setdefault((where, settings["algorithm"]), []).append(compared)
     chosen = {}
     for (dataset, algorithm), cells in groups.items():
         arms = {
-            "mean": _by_pair([(_pair(one), _mean(list(one.plain.values()))) for one in cells]),
-            "gma": _by_pair([(_pair(one), _mean(list(one.masked.values()))) for one in cells]),
+            "mean": _by_pair([(_pair(compared), _mean(list(compared.plain.values()))) for compared in cells]),
+            "gma": _by_pair([(_pair(compared), _mean(list(compared.masked.values()))) for compared in cells]),
         }
         both = {pair: _mean([scores[pair] for scores in arms.values()]) for pair in arms["mean"]}
         for rule, scores in {"shared": both, **arms}.items():
@@ -45,7 +45,7 @@ def _by_pair(scored: Sequence[tuple[Pair, float]]) -> Scores:
 
 
 def best(scores: Scores) -> Pair:
-    """The pair with the highest score; of equal ones that with the smaller rates.
+    """The pair with the highest score; ties go to the smaller rates.
 
     >>> best({(0.1, 1.0): 90.0, (0.01, 1.0): 90.0, (0.01, 0.1): 80.0})
     (0.01, 1.0)
@@ -56,11 +56,11 @@ def best(scores: Scores) -> Pair:
 def rates_table(comparison: Comparison) -> Table:
     """The whole search: every run's validation accuracy."""
     rows = []
-    for one in comparison.on(SPLIT):
-        settings = one.cell.settings
-        for arm, scores in (("mean", one.plain), ("gma", one.masked)):
+    for compared in comparison.on(SPLIT):
+        settings = compared.cell.settings
+        for arm, scores in (("mean", compared.plain), ("gma", compared.masked)):
             where = (settings["dataset"], settings["partition.name"], settings["partition.clients"])
-            named = (*where, settings["algorithm"], arm, *_pair(one))
+            named = (*where, settings["algorithm"], arm, *_pair(compared))
             rows += [(*named, seed, round(score, 4)) for seed, score in sorted(scores.items())]
     header = ("dataset", "partition", "clients", "algorithm", "aggregator", *KEYS, "seed", "validation_last10")
     return Table("rates", "Search of learning rates", header, tuple(rows))
@@ -69,18 +69,18 @@ def rates_table(comparison: Comparison) -> Table:
 def write_search(
     comparison: Comparison, before: Chosen, folder: Path, *, by_setting: bool = False
 ) -> dict[tuple[str, str, str], Pair]:
-    """Write rates.csv and chosen.toml (what was chosen before for other data sets is kept); returns the new pairs."""
-    found = choose(comparison, by_setting=by_setting)
-    searched = {dataset for dataset, _, _ in found}
+    """Write rates.csv and chosen.toml (earlier choices for other data sets are kept); return the new pairs."""
+    chosen_pairs = choose(comparison, by_setting=by_setting)
+    searched = {dataset for dataset, _, _ in chosen_pairs}
     kept = {key: pair for key, pair in before.rates.items() if key[0] not in searched}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rates.csv").write_text(comma_separated(rates_table(comparison)), encoding="utf-8")
-    (folder / "chosen.toml").write_text(written({**kept, **found}, before.shift), encoding="utf-8")
-    return found
+    (folder / "chosen.toml").write_text(written({**kept, **chosen_pairs}, before.shift), encoding="utf-8")
+    return chosen_pairs
 
 
-def _pair(one: Compared) -> Pair:
-    client, server = (float(one.cell.settings[key]) for key in KEYS)
+def _pair(compared: Compared) -> Pair:
+    client, server = (float(compared.cell.settings[key]) for key in KEYS)
     return client, server
 
 

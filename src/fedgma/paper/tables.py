@@ -19,23 +19,25 @@ CLAIMS = (
 
 
 def claims_table(answers: Sequence[Answer]) -> Table:
-    """One row a claim."""
+    """One row per claim."""
     rows = tuple((answer.claim.text, answer.verdict, answer.text) for answer in answers)
     return Table("claims", "Claims", ("claim", "verdict", "result"), rows, CLAIMS)
 
 
 def summary_table(answers: Mapping[str, Sequence[Answer]]) -> Table:
-    """The claims of several experiments under each other."""
-    rows = tuple((name, one.claim.text, one.verdict, one.text) for name, own in answers.items() for one in own)
+    """The claims of several experiments in one table."""
+    rows = tuple(
+        (name, answer.claim.text, answer.verdict, answer.text) for name, listed in answers.items() for answer in listed
+    )
     return Table("claims", "Claims", ("experiment", "claim", "verdict", "result"), rows, CLAIMS)
 
 
 def cells_table(comparison: Comparison, split: str) -> Table:
-    """One row a cell that was run: our levels, the printed ones, both differences and the verdict."""
-    cells = [one for one in comparison.on(split) if one.plain or one.masked]
+    """One row per cell that was run: our levels, the printed ones, both differences and the verdict."""
+    cells = [compared for compared in comparison.on(split) if compared.plain or compared.masked]
     names = list(cells[0].cell.label) if cells else []
-    rows = tuple((*(plain(one.cell.label[name]) for name in names), *_values(one)) for one in cells)
-    masked = "GMA" if all(one.cell.arm in ("gma", "mean") for one in cells) else "masked"
+    rows = tuple((*(plain(compared.cell.label[name]) for name in names), *_values(compared)) for compared in cells)
+    masked = "GMA" if all(compared.cell.arm in ("gma", "mean") for compared in cells) else "masked"
     header = (
         *map(short, names),
         "seeds",
@@ -48,23 +50,23 @@ def cells_table(comparison: Comparison, split: str) -> Table:
     return Table(name, title, header, rows, f"{comparison.experiment.statistic} accuracy in percent. {VERDICTS}")
 
 
-def _values(one: Compared) -> tuple[Value, ...]:
-    verdict, printed = one.verdict, one.printed_difference
+def _values(compared: Compared) -> tuple[Value, ...]:
+    verdict, printed = compared.verdict, compared.printed_difference
     interval = None if verdict is None else verdict.interval
     inside = None
     if printed is not None and interval is not None:
         inside = "yes" if interval[0] <= printed <= interval[1] else "no"
-    seeds = len(one.differences) or len(one.plain) or len(one.masked)
+    seeds = len(compared.differences) or len(compared.plain) or len(compared.masked)
     return (
         seeds,
-        *one.levels,
-        *map(_printed, one.printed),
+        *compared.levels,
+        *map(_printed, compared.printed),
         *(
             None if verdict is None else round(verdict.mean, 9) + 0.0,
             *(interval or (None, None)),
             printed,
             inside,
-            one.agreement,
+            compared.agreement,
         ),
     )
 
@@ -76,8 +78,12 @@ def _printed(number: Number | None) -> Value:
 
 
 def taus_note(comparison: Comparison) -> str:
-    """Which thresholds give the same mask; empty where thresholds were not varied."""
-    taus = {one.cell.settings["tau"]: mask_step(one.cell.settings) for one in comparison.on() if one.cell.masked}
+    """Which thresholds give the same mask; empty if thresholds were not varied."""
+    taus = {
+        compared.cell.settings["tau"]: mask_step(compared.cell.settings)
+        for compared in comparison.on()
+        if compared.cell.masked
+    }
     groups: dict[int, list[str]] = {}
     for tau in sorted(taus):
         groups.setdefault(taus[tau], []).append(plain(tau))

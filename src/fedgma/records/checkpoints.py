@@ -1,7 +1,7 @@
-"""Checkpoints: named arrays in a safetensors file with a SHA-256 manifest, there whole or not at all.
+"""Checkpoints: named arrays in a safetensors file with a SHA-256 manifest, written atomically.
 
-One folder a checkpoint, named by its round. It is written beside its place, synced, and renamed; on reading, the newest
-whose bytes match its manifest wins, and a damaged one is passed over. Nothing that is read is executed.
+Each checkpoint is a folder named by its round. The writer fills a temporary folder, syncs it and renames it. The reader
+takes the newest checkpoint whose bytes match its manifest and skips damaged ones. Nothing that is read is executed.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import numpy as np
 from fedgma.errors import DataError, IntegrityError
 from fedgma.records.format import CHECKPOINT_FORMAT
 
-KEPT = 2  # newest ones; never fewer while a run goes on
+KEPT = 2  # newest checkpoints; never fewer while a run is unfinished
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 LOG = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ State = dict[str, np.ndarray]
 
 
 class Checkpoint(NamedTuple):
-    """A state as it was after a round."""
+    """The state of a run after a round."""
 
     round: int
     state: State
 
 
 def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray]) -> None:
-    """Publish a checkpoint below `folder` and drop all but the newest ones."""
+    """Publish a checkpoint below `folder` and delete all but the newest."""
     from safetensors.numpy import save
 
     payload = save({name: np.asarray(value, order="C") for name, value in state.items()})
@@ -46,14 +46,14 @@ def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray]) 
     write_synced(staged / STATE, payload)
     write_synced(staged / MANIFEST, json.dumps(manifest).encode())
     sync_folder(staged)
-    _discard(target)  # only a damaged one can stand there
+    _discard(target)  # only a damaged checkpoint can be there
     staged.rename(target)
     sync_folder(folder)
     drop_checkpoints(folder, KEPT)
 
 
 def drop_checkpoints(folder: Path, keep: int) -> None:
-    """Drop all but the newest ones, and what a writer that died left of one."""
+    """Delete all but the newest checkpoints, and leftovers of a killed writer."""
     for old in checkpoint_rounds(folder)[:-keep]:
         _discard(folder / f"{old:08d}")
     for left in folder.glob(".*"):
@@ -61,9 +61,9 @@ def drop_checkpoints(folder: Path, keep: int) -> None:
 
 
 def read_checkpoint(folder: Path, accept: Callable[[int], bool] = lambda round: True) -> Checkpoint | None:
-    """The newest valid checkpoint of an accepted round below `folder`, or None where there is none at all.
+    """The newest valid checkpoint of an accepted round below `folder`; None if the folder has no checkpoint.
 
-    Damaged ones are passed over with a warning; where all are damaged that is an error, not a fresh start.
+    Damaged checkpoints are skipped with a warning. If all are damaged, that is an error and not a fresh start.
     """
     rounds = [round for round in reversed(checkpoint_rounds(folder)) if accept(round)]
     damaged = []
@@ -71,10 +71,10 @@ def read_checkpoint(folder: Path, accept: Callable[[int], bool] = lambda round: 
         try:
             return _read(folder / f"{round:08d}", round)
         except IntegrityError as error:
-            LOG.warning("%s; going back to the one before", error)
+            LOG.warning("%s; trying the checkpoint before it", error)
             damaged.append(str(error))
     if damaged:
-        raise IntegrityError(f"no checkpoint can be used: {damaged[0]}; delete {folder.parent} to start this run anew")
+        raise IntegrityError(f"no checkpoint can be used: {damaged[0]}; delete {folder.parent} to start this run again")
     return None
 
 
@@ -84,12 +84,12 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
     >>> digest({"w": np.zeros(2)}) == digest({"w": np.zeros((2, 1))})
     False
     """
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(state):
-        value = np.asarray(state[name], order="C")  # ascontiguousarray would give a number an axis
-        whole.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
-        whole.update(value.tobytes())
-    return whole.hexdigest()
+        value = np.asarray(state[name], order="C")  # ascontiguousarray would add an axis to a scalar
+        hasher.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
+        hasher.update(value.tobytes())
+    return hasher.hexdigest()
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -101,7 +101,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file beside its place and rename it: there whole or as it was before."""
+    """Write a temporary file and rename it, so that the file is either complete or unchanged."""
     staged = path.with_name(f".{path.name}-{os.getpid()}")
     write_synced(staged, data)
     staged.replace(path)
@@ -109,7 +109,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where the system can do that."""
+    """Wait until the entries of a folder are on the disk, where the system supports that."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -121,7 +121,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def written_to(folder: Path) -> Iterator[None]:
-    """Turn a failing disk into one sentence."""
+    """Turn an operating system error into a `DataError` of one sentence."""
     try:
         yield
     except OSError as error:
@@ -130,7 +130,7 @@ def written_to(folder: Path) -> Iterator[None]:
 
 
 def checkpoint_rounds(folder: Path) -> list[int]:
-    """Rounds of which there is a checkpoint, valid or not, in rising order."""
+    """Rounds that have a checkpoint, valid or not, in ascending order."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def _read(folder: Path, round: int) -> Checkpoint:
 
 
 def _discard(folder: Path) -> None:
-    """Take a folder out of sight first, so that a death in between leaves no half of one."""
+    """Rename a folder before deleting it, so that a kill in between leaves no partial checkpoint."""
     if folder.exists():
         gone = folder.with_name(f".gone-{os.getpid()}")
         shutil.rmtree(gone, ignore_errors=True)

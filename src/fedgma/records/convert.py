@@ -1,8 +1,8 @@
-"""Run folders of an older format rewritten to the present one, in place; rounds, checkpoints and marks stay the same.
+"""Convert run folders of an older format in place; rounds, checkpoints and `done` files stay the same.
 
-Each folder is changed by one atomic write of its `run.json`. Where data and model of a run are known it then gets the
-name that a new run of the same settings would have, so that it counts as done, is gone on with, or is extended. Killed
-at any moment, the next conversion finishes what was left.
+Each folder changes by one atomic write of its `run.json`. If data and model of a run are known, its folder is then
+renamed to the fingerprint that a new run of the same settings would have, so that such a run finds it as finished,
+continues it or extends it. If a conversion is killed, the next one finishes it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,24 +19,24 @@ FORMERLY = "formerly"  # in run.json: the fingerprint that the older format gave
 
 
 class Converted(NamedTuple):
-    """What became of one run folder."""
+    """The result of converting one run folder."""
 
-    folder: Path  # where it is now
+    folder: Path  # after the conversion
     rewritten: bool
     renamed: bool
-    known: bool  # whether its data and model are
-    problem: str = ""  # why it was left as it was
+    known: bool  # whether its data and model are known
+    problem: str = ""  # why it was not converted
 
 
 def convert(paths: PathLike | Iterable[PathLike]) -> list[Converted]:
-    """Rewrite every run folder at or below these paths that is of an older format; the others are left alone."""
+    """Rewrite every run folder at or below these paths that has an older format; leave the others unchanged."""
     folders = run_folders(paths)
     names = _new_names(folders)
     return [_convert(folder, names) for folder in folders]
 
 
 def _new_names(folders: Iterable[Path]) -> dict[str, str]:
-    """The fingerprint in the present format by the older one, of the runs whose data and model are known."""
+    """Old fingerprint -> new fingerprint, for the runs whose data and model are known."""
     names = {}
     for folder in folders:
         try:
@@ -45,7 +45,7 @@ def _new_names(folders: Iterable[Path]) -> dict[str, str]:
             if (is_older(folder) or FORMERLY in head) and isinstance(before, str) and complete(identity_of(head)):
                 names[before] = fingerprint(head["settings"], identity_of(head))
         except DataError:
-            continue  # said when it is its turn
+            continue  # reported when this folder is converted
     return names
 
 
@@ -61,7 +61,9 @@ def _convert(folder: Path, names: Mapping[str, str]) -> Converted:
                 with written_to(folder):
                     write_head(folder, _rewritten(head, names))
     except Timeout:
-        return Converted(folder, False, False, False, "a process is writing it; convert it when that has ended")
+        return Converted(
+            folder, False, False, False, "a process is writing this folder; convert it after that process has ended"
+        )
     except DataError as error:
         return Converted(folder, False, False, False, str(error))
     placed = _renamed(folder, str(head.get(FORMERLY, head.get("fingerprint"))), names)
@@ -69,17 +71,17 @@ def _convert(folder: Path, names: Mapping[str, str]) -> Converted:
 
 
 def _rewritten(head: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    made = dict(head)
+    rewritten = dict(head)
     before, shorter = str(head.get("fingerprint")), str(head.get("extends"))
     if before in names:
-        made |= {"fingerprint": names[before], FORMERLY: before}
+        rewritten |= {"fingerprint": names[before], FORMERLY: before}
     if shorter in names:
-        made["extends"] = names[shorter]
-    return made
+        rewritten["extends"] = names[shorter]
+    return rewritten
 
 
 def _renamed(folder: Path, before: str, names: Mapping[str, str]) -> Path:
-    """The folder under the run's new name; one that has another name than its run's, or whose place is taken, stays."""
+    """Rename the folder to the new fingerprint, unless it had a name of its own or the new name is taken."""
     if folder.name != before or before not in names:
         return folder
     target = folder.with_name(names[before])

@@ -1,15 +1,15 @@
-"""What a run folder holds, the number of its format, and how a folder of an older format is read as one of this.
+"""The format of a run folder, its version number, and how folders of an older format are read.
 
-    <fingerprint>/run.json       `Head`: what was run, with what
+    <fingerprint>/run.json       `Head`: settings, identity, software and device
                   rounds.jsonl   `Line`: one JSON object a round
-                  checkpoints/   states to go on from, each with a manifest
+                  checkpoints/   states to resume from, each with a manifest
                   done           `Done`: written last; without it the run is unfinished
 
-A run's identity is everything besides its settings that decides its outcome: `data`, `clients`, `model`, `precision`,
-`version`. Settings and identity together give its fingerprint, which is the name of its folder.
+The identity of a run is all that determines its outcome besides its settings: `data`, `clients`, `model`, `precision`,
+`version`. The fingerprint, which names the folder, is a hash of settings and identity.
 
-Format 1 had no identity. What can be known of it follows from its record: the checksum of the data, and a built-in
-model by name and size. The rest stays unknown, and an unknown part equals only another unknown one.
+Format 1 had no identity. The reader infers what it can from the record: the checksum of the data, and name and size of
+a built-in model. Other parts stay unknown, and an unknown part equals only another unknown part.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ from typing import Any, Required, TypedDict
 FORMAT = 2  # of run.json, rounds.jsonl and done
 CHECKPOINT_FORMAT = 1  # of a checkpoint's manifest
 
-RENAMED = {"cohort": "clients_per_round"}  # settings of format 1 that have another name now
+RENAMED = {"cohort": "clients_per_round"}  # settings of format 1 that were renamed
 
 Record = Mapping[str, Any]
 
 
 class Identity(TypedDict, total=False):
-    """What decides a run's outcome besides its settings; a part that is not known is absent."""
+    """What determines a run's outcome besides its settings; unknown parts are absent."""
 
     data: str  # SHA-256 of the content
-    clients: str  # SHA-256 of the owner of each sample, of data handed over in Python
-    model: str  # name and size of a built-in model; SHA-256 of structure, first weights and code of any other
+    clients: str  # SHA-256 of the owner of each sample, for data passed in Python
+    model: str  # name and size of a built-in model; SHA-256 of structure, initial weights and code of any other
     precision: str
-    version: str  # what the user calls this version of their data and code
+    version: str  # the user's name for this version of their data and code
 
 
 PARTS = tuple(Identity.__annotations__)
@@ -47,7 +47,7 @@ class DataFacts(TypedDict, total=False):
     train: int
     test: int
     classes: list[str]
-    counts: list[list[int]]  # [client, class]; absent where the table would be long
+    counts: list[list[int]]  # [client, class]; absent if the table would be long
 
 
 class Head(TypedDict, total=False):
@@ -55,8 +55,8 @@ class Head(TypedDict, total=False):
 
     format: Required[int]
     fingerprint: str
-    lineage: str  # the fingerprint but for the number of rounds: runs that share it continue each other
-    extends: str  # fingerprint of the shorter run that this one began from
+    lineage: str  # the fingerprint without the number of rounds; a longer run can continue a shorter one that shares it
+    extends: str  # fingerprint of the shorter run that this run continued
     settings: Required[dict[str, Any]]
     identity: Identity
     versions: dict[str, str]
@@ -69,14 +69,14 @@ class Head(TypedDict, total=False):
 
 
 class Scores(TypedDict):
-    """Of one split after a round."""
+    """Scores on one split after a round."""
 
     loss: float | None
     accuracy: float | None
 
 
 class Line(TypedDict, total=False):
-    """One line of `rounds.jsonl`; further test splits stand beside `test`, with scores under their own names."""
+    """One line of `rounds.jsonl`; further test splits have scores under their own names beside `test`."""
 
     round: Required[int]
     train: Scores
@@ -89,14 +89,14 @@ class Line(TypedDict, total=False):
 
 
 class Done(TypedDict):
-    """`done`: rounds, and the checksum of the last model."""
+    """`done`: the number of rounds and the checksum of the final model."""
 
     rounds: int
     sha256: str
 
 
 def fingerprint(settings: Mapping[str, Any], identity: Mapping[str, object] | None = None) -> str:
-    """Sixteen hex digits that name a run: a hash of its settings, those that are None left out, and its identity.
+    """Sixteen hex digits that name a run: a hash of its settings that are not None and of its identity.
 
     >>> fingerprint({"rounds": 3, "tau": None}) == fingerprint({"rounds": 3})
     True
@@ -108,7 +108,7 @@ def fingerprint(settings: Mapping[str, Any], identity: Mapping[str, object] | No
 
 
 def lineage(settings: Mapping[str, Any], identity: Mapping[str, object]) -> str:
-    """The fingerprint of a run but for the number of its rounds."""
+    """The fingerprint of a run without its number of rounds."""
     return fingerprint({**settings, "rounds": None}, identity)
 
 
@@ -122,7 +122,7 @@ def built_in(model: str, parameters: int) -> str:
 
 
 def identity_of(head: Record) -> Identity:
-    """The identity that a record states, or what follows from it where it is older than that.
+    """The identity in a record, or what can be inferred from a record of format 1.
 
     >>> identity_of({"data": {"sha256": "ab"}, "parameters": 7850, "settings": {"model": "logistic"}})
     {'data': 'ab', 'model': 'logistic, 7850 parameters', 'precision': 'fp32'}
@@ -149,15 +149,15 @@ def complete(identity: Identity) -> bool:
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under the names that they have now."""
+    """Settings of format 1 under their current names."""
     return {RENAMED.get(name, name): value for name, value in settings.items()}
 
 
 def upgrade(head: Record) -> dict[str, Any]:
-    """A `run.json` of format 1 as one of this format; what it cannot know stays absent, nothing is dropped."""
+    """A `run.json` of format 1 in the current format; unknown parts stay absent, and nothing is dropped."""
     settings = head.get("settings")
     if not isinstance(settings, Mapping):
-        return {**head, "format": FORMAT}  # the reader says what is wrong with it
+        return {**head, "format": FORMAT}  # the reader reports what is wrong with it
     named = {**head, "format": FORMAT, "settings": renamed(settings)}
     identity = identity_of(named)
     named["identity"] = identity

@@ -1,7 +1,7 @@
-"""Run folders as they are read: settings, one record a round, finished or not (no torch, nothing is executed).
+"""Read run folders: settings, one record per round, finished or not. Needs no torch and executes nothing it reads.
 
-Of an unfinished run, what a crash left at the end of its rounds is passed over. Everything else that is not as it
-should be is an error that names the file. A folder of format 1 is read as one of the present format.
+An incomplete last line of an unfinished run is skipped. Any other defect is an error that names the file. Folders of
+format 1 are converted to the current format on reading.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from fedgma.errors import DataError
 from fedgma.records.format import FORMAT, Done, Head, Identity, Record, identity_of, upgrade
 
-LARGEST = 2**30  # bytes of a file that is read
+LARGEST = 2**30  # bytes; larger files are refused
 
 PathLike = str | os.PathLike[str]
 
@@ -30,44 +30,44 @@ class Run(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run completed all its rounds."""
         return self.done is not None
 
     @property
     def planned(self) -> int:
-        """Rounds asked for."""
+        """The number of rounds in the settings."""
         return int(self.settings["rounds"])
 
     @property
     def seed(self) -> int:
-        """Its seed; runs with the same one are paired."""
+        """The seed; runs with the same seed are paired."""
         return int(self.settings["seed"])
 
     @property
     def identity(self) -> Identity:
-        """Which data and which model it is of; only runs of one identity are compared."""
+        """The identity of data and model; only runs with equal identities are compared."""
         return identity_of(self.head)
 
 
 def read_runs(paths: PathLike | Iterable[PathLike]) -> list[Run]:
-    """The runs in a folder, or in several, and all below, each once, in the order of their names."""
+    """The runs in one or several folders and their subfolders, each once, sorted by name."""
     return [read_run(folder) for folder in run_folders(paths)]
 
 
 def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
-    """The run folders at or below a path or several, each once, in the order of their names."""
+    """The run folders at or below one or several paths, each once, sorted by name."""
     folders: dict[Path, None] = {}
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         here = sorted(_folders(path))
         if not here:
-            what = "no run.json in it or below" if path.is_dir() else "no such folder"
+            what = "no run.json in it or its subfolders" if path.is_dir() else "no such folder"
             raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
         folders.update(dict.fromkeys(folder.resolve() for folder in here))
     return list(folders)
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """The run folders at or below a path; what a running one deletes meanwhile is not looked into."""
+    """The run folders at or below a path; a subfolder that a running process deletes meanwhile is skipped."""
     for folder, below, files in os.walk(path):
         if "run.json" in files:
             below.clear()
@@ -75,7 +75,7 @@ def _folders(path: Path) -> Iterator[Path]:
 
 
 def read_run(folder: PathLike) -> Run:
-    """One run folder; refuses what is broken with a sentence that names the file."""
+    """Read one run folder; a broken file raises an error that names it."""
     folder = Path(folder)
     head = read_head(folder)
     settings = dict(flat(head["settings"]))
@@ -93,7 +93,7 @@ def read_run(folder: PathLike) -> Run:
 
 
 def read_head(folder: Path) -> Head:
-    """run.json of a folder, as one of the present format."""
+    """`run.json` of a folder in the current format."""
     file = folder / "run.json"
     head = _object(file)
     version = head.get("format")
@@ -104,27 +104,27 @@ def read_head(folder: Path) -> Head:
 
 
 def is_older(folder: Path) -> bool:
-    """Whether the run.json of a folder is of a format before the present one."""
+    """Whether the `run.json` of a folder has an older format."""
     return _object(folder / "run.json").get("format") != FORMAT
 
 
 def read_lines(folder: Path) -> list[Record]:
-    """The rounds of a folder; what a crash left at their end is left out."""
+    """The rounds of a folder, without an incomplete last line."""
     return [record for _, record in _rounds(folder / "rounds.jsonl")[0]]
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """The leading lines of `rounds.jsonl` that are whole and in order, as they stand there."""
+    """The leading lines of `rounds.jsonl` that are complete and in order, as bytes."""
     return [line + b"\n" for line, _ in _rounds(path)[0]]
 
 
 def is_done(folder: Path) -> bool:
-    """Whether the run of a folder came to its end."""
+    """Whether the run in a folder is finished."""
     return (folder / "done").exists()
 
 
 def finished(out: Path) -> Iterator[tuple[Head, Path]]:
-    """The finished runs in a folder of run folders; what cannot be read is passed over."""
+    """The finished runs in a folder of run folders; unreadable folders are skipped."""
     for done in sorted(out.glob("*/done")):
         try:
             yield read_head(done.parent), done.parent
@@ -146,13 +146,13 @@ def flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
 
 
 def curve(run: Run, *path: str) -> dict[int, float]:
-    """A number of each round in which it was measured: `curve(run, "test", "accuracy")`."""
+    """Round -> value, for the rounds in which it was measured: `curve(run, "test", "accuracy")`."""
     numbers = ((record["round"], number(record, *path)) for record in run.rounds)
     return {round: value for round, value in numbers if value is not None}
 
 
 def number(record: Record, *path: str) -> float | None:
-    """The finite number at a path of a record, or None where it is absent.
+    """The finite number at a path of a record; None if absent.
 
     >>> number({"test": {"accuracy": 0.5}}, "test", "accuracy"), number({}, "test", "accuracy")
     (0.5, None)
@@ -162,10 +162,10 @@ def number(record: Record, *path: str) -> float | None:
 
 
 def numbers(record: Record, *path: str) -> list[float] | None:
-    """The list of finite numbers at a path of a record, or None where it is absent."""
+    """The list of finite numbers at a path of a record; None if absent."""
     listed = _at(record, path)
-    whole = isinstance(listed, list) and len(listed) > 0 and all(map(_real, listed))
-    return [float(value) for value in listed] if whole else None
+    valid = isinstance(listed, list) and len(listed) > 0 and all(map(_real, listed))
+    return [float(value) for value in listed] if valid else None
 
 
 def _at(record: Record, path: tuple[str, ...]) -> Any:
@@ -176,9 +176,9 @@ def _at(record: Record, path: tuple[str, ...]) -> Any:
 
 
 def _rounds(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Record]], DataError | None]:
-    """The leading lines that are whole and in order with their records, and what is wrong with the one after them.
+    """The leading lines that are complete and in order, with their records; and the error in the next line.
 
-    Accuracies are checked to be shares where the reports will use them; what a Flower app calls so may be anything.
+    With `scored`, accuracies must be from 0 to 1. In a Flower app, "accuracy" may be any number.
     """
     lines = _content(path).split(b"\n") if path.exists() else [b""]
     read: list[tuple[bytes, Record]] = []
@@ -189,13 +189,13 @@ def _rounds(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Reco
         except DataError as error:
             return read, error
         read.append((line, record))
-    half = f"{path} ends in half a line though its run is marked done; it was damaged after the run"
-    return read, DataError(half) if lines[-1] else None
+    incomplete = f"{path} ends in an incomplete line though its run is marked done; restore the file or run again"
+    return read, DataError(incomplete) if lines[-1] else None
 
 
 def _check_line(record: Record, number: int, path: Path, *, scored: bool) -> None:
     if record.get("round") != number:
-        raise DataError(f"{path}, line {number}, should be round {number} but says {record.get('round')!r}")
+        raise DataError(f"{path}, line {number}, should be round {number}, got {record.get('round')!r}")
     for split, scores in record.items() if scored else ():
         accuracy = scores.get("accuracy") if isinstance(scores, dict) else None
         if accuracy is not None and not (_real(accuracy) and 0 <= accuracy <= 1):
@@ -221,11 +221,11 @@ def _parsed(content: bytes, where: str) -> Record:
         text = content.decode("utf-8")
         value = json.loads(text)
         if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written down again
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be written back
     except UnicodeDecodeError:
-        raise DataError(f"{where} is not UTF-8 text; it was damaged") from None
+        raise DataError(f"{where} is not UTF-8 text; the file is damaged, restore it or run again") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON ({error}); the run has to be made again") from None
+        raise DataError(f"{where} is not JSON ({error}); the file is damaged, restore it or run again") from None
     if not isinstance(value, dict):
         raise DataError(f"{where} should be a JSON object, got {type(value).__name__}")
     return value
@@ -234,7 +234,9 @@ def _parsed(content: bytes, where: str) -> Record:
 def _content(path: Path) -> bytes:
     try:
         if path.stat().st_size > LARGEST:
-            raise DataError(f"{path} is larger than {LARGEST} bytes, which no record of a run is")
+            raise DataError(
+                f"{path} is larger than {LARGEST} bytes, so it is not a record of a run; give another folder"
+            )
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None

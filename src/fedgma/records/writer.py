@@ -1,9 +1,9 @@
-"""Run folders as they are written: settings, one JSON line a round, checkpoints, a mark at the end.
+"""Write run folders: settings, one JSON line per round, checkpoints, and `done` at the end.
 
-Beside what `format` describes there is a file `lock`, held while somebody writes.
+Besides the files that `format` describes, a folder has a file `lock`, which the writing process locks.
 
-A run killed at any moment leaves a folder from which the next one goes on: `resume` goes back to the newest valid
-checkpoint and cuts `rounds.jsonl` there. One process writes a folder at a time; the system frees a dead one's lock.
+A run that is killed at any moment can be resumed: `resume` returns to the newest valid checkpoint and truncates
+`rounds.jsonl` to it. Only one process writes a folder at a time; the system releases the lock of a dead process.
 """
 
 import json
@@ -41,7 +41,7 @@ class RunFolder:
     def __init__(self, path: Path, head: Mapping[str, Any], *, wait: float = 0.5) -> None:
         self.path = path
         self.head = {**head, "format": FORMAT}
-        self.wait = wait  # seconds for somebody else to let go of it; looking whether a run is running takes a moment
+        self.wait = wait  # seconds to wait for the lock; `is_running` of another process holds it for a moment
         self.saved = 0  # round of the newest checkpoint
         self._lock: Any = None
         self._lines: Any = None
@@ -55,7 +55,9 @@ class RunFolder:
             try:
                 self._lock.acquire()
             except Timeout:
-                raise ConfigError(f"another process is writing {self.path}; wait for it or stop it first") from None
+                raise ConfigError(
+                    f"another process is writing {self.path}; wait until it ends or stop it first"
+                ) from None
         try:
             self._check_head()
         except BaseException:
@@ -70,44 +72,44 @@ class RunFolder:
         self._lock.release()
 
     def resume(self) -> Checkpoint | None:
-        """Where to go on from, with `rounds.jsonl` cut to it; None is from the start."""
+        """The checkpoint to resume from, with `rounds.jsonl` truncated to it; None to start from the beginning."""
         lines = self.path / "rounds.jsonl"
         complete = complete_lines(lines)
-        found = read_checkpoint(self.path / "checkpoints", lambda round: round <= len(complete))
-        kept = complete[: found.round] if found is not None else []
-        if found is not None:
-            self.saved = found.round
+        checkpoint = read_checkpoint(self.path / "checkpoints", lambda round: round <= len(complete))
+        kept = complete[: checkpoint.round] if checkpoint is not None else []
+        if checkpoint is not None:
+            self.saved = checkpoint.round
             self._warn_of_changes(read_head(self.path))
         with written_to(self.path):
             write_atomic(lines, b"".join(kept))
             self._lines = lines.open("ab")
-        return found
+        return checkpoint
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a round."""
+        """Append a round."""
         with written_to(self.path):
             self._lines.write(dump(line) + b"\n")
             self._lines.flush()
 
     def checkpoint(self, round: int, state: Mapping[str, np.ndarray]) -> None:
-        """Make sure that a resume loses nothing up to this round."""
+        """Write a checkpoint, so that a resume loses nothing up to this round."""
         with written_to(self.path):
             os.fsync(self._lines.fileno())
             write_checkpoint(self.path / "checkpoints", round, state)
         self.saved = round
 
     def begin_from(self, shorter: Path, point: Checkpoint, lines: Sequence[Record]) -> None:
-        """Put a finished shorter run's last state and rounds where `resume` finds them."""
+        """Copy the last state and the rounds of a finished shorter run to where `resume` finds them."""
         self._warn_of_changes(read_head(shorter))
         with written_to(self.path):
             write_head(self.path, {**self.head, "extends": shorter.name})
             write_atomic(self.path / "rounds.jsonl", b"".join(dump(line) + b"\n" for line in lines))
             write_checkpoint(
                 self.path / "checkpoints", point.round, point.state
-            )  # last: a death before it costs nothing
+            )  # last, so that a kill before it loses nothing
 
     def finish(self, round: int, parameters: Mapping[str, np.ndarray], *, keep: bool = False) -> None:
-        """Mark the run as done, with the checksum of its model; `keep` the last checkpoint to go on from."""
+        """Mark the run as done, with the checksum of its model; `keep` the last checkpoint for an extension."""
         with written_to(self.path):
             os.fsync(self._lines.fileno())
             if keep:
@@ -119,39 +121,45 @@ class RunFolder:
             sync_folder(self.path)
 
     def _check_head(self) -> None:
-        """Write run.json, or compare it with what stands there."""
+        """Write `run.json`, or compare it with the existing one."""
         file = self.path / "run.json"
         if not file.exists():
             with written_to(self.path):
                 write_head(self.path, self.head)
             return
-        held: Record = read_head(self.path)
+        recorded: Record = read_head(self.path)
         for name in ("settings", "parameters"):
-            if held.get(name) != _plain(self.head[name]):
-                raise ConfigError(f"{file} has other {name} than this run ({_differing(held, self.head, name)})")
-        if is_older(self.path):  # one format a folder: what is appended from here on is of the present one
+            if recorded.get(name) != _plain(self.head[name]):
+                raise ConfigError(
+                    f"{file} has different {name} than this run ({_differing(recorded, self.head, name)})"
+                )
+        if is_older(self.path):  # a folder has one format, and new rounds are in the current one
             with written_to(self.path):
-                write_head(self.path, held)
+                write_head(self.path, recorded)
 
-    def _warn_of_changes(self, held: Mapping[str, Any]) -> None:
-        """Say so where a run goes on with other software or on another device than it began with."""
+    def _warn_of_changes(self, recorded: Mapping[str, Any]) -> None:
+        """Warn if a run continues with different software or on a different device."""
         for name in ("device", "versions"):
-            before, now = held.get(name), _plain(self.head.get(name))
+            before, now = recorded.get(name), _plain(self.head.get(name))
             if before != now:
                 LOG.warning(
-                    "%s goes on with other %s, so its bits may differ: %s, now %s", self.path, name, before, now
+                    "%s continues with different %s, so its results may differ in the last bits: before %s, now %s",
+                    self.path,
+                    name,
+                    before,
+                    now,
                 )
 
 
 def write_head(folder: Path, head: Mapping[str, Any]) -> None:
-    """run.json of a folder: one entry a line, lists of numbers in one line each."""
+    """Write `run.json`: one entry per line, each list of numbers on one line."""
     text = json.dumps(_plain(head), indent=1)
-    text = re.sub(r"\[([\d\s,]+)\]", lambda found: "[" + ", ".join(found[1].replace(",", " ").split()) + "]", text)
+    text = re.sub(r"\[([\d\s,]+)\]", lambda match: "[" + ", ".join(match[1].replace(",", " ").split()) + "]", text)
     write_atomic(folder / "run.json", text.encode() + b"\n")
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process is writing a folder now."""
+    """Whether a process is writing this folder."""
     from filelock import FileLock, Timeout
 
     if not (folder / "lock").exists():
@@ -164,7 +172,7 @@ def is_running(folder: Path) -> bool:
 
 
 def dump(value: Mapping[str, Any]) -> bytes:
-    """One line of JSON; what is not finite becomes null.
+    """One line of JSON; non-finite numbers become null.
 
     >>> dump({"loss": float("nan"), "accuracy": 0.5})
     b'{"loss": null, "accuracy": 0.5}'
@@ -174,16 +182,18 @@ def dump(value: Mapping[str, Any]) -> bytes:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(held) for key, held in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(held) for held in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
-def _differing(held: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> str:
-    one, two = held.get(name), wanted[name]
-    if not isinstance(one, dict) or not isinstance(two, dict):
-        return f"{one!r} there, {two!r} here; delete the folder or use another --out"
-    return "differing: " + ", ".join(sorted(key for key in {*one, *two} if one.get(key) != two.get(key)))
+def _differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> str:
+    recorded_value, new_value = recorded.get(name), wanted[name]
+    if not isinstance(recorded_value, dict) or not isinstance(new_value, dict):
+        return f"recorded {recorded_value!r}, this run {new_value!r}; delete the folder or use another --out"
+    return "differing: " + ", ".join(
+        sorted(key for key in {*recorded_value, *new_value} if recorded_value.get(key) != new_value.get(key))
+    )

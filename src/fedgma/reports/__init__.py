@@ -1,1 +1,1 @@
-"""Reports: run folders to summaries, comparisons, tables, pictures and pages; needs no torch."""
+"""Reports from run folders: summaries, comparisons, tables, figures and pages. Needs no torch."""

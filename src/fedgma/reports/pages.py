@@ -1,4 +1,4 @@
-"""One self-contained page: verdict, tables, pictures, settings, provenance; no script, no network, light and dark."""
+"""A report as one self-contained HTML page without scripts or network access, in light and dark colours."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -110,8 +110,8 @@ def _rows(table: Table) -> str:
 
 
 def _cell(text: str, right: bool) -> str:
-    place = ' class="long"' if len(text) > 40 else _place(right)
-    return f"<td{place}>{escape(text)}</td>"
+    attribute = ' class="long"' if len(text) > 40 else _place(right)
+    return f"<td{attribute}>{escape(text)}</td>"
 
 
 def _place(right: bool) -> str:
@@ -119,7 +119,7 @@ def _place(right: bool) -> str:
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:
-    """A kind with several settings under its own heading, with its caption once; the others side by side."""
+    """Figures by kind: a kind with several settings has its own heading and one caption; the others share a grid."""
     kinds: dict[str, list[Picture]] = {}
     for picture in pictures:
         kinds.setdefault(picture.kind, []).append(picture)
@@ -180,14 +180,14 @@ def _hash(run: Run) -> str:
 
 
 def _listed(runs: Sequence[Run], name: str) -> str:
-    """The distinct values of a fact, in a few words; long lists inside it are left out."""
-    found = dict.fromkeys(_fact(run.head.get(name)) for run in runs)
-    return "; ".join(found)
+    """The distinct values of a fact; long lists inside it are left out."""
+    values = dict.fromkeys(_fact(run.head.get(name)) for run in runs)
+    return "; ".join(values)
 
 
 def _fact(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_fact(held)}" for key, held in value.items() if not isinstance(held, list))
+        return ", ".join(f"{key} {_fact(item)}" for key, item in value.items() if not isinstance(item, list))
     return plain(value)
 
 

@@ -1,4 +1,4 @@
-"""Which pictures a report holds, and the numbers that each is drawn from: rows of runs -> figures with captions."""
+"""The figures of a report and the numbers behind each: rows of runs -> figures with captions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ RATES = ("server_learning_rate", "client_learning_rate")
 
 
 class Picture(NamedTuple):
-    """A figure with the name of its file, and what it shows in words."""
+    """A figure with its file name, heading and caption."""
 
     name: str
-    kind: str  # its heading, shared by the pictures of other settings
-    title: str  # its setting
+    kind: str  # the heading, shared by the figures of other settings
+    title: str  # the setting
     caption: str
     figure: Figure
 
@@ -38,28 +38,28 @@ Drawer = Callable[[str, Scene], Picture | None]
 
 
 def make_pictures(rows: Sequence[Row]) -> list[Picture]:
-    """Every picture that these rows have the numbers for."""
+    """Every figure that these rows have the numbers for."""
     with plain_text():
         return list(_with_own_names(list(_drawn(rows))))
 
 
 def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
     chosen = best_rates(rows)
-    found = list(scenes(chosen).items())
+    settings = list(scenes(chosen).items())
     picked = (
         " Of the learning rates, the pair with the highest last10 over the arms." if len(chosen) < len(rows) else ""
     )
     closely: list[Drawer] = [_agreement, _layers, _stability, _taus, _fairness]
     for draw, most in [(_accuracy, MOST), *((draw, CLOSELY) for draw in closely)]:
-        left = f" {most} of {len(found)} settings are drawn." if len(found) > most else ""
-        for title, scene in found[:most]:
+        left = f" {most} of {len(settings)} settings are drawn." if len(settings) > most else ""
+        for title, scene in settings[:most]:
             if picture := draw(title, scene):
                 yield picture._replace(caption=picture.caption + picked + left)
     yield from [*_rates(rows), *_partitions(rows)]
 
 
 def _with_own_names(pictures: Sequence[Picture]) -> Iterator[Picture]:
-    """Long titles may have been cut to one name; a number tells them apart."""
+    """Number the figures whose truncated titles give the same file name."""
     taken: set[str] = set()
     for picture in pictures:
         name, again = picture.name, 1
@@ -71,20 +71,20 @@ def _with_own_names(pictures: Sequence[Picture]) -> Iterator[Picture]:
 
 
 def scenes(rows: Sequence[Row]) -> dict[str, Scene]:
-    """Rows by what they share besides the aggregation: one scene a setting, its arms side by side."""
-    found: dict[str, Scene] = {}
+    """Rows grouped by all settings but the aggregation: one scene per setting, with its arms."""
+    by_title: dict[str, Scene] = {}
     for row in rows:
-        found.setdefault(title_of(row.label), {})[arm(row.runs[0], list(row.label))] = row
-    return found
+        by_title.setdefault(title_of(row.label), {})[arm(row.runs[0], list(row.label))] = row
+    return by_title
 
 
 def best_rates(rows: Sequence[Row]) -> list[Row]:
-    """Where learning rates were varied, the pair with the highest last10 over the arms; the heat map has them all."""
+    """If learning rates were varied, the rows of the pair with the highest mean last10 over the arms."""
     groups: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        own = {name: value for name, value in row.label.items() if name not in AGGREGATION}
-        rates = {name: own.pop(name) for name in RATES if name in own}
-        groups.setdefault(frozen(own), {}).setdefault(frozen(rates), []).append(row)
+        others = {name: value for name, value in row.label.items() if name not in AGGREGATION}
+        rates = {name: others.pop(name) for name in RATES if name in others}
+        groups.setdefault(frozen(others), {}).setdefault(frozen(rates), []).append(row)
     best = [max(pairs.values(), key=_level) for pairs in groups.values()]
     return [row for pair in best for row in pair]
 
@@ -121,8 +121,8 @@ def _agreement(title: str, scene: Scene) -> Picture | None:
     if not measured:
         return None
     stages = {f"round {measured[0][at]['round']}": at for at in (0, -1)}
-    found = {stage: _histogram([records[at] for records in measured]) for stage, at in stages.items()}
-    shares = {stage: part for stage, part in found.items() if part is not None}
+    histograms = {stage: _histogram([records[at] for records in measured]) for stage, at in stages.items()}
+    shares = {stage: part for stage, part in histograms.items() if part is not None}
     if len({len(part) for part in shares.values()}) != 1:
         return None
     tau = number(row.runs[0].settings, "tau")
@@ -151,7 +151,7 @@ def _layers(title: str, scene: Scene) -> Picture | None:
 
 
 def _stability(title: str, scene: Scene) -> Picture | None:
-    """How much of the mask is another one than when it was last looked at, and what chance alone would give."""
+    """How much the mask changed since it was last measured, and how much independent masks would differ."""
     name, row = _masked(scene)
     tables = [_steadiness(run) for run in row.runs]
     rounds = sorted(set.intersection(*map(set, tables)))
@@ -169,16 +169,16 @@ def _stability(title: str, scene: Scene) -> Picture | None:
 
 
 def _steadiness(run: Run) -> dict[int, tuple[float, ...]]:
-    """Round -> rounds since the mask before, share of entries flipped, overlap, and these two as chance has them."""
+    """Round -> rounds since the last measured mask, share of entries flipped, overlap, and both expected by chance."""
     below = curve(run, "mask", "below")
     since, flipped, overlap = (curve(run, "mask", name) for name in ("since", "flipped", "overlap"))
-    found = {}
+    measured = {}
     for round in set(since) & set(flipped) & set(overlap) & set(below):
         now, before = below[round], below.get(int(since[round]), np.nan)
         both, either = now * before, now + before - now * before
         chance = (now + before - 2 * both, both / either if either else 1.0)
-        found[round] = (round - since[round], flipped[round], overlap[round], *chance)
-    return {round: figures for round, figures in found.items() if not np.isnan(figures).any()}
+        measured[round] = (round - since[round], flipped[round], overlap[round], *chance)
+    return {round: figures for round, figures in measured.items() if not np.isnan(figures).any()}
 
 
 def _taus(title: str, scene: Scene) -> Picture | None:
@@ -201,7 +201,7 @@ def _fairness(title: str, scene: Scene) -> Picture | None:
     arms = {}
     for name, row in scene.items():
         curves = {what: [curve(run, "clients", what) for run in row.runs] for what in MARKS}
-        arms[name] = {what: [100 * c[max(c)] for c in found if c] for what, found in curves.items() if any(found)}
+        arms[name] = {what: [100 * c[max(c)] for c in values if c] for what, values in curves.items() if any(values)}
     arms = {name: figures for name, figures in arms.items() if figures}
     if not arms:
         return None
@@ -213,7 +213,7 @@ def _fairness(title: str, scene: Scene) -> Picture | None:
 
 
 def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
-    """A heat map where learning rates were varied."""
+    """A heat map of the learning rates, if they were varied."""
     if not rows or not any(name in rows[0].label for name in RATES):
         return
     groups: dict[str, dict[str, dict[tuple[float, float], float]]] = {}
@@ -234,7 +234,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
 
 
 def _partitions(rows: Sequence[Row]) -> Iterator[Picture]:
-    """Who holds which classes: one picture for each partition that can be dealt again here."""
+    """Samples of each class at each client: one figure for each partition that is recorded or can be recomputed."""
     seen: set[str] = set()
     for row in rows:
         run = row.runs[0]
@@ -253,7 +253,7 @@ def _partition_words(parts: Mapping[str, Any]) -> list[str]:
 
 
 def _dealt(run: Run) -> tuple[Any, tuple[str, ...]] | None:
-    """Counts [client, class] and class names: as recorded, or dealt again from the same data; None where neither."""
+    """Counts [client, class] and class names: as recorded, or recomputed from the same data; None if neither works."""
     recorded = run.head.get("data")
     recorded = recorded if isinstance(recorded, dict) else {}
     counts = recorded.get("counts")
@@ -283,12 +283,12 @@ def _dealt_again(run: Run) -> tuple[Any, tuple[str, ...]] | None:
         data = load(run.settings["dataset"])
         parts = divide(data, name, clients, seed=run.seed if seed is None else seed, **more)
     except (FedgmaError, TypeError, ValueError, OSError):
-        return None  # the data are not here, or are dealt in a way that this version does not know
+        return None  # the data are not on this machine, or this version does not know the partition
     return class_counts(parts, data.train.y, len(data.classes)), tuple(data.classes)
 
 
 def _masked(scene: Scene) -> tuple[str, Row]:
-    """The arm whose votes are shown: GMA's, else the first that is masked, else the first."""
+    """The arm whose votes are shown: GMA, else the first masked arm, else the first arm."""
     order = sorted(scene.items(), key=lambda item: item[1].runs[0].settings["aggregator"] != "gma")
     return order[0]
 
@@ -298,16 +298,16 @@ def _has_tau(row: Row) -> bool:
 
 
 def _measured(run: Run, what: str) -> list[Record]:
-    """The rounds whose mask statistics hold this."""
+    """The rounds whose mask statistics include `what`."""
     return [record for record in run.rounds if isinstance(record.get("mask"), dict) and record["mask"].get(what)]
 
 
 def _histogram(records: Sequence[Record]) -> np.ndarray | None:
-    """Mean of the histograms that are as long as the first; None where one cannot be read."""
-    found = [numbers(record, "mask", "histogram") for record in records]
-    whole = [shares for shares in found if shares is not None]
-    same = [shares for shares in whole if len(shares) == len(whole[0])]
-    return np.array(same).mean(axis=0) if whole and len(whole[0]) > 1 else None
+    """Mean of the histograms that have the length of the first; None if there is none."""
+    listed = [numbers(record, "mask", "histogram") for record in records]
+    valid = [shares for shares in listed if shares is not None]
+    same = [shares for shares in valid if len(shares) == len(valid[0])]
+    return np.array(same).mean(axis=0) if valid and len(valid[0]) > 1 else None
 
 
 def _below(records: Mapping[int, Record], round: int, layer: str) -> float:

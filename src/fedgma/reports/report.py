@@ -1,4 +1,4 @@
-"""Run folders to a report: the verdict first, then tables, pictures, settings and where the numbers came from."""
+"""Make a report from run folders: the verdict first, then tables, figures, settings and provenance."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedgma.statistics.labels import NAMES, plain, short, sortable
 
 
 class Report(NamedTuple):
-    """Everything that is said about some runs, before it is written down."""
+    """The contents of a report, before they are written to files."""
 
     title: str
     verdicts: tuple[str, ...]
@@ -42,26 +42,26 @@ def make_report(
     split: str = "test",
     where: str | Sequence[str] = (),
 ) -> Report:
-    """Read run folders and work everything out; `where` takes filters such as `dataset=t.npz` or `model=lenet,cnn`."""
+    """Read run folders and compute the report; `where` takes filters such as `dataset=t.npz` or `model=lenet,cnn`."""
     runs, extended = without_extended(filtered(read_runs(paths), where))
     finished = _finished(runs)
     comparisons = against_baseline(finished, metric=metric, split=split)
-    made, apart = _set_apart(rows(finished), comparisons)
+    shown, apart = _set_apart(rows(finished), comparisons)
     versions = list(dict.fromkeys(words for pair in comparisons if pair.cells for words in pair.versions))
-    optional = [splits_table(made), apart_table(apart, versions), unfinished_table(runs)]
+    optional = [splits_table(shown), apart_table(apart, versions), unfinished_table(runs)]
     return Report(
         title=title(runs),
         verdicts=tuple(_verdict(pair, len(comparisons) == 1) for pair in comparisons) or (_without_pair(finished),),
         runs=tuple(runs),
-        rows=tuple(made),
+        rows=tuple(shown),
         comparisons=tuple(comparisons),
         tables=(
-            results_table(made),
+            results_table(shown),
             *(differences_table(pair) for pair in comparisons if pair.cells),
             *(table for table in optional if table),
         ),
         notes=(
-            *_notes(runs, [*made, *apart], comparisons, metric, split),
+            *_notes(runs, [*shown, *apart], comparisons, metric, split),
             *(f"{words} and are listed apart" for words in versions),
             *_replaced(extended),
         ),
@@ -79,14 +79,14 @@ def _finished(runs: Sequence[Run]) -> list[Run]:
     return finished
 
 
-def _set_apart(made: Sequence[Row], comparisons: Sequence[Comparison]) -> tuple[list[Row], list[Row]]:
-    """Rows that are compared or have nothing to be compared with, and those of which only the version has no partner.
+def _set_apart(groups: Sequence[Row], comparisons: Sequence[Comparison]) -> tuple[list[Row], list[Row]]:
+    """Split rows into those to show, and those that have partners only in another version of data or model.
 
-    Where no two runs can be paired at all, none is set apart: the verdict says so, and the labels tell the versions.
+    If no two runs can be paired at all, no row is set apart: verdict and labels then state the versions.
     """
     other = {id(run) for pair in comparisons if pair.cells for run in pair.apart}
-    apart = [row for row in made if all(id(run) in other for run in row.runs)]
-    kept = [row for row in made if not all(id(run) in other for run in row.runs)]
+    apart = [row for row in groups if all(id(run) in other for run in row.runs)]
+    kept = [row for row in groups if not all(id(run) in other for run in row.runs)]
     return kept, apart
 
 
@@ -98,7 +98,7 @@ def _replaced(extended: Sequence[Run]) -> list[str]:
 
 
 def title(runs: Sequence[Run]) -> str:
-    """What the runs are about, e.g. "fmnist-mini, label_skew: GMA and mean"."""
+    """The title of a report, e.g. "fmnist-mini, label_skew: GMA and mean"."""
     about = [
         {plain(run.settings[name]) for run in runs if run.settings.get(name) is not None}
         for name in ("dataset", "partition.name")
@@ -113,7 +113,7 @@ def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def varied_settings(runs: Sequence[Run]) -> dict[str, str]:
-    """The other settings with their values: first those that tell the runs apart, then those that follow from them."""
+    """The settings that vary, with their values: first those that tell the runs apart, then those implied by them."""
     settings = dict.fromkeys(name for run in runs for name in run.settings)
     telling_first = dict.fromkeys((*(name for name in telling(runs, without=()) if name in settings), *settings))
     shared = common_settings(runs)
@@ -154,7 +154,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def _verdict(comparison: Comparison, alone: bool) -> str:
-    """The sentence, and which arms it is about where there are several comparisons."""
+    """The verdict, preceded by the names of the arms if there are several comparisons."""
     first, second = comparison.names
     text = comparison.text if alone and comparison.cells else f"{first} against {second}: {comparison.text}"
     return text[0].upper() + text[1:]
@@ -166,16 +166,16 @@ def _without_pair(runs: Sequence[Run]) -> str:
 
 
 def _notes(
-    runs: Sequence[Run], made: Sequence[Row], comparisons: Sequence[Comparison], metric: str, split: str
+    runs: Sequence[Run], groups: Sequence[Row], comparisons: Sequence[Comparison], metric: str, split: str
 ) -> list[str]:
     finished = sum(run.finished for run in runs)
-    used = sum(len(row.runs) for row in made)
+    used = sum(len(row.runs) for row in groups)
     seeds = _listed({str(run.seed) for run in runs})
     notes = [f"{finished} of {len(runs)} runs finished; seeds {seeds}"]
     if used < finished:
         notes.append(f"{finished - used} runs repeat the settings and seed of another; the first of each is used")
     if comparisons:
-        late = last_rounds([run for row in made for run in row.runs])
+        late = last_rounds([run for row in groups for run in row.runs])
         summary = {"last10": f"mean of the {late}", "best": "best round", "final": "last round"}[metric]
         notes.insert(0, f"Points of {split} accuracy ({summary}), runs paired by seed and settings, 95 % CI")
     for comparison in comparisons:
@@ -195,7 +195,7 @@ def _notes(
 
 
 def _listed(values: set[str]) -> str:
-    """A few values in a line.
+    """At most six values as a phrase.
 
     >>> _listed({"b", "a"}), _listed({str(n) for n in range(20)})
     ('a and b', '0, 1, 10, 11, 12 and 15 more')

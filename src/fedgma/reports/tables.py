@@ -1,4 +1,4 @@
-"""Tables in Markdown, LaTeX, CSV and plain text: one value, four ways to write it."""
+"""Tables, and how to write them as Markdown, LaTeX, CSV and plain text."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ Value = str | float | int | Spread | None
 class Table(NamedTuple):
     """A titled table; every row has as many values as the header has names."""
 
-    name: str  # of its files
+    name: str  # stem of its file names
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
@@ -37,7 +37,7 @@ def results_table(rows: Sequence[Row]) -> Table:
 
 
 def apart_table(rows: Sequence[Row], notes: Sequence[str]) -> Table | None:
-    """Arms whose partners are of other data or of another model only; None where there are none."""
+    """Arms whose only partners used other data or another model; None if there are none."""
     if not rows:
         return None
     note = f"{'; '.join(notes)}. Only runs of one version are compared, so these are in no figure or verdict above."
@@ -73,7 +73,7 @@ def differences_table(comparison: Comparison) -> Table:
 
 
 def splits_table(rows: Sequence[Row]) -> Table | None:
-    """Last10 accuracy on every split that was measured, and the clients' figures; None if there are none."""
+    """Last10 accuracy on every further split that was measured and over clients; None if there are none."""
     paths = _measured([run for row in rows for run in row.runs])
     if not {path[0] for path in paths} - {"test", "train"}:
         return None
@@ -91,7 +91,7 @@ def splits_table(rows: Sequence[Row]) -> Table | None:
 
 
 def unfinished_table(runs: Sequence[Run]) -> Table | None:
-    """The runs that are not finished; None where all are."""
+    """The unfinished runs; None if all are finished."""
     names = telling(runs, without=())
     late = [run for run in runs if not run.finished]
     if not late:
@@ -110,23 +110,23 @@ def unfinished_table(runs: Sequence[Run]) -> Table | None:
 
 def _measured(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Paths to the accuracies that any run measured."""
-    found: dict[tuple[str, str], None] = {}
+    paths: dict[tuple[str, str], None] = {}
     for run in runs:
         for record in run.rounds:
-            found.update({(k, "accuracy"): None for k, v in record.items() if isinstance(v, dict) and "accuracy" in v})
+            paths.update({(k, "accuracy"): None for k, v in record.items() if isinstance(v, dict) and "accuracy" in v})
             clients = record.get("clients")
-            found.update({("clients", name): None for name in (clients if isinstance(clients, dict) else {})})
-    return [path for path in found if any(curve(run, *path) for run in runs)]
+            paths.update({("clients", name): None for name in (clients if isinstance(clients, dict) else {})})
+    return [path for path in paths if any(curve(run, *path) for run in runs)]
 
 
 def mean_over_seeds(rows: Sequence[Row]) -> str:
-    """What stands in a table of scores; one seed has no deviation."""
+    """The unit of a table of scores, in words; one seed has no deviation."""
     several = any(len(row.runs) > 1 for row in rows)
     return "mean ± standard deviation over seeds" if several else "one seed"
 
 
 def slug(text: str) -> str:
-    """A name for a file.
+    """A text as a file name.
 
     >>> slug("GMA, tau 0.4")
     'gma-tau-0.4'
@@ -136,7 +136,7 @@ def slug(text: str) -> str:
 
 
 def said(value: Value, deviation: str = " ± ") -> str:
-    """A value as it is read: two digits for points, three significant ones below a thousandth.
+    """A value as text: two decimals, or three significant digits below a thousandth.
 
     >>> said(Spread(74.126, 0.31, 3)), said(0.00012), said(None), said(1.5)
     ('74.13 ± 0.31', '0.00012', '', '1.50')
@@ -149,7 +149,7 @@ def said(value: Value, deviation: str = " ± ") -> str:
 
 
 def markdown(table: Table) -> str:
-    """As a Markdown section.
+    """A table as a Markdown section.
 
     >>> print(markdown(Table("t", "T", ("a|b", "n"), (("x", 1),), "Note.")))
     ## T
@@ -167,7 +167,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """As a LaTeX tabular with booktabs rules."""
+    """A table as a LaTeX tabular with booktabs rules."""
     places = "".join("r" if right else "l" for right in numeric(table))
     lines = [" & ".join(_in_latex(name) for name in table.header) + r" \\"]
     lines += [" & ".join(_in_latex(said(value, " ± ")) for value in row) + r" \\" for row in table.rows]
@@ -177,13 +177,13 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """As CSV at full precision; a mean with a deviation takes two columns.
+    """A table as CSV at full precision; a mean with a deviation takes two columns.
 
     >>> print(comma_separated(Table("t", "T", ("arm", "best"), (("GMA", Spread(74.5, 0.25, 3)),))), end="")
     arm,best,best sd
     GMA,74.5,0.25
     """
-    wide = [any(isinstance(row[place], Spread) for row in table.rows) for place in range(len(table.header))]
+    wide = [any(isinstance(row[column], Spread) for row in table.rows) for column in range(len(table.header))]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
@@ -199,9 +199,9 @@ def comma_separated(table: Table) -> str:
 
 
 def text(table: Table) -> str:
-    """As aligned columns for a terminal."""
+    """A table as aligned columns for a terminal."""
     lines = [list(table.header), *([said(value) for value in row] for row in table.rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(table.header))]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(table.header))]
     right = numeric(table)
     padded = [
         "  ".join(
@@ -217,9 +217,9 @@ WRITERS: dict[str, Callable[[Table], str]] = {"md": markdown, "tex": latex, "csv
 
 
 def numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers and are set to the right."""
+    """Which columns hold numbers and are right-aligned."""
     return [
-        any(isinstance(row[place], int | float | Spread) for row in table.rows) for place in range(len(table.header))
+        any(isinstance(row[column], int | float | Spread) for row in table.rows) for column in range(len(table.header))
     ]
 
 
@@ -227,9 +227,9 @@ def _raw(value: Value, two: bool) -> list[str]:
     if isinstance(value, Spread):
         return [repr(value.mean), "" if value.deviation is None else repr(value.deviation)]
     if isinstance(value, float):
-        value = float(value)  # numpy's floats are floats whose repr names their type
+        value = float(value)  # the repr of a numpy float names its type
     written = "" if value is None else repr(value) if isinstance(value, float) else " ".join(str(value).splitlines())
-    # a text that a spreadsheet would run as a formula is kept a text
+    # a spreadsheet must not run a text as a formula
     written = f"'{written}" if isinstance(value, str) and written[:1] in ("=", "+", "-", "@") else written
     return [written, ""] if two else [written]
 

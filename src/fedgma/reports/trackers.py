@@ -1,4 +1,4 @@
-"""Run folders into other people's trackers: TensorBoard and MLflow. Both are optional and only needed when called."""
+"""Export run folders to TensorBoard and MLflow. Both packages are optional and imported on use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ def scalars(record: Record, before: str = "") -> Iterator[tuple[str, float]]:
 
 
 def to_tensorboard(runs: Sequence[Run], out: PathLike) -> list[Path]:
-    """Write event files, one folder a run, for `tensorboard --logdir OUT`."""
+    """Write event files, one folder per run, for `tensorboard --logdir OUT`."""
     _needs("tensorboard", "pip install tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
@@ -42,27 +42,27 @@ def to_tensorboard(runs: Sequence[Run], out: PathLike) -> list[Path]:
 
 
 def to_mlflow(runs: Sequence[Run], *, experiment: str = "fedgma", uri: str | None = None) -> list[str]:
-    """Log settings and rounds, one MLflow run a run folder; gives back their ids; unfinished ones stay open."""
+    """Log settings and rounds, one MLflow run per run folder; return their ids. Unfinished runs stay open."""
     _needs("mlflow", "pip install mlflow-skinny")
     from mlflow.entities import Metric, Param  # type: ignore[import-not-found, unused-ignore]
     from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
 
     client = MlflowClient(tracking_uri=uri)
-    found = client.get_experiment_by_name(experiment)
-    place = client.create_experiment(experiment) if found is None else found.experiment_id
-    made = []
+    existing = client.get_experiment_by_name(experiment)
+    experiment_id = client.create_experiment(experiment) if existing is None else existing.experiment_id
+    run_ids = []
     for run in runs:
-        name = client.create_run(place, run_name=run.folder.name).info.run_id
+        name = client.create_run(experiment_id, run_name=run.folder.name).info.run_id
         metrics = [Metric(key, value, 0, int(r["round"])) for r in run.rounds for key, value in scalars(r)]
         client.log_batch(name, params=[Param(key, plain(value)) for key, value in run.settings.items()])
-        for start in range(0, len(metrics), 1000):  # the most that one batch may hold
+        for start in range(0, len(metrics), 1000):  # the largest batch that MLflow accepts
             client.log_batch(name, metrics=metrics[start : start + 1000])
         if run.finished:
             client.set_terminated(name)
-        made.append(str(name))
-    return made
+        run_ids.append(str(name))
+    return run_ids
 
 
 def _needs(package: str, how: str) -> None:
     if find_spec(package) is None:
-        raise ConfigError(f"{package} is not installed, so nothing can be written for it; {how}")
+        raise ConfigError(f"the export needs {package}, which is not installed; install it with `{how}`")

@@ -1,1 +1,1 @@
-"""What runs say: arms over seeds, paired comparisons, verdicts."""
+"""Statistics over runs: arms over seeds, paired comparisons, verdicts."""

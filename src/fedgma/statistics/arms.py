@@ -1,10 +1,10 @@
-"""Runs in a few numbers: best, last10 and final accuracy, their spread over seeds, and which settings tell runs apart.
+"""Summaries of runs: best, last10 and final accuracy, their spread over seeds, and the settings that tell runs apart.
 
-`best` is chosen on the test data, so `last10` (the mean over the evaluations in the last ten rounds) always stands
-beside it and is what verdicts go by. Accuracies are in percent.
+`best` is selected on the test data, so it is always reported together with `last10`, the mean over the evaluations in
+the last ten rounds; verdicts use `last10`. Accuracies are in percent.
 
-Runs are one arm where they differ in the seed alone: settings, data and model are the same. A setting that is None was
-not used by the run and is no difference.
+Runs of one arm differ only in the seed: settings, data and model are the same. A setting that is None was not used by
+the run and makes no difference.
 """
 
 import json
@@ -27,7 +27,7 @@ from fedgma.statistics.labels import (
 )
 
 WINDOW = 10  # rounds
-VERSIONED = ("dataset", "shift.name", "model")  # what there may be several versions of
+VERSIONED = ("dataset", "shift.name", "model")  # settings whose content may have several versions
 
 
 class Summary(NamedTuple):
@@ -39,7 +39,7 @@ class Summary(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Mean and sample deviation over seeds; one seed has no deviation."""
+    """Mean and sample standard deviation over seeds; one seed has no deviation."""
 
     mean: float
     deviation: float | None
@@ -47,15 +47,15 @@ class Spread(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     label: dict[str, Any]  # the settings that tell it from other rows
     runs: tuple[Run, ...]
-    scores: dict[str, Spread]  # best, last10, final; empty before anything was evaluated
+    scores: dict[str, Spread]  # best, last10, final; empty if nothing was evaluated
 
     @property
     def name(self) -> str:
-        """The row in a few words: the settings that tell it apart, then its aggregation."""
+        """A short name: the settings that tell the row from others, then its aggregation."""
         others = [spelt(name, value) for name, value in self.label.items() if name not in AGGREGATION]
         return ", ".join([*others, arm(self.runs[0], list(self.label))])
 
@@ -67,7 +67,7 @@ def summarise(accuracies: Mapping[int, float]) -> Summary:
     Summary(best=70.0, last10=60.0, final=50.0)
     """
     if not accuracies:
-        raise DataError("a run without an evaluation has no accuracy to report; set evaluate_every to 1 or more")
+        raise DataError("expected at least one evaluation, but the run has none; set evaluate_every to 1 or more")
     last = max(accuracies)
     late = [value for round, value in accuracies.items() if round > last - WINDOW]
     return Summary(
@@ -76,7 +76,7 @@ def summarise(accuracies: Mapping[int, float]) -> Summary:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and sample deviation.
+    """Mean and sample standard deviation.
 
     >>> spread([1.0, 3.0])
     Spread(mean=2.0, deviation=1.4142135623730951, of=2)
@@ -88,15 +88,15 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def score(run: Run, metric: str = "last10", split: str = "test") -> float:
-    """One summary of one run, in percent."""
+    """One summary statistic of a run, in percent."""
     accuracies = curve(run, split, "accuracy")
     if not accuracies:
-        raise DataError(f"{run.folder} holds no {split!r} accuracy; its rounds were not evaluated on that")
+        raise DataError(f"{run.folder} has no accuracy on {split!r}; choose a split that its rounds were evaluated on")
     return float(getattr(summarise(accuracies), metric))
 
 
 def last_rounds(runs: Sequence[Run]) -> str:
-    """What `last10` is the mean over, in words: finished runs may have fewer than ten rounds.
+    """The rounds that `last10` averages, in words: finished runs may have fewer than ten rounds.
 
     >>> from pathlib import Path
     >>> short, long = (Run(Path(), {}, {"rounds": rounds}, (), None) for rounds in (3, 200))
@@ -111,9 +111,9 @@ def last_rounds(runs: Sequence[Run]) -> str:
 
 
 def traits(run: Run) -> dict[str, Any]:
-    """What tells a run from others: the settings that it uses, and the versions of its data and model.
+    """What distinguishes a run: the settings that it uses, and the versions of its data and model.
 
-    A partition dealt by the run's own seed has no seed besides.
+    The seed of a partition is left out if it equals the seed of the run.
 
     >>> from pathlib import Path
     >>> settings = {"aggregator": "mean", "tau": None, "seed": 1, "partition.seed": 1}
@@ -127,7 +127,7 @@ def traits(run: Run) -> dict[str, Any]:
 
 
 def trait(run: Run, name: str) -> Any:
-    """A trait as a label shows it; empty for a setting of another aggregator."""
+    """A trait as shown in a label; empty for a setting of another aggregator."""
     known = traits(run)
     if name in known:
         return known[name]
@@ -137,20 +137,20 @@ def trait(run: Run, name: str) -> Any:
 
 
 def frozen(settings: Mapping[str, Any], without: Collection[str] = ("seed",)) -> str:
-    """Settings as text to group by."""
+    """Settings as text, as a key for grouping."""
     return json.dumps({k: v for k, v in settings.items() if k not in without}, sort_keys=True)
 
 
 def telling(runs: Sequence[Run], without: Sequence[str] = ("seed",)) -> list[str]:
-    """The settings that tell the runs apart; one that follows from the others is left out."""
+    """The settings that tell the runs apart, without those that the others imply."""
     known = [traits(run) for run in runs]
     return telling_names([{name: value for name, value in row.items() if name not in without} for row in known])
 
 
 def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names whose values tell the rows apart, the commonest first; one that follows from the others is left out.
+    """The names whose values tell the rows apart, the commonest first, without those that the others imply.
 
-    The version of data or model is named wherever one data set or model has several, whatever else tells rows apart.
+    The version of data or model is always included if a data set or model has several versions.
 
     >>> telling_names([{"mu": 0.1, "algorithm": "fedprox"}, {"mu": None, "algorithm": "fedavg"}])
     ['algorithm']
@@ -164,7 +164,7 @@ def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _splitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], given: Sequence[str] = ()) -> list[str]:
-    """The names that, one after the other, split the rows further than those before them and those given."""
+    """The names that, in turn, split the rows further than the `given` names and the names before them."""
 
     def groups(of: Sequence[str]) -> int:
         return len({frozen({name: row.get(name) for name in of}, without=()) for row in rows})
@@ -178,7 +178,7 @@ def _splitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], given: S
 
 
 def common(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all rows have, with the same value.
+    """The entries that all rows share, with the same value.
 
     >>> common([{"rounds": 3, "seed": 0}, {"rounds": 3, "seed": 1, "mu": None}])
     {'rounds': 3}
@@ -188,23 +188,23 @@ def common(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """Finished runs grouped over their seeds, plain means before masked ones, with their scores."""
-    made = [row._replace(runs=first_of_each_seed(row.runs)) for row in grouped(runs)]
-    return [row._replace(scores=_scores(row.runs)) for row in made]
+    """Finished runs grouped over seeds with their scores, plain means before masked ones."""
+    groups = [row._replace(runs=first_of_each_seed(row.runs)) for row in grouped(runs)]
+    return [row._replace(scores=_scores(row.runs)) for row in groups]
 
 
 def grouped(runs: Sequence[Run]) -> list[Row]:
-    """Runs grouped over their seeds, finished or not, without scores."""
+    """Runs grouped over seeds, finished or not, without scores."""
     names = telling(runs) or ["aggregator"]
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(frozen(traits(run)), []).append(run)
-    made = [_row(tuple(group), names) for group in groups.values()]
-    return sorted(made, key=lambda row: _order(row, names))
+    arms = [_row(tuple(group), names) for group in groups.values()]
+    return sorted(arms, key=lambda row: _order(row, names))
 
 
 def first_of_each_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Runs by seed; of repeats of the same run the first is kept."""
+    """Runs sorted by seed; of repeated runs only the first is kept."""
     kept: dict[int, Run] = {}
     for run in runs:
         kept.setdefault(run.seed, run)
@@ -212,7 +212,7 @@ def first_of_each_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def without_extended(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """The runs but for those that a longer, finished one continues; and these."""
+    """Two lists: the runs without those that a longer finished run continues, and the latter."""
     longest: dict[str, int] = {}
     for run in runs:
         if run.finished and (lineage := run.head.get("lineage")):
@@ -232,7 +232,7 @@ def _scores(runs: Sequence[Run]) -> dict[str, Spread]:
 
 
 def _order(row: Row, names: Sequence[str]) -> list[tuple[int, int, float, str]]:
-    """By the settings in turn, the aggregation last, so that arms stand below each other: the mean, GMA, the others."""
+    """Sort key: the settings in turn, the aggregation last: the mean, GMA, the others."""
     last = sorted(names, key=lambda name: name in AGGREGATION)
     arms = {BASELINE: 0, "gma": 1}
     return [(arms.get(str(row.label[n]), 2) if n == "aggregator" else 0, *sortable(row.label[n])) for n in last]

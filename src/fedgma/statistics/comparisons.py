@@ -1,6 +1,6 @@
-"""Two arms over seeds and settings: runs that share both are paired, each setting is a cell, cells are corrected.
+"""Compare two arms: pair runs by seed and settings, test each setting (a cell), and correct for multiple tests.
 
-Runs are paired within one identity of data and model only; those that are kept apart by it are named.
+Only runs with equal identities of data and model are paired; the comparison names those without such a partner.
 """
 
 import difflib
@@ -24,7 +24,7 @@ from fedgma.statistics.labels import (
 from fedgma.statistics.verdicts import Outcome, Verdict, holm, p_value, paired, sign_test
 
 SIGNIFICANT = 0.05  # p below which a difference is significant
-WORDS = ("aggregator", "algorithm", "dataset", "model")  # where a bare word such as `gma` is looked for
+WORDS = ("aggregator", "algorithm", "dataset", "model")  # settings in which a bare word such as `gma` is searched
 
 
 class Cell(NamedTuple):
@@ -35,22 +35,22 @@ class Cell(NamedTuple):
     differences: tuple[float, ...]  # first minus second, points, by seed
     verdict: Verdict
     p: float
-    corrected: float  # by Holm, over the cells
+    corrected: float  # p value with Holm's correction over the cells
 
     @property
     def where(self) -> str:
-        """The setting in a few words; empty where there is but one."""
+        """The setting in words; empty if there is only one."""
         return ", ".join(spelt(name, value) for name, value in self.label.items() if value != "")
 
     @property
     def outcome(self) -> Outcome:
-        """Who is ahead after the correction."""
+        """Which arm is ahead after the correction."""
         if self.verdict.significant and self.corrected >= SIGNIFICANT:
             return "inconclusive"
         return self.verdict.outcome
 
     def says(self, names: tuple[str, str]) -> str:
-        """The outcome in a few words."""
+        """The outcome in words."""
         match self.outcome:
             case "first ahead":
                 return f"{names[0]} ahead"
@@ -72,16 +72,16 @@ class Comparison(NamedTuple):
     cells: tuple[Cell, ...]
     alone: int  # runs of either arm that have no partner
     apart: tuple[Run, ...] = ()  # runs whose only partners are of other data or of another model
-    versions: tuple[str, ...] = ()  # how these differ, in words
+    versions: tuple[str, ...] = ()  # how their data or models differ, in words
 
     @property
     def tests(self) -> int:
-        """Cells that can be tested: those with two seeds or more."""
+        """The number of cells with two seeds or more, which can be tested."""
         return sum(cell.verdict.of > 1 for cell in self.cells)
 
     @property
     def signs(self) -> str:
-        """In how many settings either arm is ahead, and how likely so uneven a count is by chance."""
+        """In how many settings each arm is ahead, with the p value of the sign test."""
         means = [cell.verdict.mean for cell in self.cells]
         ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
         words = f"settings in which {self.names[0]} is ahead: {ahead}, behind: {behind}, of {len(means)}"
@@ -89,7 +89,7 @@ class Comparison(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The verdict in plain words: of the one cell, or over all."""
+        """The verdict as a sentence: on the only cell, or over all cells."""
         if not self.cells:
             because = f": {' and '.join(self.versions)}" if self.versions else ""
             return f"no two finished runs share seed and settings, so nothing can be paired{because}"
@@ -105,9 +105,9 @@ def compare(
     split: str = "test",
     apart: Sequence[str] = (),
 ) -> Comparison:
-    """Pair the finished runs of two arms by seed and settings; `apart` are settings in which they may differ.
+    """Pair the finished runs of two arms by seed and settings; the arms may differ in the settings `apart`.
 
-    Settings whose values the arms do not share at all are added to those. There may be no pair, and then no cell.
+    They may also differ in every setting of which they share no value. Without a pair there is no cell.
     """
     if metric not in Summary._fields:
         raise ConfigError(f"unknown metric {metric!r}; known: {', '.join(Summary._fields)}")
@@ -133,7 +133,7 @@ def compare(
 
 
 def against_baseline(runs: Sequence[Run], *, metric: str = "last10", split: str = "test") -> list[Comparison]:
-    """Every other aggregator against the plain mean, GMA first, where they share seeds and settings."""
+    """Compare every other aggregator with the plain mean, GMA first, if they share seeds and settings."""
     base = [run for run in runs if run.settings["aggregator"] == BASELINE]
     others = sorted(
         {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
@@ -145,7 +145,7 @@ def against_baseline(runs: Sequence[Run], *, metric: str = "last10", split: str 
 
 
 def _cells(groups: Sequence[Sequence[tuple[Run, Run]]], names: tuple[str, str], metric: str, split: str) -> list[Cell]:
-    """A cell for each group of pairs; those with one seed are no tests and count for none in the correction."""
+    """A cell for each group of pairs; cells with one seed are not tested and not counted in the correction."""
     scored = [[score(a, metric, split) - score(b, metric, split) for a, b in group] for group in groups]
     p_values = [p_value(differences) for differences in scored]
     tested = iter(holm([p for p, differences in zip(p_values, scored, strict=True) if len(differences) > 1]))
@@ -164,12 +164,12 @@ def _cells(groups: Sequence[Sequence[tuple[Run, Run]]], names: tuple[str, str], 
 
 
 def by_seed(group: Mapping[int, tuple[Run, Run]]) -> list[tuple[Run, Run]]:
-    """A cell's pairs in the order of their seeds."""
+    """The pairs of a cell, sorted by seed."""
     return [group[seed] for seed in sorted(group)]
 
 
 def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
-    """The runs that an arm such as `gma` or `aggregator=gma,tau=0.4` names, and the settings it speaks of."""
+    """The runs that an arm such as `gma` or `aggregator=gma,tau=0.4` selects, and the settings in it."""
     chosen, spoken = list(runs), []
     for part in wanted.split(","):
         name, mark, value = (text.strip() for text in part.partition("="))
@@ -177,27 +177,27 @@ def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
         chosen = [run for run in chosen if _same(trait(run, name), value)]
         spoken.append(name)
     if not chosen:
-        raise ConfigError(f"no run has {wanted!r}; there are {_choices(runs, spoken[0])}")
+        raise ConfigError(f"no run matches {wanted!r}; the runs have {_choices(runs, spoken[0])}")
     return chosen, spoken
 
 
 def where(runs: Sequence[Run], filters: str | Sequence[str]) -> list[Run]:
-    """The runs that fit every filter such as `dataset=t.npz` or `algorithm=fedavg,fedadam`.
+    """The runs that match every filter such as `dataset=t.npz` or `algorithm=fedavg,fedadam`.
 
-    Of several values any will do; a bare word such as `gma` is looked for as in an arm.
+    Any of several values matches; a bare word such as `gma` works as in an arm.
     """
     chosen = list(runs)
     for text in [filters] if isinstance(filters, str) else filters:
         for name, values in _conditions(runs, text):
             kept = [run for run in chosen if any(_same(trait(run, name), value) for value in values)]
             if not kept:
-                raise ConfigError(f"no run has {name}={','.join(values)}; there are {_choices(chosen, name)}")
+                raise ConfigError(f"no run has {name}={','.join(values)}; the runs have {_choices(chosen, name)}")
             chosen = kept
     return chosen
 
 
 def _conditions(runs: Sequence[Run], text: str) -> list[tuple[str, list[str]]]:
-    """`dataset=a,b,tau=0.4` as names with the values that each may have."""
+    """Parse `dataset=a,b,tau=0.4` into names with their accepted values."""
     conditions: list[tuple[str, list[str]]] = []
     for part in text.split(","):
         name, mark, value = (piece.strip() for piece in part.partition("="))
@@ -211,12 +211,12 @@ def _conditions(runs: Sequence[Run], text: str) -> list[tuple[str, list[str]]]:
 
 
 def _known(runs: Sequence[Run], name: str) -> str:
-    """A setting's full name: `clients` is partition.clients where nothing else is called so."""
+    """The full name of a setting: `clients` is `partition.clients` if no other setting ends so."""
     names = list(dict.fromkeys(key for run in runs for key in (*run.settings, *traits(run))))
     fits = [key for key in names if key == name] or [key for key in names if key.endswith(f".{name}")]
     if len(fits) != 1:
         near = fits or difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:10]
-        raise ConfigError(f"no one setting is called {name!r}; did you mean {' or '.join(near)}?")
+        raise ConfigError(f"{name!r} does not name exactly one setting; did you mean {' or '.join(near)}?")
     return fits[0]
 
 
@@ -242,7 +242,7 @@ def _same(value: Any, text: str) -> bool:
 
 
 def _disjoint(first: Sequence[Run], second: Sequence[Run]) -> list[str]:
-    """Settings of which the arms share no value; a setting of the aggregation that an arm has not is no value."""
+    """Settings of which the arms share no value; an aggregation setting that an arm does not use is not counted."""
     sides = [[traits(run) for run in side] for side in (first, second)]
     names = dict.fromkeys(name for side in sides for known in side for name in known if name not in VERSIONS.values())
     disjoint = []
@@ -255,7 +255,7 @@ def _disjoint(first: Sequence[Run], second: Sequence[Run]) -> list[str]:
 
 
 def _pairs(first: Sequence[Run], second: Sequence[Run], free: set[str]) -> tuple[list[tuple[Run, Run]], list[Run]]:
-    """Every pair of finished runs with one seed, the same settings, data and model; and the runs that are in none."""
+    """The pairs of finished runs with the same seed, settings, data and model; and the runs without a pair."""
     without = _without(free) - {"seed"}
     partners: dict[str, list[Run]] = {}
     for run in second:
@@ -267,14 +267,14 @@ def _pairs(first: Sequence[Run], second: Sequence[Run], free: set[str]) -> tuple
 
 
 def _without(free: set[str]) -> set[str]:
-    """The settings in which two arms may differ; those of the aggregation differ with it."""
+    """The settings in which two arms may differ, including those of the aggregation if it may differ."""
     return free | set(AGGREGATION_SETTINGS if "aggregator" in free else ())
 
 
 def _of_other_versions(
     first: Sequence[Run], second: Sequence[Run], alone: Sequence[Run], free: set[str]
 ) -> list[tuple[Run, Run]]:
-    """Runs without a partner whose setting the other arm ran with other data or another model only; one such each."""
+    """Runs whose only partners used other data or another model, each with one such partner."""
     without = _without(free) | set(VERSIONS.values())
     sides: list[dict[str, list[Run]]] = [{}, {}]
     for side, runs in zip(sides, (first, second), strict=True):
@@ -291,18 +291,18 @@ def _of_other_versions(
 
 
 def _parts(run: Run, other: Run) -> list[str]:
-    """The parts of their identity in which two runs differ."""
+    """The parts of the identity in which two runs differ."""
     return [part for part in PARTS if run.identity.get(part) != other.identity.get(part)]
 
 
 def _counted(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
-    """How many runs used other data or another model than those that are compared."""
+    """In words, how many runs used other data or another model than the compared runs."""
     counts = Counter(" and ".join(_version(part, run) for part in _parts(run, other)) for run, other in apart)
     return tuple(f"{count} {'run' if count == 1 else 'runs'} used {what}" for what, count in counts.items())
 
 
 def _different(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
-    """What keeps two arms from being compared at all."""
+    """In words, why two arms cannot be compared at all."""
     whats = dict.fromkeys(_version(part, run, many=True) for run, other in apart for part in _parts(run, other))
     return (f"the arms used {' and '.join(whats)}",) if whats else ()
 
@@ -323,7 +323,7 @@ def _differs(a: Run, b: Run, name: str) -> bool:
 
 
 def _labels(pairs: Sequence[tuple[Run, Run]]) -> list[dict[str, str]]:
-    """What tells the cells apart, e.g. {"algorithm": "fedavg", "server_learning_rate": "1 against 0.5"}."""
+    """The settings that tell the cells apart, e.g. {"algorithm": "fedavg", "server_learning_rate": "1 against 0.5"}."""
     full = [_label(*pair) for pair in pairs]
     kept = telling_names(full)
     return [{name: label.get(name, "") for name in kept} for label in full]

@@ -1,4 +1,4 @@
-"""What runs, arms and settings are called in tables, titles and sentences."""
+"""Names of runs, arms and settings in tables, titles and sentences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,13 +7,13 @@ from fedgma.aggregation.rules import RULES
 from fedgma.records.reader import Run
 
 NAMES = {name: row.label for name, row in RULES.items()}
-# settings that belong to the aggregation: those of the rules, and where a mask is put; the seed is the run's
+# settings that belong to the aggregation: those of the rules and the position of the mask, without the seed
 AGGREGATION_SETTINGS = (
     *dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"),
     "mask_position",
 )
 AGGREGATION = ("aggregator", *AGGREGATION_SETTINGS)
-# parts of a run's identity, by the names that they have beside settings
+# parts of a run's identity, and their names in labels
 VERSIONS = {
     "data": "data_version",
     "clients": "client_ids",
@@ -22,7 +22,7 @@ VERSIONS = {
     "version": "version",
 }
 DIGITS = 8  # of a checksum, in a label
-ALONE = ("dataset", "partition.name", "shift.name", "model", "algorithm", "aggregator")  # words that need no name
+ALONE = ("dataset", "partition.name", "shift.name", "model", "algorithm", "aggregator")  # shown without their name
 FIRST = (
     "dataset",
     "partition.name",
@@ -35,7 +35,7 @@ FIRST = (
 
 
 def versions(run: Run) -> dict[str, str]:
-    """Which data and which model a run is of, in short, by names that no setting has.
+    """The versions of a run's data and model, shortened, under names that no setting has.
 
     >>> from pathlib import Path
     >>> versions(Run(Path(), {"format": 2, "settings": {}, "identity": {"data": "ab" * 32}}, {}, (), None))
@@ -45,7 +45,7 @@ def versions(run: Run) -> dict[str, str]:
 
 
 def arm(run: Run, names: Sequence[str] = ()) -> str:
-    """What to call a run's aggregation, with those of its own settings that are named.
+    """The name of a run's aggregation, with those of its settings that are in `names`.
 
     >>> from pathlib import Path
     >>> arm(Run(Path(), {}, {"aggregator": "gma", "tau": 0.4}, (), None), ["tau"])
@@ -57,7 +57,7 @@ def arm(run: Run, names: Sequence[str] = ()) -> str:
 
 
 def spoken(aggregator: str) -> str:
-    """An aggregator in a sentence.
+    """The name of an aggregator in a sentence.
 
     >>> spoken("gma"), spoken("mean"), spoken("median")
     ('GMA', 'the mean', 'the median')
@@ -67,7 +67,7 @@ def spoken(aggregator: str) -> str:
 
 
 def spelt(name: str, value: Any) -> str:
-    """A setting in a title: known words alone, everything else with its name.
+    """A setting in a title: the value alone for some settings, else name and value.
 
     >>> spelt("algorithm", "fedadam"), spelt("partition.alpha", 0.3)
     ('fedadam', 'alpha 0.3')
@@ -76,12 +76,12 @@ def spelt(name: str, value: Any) -> str:
 
 
 def title_of(label: Mapping[str, Any]) -> str:
-    """What a row's label says besides its aggregation."""
+    """The label of a row without its aggregation."""
     return ", ".join(spelt(name, value) for name, value in label.items() if name not in AGGREGATION)
 
 
 def plain(value: Any) -> str:
-    """A setting as a reader writes it.
+    """The value of a setting as text.
 
     >>> plain(0.4), plain(None), plain([1, 2]), plain(True), plain(1e-3)
     ('0.4', 'none', '1, 2', 'yes', '0.001')
@@ -94,7 +94,7 @@ def plain(value: Any) -> str:
 
 
 def short(name: str) -> str:
-    """A setting's name for a heading.
+    """The name of a setting in a heading.
 
     >>> short("partition.name"), short("partition.alpha"), short("client_learning_rate")
     ('partition', 'alpha', 'client learning rate')
@@ -103,14 +103,14 @@ def short(name: str) -> str:
 
 
 def rank(name: str) -> int:
-    """The order of names in a label: the aggregation last, so that the arms of one setting stand together."""
+    """The order of names in a label: the aggregation last, so that the arms of one setting are adjacent."""
     if name in AGGREGATION:
         return len(FIRST) + (2 if name == "aggregator" else 3)
     return FIRST.index(name) if name in FIRST else len(FIRST) + (name in VERSIONS.values())
 
 
 def sortable(value: Any) -> tuple[int, float, str]:
-    """A key that puts numbers in their order, also those written as text, before words.
+    """A sort key: numbers by value, also those written as text, then words.
 
     >>> sorted(["0.5", "b", 10, "2"], key=sortable)
     ['0.5', '2', 10, 'b']
@@ -122,6 +122,6 @@ def sortable(value: Any) -> tuple[int, float, str]:
 
 
 def _short_sum(value: str) -> str:
-    """The first digits of a checksum; anything else as it is."""
-    whole = len(value) == 64 and all(digit in "0123456789abcdef" for digit in value)
-    return value[:DIGITS] if whole else value
+    """The first digits of a checksum; any other text unchanged."""
+    is_checksum = len(value) == 64 and all(digit in "0123456789abcdef" for digit in value)
+    return value[:DIGITS] if is_checksum else value

@@ -1,7 +1,7 @@
-"""What paired differences say: a 95 % CI, a corrected test, how many seeds would be enough, and one plain sentence.
+"""Inference on paired differences: a 95 % CI, tests and their correction, the number of seeds needed, a sentence.
 
 A difference is one arm minus the other on the same seed and settings, in percentage points. The interval is Student's
-95 % confidence interval of their mean. An arm is ahead only where the interval excludes zero, which is where the paired
+95 % confidence interval of their mean. An arm is ahead only if the interval excludes zero, that is, if the paired
 t test is significant at 5 %.
 """
 
@@ -14,21 +14,21 @@ from fedgma.errors import ConfigError
 
 LEVEL = 0.95
 POWER = 0.8
-MOST_SEEDS = 100  # that `seeds_needed` looks at
+MOST_SEEDS = 100  # the largest number that `seeds_needed` considers
 
 Outcome = Literal["first ahead", "second ahead", "inconclusive", "equal", "one seed"]
 
 
 class Verdict(NamedTuple):
-    """The mean difference, its 95 % CI, what follows from it, and that in a sentence."""
+    """The mean difference, its 95 % CI, the outcome, and a sentence."""
 
     mean: float
-    low: float  # -inf and inf where one pair alone gives no interval
+    low: float  # -inf, and `high` is inf, for one pair, which has no interval
     high: float
     ahead: int  # pairs in which the first arm is ahead
     of: int
     outcome: Outcome
-    seeds_needed: int | None  # where inconclusive: for a verdict on a difference of this size; None is more than 100
+    seeds_needed: int | None  # if inconclusive: to resolve a difference of this size; None if more than 100
     text: str
 
     @property
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """How many seeds would be enough; empty where these are."""
+        """How many seeds would be enough; empty if these are."""
         if self.outcome == "one seed":
             return "at least two seeds are needed"
         if self.outcome != "inconclusive":
@@ -72,7 +72,7 @@ difference of this size'
 
 
 def seeds_needed(differences: Sequence[float]) -> int | None:
-    """The least number of seeds that would probably give a verdict; None where that is more than 100.
+    """The smallest number of seeds that would probably give a verdict; None if that is more than 100.
 
     It is the smallest n for which a two-sided paired t test at 5 % has a power of 80 %, if the true difference and
     deviation are those observed. Then the t statistic follows a noncentral t distribution with n - 1 degrees of freedom
@@ -83,7 +83,7 @@ def seeds_needed(differences: Sequence[float]) -> int | None:
     """
     values = _checked(differences)
     if len(values) < 2:
-        raise ConfigError("one difference has no deviation to plan with; give two or more")
+        raise ConfigError("expected two differences or more, got one, which has no deviation; add seeds")
     mean, error = math.fsum(values) / len(values), _standard_error(values)
     if mean == 0:
         return None
@@ -96,16 +96,16 @@ def seeds_needed(differences: Sequence[float]) -> int | None:
 
 
 def _is_enough(effect: float, seeds: int) -> bool:
-    """Whether the test has its power; a significant result on the wrong side is too rare to count."""
+    """Whether the test has the required power; significance in the wrong direction is rare and neglected."""
     from scipy.special import nctdtr, stdtrit
 
     critical = stdtrit(seeds - 1, (1 + LEVEL) / 2)
     missed = nctdtr(seeds - 1, effect * math.sqrt(seeds), critical)
-    return not missed > 1 - POWER  # NaN is a chance too small for the series
+    return not missed > 1 - POWER  # NaN: the probability is too small to compute
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Two-sided p of the paired t test; 1 where one pair alone, or a mean of zero, leaves nothing to test.
+    """Two-sided p value of the paired t test; 1 for one pair or a mean of zero.
 
     >>> round(p_value([1.0, 1.2, 1.6, 1.0]), 4)
     0.0034
@@ -120,21 +120,21 @@ def p_value(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values corrected for their number by Holm's step-down rule, in the order given.
+    """p values corrected for multiple tests by Holm's step-down procedure, in the order given.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     corrected = [0.0] * len(p_values)
     highest = 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        corrected[place] = highest
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = highest
     return corrected
 
 
 def sign_test(ahead: int, behind: int) -> float:
-    """Two-sided p of so uneven a count if either sign were as likely; ties are left out.
+    """Two-sided p value of the sign test; ties are left out.
 
     >>> sign_test(6, 0), sign_test(3, 3)
     (0.03125, 1.0)
@@ -147,7 +147,9 @@ def sign_test(ahead: int, behind: int) -> float:
 def _checked(differences: Sequence[float]) -> list[float]:
     values = [float(value) for value in differences]
     if not values or not all(map(math.isfinite, values)):
-        raise ConfigError(f"a verdict needs one finite difference or more, got {values[:5]}")
+        raise ConfigError(
+            f"expected one finite difference or more, got {values[:5]}; leave out runs without a finite score"
+        )
     return values
 
 

@@ -90,7 +90,7 @@ def test_a_variance_of_its_own_for_each_sample_helps_where_variances_differ():
 
 
 def test_too_few_shadows_are_refused():
-    with pytest.raises(ConfigError, match="use more of them"):
+    with pytest.raises(ConfigError, match="use more models"):
         lira(np.zeros((2, 4)), halves(2, 4), 0)
     with pytest.raises(ConfigError, match="even number"):
         halves(3, 4)

@@ -1,7 +1,7 @@
-"""The paper's analyses beside its tables: who profits, where clients agree, what a mask does to stability and privacy.
+"""The paper's analyses besides its tables: participation, agreement, stability of the mask, membership inference.
 
-Each analysis is a module with `analyse(request)`, and with functions that take arrays and give numbers, for models of
-your own. `ANALYSES` names them as the paper's experiments are numbered here.
+Each analysis is a module with `analyse(request)`, and with functions from arrays to numbers that also serve your own
+models. `ANALYSES` lists the analyses by the number of their experiment.
 """
 
 from collections.abc import Callable
@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from fedgma.paper.findings import Finding
 
-if TYPE_CHECKING:  # naming the analyses costs no import of torch or matplotlib
+if TYPE_CHECKING:  # listing the analyses does not import torch or matplotlib
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class AnalysisRequest:
-    """What is asked of an analysis."""
+    """The parameters of an analysis."""
 
     device: str = "auto"
     out: Path = Path("results")
     seeds: int = 4
-    rounds: int | None = None  # None is the analysis's own number
-    quick: bool = False  # embedded data and few rounds: to see that it works
+    rounds: int | None = None  # None: the default of the analysis
+    quick: bool = False  # embedded data and few rounds, as a check that it works
 
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What an analysis gives back: tables as rows, findings, pictures."""
+    """The result of an analysis: tables as rows, findings, figures."""
 
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Agreement and homogeneity (E11, the paper's Figure 4): how many entries fall below tau as clients grow alike.
+"""Agreement and homogeneity (E11, the paper's Figure 4): the share of entries below tau by homogeneity of clients.
 
-Counted along runs of plain FedAvg, so that the mask that is measured does not change what it is measured on.
+It is measured in runs of plain FedAvg, so that the mask does not change the runs in which it is measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ CLIENTS = 10
 
 
 def share_below(counts: npt.NDArray[np.number[Any]], tau: float) -> npt.NDArray[np.float64]:
-    """The share of entries whose agreement is below tau, given how many have |votes| = 0 .. clients on the last axis.
+    """The share of entries whose agreement is below tau, given the counts of |votes| = 0 .. clients on the last axis.
 
     >>> share_below(np.array([5, 0, 2, 0, 3]), 0.6).item()  # four clients: |votes| of 3 or more pass
     0.7
@@ -37,7 +37,7 @@ def share_below(counts: npt.NDArray[np.number[Any]], tau: float) -> npt.NDArray[
 
 
 def fair_share_below(clients: int, tau: float) -> float:
-    """The same share where every vote is a fair coin, exactly: what heterogeneity has to be held against.
+    """The same share if every vote is a fair coin, exactly: the reference for heterogeneity.
 
     >>> [round(fair_share_below(clients, 0.4), 3) for clients in (2, 5, 10, 30)]
     [0.5, 0.625, 0.656, 0.957]
@@ -46,7 +46,7 @@ def fair_share_below(clients: int, tau: float) -> float:
 
 
 def along_runs(specs: Sequence[RunSpec], tau: float) -> Iterator[dict[str, Any]]:
-    """A row for each run, round and layer, and for the whole model; runs are measured in every round."""
+    """A row for each run, round and layer, and for the whole model; every round is measured."""
     for played in fleets.play([replace(spec, mask_every=1) for spec in specs]):
         scores = {record.run: record.scores["test"]["accuracy"] for record in played.records if record.scores}
         for run, votes in played.votes.items():
@@ -61,34 +61,34 @@ def along_runs(specs: Sequence[RunSpec], tau: float) -> Iterator[dict[str, Any]]
 def measure(request: AnalysisRequest, tau: float) -> list[dict[str, Any]]:
     """Plain FedAvg with every client in every round, for each concentration and seed."""
     materials, rounds = Materials(request.device), 3 if request.quick else request.rounds or 30
-    made = [(alpha, seed) for alpha in ALPHAS for seed in range(request.seeds)]
+    labels = [(alpha, seed) for alpha in ALPHAS for seed in range(request.seeds)]
     specs = []
     for alpha in ALPHAS:
         partition = {"name": "dirichlet", "clients": CLIENTS, "alpha": alpha}
         settings = {"partition": partition, "rounds": rounds, "aggregator": "mean", "client_learning_rate": 0.01}
         more = {"evaluate_every": rounds, "client_test_size": 0, **data_and_model(request, "mnist")}
         specs += specs_of(materials, request.seeds, **settings, **more)
-    return [dict(zip(("alpha", "seed"), made[row.pop("run")], strict=True)) | row for row in along_runs(specs, tau)]
+    return [dict(zip(("alpha", "seed"), labels[row.pop("run")], strict=True)) | row for row in along_runs(specs, tau)]
 
 
 def summarise(rows: list[dict[str, Any]], tau: float) -> list[dict[str, Any]]:
-    """Mean over rounds, then over seeds with its interval, by concentration and layer; the first and last round."""
-    found = []
+    """By concentration and layer: mean over rounds, then over seeds with its interval; also first and last round."""
+    summary = []
     for layer in dict.fromkeys(row["layer"] for row in rows):
         for alpha in ALPHAS:
-            own = [row for row in rows if row["layer"] == layer and row["alpha"] == alpha]
-            seeds = sorted({row["seed"] for row in own})
-            means = [float(np.mean([row["below_%"] for row in own if row["seed"] == seed])) for seed in seeds]
+            group = [row for row in rows if row["layer"] == layer and row["alpha"] == alpha]
+            seeds = sorted({row["seed"] for row in group})
+            means = [float(np.mean([row["below_%"] for row in group if row["seed"] == seed])) for seed in seeds]
             verdict = paired(means)
-            ends = {row["round"] for row in own}
-            first, last = ([row["below_%"] for row in own if row["round"] == end] for end in (min(ends), max(ends)))
-            tested = [row["test_accuracy_%"] for row in own if row["test_accuracy_%"] is not None]
+            ends = {row["round"] for row in group}
+            first, last = ([row["below_%"] for row in group if row["round"] == end] for end in (min(ends), max(ends)))
+            tested = [row["test_accuracy_%"] for row in group if row["test_accuracy_%"] is not None]
             head = {"layer": layer, "alpha": alpha, "seeds": len(seeds), "below_%": verdict.mean}
             low, high = verdict.interval or (None, None)
             rest = {"first_round": float(np.mean(first)), "last_round": float(np.mean(last))}
             fair = {"fair_coins": 100 * fair_share_below(CLIENTS, tau), "test_accuracy_%": float(np.mean(tested))}
-            found.append({**head, "low": low, "high": high, **rest, **fair})
-    return found
+            summary.append({**head, "low": low, "high": high, **rest, **fair})
+    return summary
 
 
 def analyse(request: AnalysisRequest, tau: float = 0.4) -> AnalysisResult:
@@ -97,25 +97,27 @@ def analyse(request: AnalysisRequest, tau: float = 0.4) -> AnalysisResult:
     summary = summarise(rows, tau)
     reference = 100 * fair_share_below(CLIENTS, tau)
     figures = {"homogeneity": draw_homogeneity(summary, rows, reference)}
-    # every round of every layer is much; the page and the figure need the whole model's
+    # the page and the figure need only the whole model; the rounds of every layer would be long
     curves = [row for row in rows if row["layer"] == "all"]
     return AnalysisResult({"agreement": summary, "rounds": curves}, find(rows, summary, reference), figures)
 
 
 def find(rows: list[dict[str, Any]], summary: list[dict[str, Any]], reference: float) -> list[Finding]:
-    """What the shares say about the paper's claim that they fall as alpha rises."""
-    whole = [row for row in summary if row["layer"] == "all"]
-    shares = [row["below_%"] for row in whole]
-    falling = all(one > two for one, two in pairwise(shares))
+    """Test the paper's claim that the shares fall as alpha rises."""
+    whole_model = [row for row in summary if row["layer"] == "all"]
+    shares = [row["below_%"] for row in whole_model]
+    falling = all(before > after for before, after in pairwise(shares))
     means = {(row["alpha"], row["seed"]): 0.0 for row in rows}
     for alpha, seed in means:
-        own = [r["below_%"] for r in rows if (r["layer"], r["alpha"], r["seed"]) == ("all", alpha, seed)]
-        means[alpha, seed] = float(np.mean(own))
+        values = [r["below_%"] for r in rows if (r["layer"], r["alpha"], r["seed"]) == ("all", alpha, seed)]
+        means[alpha, seed] = float(np.mean(values))
     seeds = sorted({seed for _, seed in means})
     verdict = paired([means[ALPHAS[0], seed] - means[ALPHAS[-1], seed] for seed in seeds])
     between = f", 95 % CI {verdict.low:.2f} to {verdict.high:.2f}" if verdict.interval else ", one seed"
-    listed = ", ".join(f"{row['below_%']:.1f} % at {row['alpha']:g}" for row in whole)
-    first, last = (f"{whole[0][end]:.1f} % to {whole[-1][end]:.1f} %" for end in ("first_round", "last_round"))
+    listed = ", ".join(f"{row['below_%']:.1f} % at {row['alpha']:g}" for row in whole_model)
+    first, last = (
+        f"{whole_model[0][end]:.1f} % to {whole_model[-1][end]:.1f} %" for end in ("first_round", "last_round")
+    )
     way = "falling" if falling else "not falling"
     fall = f"From alpha {ALPHAS[0]:g} to {ALPHAS[-1]:g} the share falls by {verdict.mean:.2f} points{between}."
     ends = f"In the first round it goes from {first}, in the last from {last}."

@@ -1,4 +1,4 @@
-"""Attacks in a few numbers (E16): means over attacked models, masked arms minus AVG, and the findings."""
+"""Summaries of the attacks (E16): means over attacked models, masked arms minus AVG, and the findings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,35 +15,35 @@ NUMBERS = ("auc_%", "accuracy_%", "tpr_at_0.1%", "tpr_at_1%", "train_%", "test_%
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean over targets with its interval, for every arm and attack."""
     names = [name for name in (*PLACE, "rounds", "attack", "models", "arm") if name in rows[0]]
-    found = []
+    summary = []
     for label in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
-        own = [row for row in rows if tuple(row[name] for name in names) == label]
-        out: dict[str, Any] = {**dict(zip(names, label, strict=True)), "targets": len(own)}
-        for number in (number for number in NUMBERS if number in own[0]):
-            verdict = paired([row[number] for row in own])
-            out |= {number: verdict.mean, f"{number} ±": None if len(own) < 2 else verdict.high - verdict.mean}
-        found.append(out)
-    return found
+        group = [row for row in rows if tuple(row[name] for name in names) == label]
+        out: dict[str, Any] = {**dict(zip(names, label, strict=True)), "targets": len(group)}
+        for number in (number for number in NUMBERS if number in group[0]):
+            verdict = paired([row[number] for row in group])
+            out |= {number: verdict.mean, f"{number} ±": None if len(group) < 2 else verdict.high - verdict.mean}
+        summary.append(out)
+    return summary
 
 
 def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every other arm minus AVG, target by target, for every attack and number."""
-    found = []
+    differences = []
     for attacked, kind, arm in dict.fromkeys((row["attack"], row["models"], row["arm"]) for row in rows):
         if arm == "AVG":
             continue
-        own = [row for row in rows if (row["attack"], row["models"]) == (attacked, kind)]
-        masked, plain = ([row for row in own if row["arm"] == name] for name in (arm, "AVG"))
-        for number in (number for number in NUMBERS if number in own[0]):
+        group = [row for row in rows if (row["attack"], row["models"]) == (attacked, kind)]
+        masked, plain = ([row for row in group if row["arm"] == name] for name in (arm, "AVG"))
+        for number in (number for number in NUMBERS if number in group[0]):
             verdict = paired([one[number] - other[number] for one, other in zip(masked, plain, strict=True)])
             low, high = verdict.interval or (None, None)
-            head: dict[str, Any] = {name: own[0][name] for name in PLACE if name in own[0]}
+            head: dict[str, Any] = {name: group[0][name] for name in PLACE if name in group[0]}
             head |= {"attack": attacked, "models": kind, "arm": arm, "number": number}
-            found.append({**head, "minus_AVG": verdict.mean, "low": low, "high": high, "targets": verdict.of})
-    return found
+            differences.append({**head, "minus_AVG": verdict.mean, "low": low, "high": high, "targets": verdict.of})
+    return differences
 
 
-READ = {  # which numbers of which attacks are findings
+READ = {  # the numbers of each attack that become findings
     LOGISTIC: ("accuracy_%",),
     "LiRA": ("auc_%", "tpr_at_1%", "tpr_at_0.1%"),
     "threshold": ("auc_%", "tpr_at_1%"),
@@ -51,7 +51,7 @@ READ = {  # which numbers of which attacks are findings
 
 
 def find(differences: list[dict[str, Any]], gaps: list[dict[str, Any]]) -> list[Finding]:
-    """The attacker's view, the gaps, and what the attacks say of the paper's claim."""
+    """Findings: what the attacker knows, the gaps, and the test of the paper's claim."""
     view = (
         "The attacker sees the last global model's logits and nothing of the rounds. Targets share shadows, so the "
         "intervals over targets are a little too narrow."
@@ -67,7 +67,7 @@ def _gap(row: Mapping[str, Any]) -> Finding:
 
 
 def _difference(row: Mapping[str, Any]) -> Finding:
-    """A masked arm minus AVG; the claim is about the printed attack, and a lower number is on its side."""
+    """A masked arm minus AVG; the claim is about the printed attack, and a lower number supports it."""
     interval = None if row["low"] is None else (row["low"], row["high"])
     between = ", one target"
     if interval:
@@ -82,10 +82,10 @@ def _difference(row: Mapping[str, Any]) -> Finding:
 
 
 def _id(row: Mapping[str, Any], *parts: str) -> str:
-    place = place_of(row)
-    return "/".join(["attacks", *([slug(place)] if place else []), *map(slug, parts)])
+    federation = place_of(row)
+    return "/".join(["attacks", *([slug(federation)] if federation else []), *map(slug, parts)])
 
 
 def _prefix(row: Mapping[str, Any]) -> str:
-    place = place_of(row)
-    return f"{place}: " if place else ""
+    federation = place_of(row)
+    return f"{federation}: " if federation else ""

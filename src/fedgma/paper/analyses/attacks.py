@@ -1,8 +1,8 @@
-"""Membership inference on arrays: was this sample in the training data? Attacks give scores, and scores give rates.
+"""Membership inference on arrays: was this sample in the training data? Attacks return scores; scores give rates.
 
 Confidences are those of the true class, on the logit scale: log(p / (1 - p)), which is close to Gaussian over models.
-Arrays are [model, sample]; `inside` says which samples each model was trained on. Every model in turn is the target and
-the others are its shadows, so K models give K attacked models.
+Arrays are [model, sample]; `inside` marks the samples that each model was trained on. Each model in turn is the target
+with the others as its shadow models, so K models give K targets.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,16 @@ FALSE_POSITIVES = {"tpr_at_0.1%": 0.001, "tpr_at_1%": 0.01}
 
 
 def confidences(logits: npt.NDArray[np.floating[Any]], labels: npt.NDArray[np.int64]) -> Numbers:
-    """log(p / (1 - p)) of the true class, without ever forming p: logits [..., sample, class] to [..., sample].
+    """log(p / (1 - p)) of the true class, computed without p: logits [..., sample, class] to [..., sample].
 
     >>> confidences(np.array([[0.0, np.log(3.0)]]), np.array([1])).round(4).tolist()  # p = 3/4
     [1.0986]
     """
     logits = np.asarray(logits, np.float64)
-    own = np.take_along_axis(logits, np.broadcast_to(labels, logits.shape[:-1])[..., None], -1)[..., 0]
+    true_class = np.take_along_axis(logits, np.broadcast_to(labels, logits.shape[:-1])[..., None], -1)[..., 0]
     others = np.where(np.arange(logits.shape[-1]) == np.asarray(labels)[..., None], -np.inf, logits)
     top = others.max(-1)
-    return np.asarray(own - top - np.log(np.exp(others - top[..., None]).sum(-1)))
+    return np.asarray(true_class - top - np.log(np.exp(others - top[..., None]).sum(-1)))
 
 
 def halves(models: int, samples: int, *, seed: int = 0) -> Inside:
@@ -43,20 +43,22 @@ def halves(models: int, samples: int, *, seed: int = 0) -> Inside:
     [2, 2, 2, 2, 2, 2]
     """
     if models < 2 or models % 2:
-        raise ConfigError(f"shadow models come in an even number, 2 or more, got {models}")
+        raise ConfigError(
+            f"expected an even number of shadow models, 2 or more, got {models}; set `shadows` to an even number"
+        )
     drawn = generator(seed, "halves").random((models, samples))
     return np.asarray(drawn.argsort(0).argsort(0) < models // 2)
 
 
 class Curve(NamedTuple):
-    """The trade-off of an attack: shares of non-members and of members that are called members, from none to all."""
+    """ROC curve of an attack: the shares of non-members and of members that are classified as members."""
 
     false_positives: Numbers
     true_positives: Numbers
 
 
 def trade_off(scores: Numbers, members: Inside) -> Curve:
-    """All the trade-offs that thresholds on a score allow; equal scores are called alike.
+    """The ROC curve over all thresholds on a score; equal scores are classified alike.
 
     >>> trade_off(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
     Curve(false_positives=array([0. , 0. , 0.5, 1. ]), true_positives=array([0. , 0.5, 1. , 1. ]))
@@ -73,7 +75,7 @@ def trade_off(scores: Numbers, members: Inside) -> Curve:
 
 
 def area(curve: Curve) -> float:
-    """Area under the curve: 0.5 is chance.
+    """Area under the ROC curve; 0.5 is chance.
 
     >>> area(trade_off(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False])))
     0.875
@@ -82,7 +84,7 @@ def area(curve: Curve) -> float:
 
 
 def rate_at(curve: Curve, false_positives: float) -> float:
-    """The largest share of members found with no more false positives than that.
+    """The largest true positive rate with at most this false positive rate.
 
     >>> rate_at(trade_off(np.array([3.0, 2.0, 1.0]), np.array([True, False, True])), 0.0)
     0.5
@@ -91,7 +93,7 @@ def rate_at(curve: Curve, false_positives: float) -> float:
 
 
 def figures(scores: Numbers, members: Inside) -> dict[str, float]:
-    """What is reported of an attack: area, best balanced accuracy, and true positives at few false ones; all in %."""
+    """Summary of an attack in %: area, best balanced accuracy, and true positive rates at low false positive rates."""
     curve = trade_off(scores, members)
     best = float((1 + curve.true_positives - curve.false_positives).max() / 2)
     rates = {name: 100 * rate_at(curve, share) for name, share in FALSE_POSITIVES.items()}
@@ -102,31 +104,33 @@ def lira(confidence: Numbers, inside: Inside, target: int, *, offline: bool = Fa
     """Scores [sample] of the likelihood-ratio attack (Carlini et al. 2022) on one of the models.
 
     Gaussians are fitted sample by sample to the confidences of the other models that saw it and of those that did not.
-    `pooled` takes one variance over all samples, which fewer than some 64 shadows call for. `offline` looks at the
-    models that did not see the sample alone.
+    `pooled` uses one variance for all samples, as recommended for fewer than about 64 shadows. `offline` uses only the
+    models that did not see the sample.
 
     >>> seen = np.array([[True, False], [True, False], [False, True], [False, True]])
     >>> lira(np.where(seen, 4.0, 0.0) + [[0.1], [-0.1], [0.1], [-0.1]], seen, 0).round().tolist()
     [280.0, -253.0]
     """
     others = np.arange(len(confidence)) != target
-    known, saw, own = confidence[others], inside[others], confidence[target]
-    outer, spread_out = _distances(own, known, ~saw, pooled)
+    known, saw, observed = confidence[others], inside[others], confidence[target]
+    outer, spread_out = _distances(observed, known, ~saw, pooled)
     if offline:
         return outer
-    inner, spread_in = _distances(own, known, saw, pooled)
+    inner, spread_in = _distances(observed, known, saw, pooled)
     return np.asarray((outer**2 - inner**2) / 2 + np.log(spread_out / spread_in))
 
 
-def _distances(own: Numbers, confidence: Numbers, chosen: Inside, pooled: bool) -> tuple[Numbers, Numbers]:
-    """How far each sample lies from the chosen models' confidences, in deviations; and those deviations.
+def _distances(observed: Numbers, confidence: Numbers, chosen: Inside, pooled: bool) -> tuple[Numbers, Numbers]:
+    """The distance of each sample from the chosen models' confidences in standard deviations; and these deviations.
 
     A mean over n models is itself uncertain, so a new value lies sqrt(1 + 1/n) deviations away on average. Without that
     factor a target's members, which have one model fewer inside than outside, would look less like members by chance.
     """
     count = chosen.sum(0)
     if not count.all():
-        raise ConfigError("every sample must be inside some shadow models and outside others; use more of them")
+        raise ConfigError(
+            "expected every sample inside some shadow models and outside others, but some are not; use more models"
+        )
     mean = np.where(chosen, confidence, 0.0).sum(0) / count
     squares = np.where(chosen, (confidence - mean) ** 2, 0.0).sum(0)
     if pooled:
@@ -134,7 +138,7 @@ def _distances(own: Numbers, confidence: Numbers, chosen: Inside, pooled: bool) 
     else:
         spread = np.sqrt(squares / np.maximum(count - 1, 1))
     spread = np.maximum(spread, 1e-6)
-    return (own - mean) / (spread * np.sqrt(1 + 1 / count)), spread
+    return (observed - mean) / (spread * np.sqrt(1 + 1 / count)), spread
 
 
 def rmia(confidence: Numbers, inside: Inside, target: int) -> Numbers:
@@ -142,7 +146,7 @@ def rmia(confidence: Numbers, inside: Inside, target: int) -> Numbers:
 
     Its score is the share of population samples z with (p(x) / mean p(x)) / (p(z) / mean p(z)) above a constant, means
     over the shadows. With one population for all x it rises with the first ratio, so the ratio ranks samples alike;
-    the log of it is given back.
+    its log is returned.
 
     >>> rmia(np.array([[0.0, 0.0], [np.log(3.0), 0.0]]), np.array([[True, False], [False, True]]), 1).round(3).tolist()
     [0.405, 0.0]
@@ -153,13 +157,13 @@ def rmia(confidence: Numbers, inside: Inside, target: int) -> Numbers:
     chances = np.exp(logs[others])
     seen = np.where(inside[others], chances, 0.0).sum(0) / half[0]
     unseen = np.where(inside[others], 0.0, chances).sum(0) / half[1]
-    none = (~inside[others].any(0), inside[others].all(0))  # with two models a sample has one kind of shadow
+    none = (~inside[others].any(0), inside[others].all(0))  # with two models, all shadows of a sample are of one kind
     mean = np.where(none[0], unseen, np.where(none[1], seen, (seen + unseen) / 2))
     return np.asarray(logs[target] - np.log(np.maximum(mean, 1e-300)))
 
 
 def threshold(confidence: Numbers, inside: Inside, target: int) -> Numbers:
-    """Scores of the plainest attack: the confidence itself, without shadows."""
+    """Scores of the simplest attack: the confidence itself, without shadow models."""
     return np.asarray(confidence[target])
 
 
@@ -177,7 +181,7 @@ class Logistic(NamedTuple):
 
     accuracy: Numbers  # [model], on the attacker's own test half; 0.5 is chance
     auc: Numbers  # [model]
-    epochs: npt.NDArray[np.int64]  # at which the losses were read
+    epochs: npt.NDArray[np.int64]  # at which the losses were recorded
     train_loss: Numbers  # [model, epoch]
     test_loss: Numbers
 
@@ -185,10 +189,10 @@ class Logistic(NamedTuple):
 def logistic_attack(
     members: Tensor, others: Tensor, *, epochs: int = EPOCHS, rate: float = RATE, seed: int = 0
 ) -> Logistic:
-    """The paper's attack: logistic regression on the logits, half of each side to train it and half to test it.
+    """The paper's attack: logistic regression on the logits, trained on one half and tested on the other.
 
-    Logits are [model, sample, class] or [sample, class] for one model, as many members as others, on any device; they
-    are standardised, and the attacker is trained by full-batch Adam.
+    Logits are [model, sample, class], or [sample, class] for one model, with as many members as non-members, on any
+    device. They are standardised, and full-batch Adam trains the attacker.
 
     >>> noise = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
     >>> logistic_attack(noise[:200] + 3, noise[200:], epochs=500, rate=0.05).accuracy.round(1).tolist()

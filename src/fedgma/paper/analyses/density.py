@@ -1,6 +1,6 @@
 """How dense the masks of real runs are (E18): each entry's mask, averaged over rounds, and its low quantiles.
 
-The least of them is the alpha-hat for which the paper's convergence statement would hold.
+The minimum is the alpha-hat for which the paper's convergence statement would hold.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ QUANTILES = {"q0.1": 0.001, "q1": 0.01, "q10": 0.1, "q50": 0.5}
 
 
 def mean_masks(fleet: fleets.Fleet, rounds: int) -> tuple[Numbers, Numbers]:
-    """Each entry's mean mask over so many rounds, and the share of them in which nobody moved it: two [run, entry]."""
+    """Each entry's mean mask over `rounds`, and the share of rounds in which no client moved it: two [run, entry]."""
     state = fleets.start(fleet)
     dense, still = np.zeros(tuple(state.params.shape)), np.zeros(tuple(state.params.shape))
     for _ in range(rounds):
@@ -30,7 +30,7 @@ def mean_masks(fleet: fleets.Fleet, rounds: int) -> tuple[Numbers, Numbers]:
 
 
 def low_quantiles(dense: Numbers) -> dict[str, float]:
-    """Least and low quantiles of mean masks.
+    """Minimum and low quantiles of mean masks.
 
     >>> low_quantiles(np.array([0.2, 0.4, 0.6]))["alpha_hat"]
     0.2
@@ -39,7 +39,7 @@ def low_quantiles(dense: Numbers) -> dict[str, float]:
 
 
 def sorted_curve(dense: Numbers, points: int = 200) -> list[dict[str, float]]:
-    """Mean masks from the lowest to the highest, at so many shares of the entries on a logarithmic scale.
+    """Mean masks in ascending order, at `points` shares of the entries on a logarithmic scale.
 
     >>> sorted_curve(np.array([0.5, 0.1]), 2)
     [{'entries_%': 50.0, 'mean_mask': 0.1}, {'entries_%': 100.0, 'mean_mask': 0.5}]
@@ -51,7 +51,7 @@ def sorted_curve(dense: Numbers, points: int = 200) -> list[dict[str, float]]:
 
 
 def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A row for each skew, seed and layer of FedAvg-GMA runs; and the first seed's mean masks, sorted and thinned."""
+    """A row for each partition, seed and layer of FedAvg-GMA runs; and sorted mean masks of the first seed."""
     chosen = found_or_mini(request, "fmnist")
     rounds = 3 if request.quick else request.rounds or 100
     materials, rows, curve = Materials(request.device), [], []
@@ -63,31 +63,31 @@ def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str
         curve += [{"partition": skew, **point} for point in sorted_curve(dense[0])]
         for seed in range(len(dense)):
             head = {"dataset": chosen["dataset"], "partition": skew, "rounds": rounds, "seed": seed}
-            parts = {"all": slice(None), **{name: owner == place for place, name in enumerate(fleet.layers.names)}}
+            parts = {"all": slice(None), **{name: owner == index for index, name in enumerate(fleet.layers.names)}}
             for layer, part in parts.items():
-                own, dead = dense[seed][part], still[seed][part] == 1
-                live = float(own[~dead].min()) if not dead.all() else None
+                masks, dead = dense[seed][part], still[seed][part] == 1
+                live = float(masks[~dead].min()) if not dead.all() else None
                 more = {
-                    "mean": float(own.mean()),
+                    "mean": float(masks.mean()),
                     "never_moved_%": 100 * float(dead.mean()),
                     "alpha_hat_of_moved": live,
                 }
-                rows.append({**head, "layer": layer, **low_quantiles(own), **more})
+                rows.append({**head, "layer": layer, **low_quantiles(masks), **more})
     return rows, curve
 
 
 def find(rows: list[dict[str, Any]]) -> list[Finding]:
-    """A finding for each skew: the least mean mask."""
+    """A finding for each partition: the minimum of the mean mask."""
     findings = []
     for skew in dict.fromkeys(row["partition"] for row in rows):
-        own = [row for row in rows if row["partition"] == skew and row["layer"] == "all"]
-        least, moved = min(row["alpha_hat"] for row in own), min(row["alpha_hat_of_moved"] or 0.0 for row in own)
-        never, low = np.mean([row["never_moved_%"] for row in own]), np.mean([row["q1"] for row in own])
-        middle = np.mean([row["q50"] for row in own])
+        seeds = [row for row in rows if row["partition"] == skew and row["layer"] == "all"]
+        least, moved = min(row["alpha_hat"] for row in seeds), min(row["alpha_hat_of_moved"] or 0.0 for row in seeds)
+        never, low = np.mean([row["never_moved_%"] for row in seeds]), np.mean([row["q1"] for row in seeds])
+        middle = np.mean([row["q50"] for row in seeds])
         text = (
-            f"{own[0]['dataset']}, {skew}, {own[0]['rounds']} rounds, {len(own)} seeds: alpha-hat is {least:.3f}; "
-            f"without the {never:.2f} % of entries that no client ever moved {moved:.3f}; the 1 % quantile of the "
+            f"{seeds[0]['dataset']}, {skew}, {seeds[0]['rounds']} rounds, {len(seeds)} seeds: alpha-hat is {least:.3f}"
+            f"; without the {never:.2f} % of entries that no client ever moved {moved:.3f}; the 1 % quantile of the "
             f"mean mask is {low:.3f}, the median {middle:.3f}."
         )
-        findings.append(Finding(f"density/{skew}", text, estimate=least, n=len(own)))
+        findings.append(Finding(f"density/{skew}", text, estimate=least, n=len(seeds)))
     return findings

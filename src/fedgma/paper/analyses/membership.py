@@ -1,9 +1,9 @@
-"""Membership inference on federated global models (E16): the paper's attack, and attacks with shadow models beside it.
+"""Membership inference on federated global models (E16): the paper's attack, and attacks with shadow models.
 
-What the attacker sees: the global model after the last round, its logits for any picture asked for, and nothing of the
-rounds: no updates, no models in between. The shadow attacks also know the partition, the algorithm and its settings,
-and can train whole federations on random halves of the data. Somebody at the server sees more, and could do better. A
-member is a sample in the half that some client held, whether or not that client was ever sampled.
+The attacker can query the final global model for the logits of any image, but sees no updates and no intermediate
+models. The shadow attacks also know the partition, the algorithm and its settings, and can train federations on random
+halves of the data. An attacker at the server would see more and could do better. A member is a sample in the half that
+the clients held, whether or not its client was ever sampled.
 """
 
 import copy
@@ -53,18 +53,18 @@ __all__ = ["Models", "analyse", "attack", "confidences", "figures", "halves", "l
 
 log = logging.getLogger(__name__)
 ARMS = {"AVG": "mean", "GMA": "gma"}
-SAMPLES = 10_000  # of each side in the paper's attack
+SAMPLES = 10_000  # members, and as many non-members, in the paper's attack
 Numbers = npt.NDArray[np.float64]
 
 
 class Models(NamedTuple):
-    """What an attacker can ask of some models: arrays with the model axis first."""
+    """The answers of some models to an attacker: arrays with the model axis first."""
 
     train: npt.NDArray[np.float32]  # logits [model, sample, class] on the training split
     test: npt.NDArray[np.float32]
     train_labels: npt.NDArray[np.int64]
     test_labels: npt.NDArray[np.int64]
-    inside: npt.NDArray[np.bool_]  # [model, sample], what each was trained on
+    inside: npt.NDArray[np.bool_]  # [model, sample]: whether the model was trained on it
 
 
 def run(
@@ -82,7 +82,7 @@ def run(
 ) -> AnalysisResult:
     """Train `shadows` federations on random halves of the data, and `whole` on all of it, with and without the mask.
 
-    Both arms share halves, first weights, cohorts and batches. More settings (`model`, `partition`,
+    All arms share halves, initial weights, sampled clients and batches. More settings (`model`, `partition`,
     `client_learning_rate`, ...) are those of a settings file; two classes a client, 100 clients, 10 a round by default.
     `arms` names the aggregators; every other arm is compared with AVG.
     """
@@ -97,34 +97,36 @@ def run(
 
 
 def _names(settings: Settings) -> dict[str, Any]:
-    """What a row of numbers says about the runs behind it."""
-    place = {"dataset": settings.dataset, "model": settings.model, "partition": settings.partition.name}
-    return {**place, "algorithm": settings.algorithm, "rounds": settings.rounds}
+    """The settings of the runs that a row of numbers describes."""
+    data = {"dataset": settings.dataset, "model": settings.model, "partition": settings.partition.name}
+    return {**data, "algorithm": settings.algorithm, "rounds": settings.rounds}
 
 
 def attack_runs(
     out: str | Path, wanted: Mapping[str, Any], device: str = "auto", *, epochs: int = 5000
 ) -> AnalysisResult | None:
-    """The paper's attack on finished runs in a folder of run folders that kept their last states.
+    """Run the paper's attack on the finished runs in a folder that kept their final states.
 
-    `wanted` are settings that the runs must have, by dotted name (`dataset`, `partition.name`, ...). Two that differ in
-    the mask alone are a pair; pairs that differ in seeds alone are attacked together. None where there is no pair.
+    `wanted` are settings that the runs must have, by dotted name (`dataset`, `partition.name`, ...). Two runs that
+    differ only in the mask are a pair; pairs that differ only in seeds are attacked together. None without a pair.
     """
     groups: dict[str, dict[str, dict[int, tuple[Settings, Path]]]] = {}
     for head, folder in finished(Path(out)):
         recorded = head["settings"]
-        own = dict(flat(recorded))
-        fits = own["aggregator"] in ARMS.values() and all(own.get(name) == value for name, value in wanted.items())
+        values = dict(flat(recorded))
+        fits = values["aggregator"] in ARMS.values() and all(
+            values.get(name) == value for name, value in wanted.items()
+        )
         if fits and any((folder / "checkpoints").glob("*/*.json")):
-            shared = frozen(own, (*AGGREGATION, "seed", "partition.seed"))
+            shared = frozen(values, (*AGGREGATION, "seed", "partition.seed"))
             arms = groups.setdefault(shared, {name: {} for name in ARMS.values()})
-            arms[own["aggregator"]][own["seed"]] = (Settings.model_validate(_given(recorded)), folder)
-    found = [_attack_pairs(arms, device, epochs) for arms in groups.values() if _paired_seeds(arms)]
-    return reduce(both, found) if found else None
+            arms[values["aggregator"]][values["seed"]] = (Settings.model_validate(_given(recorded)), folder)
+    results = [_attack_pairs(arms, device, epochs) for arms in groups.values() if _paired_seeds(arms)]
+    return reduce(both, results) if results else None
 
 
 def _attack_pairs(runs: Mapping[str, Mapping[int, tuple[Settings, Path]]], device: str, epochs: int) -> AnalysisResult:
-    """Runs by arm and seed that are alike in all else."""
+    """Attack runs by arm and seed; they share all other settings."""
     pairs = [runs[name][seed] for name in ARMS.values() for seed in _paired_seeds(runs)]
     return attack(saved_models(pairs, device), 0, named=_names(pairs[0][0]), epochs=epochs)
 
@@ -134,9 +136,9 @@ def _paired_seeds(arms: Mapping[str, Mapping[int, Any]]) -> list[int]:
 
 
 def saved_models(runs: Sequence[tuple[Settings, Path]], device: str) -> dict[str, Models]:
-    """What the last models of run folders answer, by arm; the arms come one after the other, with the same seeds.
+    """The answers of the final models of run folders, by arm; `runs` lists the arms in turn, with the same seeds.
 
-    Of the training samples as many members as the paper's attack takes are asked about, evenly spread.
+    Only as many members as the paper's attack uses are queried, evenly spaced.
     """
     materials = Materials(device)
     fleet = fleets.assemble([materials.spec(settings) for settings, _ in runs])
@@ -147,13 +149,13 @@ def saved_models(runs: Sequence[tuple[Settings, Path]], device: str) -> dict[str
     members = spread(held, SAMPLES)
     inside = np.ones((seeds, len(members)), bool)
     return {
-        arm: answers(fleet, state, range(place * seeds, (place + 1) * seeds), train, test, inside, members)
-        for place, arm in enumerate(ARMS)
+        arm: answers(fleet, state, range(index * seeds, (index + 1) * seeds), train, test, inside, members)
+        for index, arm in enumerate(ARMS)
     }
 
 
 def spread(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-    """So many of the rows, evenly spread.
+    """At most `size` of the rows, evenly spaced.
 
     >>> spread(np.arange(7), 3).tolist()
     [0, 2, 4]
@@ -162,7 +164,7 @@ def spread(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
 
 
 def _given(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Recorded settings as they can be given again: what a run does not use is recorded as None."""
+    """Recorded settings as input for `Settings`, without unused ones, which are recorded as None."""
     return {
         name: _given(value) if isinstance(value, Mapping) else value
         for name, value in recorded.items()
@@ -178,7 +180,7 @@ def train_models(
     precision: str = "fp32",
     seed: int = 0,
 ) -> dict[str, Models]:
-    """One federation for each row of `inside` and each arm, all as one fleet; by arm what they answer."""
+    """Train a federation for each row of `inside` and each arm as one fleet; return the answers by arm."""
     specs = []
     for name in arms.values():
         for row, chosen in enumerate(inside):
@@ -191,11 +193,11 @@ def train_models(
     for round in range(base.rounds):
         state, _ = fleets.play_round(fleet, state)
         log.info("round %d of %d", round + 1, base.rounds)
-    found = {}
-    for place, arm in enumerate(arms):
-        rows = range(place * len(inside), (place + 1) * len(inside))
-        found[arm] = answers(fleet, state, rows, base.federation.train, base.federation.test, inside)
-    return found
+    by_arm = {}
+    for index, arm in enumerate(arms):
+        rows = range(index * len(inside), (index + 1) * len(inside))
+        by_arm[arm] = answers(fleet, state, rows, base.federation.train, base.federation.test, inside)
+    return by_arm
 
 
 def answers(
@@ -207,12 +209,12 @@ def answers(
     inside: npt.NDArray[np.bool_],
     members: npt.NDArray[np.int64] | None = None,
 ) -> Models:
-    """What some runs of a fleet answer on both splits, or on some of the training samples alone."""
+    """The answers of some runs of a fleet on both splits; `members` limits the training samples."""
 
     def on(pool: Pool, rows: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         every = torch.arange(len(pool.y), device=pool.y.device)
         index = every if rows is None else every[torch.from_numpy(rows)]
-        # a model that diverged may answer with infinities; it has nothing to tell, and must not stop the others
+        # a diverged model may return infinities; it must not stop the attack on the others
         return np.nan_to_num(logits_on(fleet, state, pool, runs, index)), pool.y[index].cpu().numpy()
 
     (trained, own), (tested, other) = on(train, members), on(test, None)
@@ -223,9 +225,9 @@ def answers(
 def logits_on(
     fleet: fleets.Fleet, state: State, pool: Pool, runs: Iterable[int], index: Tensor, batch: int = 1000
 ) -> npt.NDArray[np.float32]:
-    """Logits [run, sample, class] of some runs on samples of a pool, run by run."""
+    """Logits [run, sample, class] of some runs on samples of a pool."""
     forward = run_forward(copy.deepcopy(fleet.model).eval())
-    found = []
+    by_run = []
     for run in runs:
         params = unflatten(state.params[run : run + 1], fleet.shapes)
         buffers = {name: value[run : run + 1] for name, value in state.buffers.items()}
@@ -234,22 +236,22 @@ def logits_on(
                 forward(params, buffers, pool.batch(part, seen_by(pool, part))[0])[0].float().cpu()
                 for part in torch.split(index, batch)
             ]
-        found.append(torch.cat(parts))
-    return torch.stack(found).numpy()
+        by_run.append(torch.cat(parts))
+    return torch.stack(by_run).numpy()
 
 
 def attack(
     models: dict[str, Models], shadows: int, *, named: dict[str, Any] | None = None, epochs: int = 5000
 ) -> AnalysisResult:
-    """Attack the models of all arms: the first `shadows` of each are one another's shadows, the rest saw all data."""
+    """Attack the models of all arms: the first `shadows` models are shadows of each other, the rest saw all data."""
     named = named or {}
     rows, gaps, curves, losses = [], [], {}, []
-    for arm, own in models.items():
+    for arm, of_arm in models.items():
         labelled = {**named, "arm": arm}
-        gaps += [{**labelled, **row} for row in train_test_gaps(own, shadows)]
-        attacked, curves[arm] = shadow_rows(own, shadows)
-        papers, read = logistic_rows(own, shadows, epochs)
-        rows += [{**labelled, **row} for row in [*papers, *threshold_rows(own, shadows), *attacked]]
+        gaps += [{**labelled, **row} for row in train_test_gaps(of_arm, shadows)]
+        attacked, curves[arm] = shadow_rows(of_arm, shadows)
+        papers, read = logistic_rows(of_arm, shadows, epochs)
+        rows += [{**labelled, **row} for row in [*papers, *threshold_rows(of_arm, shadows), *attacked]]
         losses += [{**labelled, **row} for row in read]
     summary, differences = summarise(rows), compare(rows)
     tables = {"attacks": summary, "differences": differences, "gaps": summarise(gaps)}
@@ -261,34 +263,34 @@ def attack(
 
 
 def train_test_gaps(models: Models, shadows: int) -> list[dict[str, Any]]:
-    """Accuracy of every model on what it was trained on, and on the test split; the gap explains most plain attacks."""
+    """Accuracy of every model on its training samples and on the test split; the gap explains most simple attacks."""
     right = models.train.argmax(-1) == models.train_labels
     tested = 100 * (models.test.argmax(-1) == models.test_labels).mean(1)
     trained = [100 * float(row[chosen].mean()) for row, chosen in zip(right, models.inside, strict=True)]
     return [
         {
-            "models": _kind(place, shadows),
-            "target": place,
+            "models": _kind(target, shadows),
+            "target": target,
             "train_%": one,
             "test_%": float(other),
             "gap": one - float(other),
         }
-        for place, (one, other) in enumerate(zip(trained, tested, strict=True))
+        for target, (one, other) in enumerate(zip(trained, tested, strict=True))
     ]
 
 
-def _kind(place: int, shadows: int) -> str:
-    return "half of the data" if place < shadows else "all data"
+def _kind(target: int, shadows: int) -> str:
+    return "half of the data" if target < shadows else "all data"
 
 
 def shadow_rows(models: Models, shadows: int) -> tuple[list[dict[str, Any]], dict[str, tuple[Numbers, Numbers]]]:
-    """The shadow attacks on every model in turn, and for a picture each attack's mean trade-off."""
+    """The shadow attacks on each model in turn, and the mean ROC curve of each attack for a figure."""
     confidence = confidences(models.train[:shadows], models.train_labels)
     inside, rows = models.inside[:shadows], []
     curves: dict[str, tuple[Numbers, Numbers]] = {}
     grid = np.geomspace(1e-4, 1, 200)
     for name, scored in ATTACKS.items() if shadows else ():
-        found = np.zeros_like(grid)
+        true_positives = np.zeros_like(grid)
         for target in range(shadows):
             scores = scored(confidence, inside, target)
             rows.append(
@@ -296,19 +298,19 @@ def shadow_rows(models: Models, shadows: int) -> tuple[list[dict[str, Any]], dic
             )
             curve = trade_off(scores, inside[target])
             last = np.searchsorted(curve.false_positives, grid, side="right") - 1
-            found += curve.true_positives[last] / shadows
-        curves[name] = (grid, found)
+            true_positives += curve.true_positives[last] / shadows
+        curves[name] = (grid, true_positives)
     return rows, curves
 
 
 def threshold_rows(models: Models, shadows: int) -> list[dict[str, Any]]:
-    """The plainest attack on the models that saw all data: confidence in members against that in test samples."""
+    """The simplest attack on the models that saw all data: confidence in members against that in test samples."""
     train, test = confidences(models.train, models.train_labels), confidences(models.test, models.test_labels)
     rows = []
     for target in range(shadows, len(train)):
-        own = train[target, models.inside[target]]
-        members = np.arange(len(own) + test.shape[1]) < len(own)
-        numbers = figures(np.concatenate([own, test[target]]), members)
+        member_scores = train[target, models.inside[target]]
+        members = np.arange(len(member_scores) + test.shape[1]) < len(member_scores)
+        numbers = figures(np.concatenate([member_scores, test[target]]), members)
         rows.append({"attack": "threshold", "models": _kind(target, shadows), "target": target, **numbers})
     return rows
 
@@ -320,26 +322,26 @@ def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[
         [row[spread(np.flatnonzero(own), size)] for row, own in zip(models.train, models.inside, strict=True)]
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = logistic_attack(
+    attacked = logistic_attack(
         torch.from_numpy(members).to(device), torch.from_numpy(models.test).to(device), epochs=epochs
     )
     rows: list[dict[str, Any]] = []
     losses = []
-    for place, (accuracy, auc) in enumerate(zip(found.accuracy, found.auc, strict=True)):
+    for target, (accuracy, auc) in enumerate(zip(attacked.accuracy, attacked.auc, strict=True)):
         numbers = {"auc_%": 100 * float(auc), "accuracy_%": 100 * float(accuracy)}
-        rows.append({"attack": LOGISTIC, "models": _kind(place, shadows), "target": place, **numbers})
+        rows.append({"attack": LOGISTIC, "models": _kind(target, shadows), "target": target, **numbers})
     for kind in dict.fromkeys(row["models"] for row in rows):
         own = [row["target"] for row in rows if row["models"] == kind]
-        train, test = found.train_loss[own].mean(0), found.test_loss[own].mean(0)
-        for epoch, one, other in zip(found.epochs.tolist(), train, test, strict=True):
+        train, test = attacked.train_loss[own].mean(0), attacked.test_loss[own].mean(0)
+        for epoch, one, other in zip(attacked.epochs.tolist(), train, test, strict=True):
             losses.append({"models": kind, "epoch": epoch, "train_loss": float(one), "test_loss": float(other)})
     return rows, losses
 
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:
-    """E16: the attack as printed on E1's ResNet18-GN on CIFAR-10, if its runs kept their last states, and shadows.
+    """E16: the printed attack on E1's ResNet18-GN on CIFAR-10, if its runs kept their final states, and shadow attacks.
 
-    The shadow attacks train federations of LeNet, on a GPU 34 on CIFAR-10, on a CPU on Fashion-MNIST.
+    The shadow attacks train federations of LeNet: 34 on CIFAR-10 on a GPU, or on Fashion-MNIST on a CPU.
     """
     if request.quick:
         small: dict[str, Any] = {"partition": {"name": "label_skew", "clients": 20}, "epochs": 200}
@@ -355,7 +357,7 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
 
 
 def both(first: AnalysisResult, second: AnalysisResult) -> AnalysisResult:
-    """Two results as one: tables one below the other, all losses in one picture."""
+    """Combine two results: tables are concatenated, and all losses share one figure."""
     names = dict.fromkeys((*first.tables, *second.tables))
     tables = {name: [*first.tables.get(name, []), *second.tables.get(name, [])] for name in names}
     drawn = {**second.figures, **first.figures, "attacker_loss": draw_losses(tables["attacker_losses"])}

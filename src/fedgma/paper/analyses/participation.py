@@ -1,8 +1,8 @@
-"""Clients that take part in a round and clients that do not (E7, the paper's Tables 4 and 5).
+"""Accuracy of clients that are sampled in a round and of the others (E7, the paper's Tables 4 and 5).
 
-`paired` takes one trained model and one set of client updates and aggregates them both ways, so nothing but the mask
-differs. `separate` trains the two arms apart and looks at the same rounds. Every client is tested on test images with
-its own mix of classes. A change is relative, 100 (GMA / AVG - 1), as in the paper.
+`paired` aggregates the same client updates to the same model both ways, so only the mask differs. `separate` trains the
+two arms separately and evaluates the same rounds. Every client is tested on test images with its own mix of classes.
+A change is relative, 100 (GMA / AVG - 1), as in the paper.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,16 +30,16 @@ GROUPS = (PARTICIPATING, "non_participating")
 COHORTS = (5, 2)
 CLIENTS = 10
 PARTITION: Mapping[str, Any] = {"name": "label_skew", "classes_per_client": 2}
-SAYS = {  # of the claim that the change has the printed sign
+SAYS = {  # verdict on the claim that the change has the printed sign
     Agreement.INSIDE: ClaimVerdict.HOLDS,
     Agreement.SIGN: ClaimVerdict.HOLDS,
     Agreement.CONTRADICTS: ClaimVerdict.CONTRADICTED,
 }
-AFTER = (5, 10, 20, 40)  # rounds of training before the one that is looked at
+AFTER = (5, 10, 20, 40)  # rounds of training before the evaluated round
 
 
 def group_means(accuracies: npt.NDArray[np.floating[Any]], cohort: Sequence[int]) -> dict[str, float]:
-    """Mean accuracy of the clients in the cohort and of the others, in percent; those without tests are left out.
+    """Mean accuracy in percent of the sampled clients and of the others; clients without test samples are left out.
 
     >>> group_means(np.array([0.9, 0.5, 0.7, np.nan]), [0])
     {'participating': 90.0, 'non_participating': 60.0}
@@ -59,7 +59,7 @@ def relative_change(gma: float, avg: float) -> float:
 
 
 def trial_rows(record: RoundRecord, runs: int) -> Iterator[dict[str, Any]]:
-    """A round's rows, one for each group of clients; the runs of one arm come after those of the other."""
+    """The rows of a round, one for each run and group of clients; a record lists the arms in turn."""
     assert record.client_accuracies is not None
     head = {"run": record.run % runs, "after": record.round - 1, "arm": list(ARMS)[record.run // runs]}
     for group, value in group_means(record.client_accuracies, record.sampled).items():
@@ -72,7 +72,7 @@ def _both_arms(specs: Sequence[RunSpec], after: Sequence[int]) -> list[RunSpec]:
 
 
 def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """From plain FedAvg's model after so many rounds, one round aggregated both ways; a row an arm and a group."""
+    """Train plain FedAvg for `after` rounds, then aggregate one round both ways; a row per arm and group."""
     trunk = fleets.assemble([arm_of(spec, BASELINE, rounds=max(after), evaluate_every=0) for spec in specs])
     fork = fleets.assemble(_both_arms(specs, after))
     state, done = fleets.start(trunk), 0
@@ -87,7 +87,7 @@ def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[di
 
 
 def separate_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Both arms trained apart from the same first weights with the same cohorts, looked at in the same rounds."""
+    """Train both arms separately, with the same initial weights and sampled clients; evaluate the same rounds."""
     for played in fleets.play(_both_arms(specs, after)):
         if int(played.rounds[0]) - 1 in after:
             for record in played.records:
@@ -98,7 +98,7 @@ MODES = {"paired": paired_trials, "separate": separate_trials}
 
 
 def trials(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -> list[dict[str, Any]]:
-    """All trials of both modes and both cohorts."""
+    """All trials of both modes and both numbers of sampled clients."""
     after = (1, 2) if request.quick else AFTER if request.rounds is None else _points(request.rounds)
     materials, specs, rows = Materials(request.device), [], []
     for cohort in COHORTS:
@@ -107,8 +107,8 @@ def trials(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -
         specs += specs_of(materials, request.seeds, **settings, **rates, client_test_size=2000)
     for mode, play in MODES.items():
         for row in play(specs, after):
-            place = row.pop("run")
-            named = {"mode": mode, "cohort": specs[place].clients_per_round, "seed": specs[place].seed}
+            run = row.pop("run")
+            named = {"mode": mode, "cohort": specs[run].clients_per_round, "seed": specs[run].seed}
             rows.append({**named, **row})
     return rows
 
@@ -118,21 +118,21 @@ def _points(rounds: int) -> tuple[int, ...]:
 
 
 def changes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Relative change in every group, per starting round and over all of them, with its interval over seeds."""
-    found = []
+    """Relative change in every group, by starting round and over all, with its interval over seeds."""
+    summary = []
     for mode in MODES:
         for cohort in COHORTS:
-            own = [row for row in rows if row["mode"] == mode and row["cohort"] == cohort]
-            points = sorted({row["after"] for row in own})
+            group_rows = [row for row in rows if row["mode"] == mode and row["cohort"] == cohort]
+            points = sorted({row["after"] for row in group_rows})
             for point in [*points, "all"]:
-                picked = [row for row in own if point in ("all", row["after"])]
+                picked = [row for row in group_rows if point in ("all", row["after"])]
                 for group in GROUPS:
-                    found.append({"mode": mode, "cohort": cohort, "after": point, **_change(picked, group)})
-    return found
+                    summary.append({"mode": mode, "cohort": cohort, "after": point, **_change(picked, group)})
+    return summary
 
 
 def _change(rows: list[dict[str, Any]], group: str) -> dict[str, Any]:
-    """One group's accuracies and change; several starting rounds of a seed are one trial, their mean."""
+    """Accuracies and change of a group; the starting rounds of a seed are averaged to one trial."""
     seeds = sorted({row["seed"] for row in rows})
     means = {arm: [_mean(rows, group=group, arm=arm, seed=seed) for seed in seeds] for arm in ARMS}
     pairs = list(zip(means["GMA"], means["AVG"], strict=True))
@@ -166,7 +166,7 @@ def _mean(rows: list[dict[str, Any]], **wanted: Any) -> float:
 
 
 def printed() -> list[dict[str, Any]]:
-    """The paper's own numbers: means and relative changes of Tables 4 and 5."""
+    """The paper's numbers: means and relative changes of Tables 4 and 5."""
     rows = []
     for cohort in COHORTS:
         for row in read_printed(f"table_nonparticipating_{cohort}of10.csv"):
@@ -176,12 +176,12 @@ def printed() -> list[dict[str, Any]]:
 
 
 def printed_changes() -> dict[tuple[int, str], float]:
-    """The paper's relative changes by cohort and group."""
+    """The paper's relative changes by number of sampled clients and group."""
     return {(r["cohort"], r["group"]): r["value"] for r in printed() if r["trial"] == "relative_improvement_pct"}
 
 
 def beside(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Our changes over all starting rounds beside the printed ones."""
+    """Our changes over all starting rounds, with the printed ones."""
     changed = printed_changes()
     means = {(r["cohort"], r["group"], r["arm"]): r["value"] for r in printed() if r["trial"] == "mean"}
     rows = []
@@ -200,7 +200,7 @@ def _points_interval(row: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def find(row: dict[str, Any]) -> Finding:
-    """One comparison: the change in points, and what it says of the printed one."""
+    """The finding of a row: our change in points, and whether it agrees with the printed one."""
     head = f"{row['mode']}, {row['cohort']} of {CLIENTS} clients, {row['group'].replace('_', '-')}"
     between = "" if row["points_low"] is None else f", 95 % CI {row['points_low']:.1f} to {row['points_high']:.1f}"
     change = "undefined" if row["change_of_means_%"] is None else f"{row['change_of_means_%']:.1f} %"
@@ -216,7 +216,7 @@ def find(row: dict[str, Any]) -> Finding:
 def analyse(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -> AnalysisResult:
     """E7: accuracy on participating and other clients after a round, with and without the mask.
 
-    The paper does not say how its clients' classes were dealt; `partition` takes another way, as in a settings file.
+    The paper does not state its partition of the classes; `partition` sets another one, as in a settings file.
     """
     rows = trials(request, partition)
     summary = changes(rows)

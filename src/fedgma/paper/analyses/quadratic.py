@@ -3,7 +3,7 @@
 The paper's rate is O(1 / sqrt(alpha^2 T) + 1 / (alpha^2 T)) for random masks, independent of the gradients, whose every
 entry has a mean of at least alpha, with client rates of O(alpha / (K L)). On a quadratic the sums over local steps have
 a closed form, so a round costs a few array operations. The real mask is neither binary nor independent of the
-gradients: this is a check of the statement, not a prediction.
+gradients: this checks the statement and predicts nothing about training.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ from fedgma.statistics.verdicts import paired
 Numbers = npt.NDArray[np.float64]
 Mask = Callable[[Numbers, np.random.Generator], Numbers]  # updates [seed, client, entry] -> [seed, entry]
 ALPHAS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125)
-TARGET = 1e-4  # of the first squared gradient norm
+TARGET = 1e-4  # as a share of the initial squared gradient norm
 LOCAL_STEPS = 5
 
 
 class Problem(NamedTuple):
-    """f_n(w) = sum_j h_j (w_j - c_nj)^2 / 2: clients share the curvature and differ in where they want to go."""
+    """f_n(w) = sum_j h_j (w_j - c_nj)^2 / 2: clients share the curvature and differ in their optima."""
 
     curvature: Numbers  # [entry]
     centres: Numbers  # [client, entry]
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 def make_problem(
     entries: int = 100, clients: int = 10, *, condition: float = 10.0, spread: float = 1.0, seed: int = 0
 ) -> Problem:
-    """Curvatures from 1 / condition to 1; centres around zero; a start about ten away from them."""
+    """Curvatures from 1 / condition to 1, centres around zero, and a start at a distance of about ten."""
     rng = generator(seed, "quadratic")
     curvature = np.geomspace(1 / condition, 1.0, entries)
     centres = spread * rng.standard_normal((clients, entries))
@@ -51,12 +51,12 @@ def make_problem(
 
 
 def bernoulli(alpha: float) -> Mask:
-    """Every entry moves with probability alpha, whatever the updates are."""
+    """A random mask: every entry moves with probability alpha, independently of the updates."""
     return lambda updates, rng: (rng.random((len(updates), updates.shape[2])) < alpha).astype(np.float64)
 
 
 def voted(tau: float) -> Mask:
-    """The paper's mask, out of the signs of the updates."""
+    """The paper's mask, computed from the signs of the updates."""
 
     def mask(updates: Numbers, rng: np.random.Generator) -> Numbers:
         votes = np.sign(updates).sum(1).astype(np.int32)
@@ -77,7 +77,7 @@ def simulate(
 ) -> tuple[Numbers, Numbers]:
     """Squared gradient norms [seed, round + 1] and each entry's mean mask [seed, entry] of masked averaging.
 
-    Every client takes `steps` steps of that rate, each with Gaussian noise of that deviation on its gradient.
+    Every client takes `steps` gradient steps with Gaussian noise on the gradient.
 
     >>> problem = Problem(np.array([1.0]), np.array([[0.0]]), np.array([1.0]))
     >>> simulate(problem, bernoulli(1.0), 0.5, 3, steps=1)[0].round(4).tolist()  # halves the weight in every round
@@ -104,7 +104,8 @@ def simulate(
 def expected_norms(problem: Problem, alpha: float, rate: float, rounds: int, *, steps: int = LOCAL_STEPS) -> Numbers:
     """The mean of the squared gradient norms under random masks without noise, in closed form: [round + 1].
 
-    An entry's distance shrinks by 1 - a or not at all, so its square shrinks by 1 - alpha (2a - a^2) on average.
+    An entry's distance is multiplied by 1 - a or unchanged, so its mean square is multiplied by
+    1 - alpha (2a - a^2).
 
     >>> problem = Problem(np.array([1.0]), np.array([[0.0]]), np.array([1.0]))
     >>> expected_norms(problem, 0.5, 0.5, 1, steps=1).tolist()  # one quarter or all of it
@@ -117,7 +118,7 @@ def expected_norms(problem: Problem, alpha: float, rate: float, rounds: int, *, 
 
 
 def rounds_to(norms: Numbers, target: float) -> npt.NDArray[np.int64]:
-    """The first round at which each row is at or below the target; -1 where it never is.
+    """The first round at which each row is at or below the target; -1 if there is none.
 
     >>> rounds_to(np.array([[4.0, 2.0, 1.0], [4.0, 3.0, 3.0]]), 2.0).tolist()
     [1, -1]
@@ -131,7 +132,7 @@ RULES = dict(zip(POWERS, SCALES, strict=True))  # client rate -> its factor on 1
 
 
 def slowdown(problem: Problem, alphas: Sequence[float], seeds: int) -> list[dict[str, Any]]:
-    """Rounds until the squared gradient norm is a small part of the first, by density of random masks; no noise."""
+    """Rounds until the squared gradient norm falls to the target, by density of random masks; no noise."""
     rows = []
     for rule, scale in RULES.items():
         base = None
@@ -157,7 +158,7 @@ def _spread(needed: npt.NDArray[np.int64]) -> dict[str, float | None]:
 
 
 def exponent(alphas: Sequence[float], values: Sequence[float]) -> float:
-    """The power of 1 / alpha that values follow, by least squares on logarithms.
+    """The power of 1 / alpha that fits the values, by least squares on logarithms.
 
     >>> round(exponent([1.0, 0.5, 0.25], [3.0, 12.0, 48.0]), 6)
     2.0
@@ -181,15 +182,15 @@ def noisy(problem: Problem, alphas: Sequence[float], lengths: Sequence[int], see
 
 
 def against_votes(seeds: int, taus: Sequence[float] = (0.0, 0.4, 1.0), rounds: int = 2000) -> list[dict[str, Any]]:
-    """The paper's own mask on such quadratics without noise, one for each seed: does it get there, and how fast?
+    """The paper's mask on such quadratics without noise, one per seed: whether it reaches the target, and how fast.
 
-    Where as many clients want an entry up as down the mask is 0 and the entry stays, though the mean lies elsewhere.
+    If clients are evenly split on an entry, the mask is 0 and the entry does not move towards the mean.
     """
     rows = []
     for tau in taus:
-        found = [_voted_run(make_problem(seed=seed), tau, rounds) for seed in range(seeds)]
-        there = [one["rounds"] for one in found if one["rounds"] >= 0]
-        means = {name: float(np.mean([one[name] for one in found])) for name in found[0] if name != "rounds"}
+        results = [_voted_run(make_problem(seed=seed), tau, rounds) for seed in range(seeds)]
+        there = [result["rounds"] for result in results if result["rounds"] >= 0]
+        means = {name: float(np.mean([result[name] for result in results])) for name in results[0] if name != "rounds"}
         reached = {"reached": f"{len(there)} of {seeds}", "rounds": float(np.mean(there)) if there else None}
         rows.append({"tau": tau, **reached, **means})
     return rows
@@ -209,7 +210,7 @@ def _voted_run(problem: Problem, tau: float, rounds: int) -> dict[str, float]:
 
 
 def analyse(request: AnalysisRequest) -> AnalysisResult:
-    """E18: rounds against mask density on a quadratic, and the density of the masks of real runs."""
+    """E18: rounds by mask density on a quadratic, and the density of the masks of real runs."""
     from fedgma.paper.analyses import density
 
     alphas = (1.0, 0.5, 0.25) if request.quick else ALPHAS
@@ -225,11 +226,11 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
 
 
 def find(slow: list[dict[str, Any]], noise: list[dict[str, Any]], votes: list[dict[str, Any]]) -> list[Finding]:
-    """How rounds and gradient norms grow with sparser masks, and where the voted mask ends."""
+    """Findings: how rounds and gradient norms grow with sparser masks, and the final norm under the voted mask."""
     findings = [_slowdown(rule, [row for row in slow if row["rate"] == rule]) for rule in RULES]
     longest = max(row["T"] for row in noise)
-    own = [row for row in noise if row["T"] == longest]
-    power = exponent([row["alpha"] for row in own], [row["mean_squared_norm"] for row in own])
+    at_longest = [row for row in noise if row["T"] == longest]
+    power = exponent([row["alpha"] for row in at_longest], [row["mean_squared_norm"] for row in at_longest])
     grown = f"Noisy gradients, T = {longest}: the mean squared gradient norm grows as (1 / alpha)^{power:.2f}."
     masked = next(row for row in votes if row["tau"] == 0.4)
     ends = (
@@ -238,13 +239,13 @@ def find(slow: list[dict[str, Any]], noise: list[dict[str, Any]], votes: list[di
         f"squared norm (target {TARGET:g}): entries on which clients are evenly split stay where they are (alpha-hat "
         f"{masked['alpha_hat']:.3f})."
     )
-    findings.append(Finding("noise", grown, estimate=power, n=len(own)))
+    findings.append(Finding("noise", grown, estimate=power, n=len(at_longest)))
     findings.append(Finding("votes", ends, estimate=masked["last_norm / first"]))
     return findings
 
 
 def _slowdown(rule: str, rows: list[dict[str, Any]]) -> Finding:
-    """By which power of 1 / alpha the rounds to the target grow at one rule for the client rate."""
+    """The power of 1 / alpha by which the rounds to the target grow, for one rule for the client rate."""
     power = exponent([row["alpha"] for row in rows], [row["rounds"] for row in rows])
     text = f"Client rate {rule}, no noise: rounds to the target grow as (1 / alpha)^{power:.2f}."
     verdict = ClaimVerdict.HOLDS if power > 0 else ClaimVerdict.CONTRADICTED

@@ -1,7 +1,7 @@
-"""The stability of real masks (E17): local training repeated from one point of a run, in new batch orders.
+"""The stability of real masks (E17): local training repeated from one state of a run, with new batch orders.
 
-What varies from repeat to repeat is the order of the clients' batches and nothing else, so this is the least noise that
-an update has; the clients' data, the cohort and the weights they start from stay.
+Only the order of the clients' batches varies between repeats, so this is the minimal noise of an update. The clients'
+data, the sampled clients and the initial weights stay the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ from fedgma.statistics.verdicts import paired
 
 
 class Repeats(NamedTuple):
-    """What repeated local training from one point shows, entry by entry."""
+    """Statistics of repeated local training from one state, by entry."""
 
     votes: npt.NDArray[np.int32]  # [repeat, entry]
     means: Numbers  # [client, entry], of the update over repeats
@@ -40,7 +40,7 @@ class Repeats(NamedTuple):
 
 
 def gather(updates: Iterable[Tensor]) -> Repeats:
-    """Votes, means and deviations of updates [client, entry] that come repeat by repeat."""
+    """Votes, means and deviations over repeats; `updates` yields [client, entry] for each repeat."""
     votes, first, second, count = [], None, None, 0
     for update in updates:
         values = update.cpu().numpy().astype(np.float64)
@@ -56,12 +56,12 @@ def gather(updates: Iterable[Tensor]) -> Repeats:
 
 
 def describe(seen: Repeats, tau: float) -> dict[str, Any]:
-    """One point's figures: stability of the mask, and the two conditions held against what happened; shares in %."""
+    """Shares in %: the stability of the mask, and how often it is 1 under the two conditions."""
     clients, repeats = len(seen.means), len(seen.votes)
     often = stability(seen.votes, clients, tau)
     passed = (np.abs(seen.votes) >= votes_needed(tau, clients)).mean(0)
     sigma = np.maximum(seen.deviations, 1e-30)
-    side = np.where((seen.means > 0).sum(0) >= (seen.means < 0).sum(0), 1.0, -1.0)  # the commoner sign is the positive
+    side = np.where((seen.means > 0).sum(0) >= (seen.means < 0).sum(0), 1.0, -1.0)  # makes the commoner sign positive
     printed, corrected = printed_condition(side * seen.means, tau), corrected_condition(seen.means, tau)
     bound = corrected_bound(seen.means, sigma, tau)
     slack = 2 * np.sqrt(np.maximum(bound * (1 - bound), 0.25 / repeats) / repeats)
@@ -85,7 +85,7 @@ def _mean(values: npt.NDArray[Any]) -> float:
 
 
 def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[str, Any]]:
-    """From several points of real FedAvg runs, local training repeated: a row for each seed, skew and point."""
+    """Repeat local training from several rounds of real FedAvg runs: a row for each seed, partition and round."""
     chosen = found_or_mini(request, "fmnist")
     points = (0, 2) if request.quick else (0, 10, request.rounds or 50)
     repeats = 5 if request.quick else 30
@@ -111,7 +111,7 @@ def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[s
 
 
 def _states(fleet: fleets.Fleet, points: Iterable[int]) -> Iterator[tuple[int, State]]:
-    """The fleet's state after so many rounds, for each of the rising numbers."""
+    """The state of the fleet after each of these rounds, which ascend."""
     state, done = fleets.start(fleet), 0
     for point in points:
         for _ in range(point - done):
@@ -121,23 +121,23 @@ def _states(fleet: fleets.Fleet, points: Iterable[int]) -> Iterator[tuple[int, S
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds, and the 95 % interval of the stability."""
+    """Means over seeds, and the 95 % CI of the stability."""
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["dataset"], row["partition"], row["after_round"]), []).append(row)
-    found = []
-    for (dataset, skew, point), own in groups.items():
-        verdict = paired([row["stability"] for row in own])
+    summary = []
+    for (dataset, skew, point), group in groups.items():
+        verdict = paired([row["stability"] for row in group])
         low, high = verdict.interval or (None, None)
-        names = [name for name in own[0] if name not in ("dataset", "partition", "after_round", "seed")]
-        means = {name: float(np.nanmean([row[name] for row in own])) for name in names if name != "repeats"}
-        head = {"dataset": dataset, "partition": skew, "after_round": point, "seeds": len(own)}
-        found.append({**head, "stability": means.pop("stability"), "low": low, "high": high, **means})
-    return found
+        names = [name for name in group[0] if name not in ("dataset", "partition", "after_round", "seed")]
+        means = {name: float(np.nanmean([row[name] for row in group])) for name in names if name != "repeats"}
+        head = {"dataset": dataset, "partition": skew, "after_round": point, "seeds": len(group)}
+        summary.append({**head, "stability": means.pop("stability"), "low": low, "high": high, **means})
+    return summary
 
 
 def find(summary: list[dict[str, Any]]) -> list[Finding]:
-    """A finding for each skew at the last point: how often a mask has its commonest value."""
+    """A finding for each partition after the last round: how often a mask has its commonest value."""
     last = max(row["after_round"] for row in summary)
     return [_stability(row) for row in summary if row["after_round"] == last]
 

@@ -1,4 +1,4 @@
-"""Rounds with the lid off: the specs of an analysis, every client's update, and the mask that the updates give."""
+"""Access to the inside of a round: the specs of an analysis, every client's update, and the resulting mask."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,12 +26,12 @@ MINI = "fmnist-mini"
 
 
 def data_and_model(request: AnalysisRequest, dataset: str) -> dict[str, str]:
-    """The data set of an analysis with its model; for a quick look the embedded one and logistic regression."""
+    """Data set and model of an analysis; if quick, the embedded data set and logistic regression."""
     return {"dataset": MINI, "model": "logistic"} if request.quick else {"dataset": dataset}
 
 
 def found_or_mini(request: AnalysisRequest, name: str) -> dict[str, str]:
-    """The same with the embedded data set where the other one is not on this machine."""
+    """The same, with the embedded data set if the other is not on this machine."""
     try:
         load(name)
     except DataError:
@@ -40,38 +40,38 @@ def found_or_mini(request: AnalysisRequest, name: str) -> dict[str, str]:
 
 
 def specs_of(materials: Materials, seeds: int, **settings: Any) -> list[RunSpec]:
-    """One run a seed, by settings as in a settings file; everything else is the paper's."""
-    return [materials.spec(one) for one in settings_of(seeds, **settings)]
+    """One run per seed, with settings as in a settings file; the rest are the paper's defaults."""
+    return [materials.spec(run_settings) for run_settings in settings_of(seeds, **settings)]
 
 
 def settings_of(seeds: int, **settings: Any) -> list[Settings]:
-    """The settings of one run a seed, complete."""
+    """The complete settings of one run per seed."""
     return [complete(Settings.model_validate({**settings, "seed": seed})) for seed in range(seeds)]
 
 
 def arm_of(spec: RunSpec, name: str, **changes: Any) -> RunSpec:
-    """The same run as one arm of a comparison: the plain mean, or its own rule."""
+    """The same run as one arm of a comparison: with the plain mean, or with its own rule."""
     return replace(spec, rule=mean() if name == BASELINE else spec.rule, **changes)
 
 
 def train_clients(fleet: Fleet, state: State, run: int, clients: Sequence[int]) -> tuple[Trained, np.ndarray]:
-    """Local training of some clients of one run in its next round, and their weights; nothing is aggregated."""
+    """Train some clients of one run in its next round without aggregation; also return the clients' weights."""
     lane_batch, weights = lay_lane_batch(fleet, state, [(run, int(client)) for client in clients])
     start = unflatten(state.params, fleet.shapes)
     return fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers)), weights
 
 
 def retrain(fleet: Fleet, state: State, run: int, clients: Sequence[int], repeats: int) -> Iterator[Tensor]:
-    """The clients' updates [client, entry] from the same weights, again and again, each time in new batch orders.
+    """The clients' updates [client, entry] from the same initial weights, `repeats` times, with new batch orders.
 
-    The orders are those of the rounds to come, which are keyed by the round's number.
+    The batch orders are those of the following rounds, since they depend on the round number.
     """
     for ahead in range(repeats):
         yield train_clients(fleet, replace(state, rounds=state.rounds + ahead), run, clients)[0].flat
 
 
 def open_round(fleet: Fleet, state: State) -> tuple[State, tallies.Sums, tallies.Merged]:
-    """A round as `fleet.play_round` plays it, with its votes and mask, and without evaluation; not for SCAFFOLD."""
+    """Run one round as `fleet.play_round` does, return its votes and mask too, and skip evaluation; no SCAFFOLD."""
     sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
     kept: rules.Kept = {}
     for run, spec in enumerate(fleet.specs):

@@ -1,6 +1,6 @@
-"""An analysis's result as files: findings as JSON, each table as CSV, pictures as PNG, and a Markdown page for people.
+"""Save the result of an analysis: findings as JSON, tables as CSV, figures as PNG, and a Markdown page.
 
-The page is never read back.
+The page is for readers only; no code parses it.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from fedgma.paper.findings import write_findings
 from fedgma.reports.plots.style import save as save_figure
 from fedgma.reports.tables import Table, comma_separated, markdown
 
-LINES = 60  # rows of a table in the Markdown page; longer ones are in their CSV file alone
+LINES = 60  # rows of a table in the Markdown page; longer tables are only in their CSV file
 
 
 def save(result: AnalysisResult, folder: Path, title: str) -> list[Path]:
-    """Write a result into a folder; gives back the files."""
+    """Write a result into a folder; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = {name: as_table(name, rows) for name, rows in result.tables.items() if rows}
     files = [write_findings(result.findings, folder)]
@@ -34,14 +34,14 @@ def save(result: AnalysisResult, folder: Path, title: str) -> list[Path]:
 
 
 def _shrink(picture: Path) -> None:
-    """Line drawings need few colours; a third of the bytes is left."""
+    """Reduce a PNG to a palette: line drawings need few colours, and a third of the bytes remains."""
     with Image.open(picture) as drawn:
         few = drawn.convert("RGB").quantize(64)
     few.save(picture, optimize=True)
 
 
 def as_table(name: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows as a table; a row without some column has an empty place there.
+    """Rows as a table; missing values are left empty.
 
     >>> as_table("some_rows", [{"a": 1}, {"a": 2, "b": 0.5}]).rows
     ((1, None), (2, 0.5))

@@ -1,4 +1,4 @@
-"""How stable a mask is (E17, the paper's Appendix G): a grid of what can be promised, and repeats of real training."""
+"""How stable a mask is (E17, the paper's Appendix G): bounds over a grid, and repeats of real training."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,11 +22,11 @@ RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)  # of mean to devi
 COHORTS = (5, 10, 30, 100)
 TAUS = (0.2, 0.4, 0.6, 0.8)
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of clients with a positive mean
-ALMOST_SURE = 0.95  # the probability below which a promise of "almost surely" is not kept
+ALMOST_SURE = 0.95  # a lower probability is not "almost surely"
 
 
 def grid(draws: int = 20_000) -> list[dict[str, Any]]:
-    """P(mask = 1) over ratios, cohorts, thresholds and shares: drawn, exact, and what is promised."""
+    """P(mask = 1) over ratios, numbers of clients, thresholds and shares: simulated, exact, and the bounds."""
     return [
         _cell(clients, positive, tau, ratio, draws)
         for clients in COHORTS
@@ -55,7 +55,7 @@ def _cell(clients: int, positive: int, tau: float, ratio: float, draws: int) -> 
 
 
 def growth(tau: float = 0.4, ratios: Iterable[float] = (1.0, 2.0, 3.0)) -> list[dict[str, Any]]:
-    """P(mask is not 1) at the least share that suffices, by the size of the cohort: the constant depends on it."""
+    """P(mask is not 1) at the smallest sufficient share, by number of clients, on which the constant depends."""
     rows = []
     for clients in (5, 10, 20, 30, 50, 100, 200):
         positive = -(-(clients + votes_needed(tau, clients)) // 2)
@@ -79,7 +79,7 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
 
 
 def find(cells: list[dict[str, Any]]) -> list[Finding]:
-    """Whether the corrected bound and the printed condition keep what they promise, and how exact the drawing is."""
+    """Findings: whether the corrected bound and the printed condition hold, and the error of the simulation."""
     promised = [cell for cell in cells if cell["corrected_condition"]]
     misled = [cell for cell in cells if cell["printed_condition"] and not cell["corrected_condition"]]
     sharp = [cell["exact"] for cell in misled if cell["ratio"] == max(RATIOS)]

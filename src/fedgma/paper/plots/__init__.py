@@ -1,1 +1,1 @@
-"""Pictures of the paper beside ours."""
+"""Figures of the paper's experiments, with the printed numbers."""

@@ -1,4 +1,4 @@
-"""Our numbers beside printed ones: differences with their intervals, accuracy along a setting, thresholds as steps."""
+"""Figures of our numbers and the printed ones: differences with intervals, accuracy by setting, accuracy by tau."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from fedgma.reports.plots.style import BASE, COLOURS, INK, SIZE, WIDTH, colour_o
 
 
 class Difference(NamedTuple):
-    """A row of a picture of differences; what is None is not drawn."""
+    """A row in a figure of differences; None is not drawn."""
 
     label: str
     mean: float | None
@@ -28,18 +28,18 @@ class Point(NamedTuple):
 
 
 def draw_differences(rows: Sequence[Difference], title: str = "") -> Figure:
-    """One line a cell: our mean difference with its interval, and the printed one as an open diamond."""
+    """One row per cell: our mean difference with its interval, and the printed one as an open diamond."""
     longest = max(len(row.label) for row in rows)
     figure = Figure(figsize=(WIDTH + 0.6 + 0.07 * max(0, longest - 24), 0.9 + 0.2 * len(rows)), layout="constrained")
     axes = figure.subplots()
     dress(axes, "x")
     axes.set_title(title, fontsize=SIZE + 1.5, loc="left", color=INK)
-    for place, row in enumerate(rows):
+    for y, row in enumerate(rows):
         if row.mean is not None:
-            _interval(axes, row, place)
+            _interval(axes, row, y)
         if row.printed is not None:
-            label = "printed" if place == next(i for i, r in enumerate(rows) if r.printed is not None) else None
-            axes.plot(row.printed, place, "D", color=BASE, mfc="none", markersize=5, label=label)
+            label = "printed" if y == next(i for i, r in enumerate(rows) if r.printed is not None) else None
+            axes.plot(row.printed, y, "D", color=BASE, mfc="none", markersize=5, label=label)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -50,16 +50,16 @@ def draw_differences(rows: Sequence[Difference], title: str = "") -> Figure:
     return figure
 
 
-def _interval(axes: Axes, row: Difference, place: int) -> None:
+def _interval(axes: Axes, row: Difference, y: int) -> None:
     sure = row.low is not None and row.high is not None and not row.low <= 0 <= row.high
     colour = COLOURS[0]
     if row.low is not None and row.high is not None:
-        axes.plot([row.low, row.high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt")
-    axes.plot([row.mean or 0.0], [place], "o", color=colour, mfc=colour if sure else "none", markersize=5)
+        axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.6, solid_capstyle="butt")
+    axes.plot([row.mean or 0.0], [y], "o", color=colour, mfc=colour if sure else "none", markersize=5)
 
 
 def _reach(rows: Sequence[Difference]) -> tuple[float, float]:
-    """The view follows means and printed numbers; intervals of few seeds may reach out of it."""
+    """The limits of the axis, from means and printed numbers; wide intervals of few seeds may exceed them."""
     seen = [abs(value) for row in rows for value in (row.mean, row.printed) if value is not None]
     ends = sorted(abs(value) for row in rows for value in (row.low, row.high) if value is not None)
     most = ends[int(0.9 * (len(ends) - 1))] if ends else 0.0
@@ -68,10 +68,10 @@ def _reach(rows: Sequence[Difference]) -> tuple[float, float]:
 
 
 def draw_axis(arms: Mapping[str, Mapping[float, Point]], axis: str, title: str = "") -> Figure:
-    """Accuracy of each arm along a setting, evenly spaced, with one deviation; the printed numbers as open diamonds."""
+    """Accuracy of each arm by a setting, evenly spaced, with one deviation; printed numbers as open diamonds."""
     figure, (axes,) = new_figure(2.8, title)
     values = sorted({value for points in arms.values() for value in points})
-    places = {value: place for place, value in enumerate(values)}
+    places = {value: index for index, value in enumerate(values)}
     for name, points in arms.items():
         colour, dash = colour_of(name, list(arms))
         x = [places[value] for value in sorted(points)]
@@ -93,12 +93,12 @@ def draw_axis(arms: Mapping[str, Mapping[float, Point]], axis: str, title: str =
 def draw_steps(
     groups: Sequence[tuple[Sequence[float], Sequence[Point]]], plain: float | None, title: str = ""
 ) -> Figure:
-    """Accuracy by threshold as the step function it is: thresholds that give one mask stand on one step."""
+    """Accuracy by threshold, a step function: thresholds that give the same mask share a step."""
     figure, (axes,) = new_figure(2.8, title)
     bounds = [0.0, *(group[-1] for group, _ in groups)]
-    for place, (group, points) in enumerate(groups):
+    for index, (group, points) in enumerate(groups):
         level = sum(point.mean for point in points) / len(points)
-        axes.plot([bounds[place], bounds[place + 1]], [level, level], color=COLOURS[0], linewidth=2.2, alpha=0.5)
+        axes.plot([bounds[index], bounds[index + 1]], [level, level], color=COLOURS[0], linewidth=2.2, alpha=0.5)
         spread = [point.deviation or 0.0 for point in points]
         axes.errorbar(
             list(group),

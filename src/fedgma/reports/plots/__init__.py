@@ -1,4 +1,4 @@
-"""Pictures: of a federation's data, of accuracy over rounds, of where clients disagree, of grids. No torch needed."""
+"""Figures of federated data, accuracy by round, client agreement and grids of settings. Needs no torch."""
 
 from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.federations import draw_classes, draw_images, draw_sizes, examples

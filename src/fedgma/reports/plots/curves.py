@@ -1,4 +1,4 @@
-"""Accuracy against round: the mean of the seeds with a band, and under it the paired difference with its interval."""
+"""Accuracy by round: the mean over seeds with a band, and below it the paired difference with its interval."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from fedgma.reports.plots.style import GRID, INK, SIZE, colour_of, is_plain, key
 from fedgma.statistics.verdicts import paired
 
 Seeds = Mapping[int, Mapping[int, float]]  # seed -> round -> share
-DOTS = 30  # evaluations; more of them are a line without dots
-BANDS = 3  # arms; the bands of more would hide each other
+DOTS = 30  # evaluations; a curve with more has no dots
+BANDS = 3  # arms; with more, the bands would hide each other
 Curve = npt.NDArray[np.float64]
 
 
 def draw_accuracy(arms: Mapping[str, Seeds], title: str = "", split: str = "test") -> Figure:
-    """One line an arm, a band of one deviation over its seeds where arms are few; beneath, each minus the mean."""
+    """One line per arm, with a band of one deviation if arms are few; below, each arm minus the mean."""
     base = next((name for name in arms if is_plain(name)), None)
     others = [name for name in arms if base is not None and name != base and _shared(arms[name], arms[base])]
     figure, panels = new_figure(3.5 if others else 2.6, title, (2.4, 1) if others else (1,))
@@ -35,8 +35,8 @@ def draw_accuracy(arms: Mapping[str, Seeds], title: str = "", split: str = "test
     if len(arms) <= BANDS:
         key(panels[0], 1, "lower right")
     else:
-        place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False, "labelcolor": INK}
-        figure.legend(*panels[0].get_legend_handles_labels(), fontsize=SIZE, **place)
+        legend: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False, "labelcolor": INK}
+        figure.legend(*panels[0].get_legend_handles_labels(), fontsize=SIZE, **legend)
         figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(arms) // 2))
     return figure
 
@@ -52,7 +52,7 @@ def _line(axes: Axes, name: str, seeds: Seeds, look: tuple[str, Any], *, band: b
 
 
 def stacked(seeds: Sequence[Mapping[int, float]]) -> tuple[npt.NDArray[np.int64], Curve]:
-    """Rounds that all seeds measured, and their percentages [seed, round].
+    """The rounds that were measured for all seeds, and the percentages [seed, round].
 
     >>> stacked([{1: 0.5, 2: 0.6}, {2: 0.8}])[1].tolist()
     [[60.0], [80.0]]
@@ -78,7 +78,7 @@ def _difference(axes: Axes, arm: Seeds, base: Seeds, look: tuple[str, Any], *, b
 
 
 def _keep_in_sight(axes: Axes, apart: Curve) -> None:
-    """Two or three seeds give intervals so wide that they would hide the line; the view follows the seeds."""
+    """Fit the axis to the seeds: intervals of two or three seeds are too wide to show in full."""
     reach = max(0.5, 1.8 * float(np.abs(apart).max()))
     low, high = axes.get_ylim() if axes.get_autoscaley_on() is False else (-reach, reach)
     axes.set_ylim(min(low, -reach), max(high, reach))

@@ -1,4 +1,4 @@
-"""Pictures of a federation's data: who holds which classes, how large clients are, what their images look like."""
+"""Figures of federated data: classes by client, client sizes, sample images."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,15 +16,15 @@ if TYPE_CHECKING:  # a report draws partitions without torch
     from fedgma.data.federation import Federation
     from fedgma.data.pools import ImagePool
 
-BUBBLES = 120  # clients, and CLASSES classes, above which bubbles are too small and a heat map takes over
+BUBBLES = 120  # clients, and CLASSES classes, above which bubbles are too small and a heat map is drawn
 CLASSES = 40
-COLUMNS = 300  # of the heat map; more clients than that share one
-NAMED = 25  # classes, above which only every fifth (or so) is named
+COLUMNS = 300  # of the heat map; with more clients, several share a column
+NAMED = 25  # classes; with more, only about every fifth is named
 BLUE = "#2b6ca3"
 
 
 def draw_classes(counts: Index, classes: Sequence[str], title: str = "") -> Figure:
-    """Client by class: bubbles for few clients, a heat map of sorted clients for many; `counts` is [client, class]."""
+    """Classes by client: bubbles for few clients, a sorted heat map for many; `counts` is [client, class]."""
     clients = len(counts)
     few = clients <= BUBBLES and len(classes) <= CLASSES
     width = 5 + clients * 0.075 if few else 12
@@ -40,10 +40,10 @@ def draw_classes(counts: Index, classes: Sequence[str], title: str = "") -> Figu
 
 def _bubbles(figure: Figure, axes: Axes, counts: Index) -> None:
     client, label = np.nonzero(counts)
-    held = counts[client, label]
+    samples = counts[client, label]
     height = 72 * 0.24 * min(1.0, NAMED / counts.shape[1])
     largest = min(height, 72 * figure.get_figwidth() * 0.85 / len(counts)) * 0.95  # points between two neighbours
-    axes.scatter(client, label, s=largest**2 * held / counts.max(), color=BLUE, linewidths=0)
+    axes.scatter(client, label, s=largest**2 * samples / counts.max(), color=BLUE, linewidths=0)
     axes.set_xlim(-0.8, len(counts) - 0.2)
     axes.set_xlabel(f"client  (area = samples; the largest bubble is {counts.max()})", fontsize=9)
     axes.grid(color="#eeeeee")
@@ -51,7 +51,7 @@ def _bubbles(figure: Figure, axes: Axes, counts: Index) -> None:
 
 
 def _heat(figure: Figure, axes: Axes, counts: Index) -> None:
-    """Share of each class, clients sorted by what they hold most of; neighbours are averaged where there are many."""
+    """Share of each class, clients sorted by their commonest class; many clients are averaged in columns."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     order = np.lexsort(
         (*np.sort(-shares, axis=1).T[::-1], np.argsort(-shares, axis=1, kind="stable")[:, 1], shares.argmax(axis=1))
@@ -86,7 +86,7 @@ def draw_sizes(sizes: Index, title: str = "") -> Figure:
 
 
 def draw_images(federation: "Federation", clients: Sequence[int], *, columns: int = 20, seed: int = 0) -> Figure:
-    """Contact sheet: a row of images for each of these clients as it sees them, then the test environments."""
+    """Sample images: a row for each of these clients, as the client sees them, then the test splits."""
     rows: list[tuple[str, ImagePool, Index, int | None]] = []
     rows += [(f"client {n}", federation.train, federation.clients[n], n) for n in clients]
     tests = {"test": federation.test, **{f"test: {name}": pool for name, pool in federation.more_tests.items()}}
@@ -103,7 +103,7 @@ def draw_images(federation: "Federation", clients: Sequence[int], *, columns: in
 
 
 def examples(labels: Labels, index: Index, count: int, seed: int) -> Index:
-    """Up to `count` of the samples, the classes present in turn, ordered by class.
+    """Up to `count` samples, balanced over the classes present and ordered by class.
 
     >>> examples(np.array([0, 0, 0, 1]), np.arange(4), 2, seed=0).shape
     (2,)
@@ -125,6 +125,6 @@ def _strip(pool: "ImagePool", chosen: Index, client: int | None, columns: int) -
     seen = pool.show(index, pool.client_of[index] if client is None else torch.full_like(index, client)).cpu().numpy()
     side = seen.shape[-1] + 2
     strip = np.ones((seen.shape[-2], side * columns, seen.shape[1]), np.float32)
-    for place, image in enumerate(seen):
-        strip[:, place * side : place * side + side - 2] = image.transpose(1, 2, 0)
+    for column, image in enumerate(seen):
+        strip[:, column * side : column * side + side - 2] = image.transpose(1, 2, 0)
     return strip

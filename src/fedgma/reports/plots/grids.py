@@ -1,4 +1,4 @@
-"""Learning-rate heat maps, and how evenly accuracy is spread over clients."""
+"""Heat maps of learning rates, and the spread of accuracy over clients."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ MARKS = {"worst_decile": "v", "mean": "o", "participating": "s", "non_participat
 
 
 def draw_rates(grids: Mapping[str, Grid], server: Sequence[float], client: Sequence[float], title: str = "") -> Figure:
-    """Accuracy [client rate, server rate] of each arm on one colour scale, the best pair of each framed."""
+    """Accuracy [client rate, server rate] of each arm on one colour scale, with the best pair of each arm framed."""
     height = 0.75 + len(grids) * (0.55 + 0.3 * len(client))
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.suptitle(title, fontsize=SIZE + 1.5, x=0.01, ha="left", color=INK)
@@ -41,7 +41,7 @@ def draw_rates(grids: Mapping[str, Grid], server: Sequence[float], client: Seque
 
 
 def draw_fairness(arms: Mapping[str, Mapping[str, Sequence[float]]], title: str = "") -> Figure:
-    """Accuracy of the worst tenth of clients, of all, and of those who take part or not: a row an arm, a dot a seed."""
+    """Accuracy of the worst tenth of clients, of all, of sampled and of other clients: a row per arm."""
     figure, (axes,) = new_figure(1.35 + 0.42 * len(arms), title)
     for row, (name, figures) in enumerate(arms.items()):
         colour, _ = colour_of(name, list(arms))

@@ -1,4 +1,4 @@
-"""Where clients agree: the histogram of agreement, disagreement by layer and round, and what each tau would mask."""
+"""Client agreement: its histogram, masked entries by layer and round, and what each tau would mask."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,56 +18,56 @@ GRID_OF_TAUS = tuple(round(0.1 * step, 1) for step in range(1, 11))  # the paper
 
 
 def draw_agreement(histograms: Mapping[str, Shares], tau: float | None = None, title: str = "") -> Figure:
-    """Share of entries at each agreement, beside what fair coins would give; all for one size of cohort."""
+    """Share of entries at each agreement, and the shares for random signs; all for one number of sampled clients."""
     figure, (axes,) = new_figure(2.6, title)
-    cohort = len(next(iter(histograms.values()))) - 1
-    places = np.arange(cohort + 1)
-    seen = places[np.any([shares > 0 for shares in [*histograms.values(), coins(cohort)]], axis=0)]
+    clients = len(next(iter(histograms.values()))) - 1
+    places = np.arange(clients + 1)
+    seen = places[np.any([shares > 0 for shares in [*histograms.values(), coins(clients)]], axis=0)]
     width = 0.8 * (float(np.diff(seen).min()) if len(seen) > 1 else 1.0) / len(histograms)
     for row, (name, shares) in enumerate(histograms.items()):
-        where = (seen + (row - (len(histograms) - 1) / 2) * width) / cohort
-        pale = 1.0 if row == len(histograms) - 1 else 0.4  # the last stage is what counts
-        axes.bar(where, 100 * shares[seen], width=width / cohort * 0.94, color=COLOURS[0], alpha=pale, label=name)
-    fair = coins(cohort)
+        where = (seen + (row - (len(histograms) - 1) / 2) * width) / clients
+        pale = 1.0 if row == len(histograms) - 1 else 0.4  # the last stage is emphasised
+        axes.bar(where, 100 * shares[seen], width=width / clients * 0.94, color=COLOURS[0], alpha=pale, label=name)
+    fair = coins(clients)
     even = np.nonzero(fair)[0]
-    axes.plot(even / cohort, 100 * fair[even], "o", mfc="none", color=INK, markersize=5, label="fair coins")
+    axes.plot(even / clients, 100 * fair[even], "o", mfc="none", color=INK, markersize=5, label="fair coins")
     if tau is not None:
-        _mark_tau(axes, tau, seen, cohort)
+        _mark_tau(axes, tau, seen, clients)
     key(axes, 1, "upper right")
-    name_axes(axes, f"agreement |votes| / {cohort}", "share of entries, %")
+    name_axes(axes, f"agreement |votes| / {clients}", "share of entries, %")
     axes.grid(visible=False, axis="x")
     return figure
 
 
-def _mark_tau(axes: Axes, tau: float, seen: npt.NDArray[np.int64], cohort: int) -> None:
-    """A line between the last agreement that is masked and the first that is kept."""
-    masked, kept = seen[seen < votes_needed(tau, cohort)], seen[seen >= votes_needed(tau, cohort)]
+def _mark_tau(axes: Axes, tau: float, seen: npt.NDArray[np.int64], clients: int) -> None:
+    """A line between the highest masked agreement and the lowest that is kept."""
+    masked, kept = seen[seen < votes_needed(tau, clients)], seen[seen >= votes_needed(tau, clients)]
     if not len(masked) or not len(kept):
         return
-    place = float(masked[-1] + kept[0]) / 2 / cohort
-    axes.axvline(place, color=INK, linewidth=1, linestyle=":")
+    x = float(masked[-1] + kept[0]) / 2 / clients
+    axes.axvline(x, color=INK, linewidth=1, linestyle=":")
     top = axes.get_xaxis_transform()
-    axes.annotate("masked", (place, 1), (-4, 1), top, "offset points", ha="right", fontsize=SIZE, color=INK)
-    axes.annotate(f"kept (tau {tau:g})", (place, 1), (4, 1), top, "offset points", fontsize=SIZE, color=INK)
+    axes.annotate("masked", (x, 1), (-4, 1), top, "offset points", ha="right", fontsize=SIZE, color=INK)
+    axes.annotate(f"kept (tau {tau:g})", (x, 1), (4, 1), top, "offset points", fontsize=SIZE, color=INK)
 
 
-def coins(cohort: int) -> Shares:
-    """Shares of |votes| = 0..C where every vote is a fair coin: the agreement that says nothing.
+def coins(clients: int) -> Shares:
+    """Shares of |votes| = 0..C if every vote is an independent fair coin.
 
     >>> coins(2).tolist(), round(float(coins(10) @ np.arange(11) / 10), 3)
     ([0.5, 0.0, 0.5], 0.246)
     """
-    shares = np.zeros(cohort + 1)
-    for heads in range(cohort + 1):
-        shares[abs(2 * heads - cohort)] += math.comb(cohort, heads) / 2**cohort
+    shares = np.zeros(clients + 1)
+    for heads in range(clients + 1):
+        shares[abs(2 * heads - clients)] += math.comb(clients, heads) / 2**clients
     return shares
 
 
 def draw_layers(below: Shares, rounds: Sequence[int], layers: Sequence[str], title: str = "") -> Figure:
-    """Heat map of the share of entries that are masked: [layer, round], first layer on top, two rounds or more."""
+    """Heat map of the share of masked entries [layer, round], first layer on top; needs two rounds or more."""
     figure, (axes,) = new_figure(1.25 + 0.21 * max(3, len(layers)), title)
     middles = (np.array(rounds[1:]) + np.array(rounds[:-1])) / 2
-    edges = [2 * rounds[0] - middles[0], *middles, 2 * rounds[-1] - middles[-1]]  # rounds may be measured unevenly
+    edges = [2 * rounds[0] - middles[0], *middles, 2 * rounds[-1] - middles[-1]]  # rounds may be unevenly spaced
     places = np.arange(len(layers) + 1) - 0.5
     shown = axes.pcolormesh(
         edges, places, 100 * below, cmap=SEQUENCE, vmin=0, vmax=_ceiling(100 * below), rasterized=True
@@ -90,13 +90,13 @@ def _ceiling(percent: Shares) -> float:
 
 
 def draw_stability(curves: Mapping[str, tuple[Shares, Shares]], rounds: Sequence[int], title: str = "") -> Figure:
-    """Figures of a mask beside an earlier one, by round: name -> measured and by chance, shares of [round]."""
+    """How a mask differs from an earlier one, by round: name -> shares [round], measured and expected by chance."""
     figure, panels = new_figure(1.3 + 1.25 * len(curves), title, (1,) * len(curves))
     for axes, (name, (measured, chance)) in zip(panels, curves.items(), strict=True):
         dot = "o" if len(rounds) <= 30 else ""
         axes.plot(rounds, 100 * measured, color=COLOURS[0], lw=1.6, label="measured", marker=dot, markersize=3)
         axes.plot(rounds, 100 * chance, color=INK, lw=1, ls=":", label="by chance")
-        room = 1.3 if axes is panels[0] else 1.05  # the key stands above the lines
+        room = 1.3 if axes is panels[0] else 1.05  # room for the legend above the lines
         axes.set_ylim(0, room * _ceiling(100 * np.concatenate([measured, chance])))
         name_axes(axes, "round" if axes is panels[-1] else "", f"{name}, %")
     key(panels[0], 2, "upper right")
@@ -105,16 +105,16 @@ def draw_stability(curves: Mapping[str, tuple[Shares, Shares]], rounds: Sequence
 
 
 def draw_taus(shares: Shares, accuracy: Mapping[float, Spread] | None = None, title: str = "") -> Figure:
-    """How much each tau masks, as the step function it is; braces join taus that are one algorithm on these votes."""
+    """Share of masked entries by tau, a step function; lines join taus that give the same mask on these votes."""
     measured = accuracy or {}
     figure, panels = new_figure(3.8 if measured else 2.6, title, (1.5, 1) if measured else (1,))
     axes = panels[0]
-    cohort = len(shares) - 1
-    edges = np.arange(cohort + 1) / cohort
+    clients = len(shares) - 1
+    edges = np.arange(clients + 1) / clients
     masked = np.concatenate([[0.0], np.cumsum(shares)[:-1]])  # below the k-th agreement
     axes.step(edges, 100 * masked, where="pre", color=COLOURS[0], linewidth=1.8)
     for group in same_mask(shares, GRID_OF_TAUS):
-        _brace(axes, group, 100 * float(masked[votes_needed(group[0], cohort)]))
+        _brace(axes, group, 100 * float(masked[votes_needed(group[0], clients)]))
     axes.set_xlim(0, 1.03)
     axes.set_ylim(0, 108)
     name_axes(axes, "" if measured else "tau", "masked entries, %")
@@ -124,23 +124,23 @@ def draw_taus(shares: Shares, accuracy: Mapping[float, Spread] | None = None, ti
 
 
 def same_mask(shares: Shares, taus: Sequence[float]) -> list[list[float]]:
-    """Taus in groups that mask the same entries: no entry's agreement lies between two of a group.
+    """Groups of taus that mask the same entries: no entry's agreement lies between two taus of a group.
 
     >>> votes = np.array([0.2, 0, 0.4, 0, 0.4])  # of four clients, none of them zero: |votes| is even
     >>> same_mask(votes, [0.1, 0.4, 0.5, 0.6, 0.9])
     [[0.1, 0.4, 0.5], [0.6, 0.9]]
     """
-    cohort = len(shares) - 1
+    clients = len(shares) - 1
     groups: dict[int, list[float]] = {}
-    present = [k for k in range(cohort + 1) if shares[k] > 0]
+    present = [k for k in range(clients + 1) if shares[k] > 0]
     for tau in sorted(taus):
-        needed = votes_needed(tau, cohort)
-        groups.setdefault(next((k for k in present if k >= needed), cohort + 1), []).append(tau)
+        needed = votes_needed(tau, clients)
+        groups.setdefault(next((k for k in present if k >= needed), clients + 1), []).append(tau)
     return list(groups.values())
 
 
 def _brace(axes: Axes, group: Sequence[float], height: float) -> None:
-    """Dots on the step, joined and named."""
+    """Dots for a group of taus, joined and labelled."""
     axes.plot(group, [height] * len(group), "o-", color=INK, markersize=3.5, linewidth=1)
     name = f"{group[0]:g}" if len(group) == 1 else f"{group[0]:g} = {group[-1]:g}"
     axes.annotate(

@@ -1,4 +1,4 @@
-"""One look for every picture: narrow enough for a phone, colour-blind safe, and at home on white and on black."""
+"""The common style of all figures: narrow enough for a phone, colour-blind safe, legible on white and on black."""
 
 import io
 import re
@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from fedgma.aggregation.rules import BASELINE
 
-WIDTH = 4.4  # inches: a phone shows it at nearly full size, and a desk two beside each other
-INK = "#1d2329"  # text and axes; a page replaces it by its own text colour
-GRID = "#d9dee4"  # grid lines; a page replaces it too
+WIDTH = 4.4  # inches: nearly full size on a phone, two side by side on a desktop
+INK = "#1d2329"  # text and axes; an HTML page replaces it by its text colour
+GRID = "#d9dee4"  # grid lines; an HTML page replaces it too
 BASE = "#d07c00"  # the plain mean
-# after Okabe and Ito, with enough contrast on white and on black; the plain mean keeps its own colour everywhere
+# after Okabe and Ito, with enough contrast on white and on black; the plain mean always has the colour BASE
 COLOURS = ("#2b83c6", "#159a73", "#c3609b", "#8b6fd4", "#a3760c", "#2f93a6")
 DASHES = ("-", "-.", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), ":", "-")
 SEQUENCE = "viridis"
@@ -25,15 +25,15 @@ SIZE = 8.5  # points
 
 
 def colour_of(name: str, names: Sequence[str]) -> tuple[str, object]:
-    """Colour and dash of an arm among its fellows; a plain mean is always the same.
+    """Colour and dash of an arm among `names`; the plain mean always has the same.
 
     >>> colour_of("mean", ["GMA", "mean"]), colour_of("GMA", ["GMA", "mean"])
     (('#d07c00', '--'), ('#2b83c6', '-'))
     """
     if is_plain(name):
         return BASE, "--"
-    place = [other for other in names if not is_plain(other)].index(name) % len(COLOURS)
-    return COLOURS[place], DASHES[place]
+    index = [other for other in names if not is_plain(other)].index(name) % len(COLOURS)
+    return COLOURS[index], DASHES[index]
 
 
 def is_plain(name: str) -> bool:
@@ -42,7 +42,7 @@ def is_plain(name: str) -> bool:
 
 
 def new_figure(height: float, title: str, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
-    """A figure with panels under each other that share their horizontal axis."""
+    """A figure with stacked panels that share their horizontal axis."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = {"height_ratios": list(ratios)}
     panels = list(figure.subplots(len(ratios), sharex=True, squeeze=False, gridspec_kw=grid)[:, 0])
@@ -74,12 +74,12 @@ def key(axes: Axes, columns: int, place: Literal["lower right", "upper right"]) 
 
 
 def plain_text() -> AbstractContextManager[None]:
-    """Drawing in which a dollar sign, as in somebody's class or layer name, begins no formula."""
+    """A context in which a dollar sign, as in a class or layer name, does not start a formula."""
     return mpl.rc_context({"text.parse_math": False})
 
 
 def svg(figure: Figure, name: str) -> str:
-    """A figure as an `<svg>` element for a page: the page's text colour, ids that no other picture has, no date."""
+    """A figure as an `<svg>` element with the page's text colour, unique ids and no date."""
     out = io.StringIO()
     with plain_text(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -88,14 +88,14 @@ def svg(figure: Figure, name: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
     text = text.replace(INK, "currentColor").replace(GRID, "var(--line)")
-    # the page gives the width; the view box keeps the shape
+    # the page sets the width; the view box keeps the aspect ratio
     return re.sub(
         r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1), count=1
     )
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """A figure as a file, PNG or SVG by its ending."""
+    """Save a figure as PNG or SVG, by the suffix of the path."""
     with plain_text(), mpl.rc_context({"svg.hashsalt": path.stem}):
         plain = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 160}
         figure.savefig(path, **plain)
