@@ -5,7 +5,7 @@ the logits. No form lets padding reach the real samples of a batch. Tests compar
 (`gradients.lane_gradients`). A form is made once per process, so that it is compiled once.
 
 Buys, over the generic path on an H200: LeNet 1.6 with 10 lanes and 6.9 with 640, the small CNN 2.5,
-logistic regression 1.03 (`benchmarks/bench_parts.py`).
+logistic regression 1.03; in lanes on a CPU logistic regression 2.1 (`benchmarks/bench_parts.py`, there with `--tiny`).
 """
 
 import functools
