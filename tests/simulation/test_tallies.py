@@ -10,6 +10,7 @@ import fedgma
 from fedgma.aggregation.masks import votes_needed
 from fedgma.aggregation.optimizers import server_optimizer
 from fedgma.simulation.batched import optimizers, rules, tallies
+from fedgma.training.lane_batch import Trained
 
 CPU = torch.device("cpu")
 
@@ -20,9 +21,9 @@ def merged(updates, weights, run, runs, *, rule=None, chunk=None):
     laid = rules.lay_out([rule or fedgma.masked_mean(0.4)] * runs, len(run), shapes, CPU)
     for part in np.array_split(np.arange(len(run)), chunk or 1):
         rows = torch.from_numpy(part)
-        counted = tallies.add(sums, run[part], weights[part], updates[rows], {}, torch.zeros(len(part), 2))
-        rules.keep(laid, kept, run[part], updates[rows], counted)
-    return rules.apply(laid, sums, kept, tallies.merge(sums, {})), sums
+        trained = Trained(updates[rows], shapes, {}, torch.zeros(len(part)), torch.zeros(len(part)))
+        rules.add(laid, sums, kept, run[part], weights[part], trained)
+    return rules.merge(laid, sums, kept, {}), sums
 
 
 def test_a_split_vote_scales_the_entry_down():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedgma.training import loop
-from fedgma.training.choose import choose, written_form, written_gradients
+from fedgma.training.choose import choose, written_form
 from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.fast.normalisations import Norm, normalise, running
 from fedgma.training.fast.written import form_gradients
@@ -30,6 +30,10 @@ FORMS = [
     ("cnn", (3, 12, 12)),
     ("cnn", (3, 13, 12)),
 ]
+
+
+def written_gradients(model, precision="fp32"):
+    return form_gradients(written_form(model), precision)
 
 
 def some_lanes(name, shape, lanes=3, batch=6):

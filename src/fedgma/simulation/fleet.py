@@ -146,7 +146,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
     counted = [_train_chunk(fleet, state, lanes, sums, kept, drift, zeros) for lanes in _chunks(sampled, fleet.chunk)]
-    merged = rules.apply(fleet.rules, sums, kept, tallies.merge(sums, state.buffers))
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers)
     params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     control = state.control
     if control is not None and drift is not None:
@@ -172,10 +172,7 @@ def _train_chunk(
     correction = _correction(state, lane_batch) if state.control is not None else None
     named = unflatten(correction, fleet.shapes) if correction is not None else None
     trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, named))
-    updates = rules.prepare(fleet.rules, lane_batch.run, trained.flat)
-    metrics = torch.stack([trained.loss, trained.accuracy], 1)
-    counted = tallies.add(sums, lane_batch.run, weights, updates, trained.buffers, metrics)
-    rules.keep(fleet.rules, kept, lane_batch.run, updates, counted)
+    updates, counted = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, trained)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):

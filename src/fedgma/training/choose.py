@@ -21,7 +21,7 @@ from fedgma.training.evaluation import Scorer, run_forward, scorer
 from fedgma.training.fast import resnet18
 from fedgma.training.fast.cpu.trainer import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.training.fast.written import Form, cnn_form, form_gradients, lenet_form, logistic_form
-from fedgma.training.gradients import GradientFunction, check_precision, lane_gradients, why_not_lanes
+from fedgma.training.gradients import check_precision, lane_gradients, why_not_lanes
 from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import LeNet, Logistic, ResNet18, SmallCNN
 from fedgma.training.stacked import Stacked
@@ -90,12 +90,6 @@ def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
             return train(task)
 
     return call
-
-
-def written_gradients(model: nn.Module, precision: str = "fp32") -> GradientFunction | None:
-    """The hand-written gradients of a model, or None where there are none."""
-    form = written_form(model)
-    return form_gradients(form, precision) if form else None
 
 
 def written_form(model: nn.Module) -> Form | None:

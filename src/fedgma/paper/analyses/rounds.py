@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedgma.aggregation.rules import BASELINE, mean
@@ -77,12 +76,8 @@ def open_round(fleet: Fleet, state: State) -> tuple[State, tallies.Sums, tallies
     for run, spec in enumerate(fleet.specs):
         clients = sample_clients(spec, int(state.rounds[run]) + 1)
         trained, weights = train_clients(fleet, state, run, clients.tolist())
-        metrics = torch.stack([trained.loss, trained.accuracy], 1)
-        owners = np.full(len(clients), run)
-        updates = rules.prepare(fleet.rules, owners, trained.flat)
-        counted = tallies.add(sums, owners, weights, updates, trained.buffers, metrics)
-        rules.keep(fleet.rules, kept, owners, updates, counted)
-    merged = rules.apply(fleet.rules, sums, kept, tallies.merge(sums, state.buffers))
+        rules.add(fleet.rules, sums, kept, np.full(len(clients), run), weights, trained)
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers)
     params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     after = replace(state, rounds=state.rounds + 1, params=params, buffers=merged.buffers, moments=moments)
     return after, sums, merged

@@ -17,8 +17,10 @@ from torch import Tensor
 from fedgma.aggregation.masks import VoteMask
 from fedgma.aggregation.rule import Change, Rule
 from fedgma.arrays import Array, to_native
+from fedgma.simulation.batched import tallies
 from fedgma.simulation.batched.tallies import Merged, Sums
-from fedgma.training.stacked import Shapes, unflatten
+from fedgma.training.lane_batch import Trained
+from fedgma.training.stacked import Shapes, Stacked, unflatten
 
 Kept = dict[int, list[Tensor]]  # run -> updates [client, entry] of rules that need all of them
 
@@ -68,7 +70,21 @@ def _tables(rules: Sequence[Rule], clients: int, device: torch.device) -> tuple[
     return torch.from_numpy(needed).to(device), torch.from_numpy(below).to(device)
 
 
-def prepare(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
+def add(
+    rules: Rules, sums: Sums, kept: Kept, run: np.ndarray, weights: np.ndarray, trained: Trained
+) -> tuple[Tensor, Tensor]:
+    """Add trained lanes to the sums as their runs' rules ask; `run` [lane] is each lane's run.
+
+    Returns the updates as they were added, and which lanes were counted.
+    """
+    updates = _prepared(rules, run, trained.flat)
+    metrics = torch.stack([trained.loss, trained.accuracy], 1)
+    counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics)
+    _keep(rules, kept, run, updates, counted)
+    return updates, counted
+
+
+def _prepared(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
     """The updates [lane, entry] after each rule's `prepare`; `run` [lane] is the run of each lane."""
     lanes = [lane for lane, owner in enumerate(run.tolist()) if rules.rules[owner].prepare is not None]
     if not lanes:
@@ -83,7 +99,7 @@ def prepare(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
     return prepared
 
 
-def keep(rules: Rules, kept: Kept, run: np.ndarray, updates: Tensor, counted: Tensor) -> None:
+def _keep(rules: Rules, kept: Kept, run: np.ndarray, updates: Tensor, counted: Tensor) -> None:
     """Keep the counted updates of runs whose rules need all of them at once."""
     for owner in np.unique(run):
         if not rules.rules[owner].streams:
@@ -91,8 +107,9 @@ def keep(rules: Rules, kept: Kept, run: np.ndarray, updates: Tensor, counted: Te
             kept.setdefault(int(owner), []).append(updates[lanes][counted[lanes]])
 
 
-def apply(rules: Rules, sums: Sums, kept: Kept, merged: Merged) -> Merged:
-    """Mean and mask of each run by its rule; `merged` has the plain means and no mask."""
+def merge(rules: Rules, sums: Sums, kept: Kept, like: Stacked) -> Merged:
+    """Mean and mask of each run by its rule, and its buffers; `like` holds the buffers before the round."""
+    merged = tallies.merge(sums, like)
     mean, mask = _combined(rules, kept, merged.mean), _vote_masks(rules, sums)
     for run, rule in enumerate(rules.rules):
         if rule.mask is not None and not isinstance(rule.mask, VoteMask):
