@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("helpers", "faults")]
 
 if find_spec("hypothesis") is not None:  # a GPU machine may have pytest alone
     from hypothesis import HealthCheck, settings
