@@ -22,7 +22,15 @@ VERSIONS = {
     "version": "version",
 }
 DIGITS = 8  # of a checksum, in a label
-ALONE = ("dataset", "partition.name", "shift.name", "model", "algorithm", "aggregator")  # shown without their name
+ALONE = (
+    "dataset",
+    "partition.name",
+    "shift.name",
+    "model",
+    "algorithm",
+    "aggregator",
+    "attack.name",
+)  # shown without their name
 FIRST = (
     "dataset",
     "partition.name",
@@ -31,6 +39,9 @@ FIRST = (
     "shift.name",
     "model",
     "algorithm",
+    "attack.name",
+    "attack.share",
+    "attack.scale",
 )  # in labels
 
 
