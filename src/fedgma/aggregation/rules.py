@@ -29,7 +29,7 @@ import numpy as np
 from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
 from fedgma.aggregation.masks import hard_mask, reversing_mask, soft_mask
 from fedgma.aggregation.rule import Prepare, Rule
-from fedgma.arrays import Array, Params, cast, flatten, is_torch, placement, spec, to_native, to_user
+from fedgma.arrays import Array, Params, cast, flatten, is_torch, move_to, placement, spec, to_native, to_user, zeros
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
 
@@ -202,9 +202,11 @@ def _closest_rows(stack: Array, share: float) -> Array:
     """The rows that multi-Krum averages, rising."""
     wide, clients = cast(stack, "float64"), len(stack)
     nearest = max(1, clients - int(share * clients) - 2)
-    scores = [_sorted(((wide - row) ** 2).sum(-1))[1 : 1 + nearest].sum() for row in wide]  # [0] is the row itself
-    values = np.array([float(score) for score in scores])
-    return np.flatnonzero(values <= np.sort(values)[clients - int(share * clients) - 1])
+    distances = zeros((clients, clients), "float64", wide)
+    for row in range(clients):
+        distances[row] = ((wide - wide[row]) ** 2).sum(-1)
+    scores = move_to(_sorted(distances)[1 : 1 + nearest].sum(0), np.empty(0))  # [0] is the distance to itself
+    return np.flatnonzero(scores <= np.sort(scores)[clients - int(share * clients) - 1])
 
 
 def _sorted(values: Array) -> Array:

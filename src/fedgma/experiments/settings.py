@@ -347,8 +347,8 @@ def record(settings: Settings) -> dict[str, Any]:
         nested["inverse_sparsity_scale"] = None
     if settings.augment == "none":  # keeps fingerprints from before this setting existed
         del nested["augment"]
-    if settings.attack.name == "none":  # as above
-        del nested["attack"]
+    if settings.attack.name == "none":
+        nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
     file, sign, name = str(settings.model).rpartition(":")

@@ -150,7 +150,7 @@ class Attack:
 def malicious(seed: int, clients: int, share: float) -> np.ndarray:
     """Which clients attack, bool [client]: drawn from the run's seed, and part of those of any larger share.
 
-    >>> malicious(0, 5, 0.4).sum(), bool((malicious(0, 5, 0.4) <= malicious(0, 5, 0.6)).all())
+    >>> int(malicious(0, 5, 0.4).sum()), bool((malicious(0, 5, 0.4) <= malicious(0, 5, 0.6)).all())
     (2, True)
     """
     chosen = np.zeros(clients, bool)

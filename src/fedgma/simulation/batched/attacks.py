@@ -1,10 +1,11 @@
 """Attacks in a fleet: the rows of malicious clients are replaced between local training and the tally."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedgma.aggregation.masks import VoteMask
@@ -41,17 +42,26 @@ def send(attackers: Attackers, lane_batch: LaneBatch, rounds: np.ndarray, update
     All lanes of a run must be in the lane batch, since attackers know all updates of their run.
     """
     sent, draws = updates.clone(), Draws()
+    rows = lru_cache(partial(_rows, device=updates.device))
     for run, attacks in attackers.malicious.items():
-        lanes = np.flatnonzero(lane_batch.run == run)
-        attacking = attacks[lane_batch.client[lanes]]
+        lanes = slice(*np.searchsorted(lane_batch.run, [run, run + 1]).tolist())
+        clients = lane_batch.client[lanes]
+        attacking = attacks[clients]
         if attacking.any():
-            spec, clients = attackers.specs[run], lane_batch.client[lanes[attacking]]
-            rows = ship(lanes[attacking], updates.device)
-            others = ship(lanes[~attacking] if not attacking.all() else lanes, updates.device)
-            noise = partial(_noise, draws, spec.seed, int(rounds[run]), clients, updates)
+            spec, trained = attackers.specs[run], updates[lanes]
+            bad, good = rows(attacking.tobytes())
+            noise = partial(_noise, draws, spec.seed, int(rounds[run]), clients[attacking], updates)
             assert spec.attack is not None
-            sent[rows] = spec.attack.send(Known(updates[rows], updates[others], _votes_needed(spec, len(lanes)), noise))
+            known = Known(trained[bad], trained[good], _votes_needed(spec, len(clients)), noise)
+            sent[lanes][bad] = spec.attack.send(known)
     return sent
+
+
+def _rows(attacking: bytes, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The rows of attackers and of the others, which are all rows if everybody attacks; copied once for all arms."""
+    chosen = np.frombuffer(attacking, bool)
+    others = np.arange(len(chosen)) if chosen.all() else np.flatnonzero(~chosen)
+    return ship(np.flatnonzero(chosen), device), ship(others, device)
 
 
 def _votes_needed(spec: RunSpec, clients: int) -> int:
