@@ -94,7 +94,7 @@ def test_the_seed_decides_who_attacks_and_a_larger_share_includes_a_smaller_one(
 def test_an_unknown_attack_and_an_impossible_share_are_refused():
     with pytest.raises(ConfigError, match="unknown attack 'flip'; known: sign_flip, noise"):
         Attack("flip", 0.3)
-    with pytest.raises(ConfigError, match="from 0 to 1, got 1.5"):
+    with pytest.raises(ConfigError, match="from 0 to 1, got"):
         Attack("zero", 1.5)
 
 
@@ -157,8 +157,8 @@ def given(updates):
 
 def one_round(spec, updates):
     fleet = assemble([spec], trainer="loop")
-    state, played = play_round(replace(fleet, train=given(updates)), start(fleet))
-    return fleet, start(fleet), state, played
+    state, _ = play_round(replace(fleet, train=given(updates)), start(fleet))
+    return start(fleet), state
 
 
 UPDATES = torch.randn(len(SIZES), 21, generator=torch.Generator().manual_seed(5))
@@ -172,14 +172,14 @@ def test_the_server_receives_the_attackers_rows_and_the_honest_ones_as_trained(n
     told = Known(UPDATES[chosen], UPDATES[~chosen], 3, lambda: torch.from_numpy(np.stack(draws)))  # 0.4 of 6: 3 votes
     sent = UPDATES.clone()
     sent[torch.from_numpy(chosen)] = spec.attack.send(told)
-    fleet, before, state, _ = one_round(spec, UPDATES)
+    before, state = one_round(spec, UPDATES)
     merged = fedgma.masked_mean(0.4)({"w": sent.numpy()}, SIZES)
     assert torch.equal(state.params[0], before.params[0] + torch.from_numpy(merged.update["w"]))
 
 
 def test_where_everybody_attacks_the_honest_updates_are_their_own_as_trained():
     spec = run_of(Attack("inner_product", 1.0), rule=fedgma.mean(), clients_per_round=len(SIZES))
-    _, before, state, _ = one_round(spec, UPDATES)
+    before, state = one_round(spec, UPDATES)
     torch.testing.assert_close(state.params[0], before.params[0] - UPDATES.mean(0))
 
 
