@@ -8,6 +8,8 @@
     multi_krum(share)           the mean of the clients whose updates lie closest together, unweighted
     damped_mean(tau)            control: the plain mean, scaled per array to the norm of the masked mean
     shuffled_mask(tau, seed)    control: the mask's values, moved to random entries of the array
+    norm_kept(tau)              the masked mean, scaled per array to the norm of the plain mean
+    masked_extra(tau)           the plain mean and, added to it, the masked mean
     clipped(rule, norm)         any rule, over updates of bounded norm
 
 Call a rule with the updates and the clients' raw sample counts. Updates are a mapping of names to arrays with the
@@ -116,6 +118,28 @@ def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Rule:
     return Rule("shuffled_mask", mask, change=partial(_shuffle, seed=seed), settings={"tau": mask.tau, "seed": seed})
 
 
+def norm_kept(tau: float = 0.4) -> Rule:
+    """The masked mean, scaled per array to the norm of the plain mean: the mask turns the step but does not shorten it.
+
+    >>> updates = {"w": np.array([[4.0, 3.0], [4.0, -9.0], [4.0, -3.0]])}
+    >>> norm_kept(tau=0.5)(updates, [10, 10, 10]).update
+    {'w': array([ 4.92..., -1.23...])}
+    """
+    mask = soft_mask(tau)
+    return Rule("norm_kept", mask, change=_keep_norm, settings={"tau": mask.tau})
+
+
+def masked_extra(tau: float = 0.4) -> Rule:
+    """The plain mean and, added to it, the masked mean: a step that is up to twice as long where clients agree.
+
+    >>> updates = {"w": np.array([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])}
+    >>> masked_extra(tau=0.5)(updates, [10, 10, 10]).update
+    {'w': array([6.        , 1.33333333])}
+    """
+    mask = soft_mask(tau)
+    return Rule("masked_extra", mask, change=_add_one, settings={"tau": mask.tau})
+
+
 def clipped(rule: Rule, norm: float) -> Rule:
     """The same rule over updates that are scaled down to at most `norm`, taken over all trainable entries together."""
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < math.inf:
@@ -184,6 +208,8 @@ RULES: dict[str, RuleRow] = {
     "multi_krum": RuleRow(multi_krum, "multi-Krum"),
     "damped_mean": RuleRow(damped_mean, "damped mean", "the damped mean"),
     "shuffled_mask": RuleRow(shuffled_mask, "shuffled mask", "the shuffled mask"),
+    "norm_kept": RuleRow(norm_kept, "GMA, norm kept", "GMA with its norm kept"),
+    "masked_extra": RuleRow(masked_extra, "mean + GMA", "the mean with a masked step added"),
 }
 BASELINE = "mean"  # the rule that others are compared with
 AGGREGATORS: dict[str, Callable[..., Rule]] = {name: row.make for name, row in RULES.items()}
@@ -232,12 +258,27 @@ def _damp(name: str, mean: Array, mask: Array) -> Array:
     """A constant mask: the norm of the masked mean over the norm of the plain mean."""
     if not mask.shape[-1]:
         return mask
+    return cast(mask * 0 + _length_ratio(mean, mask)[..., None], spec(mask).dtype)
+
+
+def _keep_norm(name: str, mean: Array, mask: Array) -> Array:
+    """The mask over the ratio by which it shortens the mean; a mask that leaves nothing stays."""
+    if not mask.shape[-1]:
+        return mask
+    return mask / cast(_replace_zeros(_length_ratio(mean, mask)), spec(mask).dtype)[..., None]
+
+
+def _add_one(name: str, mean: Array, mask: Array) -> Array:
+    return mask + 1
+
+
+def _length_ratio(mean: Array, mask: Array) -> Array:
+    """The norm of the masked mean over the norm of the plain mean, in float64; 1 where the mean is zero."""
     wide = cast(mean, "float64")
     scale = abs(wide).max(-1) if not is_torch(wide) else abs(wide).amax(-1)
     unit = wide / _replace_zeros(scale)[..., None]  # squares cannot overflow, and the largest cannot underflow
     masked_norm, plain_norm = ((values * values).sum(-1) ** 0.5 for values in (unit * mask, unit))
-    ratio = masked_norm / _replace_zeros(plain_norm) + (plain_norm == 0)
-    return cast(mask * 0 + ratio[..., None], spec(mask).dtype)
+    return masked_norm / _replace_zeros(plain_norm) + (plain_norm == 0)
 
 
 def _replace_zeros(values: Array) -> Array:
