@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-gpu docs lint types unit clean
+.PHONY: demo test test-all test-gpu mutants docs lint types unit clean
 
 demo: $(READY)
 	$(BIN)/fedgma run --out runs
@@ -20,6 +20,10 @@ test-all: lint types
 GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))
 test-gpu:
 	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest -m gpu tests/*/test_gpu_*.py
+
+# small changes of the source that a test must notice; prints those that none does
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py
 
 # the documentation as a site, in site/
 docs: $(READY)
