@@ -71,7 +71,7 @@ def main() -> int:
             import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees = [copy_tree(Path(folder) / str(worker)) for worker in range(options.workers)]
-        tests = learn_tests(modules, trees, options.longest)
+        tests = learn_tests(find_files(modules, options.tests), modules, trees, options.longest)
         chosen = choose(modules, options)
         answered = read_answers()
         outcomes = []
@@ -91,6 +91,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--out", default="mutants.json")
     parser.add_argument("--only", default="", help="parts of names of modules, with commas")
+    parser.add_argument("--tests", default="", help="files and folders of tests in place of the usual, with commas")
     parser.add_argument("--sample", type=int, default=0, help="number of mutants drawn; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", default="", help="result of an earlier run: only the mutants that survived it")
@@ -261,9 +262,8 @@ class Watcher:
 # -- the tests ---------------------------------------------------------------------------------------------------------
 
 
-def learn_tests(modules: list[str], trees: list[Path], longest: float) -> list[Test]:
-    """All tests that pass quickly, with the lines they reach."""
-    files = sorted({file for name in modules for file in (*_test_files(name), PACKAGE + name)})
+def learn_tests(files: list[str], modules: list[str], trees: list[Path], longest: float) -> list[Test]:
+    """All tests in the files that pass quickly, with the lines they reach."""
     tests, left_out = [], []
 
     def work(file: str) -> Any:
@@ -296,10 +296,14 @@ def learn_tests(modules: list[str], trees: list[Path], longest: float) -> list[T
     return sorted(tests, key=lambda test: test.seconds)
 
 
-def _test_files(module: str) -> list[str]:
-    found = [ROOT / path for path in TESTS[module]]
-    files = [file for path in found for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
-    return [str(file.relative_to(ROOT)) for file in files if file.exists() and "gpu" not in file.name]
+def find_files(modules: list[str], named: str) -> list[str]:
+    """Files of the tests that concern the modules, or of those that are named, and the modules' own doctests."""
+    places = named.split(",") if named else [place for name in modules for place in TESTS[name]]
+    files = {PACKAGE + name for name in modules}
+    for path in (ROOT / place for place in places):
+        found = path.rglob("test_*.py") if path.is_dir() else [path]
+        files |= {str(file.relative_to(ROOT)) for file in found if file.exists() and "gpu" not in file.name}
+    return sorted(files)
 
 
 # -- the mutants -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ UPDATES = {"w": np.array([[1.0, 4.0], [3.0, -2.0], [2.0, 1.0]])}
         (fedgma.trimmed_mean(), "trimmed_mean", {"share": 0.1}),
         (fedgma.damped_mean(), "damped_mean", {"tau": 0.4}),
         (fedgma.shuffled_mask(), "shuffled_mask", {"tau": 0.4, "seed": 0}),
+        (fedgma.norm_kept(), "norm_kept", {"tau": 0.4}),
+        (fedgma.masked_extra(), "masked_extra", {"tau": 0.4}),
         (fedgma.clipped(fedgma.masked_mean(0.3), 2.0), "clipped_gma", {"tau": 0.3, "norm": 2.0}),
     ],
 )
@@ -171,6 +173,24 @@ def test_the_shuffled_mask_is_drawn_from_the_seed_and_the_entrys_name(convert):
     shuffled = np.asarray(fedgma.shuffled_mask(1.0, seed=7)({"w": convert(rows)}).mask["w"])
     assert np.array_equal(shuffled, plain[generator(7, "shuffled mask", "w").permutation(50)])
     assert not np.array_equal(shuffled, plain)
+
+
+def test_a_mask_that_keeps_the_norm_turns_the_step_and_does_not_shorten_it():
+    merged = fedgma.norm_kept(1.0)({**UPDATES, "none": np.ones((3, 0))})
+    ratio = math.hypot(2, 1 / 3) / math.hypot(2, 1)  # as above
+    assert merged.mask["w"].tolist() == [pytest.approx(1 / ratio, rel=1e-14), pytest.approx(1 / 3 / ratio, rel=1e-14)]
+    assert np.linalg.norm(merged.update["w"]) == pytest.approx(math.hypot(2, 1), rel=1e-14)
+    assert merged.mask["none"].shape == (0,)
+
+
+def test_a_mask_that_leaves_nothing_stays():
+    merged = fedgma.norm_kept(1.0)({"w": np.array([[1.0, 2.0], [-3.0, -4.0]])})
+    assert merged.mask["w"].tolist() == [0.0, 0.0]
+
+
+def test_the_masked_mean_can_be_added_to_the_plain_one():
+    merged = fedgma.masked_extra(1.0)(UPDATES)
+    assert merged.mask["w"].tolist() == [2.0, pytest.approx(4 / 3, rel=1e-15)]
 
 
 # -- forms of updates --------------------------------------------------------------------------------------------------
