@@ -177,7 +177,8 @@ def _fork(work: Callable[[Any], Any], job: Any, tree: Path) -> int:
             os.dup2(log.fileno(), 2)
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         scratch.mkdir()
-        os.environ |= {"TMPDIR": str(scratch), "PYTHONPATH": str(tree / "src")}
+        found = os.pathsep.join(filter(None, [str(tree / "src"), os.environ.get("PYTHONPATH")]))
+        os.environ |= {"TMPDIR": str(scratch), "PYTHONPATH": found}
         tempfile.tempdir = None
         os.chdir(tree)
         sys.path.insert(0, str(tree / "src"))
