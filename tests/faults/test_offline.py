@@ -86,3 +86,13 @@ def test_a_try_would_be_seen(offline):
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     _, tried = offline(sys.executable, "-c", inner)
     assert tried == "socket.connect ('127.0.0.1', 9)\n"
+
+
+def test_flowers_programs_send_no_telemetry_ask_for_no_updates_and_install_nothing(tmp_path):
+    pytest.importorskip("flwr")
+    from fedgma.flower.deployment import Deployment
+
+    environment = Deployment(app=tmp_path, state=tmp_path / "state").environment()
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
