@@ -156,14 +156,15 @@ def test_the_damped_mean_by_hand_at_any_size(convert, size):
     # means 2 and 1, agreement 1 and 1/3: the masked mean is (2, 1/3), the plain one (2, 1)
     rows = [[1.0 * size, 4.0 * size], [3.0 * size, -2.0 * size], [2.0 * size, 1.0 * size]]
     merged = fedgma.damped_mean(1.0)({"w": convert(rows)})
-    expected = math.hypot(2, 1 / 3) / math.hypot(2, 1)
-    assert merged.mask["w"].tolist() == [pytest.approx(expected, rel=1e-14)] * 2
+    ratio = math.hypot(2, 1 / 3) / math.hypot(2, 1)
+    assert (merged.update["w"] / size).tolist() == pytest.approx([2 * ratio, 1 * ratio], rel=1e-14)
 
 
 def test_a_mean_of_zero_is_damped_by_nothing():
     merged = fedgma.damped_mean(1.0)({"w": np.array([[1.0, 2.0], [-1.0, -2.0]]), "none": np.ones((2, 0))})
     assert merged.mask["w"].tolist() == [1.0, 1.0]
-    assert merged.mask["none"].shape == (0,)
+    assert merged.update["w"].tolist() == [0.0, 0.0]
+    assert merged.update["none"].shape == (0,)
 
 
 @pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy])
