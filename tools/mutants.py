@@ -72,8 +72,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees = [copy_tree(Path(folder) / str(worker)) for worker in range(options.workers)]
         tests = learn_tests(find_files(modules, options.tests), modules, trees, options.longest)
-        chosen = choose(modules, options)
-        answered = read_answers()
+        every = [mutant for name in modules for mutant in mutants((ROOT / PACKAGE / name).read_text(), PACKAGE + name)]
+        answered = read_answers(modules)
+        for stale in answered - {key(mutant) for mutant in every}:
+            print(f"answered, but there is no such mutant: {stale}")
+        chosen = choose(every, options)
         outcomes = []
         for mutant, outcome in run_mutants(chosen, tests, trees, options.budget):
             is_answered = key(mutant) in answered
@@ -106,20 +109,20 @@ def key(mutant: Mutant | dict[str, Any]) -> tuple[str, str, str, str]:
     return fields["module"].removeprefix(PACKAGE), fields["function"], fields["was"], fields["now"]
 
 
-def read_answers() -> set[tuple[str, str, str, str]]:
-    """The mutants that are listed as equivalent; each needs a reason."""
+def read_answers(modules: list[str]) -> set[tuple[str, str, str, str]]:
+    """The mutants of these modules that are listed as equivalent; each needs a reason."""
     rows = tomllib.loads(ANSWERED.read_text()).get("equivalent", []) if ANSWERED.exists() else []
     assert all(row["reason"] for row in rows)
-    return {key(row) for row in rows}
+    return {key(row) for row in rows if row["module"] in modules}
 
 
-def choose(modules: list[str], options: argparse.Namespace) -> list[Mutant]:
+def choose(every: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
     """The mutants to run, in an order that spreads the slow ones."""
-    chosen = [mutant for name in modules for mutant in mutants((ROOT / PACKAGE / name).read_text(), PACKAGE + name)]
+    chosen = list(every)
     if options.again:
         rows = json.loads(Path(options.again).read_text())
         survivors = {key(row) for row in rows if row["result"] == "survived"}
-        chosen = [mutant for mutant in chosen if key(mutant) in survivors]
+        chosen = [mutant for mutant in every if key(mutant) in survivors]
     random.Random(options.seed).shuffle(chosen)
     return chosen[: options.sample] if options.sample else chosen
 
