@@ -4,12 +4,12 @@ The package uses `chosen.toml` in this folder; `fedgma paper search` writes such
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.documents import parse_toml
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check
 from fedgma.experiments.settings import Settings
@@ -40,10 +40,10 @@ def read_chosen(file: Path | None = None) -> Chosen:
             text = (resources.files("fedgma.paper") / CHOSEN).read_text(encoding="utf-8")
         else:
             text = file.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
+        content = parse_toml(text)
     except OSError as error:
         raise ConfigError(f"cannot read the chosen rates {name!r}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{name!r} is not TOML: {error}") from None
     return Chosen(_rates(content.get("rates", {}), name), content.get("shift", {}))
 
