@@ -20,6 +20,7 @@ from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_arrays, load
+from fedgma.data.files.locate import existing
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
@@ -233,9 +234,8 @@ class Materials:
         return file
 
     def _find(self, name: str) -> Path | None:
-        path = Path(name).expanduser()
-        candidates = [path] if self.folder is None else [self.folder / path, path]
-        return next((candidate for candidate in candidates if candidate.exists()), None)
+        folders = [Path()] if self.folder is None else [self.folder, Path()]
+        return next((path for folder in folders if (path := existing(name, folder)) is not None), None)
 
 
 def rule_of(settings: Settings) -> Rule:
