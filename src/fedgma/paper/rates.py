@@ -57,7 +57,7 @@ def _rates(tables: Any, name: str) -> dict[tuple[str, str, str], Pair]:
             for rule, pair in kinds.items()
         ]
         pairs = {(d, a, rule): (float(pair[0]), float(pair[1])) for d, a, rule, pair in rows}
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, LookupError, OverflowError):
         raise ConfigError(
             f"{name!r}: rates should be [rates.DATASET.ALGORITHM] with pairs such as shared = [0.05, 1.0]"
         ) from None

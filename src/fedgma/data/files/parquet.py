@@ -77,7 +77,7 @@ def _encoded(cell: Any, file: Path) -> bytes:
 
 def _read_table(file: Path, pixels: int) -> dict[str, list[Any]]:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import parquet
     except ImportError:
         raise FedgmaError("reading parquet files needs pyarrow: pip install 'fedgma[hub]'") from None
     try:
@@ -85,7 +85,9 @@ def _read_table(file: Path, pixels: int) -> dict[str, list[Any]]:
         check_announced(opened.metadata.num_rows * pixels, file)  # a few bytes can stand for any number of rows
         wanted = [name for name in opened.schema_arrow.names if name in {*IMAGES, *LABELS, *WRITERS}]
         return dict(opened.read(columns=wanted).to_pydict())
-    except (ArrowException, OSError) as error:
+    except FedgmaError:
+        raise
+    except Exception as error:  # pyarrow raises many types of errors for damaged files
         raise DataError(f"{file.name} is not a parquet file, or is damaged: {error}") from None
 
 

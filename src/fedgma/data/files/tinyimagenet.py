@@ -83,7 +83,7 @@ def _open(path: Path) -> zipfile.ZipFile:
 
 def _zip_sizes(archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
     for entry in archive.infolist():
-        if not entry.is_dir() and entry.filename.startswith(f"{ROOT}/"):
+        if entry.filename.startswith(f"{ROOT}/") and not entry.filename.endswith("/"):
             yield entry.filename.removeprefix(f"{ROOT}/"), entry.file_size
 
 
