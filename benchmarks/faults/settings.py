@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SOURCE = Path(__file__).parents[2] / "src"
+SECTIONS = ("partition", "shift")
 CODES = (0, 2, 3, 4, 5)  # documented in docs/faults.md; 1 is a bug
 MEMORY = 4 << 30  # bytes that a case may take
 SECONDS = 60  # that a case may take
@@ -333,7 +334,7 @@ def typo(rng: random.Random, folder: Path) -> tuple[list[str], str]:
         )
         right = rng.choice(names[name]).strip('"') if is_value else name
         wrong = one_edit(rng, right)
-        known = {text.strip('"') for texts in names.values() for text in texts} | set(names) | {"partition", "shift"}
+        known = {text.strip('"') for texts in names.values() for text in texts} | set(names) | {*SECTIONS}
         if wrong not in known and wrong.strip() and ":" not in right and right not in ("", "."):
             break
     return ["run", f"{name}={wrong}" if is_value else f"{wrong}=1", "--show"], right

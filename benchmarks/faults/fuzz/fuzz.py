@@ -79,14 +79,14 @@ def mutated(rng: random.Random, seeds: list[bytes]) -> bytes:
 
 def attempt(name: str, content: bytes, folder: Path) -> str:
     """Parse an input; the traceback if it ends in anything but success or an error of ours."""
-    from targets import TARGETS
+    from parsers import PARSERS
 
     from fedgma.errors import FedgmaError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            TARGETS[name].parse(content, folder)
+            PARSERS[name].parse(content, folder)
     except FedgmaError:
         return ""
     except Exception:
@@ -96,9 +96,9 @@ def attempt(name: str, content: bytes, folder: Path) -> str:
 
 def plain(name: str, seed: int, numbers: range, out: Path | None = None) -> list[str]:
     """Faults among some mutations of a target, each with its number."""
-    from targets import TARGETS
+    from parsers import PARSERS
 
-    seeds, faults = TARGETS[name].seeds(), []
+    seeds, faults = PARSERS[name].seeds(), []
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         for number in numbers:
             content = mutated(random.Random(f"{seed}/{name}/{number}"), seeds)
@@ -114,7 +114,7 @@ def prepare() -> None:
     """Once in a process: find the sources, limit the memory, keep warnings of damaged checkpoints quiet."""
     sys.path[:0] = [str(SOURCE), str(HERE)]
     logging.disable(logging.CRITICAL)
-    import targets  # noqa: F401
+    import parsers  # noqa: F401
 
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
@@ -122,11 +122,11 @@ def prepare() -> None:
 
 def available() -> list[str]:
     """The targets whose packages are installed."""
-    from targets import TARGETS
+    from parsers import PARSERS
 
     missing = {"parquet": "pyarrow", "image": "PIL", "tinyimagenet": "PIL", "checkpoint": "safetensors"}
     missing["checkpoint_manifest"] = "safetensors"
-    return [name for name in TARGETS if name not in missing or importlib.util.find_spec(missing[name]) is not None]
+    return [name for name in PARSERS if name not in missing or importlib.util.find_spec(missing[name]) is not None]
 
 
 def _job(job: tuple[str, int, range, Path]) -> tuple[int, list[str]]:
@@ -155,13 +155,13 @@ def guided(name: str, seconds: int) -> None:
 
     with atheris.instrument_imports(include=["fedgma", "tomllib", "json"]):
         prepare()
-        from targets import TARGETS
+        from parsers import PARSERS
 
         import fedgma.experiments.grid  # noqa: F401
 
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-"))
     (folder / "corpus").mkdir()
-    for number, content in enumerate(TARGETS[name].seeds()):
+    for number, content in enumerate(PARSERS[name].seeds()):
         (folder / "corpus" / str(number)).write_bytes(content)
 
     def one(content: bytes) -> None:

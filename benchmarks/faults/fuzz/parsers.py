@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Target(NamedTuple):
+class Parser(NamedTuple):
     """A parser, called with bytes and an empty folder, and inputs that it accepts."""
 
     parse: Callable[[bytes, Path], object]
@@ -362,8 +362,8 @@ def findings_seeds() -> list[bytes]:
     return [json.dumps({"format": 1, "findings": [one]}).encode()]
 
 
-TARGETS = {
-    name: Target(parse, seeds)
+PARSERS = {
+    name: Parser(parse, seeds)
     for name, parse, seeds in (
         ("idx", idx, idx_seeds),
         ("idx_gz", idx_gz, lambda: [gzip.compress(seed) for seed in idx_seeds()]),
