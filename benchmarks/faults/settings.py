@@ -375,7 +375,7 @@ def call(line: list[str]) -> tuple[int, str]:
 def case(seed: int, number: int, folder: Path) -> Seen:
     """Make and run one case."""
     rng = random.Random(f"{seed}/{number}")
-    kind = rng.choices(["words", "file", "options", "plan", "typo"], [30, 30, 15, 10, 15])[0]
+    kind = rng.choices(["words", "file", "options", "plan", "typo"], [32, 32, 15, 5, 16])[0]
     made: Any = {"words": from_words, "file": from_file, "options": from_options, "plan": planned, "typo": typo}[kind](
         rng, folder
     )

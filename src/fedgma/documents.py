@@ -21,17 +21,16 @@ def read_json(path: Path, largest: int = LARGEST) -> Any:
     return parse_json(read_bytes(path, largest), str(path))
 
 
-def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
-    """The content of a file of at most `largest` bytes."""
+def read_bytes(path: Path, largest: int = LARGEST, what: str = "the file") -> bytes:
+    """The content of a file of at most `largest` bytes; `what` it is called in an error."""
     try:
-        if path.stat().st_size > largest:
-            raise DataError(f"{path} is larger than {largest} bytes, so it is not what is looked for; give another")
+        size = path.stat().st_size
         with path.open("rb") as stream:  # a device or a pipe has no size
-            content = stream.read(largest + 1)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(content) > largest:
-        raise DataError(f"{path} is larger than {largest} bytes, so it is not what is looked for; give another")
+            content = b"" if size > largest else stream.read(largest + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise DataError(f"cannot read {what} {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+    if max(size, len(content)) > largest:
+        raise DataError(f"{what} {str(path)!r} is larger than {largest} bytes; give another")
     return content
 
 

@@ -6,14 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from commands import call
 from fedgma.cli import app
 from fedgma.data.files import locate
 from fedgma.errors import ConfigError
-from fedgma.experiments.grid import check, every_name, expand
+from fedgma.experiments.grid import check, every_name, expand, read_grid
 from fedgma.experiments.settings import LARGE, MOST
 from rows import row
 
@@ -153,10 +151,14 @@ def test_d20_too_little_memory_is_one_sentence(monkeypatch):
     )
 
 
-@given(st.text(max_size=30))
-def test_a_value_with_a_line_break_sets_nothing_else(text):
-    """`tau=0.4` followed by a line that sets another name stays a value of tau."""
-    word = f"dataset='x'\nseed = {text}"
-    code, printed, _ = call("run", word, "--show")
-    assert code == 2
-    assert printed == ""
+@row("D20")
+def test_d20_a_value_with_a_line_break_sets_nothing_else():
+    with pytest.raises(ConfigError, match="tau: input should be a valid number, got '0\\.4"):
+        read_grid(None, ["tau=0.4\nseed = 3"])
+
+
+@row("D20")
+@pytest.mark.parametrize("word", ["seed=" + "[" * 5000, "seed=" + "9" * 5000, "seed=" + "[" * 3000 + "]" * 3000])
+def test_d20_a_word_that_is_nested_or_long_without_end_is_refused(word):
+    with pytest.raises(ConfigError, match="seed"):
+        read_grid(None, [word])

@@ -205,7 +205,7 @@ def parquet_seeds() -> list[bytes]:
     return [stream.getvalue()]
 
 
-def _cached() -> dict[str, bytes]:
+def cached_arrays() -> dict[str, bytes]:
     x, y = npy_seeds()[1:3]
     return {"train_x": x, "train_y": y, "test_x": x, "test_y": y}
 
@@ -214,13 +214,13 @@ def manifest(content: bytes, folder: Path) -> None:
     from fedgma.data.files.cache import open_cached
 
     _file(folder, "datasets/mine/manifest.json", content)
-    for name, array in _cached().items():
+    for name, array in cached_arrays().items():
         _file(folder, f"datasets/mine/{name}.npy", array)
     open_cached(folder, "mine")
 
 
 def manifest_seeds() -> list[bytes]:
-    arrays = {name: hashlib.sha256(array).hexdigest() for name, array in _cached().items()}
+    arrays = {name: hashlib.sha256(array).hexdigest() for name, array in cached_arrays().items()}
     value = {
         "version": 1,
         "source": {"kind": "folder", "name": "a", "sha256": ""},

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedgma.documents import parse_toml
-from fedgma.errors import ConfigError
+from fedgma.documents import parse_toml, read_bytes
+from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.settings import (
     SECTIONS,
     USED,
@@ -58,12 +58,10 @@ def read_grid(file: Path | None = None, words: Sequence[str] = ()) -> Grid:
 def read_file(file: Path) -> dict[str, Any]:
     """The content of a settings file, not checked yet."""
     try:
-        if file.stat().st_size > LARGEST:
-            raise ConfigError(f"{file} is larger than {LARGEST} bytes; give the path of a settings file")
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the settings file {str(file)!r}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, ValueError):
+        text = read_bytes(file, LARGEST, "the settings file").decode("utf-8")
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except UnicodeDecodeError:
         raise ConfigError(f"the settings file {str(file)!r} is not UTF-8 text") from None
     try:
         return parse_toml(text)

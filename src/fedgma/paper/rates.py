@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma.documents import parse_toml
-from fedgma.errors import ConfigError
-from fedgma.experiments.grid import check
+from fedgma.documents import parse_toml, read_bytes
+from fedgma.errors import ConfigError, DataError
+from fedgma.experiments.grid import LARGEST, check
 from fedgma.experiments.settings import Settings
 from fedgma.paper.catalogue import CHOSEN, Part
 from fedgma.records.reader import flat
@@ -39,10 +39,10 @@ def read_chosen(file: Path | None = None) -> Chosen:
         if file is None:
             text = (resources.files("fedgma.paper") / CHOSEN).read_text(encoding="utf-8")
         else:
-            text = file.read_text(encoding="utf-8")
+            text = read_bytes(file, LARGEST, "the chosen rates").decode("utf-8")
         content = parse_toml(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read the chosen rates {name!r}: {error.strerror or error}") from None
+    except DataError as error:
+        raise ConfigError(str(error)) from None
     except ValueError as error:
         raise ConfigError(f"{name!r} is not TOML: {error}") from None
     return Chosen(_rates(content.get("rates", {}), name), content.get("shift", {}))
