@@ -203,7 +203,12 @@ def _check_line(record: Record, number: int, path: Path, *, scored: bool) -> Non
 
 
 def _real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _part(record: Record, name: str, kind: type, path: Path) -> Any:
