@@ -17,25 +17,32 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Stopping:
-    """Whether a stop was requested. The first signal lets the round finish, the second ends the process."""
+    """Whether a stop was requested. The first signal lets the round finish, the second ends the process.
 
-    code: int | None = None
+    Without `begun`, nobody asks yet: until the first question, which comes before the first round, a signal ends the
+    process at once.
+    """
+
+    def __init__(self, *, begun: bool = True) -> None:
+        self.code: int | None = None
+        self._begun = begun
 
     def __call__(self) -> bool:
         """True once a signal was received."""
+        self._begun = True
         return self.code is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """A signal handler."""
         again, self.code = self.code is not None, 128 + number
-        if again:
+        if again or not self._begun:
             raise SystemExit(self.code)
 
 
 @contextlib.contextmanager
-def obeying_signals() -> Iterator[Stopping]:
-    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round."""
-    stopping = Stopping()
+def obeying_signals(*, begun: bool = True) -> Iterator[Stopping]:
+    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round; `begun` as in `Stopping`."""
+    stopping = Stopping(begun=begun)
     before = {number: signal.signal(number, stopping.receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stopping
