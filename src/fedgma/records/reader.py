@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -205,12 +205,28 @@ def _rounds_and_end(folder: Path, head: Head, *, scored: bool = False) -> tuple[
     if fault is not None and (done is not None or not isinstance(fault, _Incomplete)):
         raise fault
     if done is None:
+        _check_saved(folder, head, [line + b"\n" for line, _ in rounds])
         return [record for _, record in rounds], None
     if done.get("rounds") != len(rounds):
         raise DataError(f"{folder} is marked done after {done.get('rounds')!r} rounds but holds {len(rounds)}")
     if CHECKSUM in head:  # an older format has none
         _check_sums(folder)
     return [record for _, record in rounds], done
+
+
+def _check_saved(folder: Path, head: Head, lines: Sequence[bytes]) -> None:
+    """Compare the records of an unfinished run with its newest checkpoint; later lines have no checksum yet."""
+    for file in sorted(folder.glob("checkpoints/[0-9]*/manifest.json"), reverse=True):
+        try:
+            manifest = read_object(file)
+        except DataError:
+            continue  # damaged, or deleted meanwhile by a process that runs
+        if is_intact(manifest) and isinstance(manifest.get("records"), dict):
+            records = {"run": head.get(CHECKSUM), "lines": digest_of_lines(lines[: manifest["round"]])}
+            for part, name in (("run", "run.json"), ("lines", "rounds.jsonl")):
+                if manifest["records"].get(part) != records[part]:
+                    raise IntegrityError(f"{folder / name} does not belong to checkpoint {file.parent}; {RESTORE}")
+            return
 
 
 def sums(digests: Mapping[str, str]) -> bytes:
