@@ -1,7 +1,9 @@
 """The display during training (a bar for each fleet, accuracy and spark line of each arm), and signal handling."""
 
 import contextlib
+import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -13,36 +15,50 @@ if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Played
 
+SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Stopping:
     """Whether a stop was requested. The first signal lets the round finish, the second ends the process.
 
-    Without `begun`, nobody asks yet: until the first question, which comes before the first round, a signal ends the
-    process at once.
+    With `training` in this process, a signal before the end of the first round ends the process too: there is nothing
+    to save yet, and kernels may be compiling. Such an end does not wait for threads that train; run folders are safe at
+    any moment.
     """
 
-    def __init__(self, *, begun: bool = True) -> None:
+    def __init__(self, *, training: bool = False) -> None:
         self.code: int | None = None
-        self._begun = begun
+        self._training = training
+        self._asked = 0  # times; runs ask before and after a round is trained
 
     def __call__(self) -> bool:
         """True once a signal was received."""
-        self._begun = True
+        self._asked += 1
         return self.code is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """A signal handler."""
         again, self.code = self.code is not None, 128 + number
-        if again or not self._begun:
+        if self._training and (again or self._asked < 2):
+            end_now(self.code)
+        if again:
             raise SystemExit(self.code)
 
 
+def end_now(code: int) -> None:
+    """End the process without waiting for its threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or in the middle of a write
+            stream.write(SHOW_CURSOR if stream.isatty() else "")
+            stream.flush()
+    os._exit(code)
+
+
 @contextlib.contextmanager
-def obeying_signals(*, begun: bool = True) -> Iterator[Stopping]:
-    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round; `begun` as in `Stopping`."""
-    stopping = Stopping(begun=begun)
+def obeying_signals(*, training: bool = False) -> Iterator[Stopping]:
+    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round; `training` as in `Stopping`."""
+    stopping = Stopping(training=training)
     before = {number: signal.signal(number, stopping.receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stopping

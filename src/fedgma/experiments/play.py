@@ -121,7 +121,7 @@ def _play_on(
             state, played = fleets.play_round(fleet, state)
             waiting.append(played.sent())
             ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.sampled)
-        due = not on or time.monotonic() - saved >= checkpoint_seconds
+        due = not on or stop() or time.monotonic() - saved >= checkpoint_seconds
         while len(waiting) > (1 if ahead and not (due or ended) else 0):
             records = waiting.pop(0).records
             now = time.perf_counter()
