@@ -3,10 +3,11 @@
     python benchmarks/faults/signals.py --signals 200 --workers 8
 
 Logistic regression on small arrays and LeNet on the embedded images train without end. A signal comes at a random
-moment: every third while the command starts, the others in training; every eighth time a second one follows. A quarter of the commands are started from nothing, the others are forked from a process that has loaded everything. The
-command must exit with 130 or 143, without a traceback, and its newest checkpoint must hold every round that it wrote
-(after two signals it may be older). Then the same command must go on, and the first rounds stay as they were. Moments
-are counted from when the command handles signals; before that, Python has its own way to end.
+moment: every third while the command starts, the others in training; every eighth time a second one follows. A quarter
+of the commands are started from nothing, the others are forked from a process that has loaded everything. The command
+must exit with 130 or 143, without a traceback, and its newest checkpoint must hold every round that it wrote (after two
+signals it may be older). Then the same command must go on, and the first rounds stay as they were. Moments are counted
+from when the command handles signals; before that, Python has its own way to end.
 """
 
 import os

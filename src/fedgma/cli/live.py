@@ -1,9 +1,7 @@
 """The display during training (a bar for each fleet, accuracy and spark line of each arm), and signal handling."""
 
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -11,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedgma.cli import end_now
+
 if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Played
 
-SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -44,15 +43,6 @@ class Stopping:
             end_now(self.code)
         if again:
             raise SystemExit(self.code)
-
-
-def end_now(code: int) -> None:
-    """End the process without waiting for its threads."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or in the middle of a write
-            stream.write(SHOW_CURSOR if stream.isatty() else "")
-            stream.flush()
-    os._exit(code)
 
 
 @contextlib.contextmanager
