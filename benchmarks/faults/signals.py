@@ -33,6 +33,7 @@ from fedgma.records.reader import complete_lines, read_runs  # noqa: E402
 
 COMMON = ["aggregator=gma", "seed=0", "clients_per_round=3", "evaluate_every=50", "--device", "cpu"]
 LENET = ["model=lenet", "partition.clients=20"]
+KINDS = {"INT": signal.SIGINT, "TERM": signal.SIGTERM}
 SEED, FOLDER = 0, Path()
 
 
@@ -84,7 +85,7 @@ def case(number):
     rng = random.Random(f"{SEED} {number}")
     out, said = Path(tempfile.mkdtemp(dir=FOLDER)), FOLDER / f"{number}.txt"
     arguments, fresh, twice = words(number, out), number % 4 == 3, number % 8 == 6
-    kind = rng.choice([signal.SIGINT, signal.SIGTERM])
+    kind = rng.choice(list(KINDS.values()))
     process = start(arguments, said, fresh)
     if number % 3:  # in training
         wait_for_rounds(process, out, rng.randint(1, 5))
@@ -152,8 +153,10 @@ def summed_up(asked, times, failed):
 
 def run():
     global SEED, FOLDER
-    asked = crashes.options(__doc__, signals=20, limit=5)
+    asked = crashes.options(__doc__, {"kind": ("both", *KINDS)}, signals=20, limit=5)
     SEED = asked.seed
+    for name in {*KINDS} - ({*KINDS} if asked.kind == "both" else {asked.kind}):
+        del KINDS[name]
     crashes.prepare()
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         FOLDER = Path(folder)

@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -200,11 +201,13 @@ def reference(arm, folder):
     return outcome(out), counted[0], time.monotonic() - began
 
 
-def options(about, **figures):
+def options(about, choices=MappingProxyType({}), **figures):
     """The options of a harness: the number of cases, workers, a seed and a folder."""
     asked = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, number in figures.items():
         asked.add_argument(f"--{name}", type=int, default=number)
+    for name, known in choices.items():
+        asked.add_argument(f"--{name}", choices=known, default=known[0])
     asked.add_argument("--workers", type=int, default=2)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--folder", help="where runs are written; a temporary folder by default")
