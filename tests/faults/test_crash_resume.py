@@ -302,6 +302,26 @@ def flipped(content, bit):
 
 
 @row("C6")
+def test_c6_a_damaged_rounds_jsonl_of_a_run_that_cannot_be_repeated_is_mended(tmp_path, caplog):
+    folder = written(tmp_path / "run", rounds=6)
+    lines, whole = folder / "rounds.jsonl", (folder / "rounds.jsonl").read_bytes()
+    for bit in (*random.Random(7).sample(range(8 * len(whole)), 30), None):
+        caplog.clear()
+        lines.unlink() if bit is None else lines.write_bytes(flipped(whole, bit))
+        damaged = lines.read_bytes() if lines.exists() else b""
+        with RunFolder(folder, HEAD) as run:
+            assert run.resume(mend=True).round == 6
+        assert "rounds.jsonl is damaged" in caplog.text
+        assert (folder / "rounds.damaged").read_bytes() == damaged
+        found = [json.loads(line)["round"] for line in lines.read_bytes().splitlines()]
+        assert found == [1, 2, 3, 4, 5, 6]
+        assert resumed(folder).round == 6  # mended for good
+        shutil.rmtree(folder)
+        written(folder, rounds=6)
+        assert lines.read_bytes() == whole
+
+
+@row("C6")
 @pytest.mark.parametrize("lost", ["rounds.jsonl", "run.json"])
 def test_c6_the_loss_of_a_record_never_restarts_a_run_and_drops_no_checkpoint(tmp_path, lost):
     folder = written(tmp_path / "run")

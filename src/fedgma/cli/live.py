@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedgma.cli import end_now
+from fedgma.cli.signals import end_now
 
 if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned

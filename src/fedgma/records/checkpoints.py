@@ -30,10 +30,11 @@ State = dict[str, np.ndarray]
 
 
 class Checkpoint(NamedTuple):
-    """The state of a run after a round."""
+    """The state of a run after a round, and the records that it belongs to (None in format 1)."""
 
     round: int
     state: State
+    records: Record | None = None
 
 
 def write_checkpoint(
@@ -196,7 +197,8 @@ def _read(folder: Path, round: int, problem: Callable[[int, Record | None], str]
         raise IntegrityError(f"checkpoint {folder} is damaged ({error})") from None
     if order is not None and (not isinstance(order, list) or sorted(map(str, order)) != sorted(state)):
         raise IntegrityError(f"checkpoint {folder} has other entries than its manifest lists")
-    return Checkpoint(round, state if order is None else {name: state[name] for name in order})
+    ordered = state if order is None else {name: state[name] for name in order}
+    return Checkpoint(round, ordered, manifest.get("records"))
 
 
 def _manifest(folder: Path) -> Record:

@@ -38,6 +38,7 @@ from fedgma.records.checkpoints import (
     written_to,
 )
 from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Record, Records, with_checksum
+from fedgma.records.mend import DAMAGED, mended
 from fedgma.records.reader import SUMMED, complete_lines, digest_of_lines, is_done, is_older, read_head, sums
 
 LOG = logging.getLogger(__name__)
@@ -84,12 +85,19 @@ class RunFolder:
             self._handle = None
         self._lock.release()
 
-    def resume(self) -> Checkpoint | None:
-        """The checkpoint to resume from, with `rounds.jsonl` truncated to it; None to start from the beginning."""
+    def resume(self, *, mend: bool = False) -> Checkpoint | None:
+        """The checkpoint to resume from, with `rounds.jsonl` truncated to it; None to start from the beginning.
+
+        If `rounds.jsonl` is damaged, an older checkpoint is used or an error raised. With `mend`, the newest checkpoint
+        is used all the same: lines that cannot be read are marked as lost, and the file is kept as `rounds.damaged`.
+        """
         file = self.path / "rounds.jsonl"
         lines = complete_lines(file)
-        point = read_checkpoint(self.path / "checkpoints", problem=partial(_mismatch, self._run, lines))
+        problem = partial(_other_run, self._run) if mend else partial(_mismatch, self._run, lines)
+        point = read_checkpoint(self.path / "checkpoints", problem=problem)
         if point is not None:
+            if why := _other_lines(lines, point.round, point.records):
+                lines = self._mended(point, why)
             self.saved = point.round
             self._warn_of_changes(read_head(self.path))
         elif lines:
@@ -100,6 +108,22 @@ class RunFolder:
             self._handle = os.open(file, os.O_WRONLY | os.O_APPEND | BINARY)
         self._hash = hashlib.sha256(kept)
         return point
+
+    def _mended(self, point: Checkpoint, why: str) -> list[bytes]:
+        """Mend `rounds.jsonl` up to a checkpoint that does not belong to it, and write that checkpoint again."""
+        file, checkpoints = self.path / "rounds.jsonl", self.path / "checkpoints"
+        content = file.read_bytes() if file.exists() else b""
+        lines, lost = mended(content, point.round)
+        what = f"the records of rounds {lost} are lost" if lost else "some records are not as they were written"
+        LOG.warning("%s is damaged: a checkpoint %s; %s; resuming from round %d", file, why, what, point.round)
+        records = Records(run=self._run, lines=digest_of_lines(lines))
+        before = max((old for old in checkpoint_rounds(checkpoints) if old < point.round), default=0)
+        with written_to(self.path):
+            if not (self.path / DAMAGED).exists():
+                write_atomic(self.path / DAMAGED, content)
+            write_atomic(file, b"".join(lines))
+            write_checkpoint(checkpoints, point.round, point.state, records=records, before=before)
+        return lines
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append a round."""
@@ -257,13 +281,19 @@ def _plain(value: Any) -> Any:
 
 def _mismatch(run: str, lines: Sequence[bytes], round: int, records: Record | None) -> str:
     """Why a checkpoint of this round does not belong to a `run.json` and to lines of `rounds.jsonl`; "" if it does."""
+    return _other_run(run, round, records) or _other_lines(lines, round, records)
+
+
+def _other_run(run: str, round: int, records: Record | None) -> str:
+    return "" if records is None or records.get("run") == run else "belongs to another run.json"
+
+
+def _other_lines(lines: Sequence[bytes], round: int, records: Record | None) -> str:
     if round > len(lines):
         return f"is of round {round}, but rounds.jsonl has {len(lines)} complete lines"
-    if records is None:  # format 1
+    if records is None or records.get("lines") == digest_of_lines(lines[:round]):
         return ""
-    if records.get("run") != run:
-        return "belongs to another run.json"
-    return "" if records.get("lines") == digest_of_lines(lines[:round]) else "belongs to other lines of rounds.jsonl"
+    return "belongs to other lines of rounds.jsonl"
 
 
 def _differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> str:
