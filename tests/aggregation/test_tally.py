@@ -71,7 +71,7 @@ def with_nan(array):
     [
         ("header", lambda array: array[:-5]),
         ("header", lambda array: np.frombuffer(array.tobytes().replace(b'"clients": 2', b'"clients": 0'), np.uint8)),
-        ("header", lambda array: np.frombuffer(array.tobytes().replace(b'"version": 1', b'"version": 9'), np.uint8)),
+        ("header", lambda array: np.frombuffer(array.tobytes().replace(b'"version": 2', b'"version": 9'), np.uint8)),
         ("header", lambda array: np.frombuffer(array.tobytes().replace(b"float32", b"objects"), np.uint8)),
         ("header", lambda array: np.frombuffer(b"[]", np.uint8)),
         ("total.0", with_nan),
@@ -130,7 +130,7 @@ def test_damaged_bytes_are_refused(data):
 def resealed(sent, old, new):
     """The same bytes with something else inside and a checksum that fits, as somebody who means harm would send."""
     body = sent[:-32].replace(old, new)
-    start = len("fedgma tally 1\n")
+    start = len("fedgma tally 2\n")
     length = int.from_bytes(sent[start : start + 8], "little") + (len(new) - len(old) if old in sent[:300] else 0)
     body = body[:start] + length.to_bytes(8, "little") + body[start + 8 :]
     return body + hashlib.sha256(body).digest()

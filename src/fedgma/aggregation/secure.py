@@ -23,7 +23,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedgma.aggregation.gate import Refused, check_schema, entry_kind, read_schema, read_update, read_weight
+from fedgma.aggregation.gate import (
+    Refused,
+    check_schema,
+    entry_kind,
+    read_mapping,
+    read_schema,
+    read_update,
+    read_weight,
+)
 from fedgma.aggregation.kernels.plain import Sums
 from fedgma.aggregation.masks import signs, vote_type
 from fedgma.aggregation.tally import Tally
@@ -102,10 +110,11 @@ def encode(
     """
     try:
         value = read_weight(weight, encoding.max_weight)
+        update = read_mapping(update)
         schema = read_schema(update)
         check_schema(schema, schema if like is None else read_schema(like), cast=False)
         entries = _summed_entries(schema)
-        arrays = read_update(update, entries)
+        arrays = read_update(update, schema, entries)
     except Refused as refused:
         raise DataError(f"the update cannot be encoded for a secure sum ({refused.reason}): {refused.detail}") from None
     if value != int(value):

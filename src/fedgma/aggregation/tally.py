@@ -11,10 +11,15 @@ Conventions, tested:
 - Trainable floating entries are masked. Buffers (running statistics) take the weighted mean, integer counters the
   maximum; neither votes.
 - A client that fails the gate is left out of the mean and of the count, and listed in `refused`.
+- Several threads may use one tally; they take turns. A client is counted as a whole: if that is interrupted (Ctrl-C, no
+  memory), the tally raises at its next use.
+- What a tally hands out (votes, means, counters) is a copy, and it keeps no array that it was given.
 """
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,9 +29,12 @@ from fedgma.aggregation.gate import (
     Gate,
     Refusal,
     Refused,
+    check_client,
     check_schema,
     entry_kind,
+    nonfinite,
     norm,
+    read_mapping,
     read_schema,
     read_update,
     read_weight,
@@ -40,12 +48,12 @@ from fedgma.arrays import (
     Placement,
     Spec,
     column_max,
-    flatten,
+    copy,
     is_torch,
     move_to,
+    no_entries,
     placement,
     spec,
-    to_native,
     to_user,
 )
 from fedgma.errors import DataError
@@ -77,12 +85,14 @@ class Tally:
     maxima: dict[str, Array]  # of integer counters
     seen: set[Hashable]  # names of the clients counted
     _width: str  # number type of the votes
+    _half_done: bool  # a change has begun and not ended
 
     def __init__(
         self, like: Params | None = None, *, buffers: Collection[str] | None = None, gate: Gate | None = None
     ) -> None:
         self.gate = gate or Gate()
         self.buffers = buffers
+        self._lock = threading.RLock()
         self.clear()
         if like is not None:
             try:
@@ -102,80 +112,96 @@ class Tally:
 
     @property
     def votes(self) -> dict[str, Array]:
-        """Sum of signs per entry of each trainable array, in the smallest integer type that holds it."""
-        return {
-            name: to_user(sums.votes, Spec(self.schema[name].shape, spec(sums.votes).dtype), self.placement)
-            for name, sums in self.sums.items()
-            if self.schema is not None and sums.votes is not None
-        }
+        """Sum of signs per entry of each trainable array, in the smallest integer type that holds it; copies."""
+        with self.use():
+            return {
+                name: to_user(copy(sums.votes), Spec(self.schema[name].shape, spec(sums.votes).dtype), self.placement)
+                for name, sums in self.sums.items()
+                if self.schema is not None and sums.votes is not None
+            }
 
     def add(
-        self, update: Params, weight: object = 1, *, client: Hashable = None, round: int | None = None
+        self, update: Params | Refused, weight: object = 1, *, client: Hashable = None, round: int | None = None
     ) -> Refusal | None:
         """Count one client. Returns None, or the refusal if the client fails the gate; then the sums stay unchanged."""
-        label = self.clients + len(self.refused) if client is None else client
-        try:
-            self._check_identity(client, round)
-            value = read_weight(weight, self.gate.max_weight)
-            schema = read_schema(update)
-            expected = self.schema or schema
-            check_schema(schema, expected, self.gate.cast)
-            arrays = read_update(update, expected)
-            self._check_norm((arrays[name] for name in self.names("masked", expected)), finite=True)
-        except Refused as refused:
-            return self._refuse(label, refused.reason, refused.detail)
-        if self.schema is None:
-            self.set_schema(schema, next(iter(update.values())))
-        self.count([value], [client])
-        self._widen_sums()
-        summed = [name for name in arrays if name in self.sums]
-        on_device = [move_to(arrays[name], self.device_sample) for name in summed]
-        kernels.add([self.sums[name] for name in summed], on_device, value)
-        for name in arrays.keys() - self.sums.keys():
-            self._update_maximum(name, arrays[name])
+        with self.use():
+            label = self.clients + len(self.refused) if client is None else client
+            try:
+                self._check_identity(client, round)
+                value = read_weight(weight, self.gate.max_weight)
+                entries = read_mapping(update)
+                schema = read_schema(entries)
+                expected = self.schema or schema
+                check_schema(schema, expected, self.gate.cast)
+                arrays = read_update(entries, schema, expected)
+                self._check_norm([arrays[name] for name in self.names("masked", expected)], finite=True)
+            except Refused as refused:
+                return self._refuse(label, refused.reason, refused.detail)
+            with self.change():
+                if self.schema is None:
+                    self.set_schema(schema, next(iter(entries.values())))
+                self._add_arrays(arrays, value, client)
         return None
 
     def add_many(
         self, updates: Params, weights: Weights = None, *, clients: Sequence[Hashable] | None = None
     ) -> list[Refusal]:
         """Count a stack of clients, client axis first, in order; returns the refusals."""
-        before = len(self.refused)
-        stack = self.read_stack(updates, weights, clients)
-        keep = self.admit(stack)
-        fresh = self._sum_rows(stack, keep)
-        if keep:
-            counters = {name: column_max(stack.select(name, keep)) for name in self.names("maximum", stack.schema)}
-            self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
-            self._merge_sums(fresh, counters)
-        return self.refused[before:]
+        with self.use():
+            before = len(self.refused)
+            stack = self.read_stack(updates, weights, clients)
+            keep = self.admit(stack)
+            fresh = self._sum_rows(stack, keep)
+            if keep:
+                counters = {name: column_max(stack.select(name, keep)) for name in self.names("maximum", stack.schema)}
+                with self.change():
+                    self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
+                    self._merge_sums(fresh, counters)
+            return self.refused[before:]
 
     def merge(self, other: "Tally") -> None:
         """Count all clients of another tally and take over its refusals. The other tally stays unchanged."""
-        if repeated := self.seen & other.seen:
-            raise DataError(f"clients are in both tallies, such as {min(map(repr, repeated))}; count each once")
-        if other.schema is not None and other.clients:
-            if self.schema is None:
-                self.buffers = other.names("averaged", other.schema)
-                self.schema, self.placement = dict(other.schema), other.placement
-                self.device_sample = other.device_sample
-            if self.kinds(self.schema) != other.kinds(other.schema) or self.schema != other.schema:
+        if other is self:
+            raise DataError("a tally cannot be merged with itself: its clients would count twice")
+        first, second = sorted((self, other), key=id)  # one order for all threads, so that none waits for another
+        with first.use(), second.use():
+            self._check_merge(other)
+            with self.change():
+                self._take_over(other)
+
+    # -- one user at a time, and whole clients ------------------------------------------------------------------------
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Have the tally to oneself; raises `DataError` if an earlier change of it was interrupted."""
+        with self._lock:
+            if self._half_done:
                 raise DataError(
-                    "the tallies belong to different models: names, shapes, types and buffers must be the same"
+                    "a change of this tally was interrupted, so a client is counted in part; make a new tally and add "
+                    "the round's updates again"
                 )
-            self.clients += other.clients
-            for part in other.weight_parts:
-                self._add_weight(part)
-            self._merge_sums(other.sums, other.maxima)
-        self.seen |= other.seen
-        self.refused.extend(other.refused)
-        self.norms.extend(other.norms)
+            yield
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Change the sums; if this does not end, `use` raises from then on."""
+        self._half_done = True
+        yield
+        self._half_done = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self.use():
+            return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
 
     # -- steps of `add_many`, for functions that sum a stack themselves ----------------------------------------------
 
     def set_schema(self, schema: Mapping[str, Spec], sample: Array) -> None:
         """Set the schema of updates, and the library and device of the result."""
         self.schema, self.placement = dict(schema), placement(sample)
-        self.device_sample = flatten(to_native(sample))[:0]
+        self.device_sample = no_entries(self.placement)
 
     def read_stack(self, updates: Params, weights: Weights, clients: Sequence[Hashable] | None) -> Stack:
         """Read a stack and check its schema; raises `DataError`, since no single client is at fault."""
@@ -187,7 +213,7 @@ class Tally:
             check_schema(stack.schema, self.schema, self.gate.cast)
         except Refused as refused:
             raise DataError(f"updates: {refused.detail}") from None
-        return stack
+        return stack.convert(self.schema)
 
     def admit(self, stack: Stack) -> dict[int, float]:
         """Rows of a stack whose client, weight and norm pass the gate, with weights; NaNs are not checked yet."""
@@ -202,7 +228,7 @@ class Tally:
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; only the first one counts")
                 value = read_weight(stack.weights[row], self.gate.max_weight)
                 voters = self.names("masked", stack.schema)
-                self._check_norm((stack.entries[name][row] for name in voters), finite=False)
+                self._check_norm([stack.entries[name][row] for name in voters], finite=False)
             except Refused as refused:
                 self._refuse(client, refused.reason, refused.detail)
                 continue
@@ -219,7 +245,7 @@ class Tally:
                     bad[row] = name
         for row, name in sorted(bad.items()):
             del keep[row]
-            self._refuse(stack.clients[row], "nonfinite", f"{name!r} holds a NaN or an infinity")
+            self._refuse(stack.clients[row], "nonfinite", nonfinite(name, stack.schema, self.schema or stack.schema))
         return bool(bad)
 
     def count(self, weights: Sequence[float], clients: Iterable[Hashable]) -> None:
@@ -237,6 +263,7 @@ class Tally:
         self.weight_parts = (0.0, 0.0)
         self.placement, self.device_sample = Placement("numpy"), np.empty(0)
         self.sums, self.maxima, self.seen, self._width = {}, {}, set(), ""
+        self._half_done = False
 
     def kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
         """How each entry is aggregated: "masked", "averaged" or "maximum"."""
@@ -260,8 +287,41 @@ class Tally:
                     math.prod(entry.shape), entry.dtype, self.clients, kind == "masked", self.device_sample
                 )
 
+    def _add_arrays(self, arrays: Mapping[str, Array], weight: float, client: Hashable) -> None:
+        self.count([weight], [client])
+        self._widen_sums()
+        summed = [name for name in arrays if name in self.sums]
+        on_device = [move_to(arrays[name], self.device_sample) for name in summed]
+        kernels.add([self.sums[name] for name in summed], on_device, weight)
+        for name in arrays.keys() - self.sums.keys():
+            self._update_maximum(name, arrays[name])
+
+    def _check_merge(self, other: "Tally") -> None:
+        if repeated := self.seen & other.seen:
+            raise DataError(f"clients are in both tallies, such as {min(map(repr, repeated))}; count each once")
+        check_members(other.seen, other.clients, self.gate)
+        if self.schema is None or other.schema is None or not other.clients:
+            return
+        if self.kinds(self.schema) != other.kinds(other.schema) or self.schema != other.schema:
+            raise DataError("the tallies belong to different models: names, shapes, types and buffers must be the same")
+
+    def _take_over(self, other: "Tally") -> None:
+        if other.schema is not None and other.clients:
+            if self.schema is None:
+                self.buffers = other.names("averaged", other.schema)
+                self.schema, self.placement = dict(other.schema), other.placement
+                self.device_sample = other.device_sample
+            self.clients += other.clients
+            for part in other.weight_parts:
+                self._add_weight(part)
+            self._merge_sums(other.sums, other.maxima)
+        self.seen |= other.seen
+        self.refused.extend(other.refused)
+        self.norms.extend(other.norms)
+
     def _check_identity(self, client: Hashable, round: int | None) -> None:
         gate = self.gate
+        check_client(client)
         if client is not None and client in self.seen:
             raise Refused("duplicate", f"client {client!r} has sent an update before; only the first one counts")
         if gate.selected is not None and client not in gate.selected:
@@ -278,18 +338,19 @@ class Tally:
         valid = bool(((values > 0) & (values <= self.gate.max_weight)).all())
         return dict(enumerate(values.tolist())) if valid else None
 
-    def _check_norm(self, arrays: Iterable[Array], *, finite: bool) -> None:
+    def _check_norm(self, arrays: Sequence[Array], *, finite: bool) -> None:
         """Refuse a norm above the limit; in a stack (`finite=False`) a later check refuses NaN and infinities."""
         if self.gate.max_norm == math.inf:
             return
         length = norm(arrays)
         if math.isfinite(length):
             self.norms.append(length)
-        if length > self.gate.max_norm and (finite or length < math.inf):
+        if length > self.gate.max_norm and (finite or length < math.inf or kernels.first_nonfinite(arrays) is None):
             raise Refused("norm", f"the norm must be at most {self.gate.max_norm:g}, got {length:g}")
 
     def _refuse(self, client: Hashable, reason: str, detail: str) -> Refusal:
-        self.refused.append(Refusal(client, reason, detail))
+        label = f"{client!r:.60}" if reason == "client" else client
+        self.refused.append(Refusal(label, reason, detail))
         return self.refused[-1]
 
     def _add_weight(self, weight: float) -> None:
@@ -320,7 +381,9 @@ class Tally:
 
     def _merge_sums(self, sums: Mapping[str, Sums], maxima: Mapping[str, Array]) -> None:
         if not self.sums:  # this tally is empty: copy the other sums
-            self.sums = {name: Sums(*(_copy(part) for part in parts)) for name, parts in sums.items()}
+            self.sums = {
+                name: Sums(*(None if part is None else copy(part) for part in parts)) for name, parts in sums.items()
+            }
             self._width, sums = "", {}
         self._widen_sums()
         for name, other in sums.items():
@@ -330,5 +393,11 @@ class Tally:
             self._update_maximum(name, array)
 
 
-def _copy(array: Array | None) -> Array | None:
-    return None if array is None else array.clone() if is_torch(array) else array.copy()
+def check_members(seen: Collection[Hashable], clients: int, gate: Gate) -> None:
+    """Raise `DataError` unless all clients of a whole tally are among those that the gate selects."""
+    if gate.selected is None:
+        return
+    if len(seen) < clients:
+        raise DataError(f"the gate has selected clients, but {clients - len(seen)} clients of the tally have no name")
+    if strangers := set(seen) - set(gate.selected):
+        raise DataError(f"the tally holds clients that were not selected, such as {min(map(repr, strangers))}")
