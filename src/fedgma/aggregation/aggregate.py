@@ -10,7 +10,7 @@ from fedgma.aggregation.kernels.plain import Sums, mean
 from fedgma.aggregation.masks import MASKS, Mask, VoteMask
 from fedgma.aggregation.tally import Tally
 from fedgma.arrays import Array, Spec, blocks, copy, is_torch, move_to, to_user, zeros
-from fedgma.errors import ConfigError, Diverged, NotEnoughClients
+from fedgma.errors import ConfigError, Diverged
 
 
 class Aggregate(NamedTuple):
@@ -49,15 +49,12 @@ def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release
     """
     function = _mask_function(mask, tau)
     with tally.use():
-        if tally.schema is None or not tally.clients:
-            reasons = ", ".join(sorted({refusal.reason for refusal in tally.refused})) or "no update was added"
-            raise NotEnoughClients(
-                f"no valid update to average ({len(tally.refused)} refused: {reasons}); nothing was changed"
-            )
+        tally.check_round()
+        schema = tally.schema or {}
         if not release:
-            return _aggregate(tally, tally.schema, function, release)
+            return _aggregate(tally, schema, function, release)
         with tally.change():
-            merged = _aggregate(tally, tally.schema, function, release)
+            merged = _aggregate(tally, schema, function, release)
             tally.clear()
         return merged
 

@@ -61,7 +61,9 @@ class Gate:
     """Conditions on an update beyond shape, number type and finite values.
 
     `cast=True` accepts other floating types and rounds them to the model's; otherwise every client must send the
-    model's number types.
+    model's number types. The default `max_weight` refuses nonsense only: a client of that weight owns the mean. Set it
+    to the samples of your largest client, or set `max_share`: a round in which one client has a larger share of the
+    total weight is not averaged (`NotEnoughClients`).
     """
 
     max_weight: float = 1e9
@@ -69,9 +71,11 @@ class Gate:
     cast: bool = False
     selected: Collection[Hashable] | None = None  # clients of the round; None: any client
     round: int | None = None
+    max_share: float = 1.0
 
     def __post_init__(self) -> None:
         _check_limit("max_weight", self.max_weight, MAX_WEIGHT)
+        _check_limit("max_share", self.max_share, 1.0)
         _check_limit("max_norm", self.max_norm, math.inf)
         if not isinstance(self.cast, bool | np.bool_):
             raise ConfigError(f"a gate's cast must be True or False, got {self.cast!r}")
@@ -117,7 +121,7 @@ def check_client(client: Hashable) -> None:
     except Exception:
         comparable = False
     if not comparable:
-        raise Refused("client", f"a client's name must be a string, an integer or hashable, got {client!r:.60}")
+        raise Refused("client", f"a client's name must be hashable, such as a string or an integer, got {client!r:.60}")
 
 
 def read_weight(weight: object, max_weight: float) -> float:
@@ -131,7 +135,7 @@ def read_weight(weight: object, max_weight: float) -> float:
     if value == 0:
         raise Refused("empty", "the client has no samples")
     if not MIN_WEIGHT <= value <= min(max_weight, MAX_WEIGHT):  # also false for NaN
-        raise Refused("weight", f"the weight must be above 0 and at most {max_weight:g}, got {value!r}")
+        raise Refused("weight", f"the weight must be at least {MIN_WEIGHT:g} and at most {max_weight:g}, got {value!r}")
     return value
 
 

@@ -92,7 +92,7 @@ class Rule:
         kept: list[Any] = []
         for update, weight, client in replies:
             prepared = self.prepared(update, buffers)
-            if tally.add(prepared, weight, client=client) is None and self.combine is not None:
+            if tally.add(prepared, weight, client=client, round=tally.gate.round) is None and self.combine is not None:
                 kept.append(prepared)
         merged = self.conclude(tally)
         return merged if self.combine is None else merged._replace(mean=_combine(merged.mean, kept, self.combine))

@@ -149,7 +149,7 @@ def decode(total: Array, like: Params, encoding: Encoding, *, buffers: Collectio
     _check_total(total, votes_start, clients, cut, weight, encoding)
     tally = Tally({name: like[name] for name in entries}, buffers=buffers)
     tally.count([float(weight)], [])
-    tally.clients = clients
+    tally.clients, tally.heaviest = clients, float(min(encoding.max_weight, weight - clients + 1))  # at most
     sums = _split_by_name(total[HEAD:votes_start], sizes)
     votes = _split_by_name(total[votes_start:], {name: sizes[name] for name in voters})
     for name, entry in entries.items():

@@ -86,7 +86,8 @@ class MaskedServer:
         """Count one reply in an open round; returns the refusal if it fails the gate."""
         if not self.rule.streams:
             raise ConfigError(f"{self.rule.name} needs all updates in memory together; pass them to `step`")
-        return tally.add(self.rule.prepared(update, self.buffers), weight, client=client)
+        prepared = self.rule.prepared(update, self.buffers)
+        return tally.add(prepared, weight, client=client, round=tally.gate.round)
 
     def close(self, tally: Tally, params: Params | None = None) -> Step:
         """Close an open round and step. Without `params` the model is taken as zero, so the result is the step."""

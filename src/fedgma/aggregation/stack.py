@@ -42,11 +42,16 @@ class Stack(NamedTuple):
     weights: list[object]
     clients: list[Hashable]
     named: bool  # whether the caller named the clients
+    first: int  # the number of the first client, for those without a name
 
     @property
     def size(self) -> int:
         """Number of clients."""
         return len(self.clients)
+
+    def label(self, row: int) -> Hashable:
+        """A client's name in a refusal: its own, or its number."""
+        return self.first + row if self.clients[row] is None else self.clients[row]
 
     def select(self, name: str, keep: Collection[int]) -> Array:
         """The kept clients' rows of one entry; no copy if all are kept."""
@@ -74,7 +79,7 @@ class Stack(NamedTuple):
         values, labels = align_clients(size, weights, clients, "clients", first)
         per_client = {name: Spec(entry.shape[1:], entry.dtype) for name, entry in schema.items()}
         rows = {name: flatten_rows(array) for name, array in entries.items()}
-        return Stack(rows, per_client, values, labels, clients is not None)
+        return Stack(rows, per_client, values, labels, clients is not None, first)
 
     def convert(self, expected: Schema) -> "Stack":
         """The same stack in the expected number types."""

@@ -26,6 +26,7 @@ import numpy as np
 
 from fedgma.aggregation import kernels
 from fedgma.aggregation.gate import (
+    MIN_WEIGHT,
     Gate,
     Refusal,
     Refused,
@@ -56,7 +57,7 @@ from fedgma.arrays import (
     spec,
     to_user,
 )
-from fedgma.errors import DataError
+from fedgma.errors import DataError, NotEnoughClients
 
 PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
 
@@ -79,6 +80,7 @@ class Tally:
     norms: list[float]  # of all readable updates, if the gate limits norms
     schema: dict[str, Spec] | None  # None until the first valid update
     weight_parts: tuple[float, float]  # total weight, and its rounding error
+    heaviest: float  # the largest weight of a client
     placement: Placement  # library and device of the result
     device_sample: Array  # empty; on the device of the sums
     sums: dict[str, Sums]
@@ -224,13 +226,13 @@ class Tally:
         for row, client in enumerate(stack.clients):
             try:
                 self._check_identity(client if stack.named else None, self.gate.round)
-                if stack.named and client in named:
+                if stack.named and client is not None and client in named:
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; only the first one counts")
                 value = read_weight(stack.weights[row], self.gate.max_weight)
                 voters = self.names("masked", stack.schema)
                 self._check_norm([stack.entries[name][row] for name in voters], finite=False)
             except Refused as refused:
-                self._refuse(client, refused.reason, refused.detail)
+                self._refuse(stack.label(row), refused.reason, refused.detail)
                 continue
             named.add(client)
             keep[row] = value
@@ -245,22 +247,37 @@ class Tally:
                     bad[row] = name
         for row, name in sorted(bad.items()):
             del keep[row]
-            self._refuse(stack.clients[row], "nonfinite", nonfinite(name, stack.schema, self.schema or stack.schema))
+            self._refuse(stack.label(row), "nonfinite", nonfinite(name, stack.schema, self.schema or stack.schema))
         return bool(bad)
 
     def count(self, weights: Sequence[float], clients: Iterable[Hashable]) -> None:
         """Add clients to the count, with their weights and, where given, their names."""
         self.clients += len(weights)
+        self.heaviest = max([self.heaviest, *weights])
         for weight in weights:
             self._add_weight(weight)
         self.seen.update(client for client in clients if client is not None)
 
     # -- everything below trusts its arguments ------------------------------------------------------------------------
 
+    def check_round(self) -> None:
+        """Raise `NotEnoughClients` unless there are clients to average and none has more than its share of weight."""
+        if self.schema is None or not self.clients:
+            reasons = ", ".join(sorted({refusal.reason for refusal in self.refused})) or "no update was added"
+            raise NotEnoughClients(
+                f"no valid update to average ({len(self.refused)} refused: {reasons}); nothing was changed"
+            )
+        share = self.heaviest / self.weight
+        if share > self.gate.max_share:
+            raise NotEnoughClients(
+                f"one client has {share:.1%} of the weight of the {self.clients} clients, at most "
+                f"{self.gate.max_share:.1%} are allowed; nothing was changed"
+            )
+
     def clear(self) -> None:
         """Empty the tally; the gate and the names of buffers stay."""
         self.clients, self.refused, self.norms, self.schema = 0, [], [], None
-        self.weight_parts = (0.0, 0.0)
+        self.weight_parts, self.heaviest = (0.0, 0.0), 0.0
         self.placement, self.device_sample = Placement("numpy"), np.empty(0)
         self.sums, self.maxima, self.seen, self._width = {}, {}, set(), ""
         self._half_done = False
@@ -312,6 +329,7 @@ class Tally:
                 self.schema, self.placement = dict(other.schema), other.placement
                 self.device_sample = other.device_sample
             self.clients += other.clients
+            self.heaviest = max(self.heaviest, other.heaviest)
             for part in other.weight_parts:
                 self._add_weight(part)
             self._merge_sums(other.sums, other.maxima)
@@ -335,7 +353,7 @@ class Tally:
         if not only_weights or not {type(weight) for weight in stack.weights} <= PLAIN_NUMBERS:
             return None
         values = np.array(stack.weights, np.float64)
-        valid = bool(((values > 0) & (values <= self.gate.max_weight)).all())
+        valid = bool(((values >= MIN_WEIGHT) & (values <= self.gate.max_weight)).all())
         return dict(enumerate(values.tolist())) if valid else None
 
     def _check_norm(self, arrays: Sequence[Array], *, finite: bool) -> None:

@@ -3,7 +3,7 @@
 `pack` and `unpack` are for transports that carry arrays (`numpy.savez`, safetensors, ...), `to_bytes` and `from_bytes`
 for those that carry bytes:
 
-    "fedgma tally 1\\n" | length of the table, 8 bytes | table, JSON: [key, number type, length] of each array |
+    "fedgma tally 2\\n" | length of the table, 8 bytes | table, JSON: [key, number type, length] of each array |
     the arrays' bytes in the table's order | SHA-256 of all that; numbers are little-endian
 
 Received data is checked before it is used: nothing is executed, and sizes are bounded before anything is parsed. A
@@ -63,6 +63,7 @@ def _write_header(tally: Tally) -> bytes:
         "version": VERSION,
         "clients": tally.clients,
         "weight": tally.weight_parts,
+        "heaviest": tally.heaviest,
         "library": tally.placement.library,
         "entries": [[name, list(entry.shape), entry.dtype, kinds[name]] for name, entry in schema.items()],
         "seen": sorted(map(_write_client, tally.seen), key=lambda client: (isinstance(client, str), client)),
@@ -118,7 +119,7 @@ def _begin(header: dict[str, Any], gate: Gate) -> Tally:
     tally = Tally(buffers=averaged, gate=gate)
     tally.schema = {name: Spec(tuple(shape), dtype) for name, shape, dtype, _ in header["entries"]} or None
     tally.clients = header["clients"]
-    tally.weight_parts = tuple(header["weight"])
+    tally.weight_parts, tally.heaviest = tuple(header["weight"]), header["heaviest"]
     tally.placement = _read_placement(header["library"], tally.schema or {})
     tally.seen = set(header["seen"])
     tally.refused = [Refusal(*refusal) for refusal in header["refused"]]
@@ -235,7 +236,7 @@ def _check_header(header: dict[str, Any], gate: Gate) -> None:
     clients, entries, seen = header["clients"], header["entries"], header["seen"]
     if type(clients) is not int or not 0 <= clients <= MAX_CLIENTS or header["library"] not in ("numpy", "torch"):
         raise ValueError("clients or library")
-    _check_weight(header["weight"], clients, gate)
+    _check_weight(header["weight"], header["heaviest"], clients, gate)
     for entry in entries:
         _check_entry(*entry)
     if len({name for name, *_ in entries}) != len(entries) or (clients and not entries):
@@ -247,13 +248,17 @@ def _check_header(header: dict[str, Any], gate: Gate) -> None:
             raise ValueError("refused")
 
 
-def _check_weight(weight: Any, clients: int, gate: Gate) -> None:
+def _check_weight(weight: Any, heaviest: Any, clients: int, gate: Gate) -> None:
     total, rest = weight
-    if not all(type(part) is float and math.isfinite(part) for part in weight) or abs(rest) > _lost(clients) * total:
+    if not all(type(part) is float and math.isfinite(part) for part in (total, rest, heaviest)):
         raise ValueError(f"weight {weight!r:.40}")
     slack = 1 + 1e-9
-    if not clients * MIN_WEIGHT <= total * slack or total > clients * gate.max_weight * slack:
-        raise ValueError(f"{clients} clients cannot have a weight of {total:g} (the gate allows {gate.max_weight:g})")
+    others = (clients - 1) * MIN_WEIGHT
+    shared = total <= clients * heaviest * slack and heaviest + others <= total * slack
+    if abs(rest) > _lost(clients) * total or (not shared if clients else total or heaviest):
+        raise ValueError(f"{clients} clients cannot have a weight of {total:g}, the heaviest {heaviest:g}")
+    if heaviest > gate.max_weight:
+        raise ValueError(f"a client's weight must be at most {gate.max_weight:g}, got {heaviest:g}")
 
 
 def _lost(clients: int) -> float:
