@@ -114,7 +114,8 @@ def move_to(array: Array, like: Array) -> Array:
     if is_torch(like):
         import torch
 
-        return torch.as_tensor(array, device=like.device)
+        readable = is_torch(array) or array.flags.writeable  # torch warns of arrays that cannot be written to
+        return torch.as_tensor(array if readable else array.copy(), device=like.device)
     return array.cpu().numpy() if is_torch(array) else array
 
 
@@ -140,12 +141,12 @@ def convert(array: Array, dtype: str) -> Array:
     """Round a native array to another floating type, as a native array; what the type cannot hold becomes infinite."""
     if is_torch(array):
         return cast(array, dtype)
-    if dtype == "bfloat16":
+    with np.errstate(over="ignore"):
+        if dtype != "bfloat16":
+            return cast(array, dtype)
         import torch
 
-        return torch.from_numpy(np.ascontiguousarray(array)).bfloat16().float().numpy()
-    with np.errstate(over="ignore"):
-        return cast(array, dtype)
+        return torch.from_numpy(array.astype(np.float32)).bfloat16().float().numpy()
 
 
 def to_int64(array: Array) -> Array:

@@ -222,11 +222,11 @@ class Tally:
         if (plain := self._plain_weights(stack)) is not None:
             return plain
         keep: dict[int, float] = {}
-        named: set[Hashable] = set()
+        named: dict[Hashable, int] = {}
         for row, client in enumerate(stack.clients):
             try:
                 self._check_identity(client if stack.named else None, self.gate.round)
-                if stack.named and client is not None and client in named:
+                if stack.named and client in named and not self._refuse_rows(stack, keep, [named[client]], row):
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; only the first one counts")
                 value = read_weight(stack.weights[row], self.gate.max_weight)
                 voters = self.names("masked", stack.schema)
@@ -234,20 +234,29 @@ class Tally:
             except Refused as refused:
                 self._refuse(stack.label(row), refused.reason, refused.detail)
                 continue
-            named.add(client)
             keep[row] = value
+            if client is not None:
+                named[client] = row
         return keep
 
     def refuse_nonfinite(self, stack: Stack, keep: dict[int, float]) -> bool:
         """Drop the rows that hold NaN or infinities; returns whether there were any (a sum can also overflow)."""
+        return self._refuse_rows(stack, keep, list(keep), stack.size)
+
+    def _refuse_rows(self, stack: Stack, keep: dict[int, float], rows: Sequence[int], judged: int) -> bool:
+        """Drop those of these rows that are not finite; the refusals stay in the order of the `judged` first rows."""
+        kinds = (*self.names("masked", stack.schema), *self.names("averaged", stack.schema))
         bad: dict[int, str] = {}
-        for name in (*self.names("masked", stack.schema), *self.names("averaged", stack.schema)):
-            for row in keep:
+        for name in kinds:
+            for row in rows:
                 if row not in bad and kernels.first_nonfinite([stack.entries[name][row]]) is not None:
                     bad[row] = name
         for row, name in sorted(bad.items()):
             del keep[row]
-            self._refuse(stack.label(row), "nonfinite", nonfinite(name, stack.schema, self.schema or stack.schema))
+            refused = [other for other in range(judged) if other not in keep]
+            place = len(self.refused) + 1 - len(refused) + refused.index(row)
+            detail = nonfinite(name, stack.schema, self.schema or stack.schema)
+            self.refused.insert(place, Refusal(stack.label(row), "nonfinite", detail))
         return bool(bad)
 
     def count(self, weights: Sequence[float], clients: Iterable[Hashable]) -> None:

@@ -25,7 +25,7 @@ from fedgma.aggregation.gate import MIN_WEIGHT, Gate, Refusal
 from fedgma.aggregation.kernels.plain import Sums
 from fedgma.aggregation.masks import vote_type
 from fedgma.aggregation.tally import Tally, check_members
-from fedgma.arrays import FLOATS, INTEGERS, Array, Placement, Spec, blocks, is_torch
+from fedgma.arrays import FLOATS, INTEGERS, Array, Placement, Spec, blocks, is_torch, spec
 from fedgma.errors import DataError, IntegrityError
 
 VERSION = 2
@@ -177,7 +177,7 @@ def from_bytes(data: bytes | bytearray | memoryview, *, gate: Gate | None = None
 
 
 def _write_table(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
-    text = json.dumps([[key, array.dtype.name, array.size] for key, array in arrays.items()]).encode()
+    text = json.dumps([[key, spec(array).dtype, array.size] for key, array in arrays.items()]).encode()
     if len(text) > MAX_TEXT:
         raise DataError(f"the table of the tally's {len(arrays):,} arrays takes more than {MAX_TEXT:,} bytes")
     return text
@@ -277,10 +277,9 @@ def _read_array(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, dtype: str
     if key not in arrays:
         raise DataError(f"the packed tally has no array {key!r}")
     array = np.asarray(arrays[key])
-    if array.dtype.name != dtype or array.shape != (size,):
-        raise DataError(
-            f"the packed tally's {key!r} must be {dtype}[{size}], got {array.dtype.name}{list(array.shape)}"
-        )
+    found, wanted = spec(array), Spec((size,), dtype)
+    if found != wanted:
+        raise DataError(f"the packed tally's {key!r} must be {wanted}, got {found}")
     return array.astype(dtype)  # a copy, in this machine's byte order
 
 
