@@ -12,11 +12,11 @@ BATCH = 500
 
 
 def main(run_case, failing, description, count):
-    """Run `run_case(number)`, which returns what went wrong or None, over the numbers that the command line asks for."""
+    """Run `run_case(number)`, which returns what went wrong or None, over the numbers that are asked for."""
     asked = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--count", type=int, default=count)
     asked.add_argument("--first", type=int, default=0)
-    asked.add_argument("--seed", type=int, default=0, help="another million of cases")
+    asked.add_argument("--seed", type=int, default=0, help="other cases")
     asked.add_argument("--workers", type=int, default=os.cpu_count())
     arguments = asked.parse_args()
     first = arguments.first + arguments.seed * 10**9

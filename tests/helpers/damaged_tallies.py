@@ -38,7 +38,7 @@ def make_tally(rng):
     return tally
 
 
-# -- damage by accident: the checksum finds it ---------------------------------------------------------------------------
+# -- damage by accident: the checksum finds it -------------------------------------------------------------------------
 
 
 def flip(rng, sent, other):
@@ -75,7 +75,7 @@ def erase(rng, sent, other):
     return sent[:start] + bytes(len(sent[start : start + size])) + sent[start + size :]
 
 
-# -- damage by intent: the checksum fits -----------------------------------------------------------------------------------
+# -- damage by intent: the checksum fits -------------------------------------------------------------------------------
 
 
 def read_parts(sent):
@@ -264,7 +264,7 @@ def pick(rng, choices):
     return choices[rng.integers(len(choices))]
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def run_case(seed):

@@ -136,7 +136,7 @@ class Tally:
                 expected = self.schema or schema
                 check_schema(schema, expected, self.gate.cast)
                 arrays = read_update(entries, schema, expected)
-                self._check_norm([arrays[name] for name in self.names("masked", expected)], finite=True)
+                self._check_norm([arrays[name] for name in self.names("masked", expected)])
             except Refused as refused:
                 return self._refuse(label, refused.reason, refused.detail)
             with self.change():
@@ -229,8 +229,7 @@ class Tally:
                 if stack.named and client in named and not self._refuse_rows(stack, keep, [named[client]], row):
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; only the first one counts")
                 value = read_weight(stack.weights[row], self.gate.max_weight)
-                voters = self.names("masked", stack.schema)
-                self._check_norm([stack.entries[name][row] for name in voters], finite=False)
+                self._check_row_norm(stack, row)
             except Refused as refused:
                 self._refuse(stack.label(row), refused.reason, refused.detail)
                 continue
@@ -365,15 +364,24 @@ class Tally:
         valid = bool(((values >= MIN_WEIGHT) & (values <= self.gate.max_weight)).all())
         return dict(enumerate(values.tolist())) if valid else None
 
-    def _check_norm(self, arrays: Sequence[Array], *, finite: bool) -> None:
-        """Refuse a norm above the limit; in a stack (`finite=False`) a later check refuses NaN and infinities."""
+    def _check_norm(self, arrays: Sequence[Array]) -> None:
+        """Refuse finite arrays whose norm is above the limit."""
         if self.gate.max_norm == math.inf:
             return
         length = norm(arrays)
         if math.isfinite(length):
             self.norms.append(length)
-        if length > self.gate.max_norm and (finite or length < math.inf or kernels.first_nonfinite(arrays) is None):
+        if length > self.gate.max_norm:
             raise Refused("norm", f"the norm must be at most {self.gate.max_norm:g}, got {length:g}")
+
+    def _check_row_norm(self, stack: Stack, row: int) -> None:
+        """The same for a row of a stack; one with NaN or infinities is refused later."""
+        if self.gate.max_norm == math.inf:
+            return
+        voters = [stack.entries[name][row] for name in self.names("masked", stack.schema)]
+        others = [stack.entries[name][row] for name in self.names("averaged", stack.schema)]
+        if kernels.first_nonfinite([*voters, *others]) is None:
+            self._check_norm(voters)
 
     def _refuse(self, client: Hashable, reason: str, detail: str) -> Refusal:
         label = f"{client!r:.60}" if reason == "client" else client
