@@ -93,7 +93,7 @@ class Decoded(NamedTuple):
 
 
 def encode(
-    update: Params,
+    update: Params | Refused,
     weight: object,
     encoding: Encoding,
     *,
@@ -110,11 +110,11 @@ def encode(
     """
     try:
         value = read_weight(weight, encoding.max_weight)
-        update = read_mapping(update)
-        schema = read_schema(update)
+        sent = read_mapping(update)
+        schema = read_schema(sent)
         check_schema(schema, schema if like is None else read_schema(like), cast=False)
         entries = _summed_entries(schema)
-        arrays = read_update(update, schema, entries)
+        arrays = read_update(sent, schema, entries)
     except Refused as refused:
         raise DataError(f"the update cannot be encoded for a secure sum ({refused.reason}): {refused.detail}") from None
     if value != int(value):
