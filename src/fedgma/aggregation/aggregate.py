@@ -48,12 +48,12 @@ def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release
     the tally.
     """
     function = _mask_function(mask, tau)
-    with tally.use():
+    with tally.turns.use():
         tally.check_round()
         schema = tally.schema or {}
         if not release:
             return _aggregate(tally, schema, function, release)
-        with tally.change():
+        with tally.turns.change():
             merged = _aggregate(tally, schema, function, release)
             tally.clear()
         return merged

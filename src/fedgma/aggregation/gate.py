@@ -38,7 +38,7 @@ from fedgma.arrays import (
     to_int64,
     to_native,
 )
-from fedgma.errors import ConfigError
+from fedgma.errors import ConfigError, DataError
 
 Schema = Mapping[str, Spec]
 PIECE = 2**15  # entries whose squares are summed at a time
@@ -122,6 +122,16 @@ def check_client(client: Hashable) -> None:
         comparable = False
     if not comparable:
         raise Refused("client", f"a client's name must be hashable, such as a string or an integer, got {client!r:.60}")
+
+
+def check_members(seen: Collection[Hashable], clients: int, gate: Gate) -> None:
+    """Raise `DataError` unless all clients of a whole tally are among those that the gate selects."""
+    if gate.selected is None:
+        return
+    if len(seen) < clients:
+        raise DataError(f"the gate has selected clients, but {clients - len(seen)} clients of the tally have no name")
+    if strangers := set(seen) - set(gate.selected):
+        raise DataError(f"the tally holds clients that were not selected, such as {min(map(repr, strangers))}")
 
 
 def read_weight(weight: object, max_weight: float) -> float:

@@ -11,15 +11,12 @@ Conventions, tested:
 - Trainable floating entries are masked. Buffers (running statistics) take the weighted mean, integer counters the
   maximum; neither votes.
 - A client that fails the gate is left out of the mean and of the count, and listed in `refused`.
-- Several threads may use one tally; they take turns. A client is counted as a whole: if that is interrupted (Ctrl-C, no
-  memory), the tally raises at its next use.
-- What a tally hands out (votes, means, counters) is a copy, and it keeps no array that it was given.
+- Threads take turns. A tally whose change is interrupted (Ctrl-C, no memory) raises at its next use.
+- What a tally hands out is a copy, and it keeps no array that it was given.
 """
 
 import math
-import threading
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +28,7 @@ from fedgma.aggregation.gate import (
     Refusal,
     Refused,
     check_client,
+    check_members,
     check_schema,
     entry_kind,
     nonfinite,
@@ -43,6 +41,7 @@ from fedgma.aggregation.gate import (
 from fedgma.aggregation.kernels.plain import Sums, empty_sums, merge, two_sum, widen_votes
 from fedgma.aggregation.masks import vote_type
 from fedgma.aggregation.stack import Stack, Weights
+from fedgma.aggregation.turns import Turns
 from fedgma.arrays import (
     Array,
     Params,
@@ -87,14 +86,14 @@ class Tally:
     maxima: dict[str, Array]  # of integer counters
     seen: set[Hashable]  # names of the clients counted
     _width: str  # number type of the votes
-    _half_done: bool  # a change has begun and not ended
+    turns: Turns  # of the threads that use it
 
     def __init__(
         self, like: Params | None = None, *, buffers: Collection[str] | None = None, gate: Gate | None = None
     ) -> None:
         self.gate = gate or Gate()
         self.buffers = buffers
-        self._lock = threading.RLock()
+        self.turns = Turns()
         self.clear()
         if like is not None:
             try:
@@ -115,7 +114,7 @@ class Tally:
     @property
     def votes(self) -> dict[str, Array]:
         """Sum of signs per entry of each trainable array, in the smallest integer type that holds it; copies."""
-        with self.use():
+        with self.turns.use():
             return {
                 name: to_user(copy(sums.votes), Spec(self.schema[name].shape, spec(sums.votes).dtype), self.placement)
                 for name, sums in self.sums.items()
@@ -126,7 +125,7 @@ class Tally:
         self, update: Params | Refused, weight: object = 1, *, client: Hashable = None, round: int | None = None
     ) -> Refusal | None:
         """Count one client. Returns None, or the refusal if the client fails the gate; then the sums stay unchanged."""
-        with self.use():
+        with self.turns.use():
             label = self.clients + len(self.refused) if client is None else client
             try:
                 self._check_identity(client, round)
@@ -139,7 +138,7 @@ class Tally:
                 self._check_norm([arrays[name] for name in self.names("masked", expected)])
             except Refused as refused:
                 return self._refuse(label, refused.reason, refused.detail)
-            with self.change():
+            with self.turns.change():
                 if self.schema is None:
                     self.set_schema(schema, next(iter(entries.values())))
                 self._add_arrays(arrays, value, client)
@@ -149,14 +148,14 @@ class Tally:
         self, updates: Params, weights: Weights = None, *, clients: Sequence[Hashable] | None = None
     ) -> list[Refusal]:
         """Count a stack of clients, client axis first, in order; returns the refusals."""
-        with self.use():
+        with self.turns.use():
             before = len(self.refused)
             stack = self.read_stack(updates, weights, clients)
             keep = self.admit(stack)
             fresh = self._sum_rows(stack, keep)
             if keep:
                 counters = {name: column_max(stack.select(name, keep)) for name in self.names("maximum", stack.schema)}
-                with self.change():
+                with self.turns.change():
                     self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
                     self._merge_sums(fresh, counters)
             return self.refused[before:]
@@ -166,37 +165,10 @@ class Tally:
         if other is self:
             raise DataError("a tally cannot be merged with itself: its clients would count twice")
         first, second = sorted((self, other), key=id)  # one order for all threads, so that none waits for another
-        with first.use(), second.use():
+        with first.turns.use(), second.turns.use():
             self._check_merge(other)
-            with self.change():
+            with self.turns.change():
                 self._take_over(other)
-
-    # -- one user at a time, and whole clients ------------------------------------------------------------------------
-
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Have the tally to oneself; raises `DataError` if an earlier change of it was interrupted."""
-        with self._lock:
-            if self._half_done:
-                raise DataError(
-                    "a change of this tally was interrupted, so a client is counted in part; make a new tally and add "
-                    "the round's updates again"
-                )
-            yield
-
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        """Change the sums; if this does not end, `use` raises from then on."""
-        self._half_done = True
-        yield
-        self._half_done = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self.use():
-            return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
 
     # -- steps of `add_many`, for functions that sum a stack themselves ----------------------------------------------
 
@@ -244,18 +216,19 @@ class Tally:
 
     def _refuse_rows(self, stack: Stack, keep: dict[int, float], rows: Sequence[int], judged: int) -> bool:
         """Drop those of these rows that are not finite; the refusals stay in the order of the `judged` first rows."""
-        kinds = (*self.names("masked", stack.schema), *self.names("averaged", stack.schema))
         bad: dict[int, str] = {}
-        for name in kinds:
+        for name in (*self.names("masked", stack.schema), *self.names("averaged", stack.schema)):
             for row in rows:
                 if row not in bad and kernels.first_nonfinite([stack.entries[name][row]]) is not None:
                     bad[row] = name
-        for row, name in sorted(bad.items()):
+        before = [row for row in range(judged) if row not in keep]
+        first = len(self.refused) - len(before)
+        refusals = dict(zip(before, self.refused[first:], strict=True))
+        for row, name in bad.items():
             del keep[row]
-            refused = [other for other in range(judged) if other not in keep]
-            place = len(self.refused) + 1 - len(refused) + refused.index(row)
             detail = nonfinite(name, stack.schema, self.schema or stack.schema)
-            self.refused.insert(place, Refusal(stack.label(row), "nonfinite", detail))
+            refusals[row] = Refusal(stack.label(row), "nonfinite", detail)
+        self.refused[first:] = [refusals[row] for row in sorted(refusals)]
         return bool(bad)
 
     def count(self, weights: Sequence[float], clients: Iterable[Hashable]) -> None:
@@ -288,7 +261,7 @@ class Tally:
         self.weight_parts, self.heaviest = (0.0, 0.0), 0.0
         self.placement, self.device_sample = Placement("numpy"), np.empty(0)
         self.sums, self.maxima, self.seen, self._width = {}, {}, set(), ""
-        self._half_done = False
+        self.turns.reset()
 
     def kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
         """How each entry is aggregated: "masked", "averaged" or "maximum"."""
@@ -426,13 +399,3 @@ class Tally:
             merge(self.sums[name], Sums(*(None if part is None else move_to(part, total) for part in other)))
         for name, array in maxima.items():
             self._update_maximum(name, array)
-
-
-def check_members(seen: Collection[Hashable], clients: int, gate: Gate) -> None:
-    """Raise `DataError` unless all clients of a whole tally are among those that the gate selects."""
-    if gate.selected is None:
-        return
-    if len(seen) < clients:
-        raise DataError(f"the gate has selected clients, but {clients - len(seen)} clients of the tally have no name")
-    if strangers := set(seen) - set(gate.selected):
-        raise DataError(f"the tally holds clients that were not selected, such as {min(map(repr, strangers))}")

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.aggregation.gate import MIN_WEIGHT, Gate, Refusal
+from fedgma.aggregation.gate import MIN_WEIGHT, Gate, Refusal, check_members
 from fedgma.aggregation.kernels.plain import Sums
 from fedgma.aggregation.masks import vote_type
-from fedgma.aggregation.tally import Tally, check_members
+from fedgma.aggregation.tally import Tally
 from fedgma.arrays import FLOATS, INTEGERS, Array, Placement, Spec, blocks, is_torch, spec
 from fedgma.errors import DataError, IntegrityError
 
@@ -45,7 +45,7 @@ def pack(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _to_arrays(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
-    with tally.use():
+    with tally.turns.use():
         arrays = {"header": np.frombuffer(_write_header(tally), np.uint8)}
         for position, name in enumerate(tally.schema or {}):
             if name in tally.maxima:

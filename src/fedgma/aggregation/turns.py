@@ -1,0 +1,48 @@
+"""One user at a time, and changes that end: what keeps a tally whole among threads and interruptions."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fedgma.errors import DataError
+
+
+class Turns:
+    """Threads that use one thing take turns; a change of it that did not end makes every later use an error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._half_done = False  # a change has begun and not ended
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Have the thing to oneself; raises `DataError` if an earlier change of it was interrupted."""
+        with self._lock:
+            self._check_whole()
+            yield
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Change the thing; if this is interrupted (Ctrl-C, no memory), `use` raises from then on."""
+        self._half_done = True
+        yield
+        self._half_done = False
+
+    def reset(self) -> None:
+        """Forget an interrupted change: the thing was made anew."""
+        self._half_done = False
+
+    def _check_whole(self) -> None:
+        if self._half_done:
+            raise DataError(
+                "a change of this tally was interrupted, so a client is counted in part; make a new tally and add the "
+                "round's updates again"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_whole()
+        return {}  # a lock is not copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._lock, self._half_done = threading.RLock(), False
