@@ -17,6 +17,7 @@ Params = Mapping[str, Array]  # names as in a state_dict
 
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
+NUMBERS = FLOATS | INTEGERS
 BLOCK = 1 << 16  # entries per step: the temporaries of a block stay in the cache
 
 
@@ -54,6 +55,8 @@ def placement(array: Array) -> Placement:
 
 def spec(array: Array) -> Spec:
     """Shape and number type of an array, with numpy's names for the types; `NotDense` if it hides or lacks values."""
+    if type(array) is np.ndarray:
+        return Spec(array.shape, _type_name(array.dtype))
     if is_torch(array):
         _check_dense(array)
     elif isinstance(array, np.ma.MaskedArray):

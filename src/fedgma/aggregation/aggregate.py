@@ -53,9 +53,10 @@ def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release
         schema = tally.schema or {}
         if not release:
             return _aggregate(tally, schema, function, release)
-        with tally.turns.change():
-            merged = _aggregate(tally, schema, function, release)
-            tally.clear()
+        tally.turns.begin()
+        merged = _aggregate(tally, schema, function, release)
+        tally.clear()
+        tally.turns.end()
         return merged
 
 
@@ -69,7 +70,7 @@ def _aggregate(tally: Tally, schema: Mapping[str, Spec], function: Mask | None, 
             continue
         sums = tally.sums.pop(name) if release else tally.sums[name]
         votes, target = sums.votes, buffers if sums.votes is None else means
-        target[name] = to_user(_compute_mean(name, sums, tally.weight, entry, release), entry, tally.placement)
+        target[name] = to_user(_compute_mean(name, sums, tally, entry, release), entry, tally.placement)
         del sums  # frees the memory for the mask
         if function is not None and votes is not None:
             kind = "float64" if entry.dtype == "float64" else "float32"
@@ -100,9 +101,11 @@ def _compute_mask(function: Mask, votes: Array, clients: int, kind: str) -> Arra
     return mask
 
 
-def _compute_mean(name: str, sums: Sums, weight: float, entry: Spec, reuse: bool) -> Array:
+def _compute_mean(name: str, sums: Sums, tally: Tally, entry: Spec, reuse: bool) -> Array:
     native_type = "float32" if entry.dtype == "bfloat16" else entry.dtype
-    value = mean(sums, weight, native_type, reuse=reuse)
-    if kernels.first_nonfinite([value]) is not None:
+    value = mean(sums, tally.weight, native_type, reuse=reuse)
+    # sums of float32 or smaller types cannot overflow float64, and their rounding errors float32 for great weights only
+    may_overflow = entry.dtype == "float64" or tally.heaviest * tally.clients**2 > 2**51
+    if may_overflow and kernels.first_nonfinite([value]) is not None:
         raise Diverged(f"the weighted sum of {name!r} overflows float64; nothing was changed, scale the updates down")
     return value

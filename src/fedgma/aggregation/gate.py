@@ -27,6 +27,7 @@ from fedgma.aggregation import kernels
 from fedgma.arrays import (
     FLOATS,
     INTEGERS,
+    NUMBERS,
     Array,
     NotDense,
     Spec,
@@ -116,6 +117,8 @@ class Refused(Exception):
 
 def check_client(client: Hashable) -> None:
     """Raise `Refused` unless a client's name can be compared with others: hashable, and equal to itself."""
+    if client is None or type(client) in (str, int):
+        return
     try:
         comparable = not is_torch(client) and hash(client) == hash(client) and bool(client == client)
     except Exception:
@@ -159,7 +162,7 @@ def _is_number(weight: object) -> bool:
     if kind is None:  # a Fraction, a Decimal
         return True
     try:
-        return spec(weight).shape == () and spec(weight).dtype in FLOATS | INTEGERS
+        return spec(weight).shape == () and spec(weight).dtype in NUMBERS
     except Exception:
         return False
 
@@ -184,7 +187,8 @@ def read_schema(update: object) -> dict[str, Spec]:
     it was meant to be averaged.
     """
     schema = {}
-    for name, array in read_mapping(update).items():
+    entries = update if type(update) is dict and update else read_mapping(update)
+    for name, array in entries.items():
         if not isinstance(name, str):
             raise Refused("schema", f"entry names must be strings, got {name!r:.60}")
         schema[name] = _read_spec(name, array)
@@ -200,7 +204,7 @@ def _read_spec(name: str, array: object) -> Spec:
         raise Refused("dtype", f"{name!r:.60} must be a dense array of numbers, got {odd}") from None
     except Exception:  # whatever a stranger's object raises when it is read
         raise Refused("dtype", f"{name!r:.60} must be an array of numbers, got {type(array).__name__}") from None
-    if entry.dtype not in FLOATS | INTEGERS:
+    if entry.dtype not in NUMBERS:
         raise Refused("dtype", f"{name!r:.60} must hold numbers, got {entry.dtype}")
     return Spec(entry.shape, "int64") if entry.dtype in INTEGERS else entry
 

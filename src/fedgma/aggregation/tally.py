@@ -135,13 +135,15 @@ class Tally:
                 expected = self.schema or schema
                 check_schema(schema, expected, self.gate.cast)
                 arrays = read_update(entries, schema, expected)
-                self._check_norm([arrays[name] for name in self.names("masked", expected)])
+                if self.gate.max_norm < math.inf:
+                    self._check_norm([arrays[name] for name in self.names("masked", expected)])
             except Refused as refused:
                 return self._refuse(label, refused.reason, refused.detail)
-            with self.turns.change():
-                if self.schema is None:
-                    self.set_schema(schema, next(iter(entries.values())))
-                self._add_arrays(arrays, value, client)
+            self.turns.begin()
+            if self.schema is None:
+                self.set_schema(schema, next(iter(entries.values())))
+            self._add_arrays(arrays, value, client)
+            self.turns.end()
         return None
 
     def add_many(
@@ -155,9 +157,10 @@ class Tally:
             fresh = self._sum_rows(stack, keep)
             if keep:
                 counters = {name: column_max(stack.select(name, keep)) for name in self.names("maximum", stack.schema)}
-                with self.turns.change():
-                    self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
-                    self._merge_sums(fresh, counters)
+                self.turns.begin()
+                self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
+                self._merge_sums(fresh, counters)
+                self.turns.end()
             return self.refused[before:]
 
     def merge(self, other: "Tally") -> None:
@@ -167,8 +170,9 @@ class Tally:
         first, second = sorted((self, other), key=id)  # one order for all threads, so that none waits for another
         with first.turns.use(), second.turns.use():
             self._check_merge(other)
-            with self.turns.change():
-                self._take_over(other)
+            self.turns.begin()
+            self._take_over(other)
+            self.turns.end()
 
     # -- steps of `add_many`, for functions that sum a stack themselves ----------------------------------------------
 
@@ -261,7 +265,7 @@ class Tally:
         self.weight_parts, self.heaviest = (0.0, 0.0), 0.0
         self.placement, self.device_sample = Placement("numpy"), np.empty(0)
         self.sums, self.maxima, self.seen, self._width = {}, {}, set(), ""
-        self.turns.reset()
+        self.turns.end()
 
     def kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
         """How each entry is aggregated: "masked", "averaged" or "maximum"."""
@@ -339,8 +343,6 @@ class Tally:
 
     def _check_norm(self, arrays: Sequence[Array]) -> None:
         """Refuse finite arrays whose norm is above the limit."""
-        if self.gate.max_norm == math.inf:
-            return
         length = norm(arrays)
         if math.isfinite(length):
             self.norms.append(length)

@@ -22,15 +22,12 @@ class Turns:
             self._check_whole()
             yield
 
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        """Change the thing; if this is interrupted (Ctrl-C, no memory), `use` raises from then on."""
+    def begin(self) -> None:
+        """Begin a change; if it is interrupted (Ctrl-C, no memory) before `end`, every later `use` raises."""
         self._half_done = True
-        yield
-        self._half_done = False
 
-    def reset(self) -> None:
-        """Forget an interrupted change: the thing was made anew."""
+    def end(self) -> None:
+        """End a change: the thing is whole again."""
         self._half_done = False
 
     def _check_whole(self) -> None:
