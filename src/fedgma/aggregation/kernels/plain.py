@@ -74,6 +74,11 @@ def add_rows(sums: Sums, updates: Array, weights: Array) -> bool:
 
 def merge(sums: Sums, other: Sums) -> None:
     """Add another tally's sums, in place."""
+    with np.errstate(over="ignore", invalid="ignore"):  # `finish` raises if a sum overflowed
+        _merge(sums, other)
+
+
+def _merge(sums: Sums, other: Sums) -> None:
     for part in blocks(len(sums.total)):
         after, lost = two_sum(sums.total[part], other.total[part])
         sums.total[part] = after
