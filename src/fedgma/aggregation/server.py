@@ -67,6 +67,8 @@ class MaskedServer:
             "optimizer": [self.optimizer.name, dict(self.optimizer.settings)],
             "norm_factor": self.norm_factor,
             "quorum": self.quorum,
+            "buffers": None if self.buffers is None else sorted(self.buffers),
+            "gate": {name: _listed(value) for name, value in vars(self.gate).items()},
         }
 
     def step(self, params: Params, replies: Iterable[Reply], selected: Collection[Hashable] | None = None) -> Step:
@@ -159,6 +161,11 @@ def unpack_state(server: MaskedServer, packed: Mapping[str, np.ndarray]) -> dict
             state.setdefault(moment, {})[name] = array
     server.state, server.medians = state or None, packed["medians"].tolist()
     return {key.removeprefix("arrays/"): array for key, array in packed.items() if key.startswith("arrays/")}
+
+
+def _listed(value: object) -> object:
+    """A collection as a sorted list of strings; other settings unchanged."""
+    return sorted(map(str, value)) if isinstance(value, Collection) and not isinstance(value, str) else value
 
 
 def _zero_model(merged: Aggregate) -> dict[str, Array]:

@@ -30,9 +30,20 @@ from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Array, Params
 from fedgma.errors import FedgmaError
-from fedgma.flower.messages import Roster, has_valid_weight, read_reply, sample, send_and_receive, without_arrays
+from fedgma.flower.messages import Roster, sample, send_and_receive
+from fedgma.flower.replies import read_metrics, read_reply, shorten
 from fedgma.flower.resume import SavedRun
 
+FLOWER_SETTINGS = (
+    "fraction_train",
+    "fraction_evaluate",
+    "min_train_nodes",
+    "min_evaluate_nodes",
+    "min_available_nodes",
+    "weighted_by_key",
+    "arrayrecord_key",
+    "configrecord_key",
+)
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -77,6 +88,13 @@ class Masked(FedAvg):
         log(INFO, "\t├──> server: %s %s", server.optimizer.name, dict(server.optimizer.settings))
         super().summary()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that must not change when a stopped run is resumed; `wait` may."""
+        own = {"seed": self.seed, "retries": self.retries, "identity": self.roster.identity}
+        flower = {name: getattr(self, name) for name in FLOWER_SETTINGS}
+        return {**self.server.settings, **_plain({**own, **flower})}
+
     # -- the four hooks of a Flower strategy ---------------------------------------------------------------------------
 
     def configure_train(
@@ -99,31 +117,38 @@ class Masked(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the replies and step; returns None, which keeps the model, if the round failed."""
         contents: dict[int, RecordDict] = {}
-        failed: list[int] = []
-        step = self.server.step(self._sent, self._updates(replies, contents, failed), self._sampled)
-        for refusal in step.refused:
+        failed: set[int] = set()
+        unreadable: list[Refusal] = []
+        updates = self._updates(replies, contents, failed, unreadable)
+        step = self.server.step(self._sent, updates, self._sampled)
+        self._error, self._refused = step.error, (*unreadable, *step.refused)
+        for refusal in self._refused:
             log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)
-        self._error, self._refused = step.error, step.refused
         if step.params is None:
             log(WARNING, "aggregate_train: round %s leaves the model unchanged: %s", server_round, step.error)
             return None, None
-        refused = {refusal.client for refusal in step.refused if refusal.reason != "duplicate"}
+        refused = {refusal.client for refusal in self._refused if refusal.reason != "duplicate"}
         counted = [content for node, content in contents.items() if node not in refused]
         metrics = self._combine_metrics(self.train_metrics_aggr_fn, counted)
-        late = max(0, len(self._sampled) - len(contents) - len(failed))  # an error reply does not name its node
-        metrics.update({**step.statistics, "gma-failed": len(failed), "gma-late": late})
-        return to_record(step.params), metrics
+        silent = set(self._sampled) - contents.keys() - failed - refused
+        counts = {"gma-refused": len(self._refused), "gma-failed": len(failed), "gma-late": len(silent)}
+        metrics.update({**step.statistics, **counts})
+        return to_record({name: step.params[name] for name in self._sent}), metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Combine the metrics of the valid replies."""
         contents: list[RecordDict] = []
         for message in replies:
             if message.has_error():
-                log(WARNING, "evaluate: node %s failed: %s", message.metadata.src_node_id, message.error.reason)
-            elif not has_valid_weight(message.content, self.weighted_by_key):
-                log(WARNING, "evaluate: node %s left out: no valid weight", message.metadata.src_node_id)
+                log(
+                    WARNING, "evaluate: node %s failed: %s", message.metadata.src_node_id, shorten(message.error.reason)
+                )
+                continue
+            content = read_metrics(message, self.weighted_by_key)
+            if isinstance(content, Refusal):
+                log(WARNING, "evaluate: node %s left out (%s): %s", *content)
             else:
-                contents.append(message.content)
+                contents.append(content)
         return self._combine_metrics(self.evaluate_metrics_aggr_fn, contents) if contents else None
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -147,9 +172,9 @@ class Masked(FedAvg):
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
         first = {name: array.numpy() for name, array in initial_arrays.items()}
-        settings = {**self.server.settings, "seed": self.seed}
-        with SavedRun(folder, settings, first) as saved:
-            completed, params, result = saved.resume(self.server)
+        configs = {"train_config": dict(train_config or {}), "evaluate_config": dict(evaluate_config or {})}
+        with SavedRun(folder, {**self.settings, **_plain(configs)}, first) as saved:
+            completed, params, result = saved.resume(self.server, num_rounds)
             arrays = initial_arrays if params is None else to_record(params)
             if completed == 0 and evaluate_fn is not None:
                 _add_metrics(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
@@ -192,23 +217,35 @@ class Masked(FedAvg):
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _updates(
-        self, replies: Iterable[Message], contents: dict[int, RecordDict], failed: list[int]
+        self,
+        replies: Iterable[Message],
+        contents: dict[int, RecordDict],
+        failed: set[int],
+        unreadable: list[Refusal],
     ) -> Iterator[Reply]:
-        """Yield replies for the tally; collects their other records in `contents` and failed nodes in `failed`."""
+        """Yield replies for the tally; collects their other records, the failed nodes and the unreadable replies."""
         for message in replies:
             node = int(message.metadata.src_node_id)
             if message.has_error():
-                log(WARNING, "aggregate_train: node %s failed: %s", node, message.error.reason)
-                failed.append(node)
+                log(WARNING, "aggregate_train: node %s failed: %s", node, shorten(message.error.reason))
+                failed.add(node)
                 continue
-            contents.setdefault(node, without_arrays(message.content))
-            yield read_reply(message, self._sent, self.weighted_by_key, cast=self.server.gate.cast)
+            answer = read_reply(message, self._sent, self.weighted_by_key, cast=self.server.gate.cast)
+            if isinstance(answer, Refusal):
+                unreadable.append(answer)
+                continue
+            contents.setdefault(node, answer.content)
+            yield answer.update, answer.weight, node
 
     def _combine_metrics(self, combine: Callable[..., MetricRecord], contents: list[RecordDict]) -> MetricRecord:
+        """Combine the nodes' metrics; those that differ in name or length from most nodes' are left out."""
+        kinds = [_metric_kinds(content) for content in contents]
+        usual = max(kinds, key=kinds.count, default=None)
+        alike = [content for content, kind in zip(contents, kinds, strict=True) if kind == usual]
         try:
-            return combine(contents, self.weighted_by_key) if contents else MetricRecord()
-        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-            log(WARNING, "the nodes' metrics cannot be combined and are left out: %s", error)
+            return combine(alike, self.weighted_by_key) if alike else MetricRecord()
+        except Exception as error:  # the user's function, or a node's numbers in Flower's
+            log(WARNING, "the nodes' metrics cannot be combined and are left out: %s", shorten(error))
             return MetricRecord()
 
     def _sample(self, grid: Grid, draw: tuple[str, int], fraction: float, minimum: int) -> tuple[int, ...]:
@@ -235,8 +272,24 @@ def to_record(params: Params) -> ArrayRecord:
     return ArrayRecord({name: FlowerArray(np.asarray(array)) for name, array in params.items()})
 
 
+def _plain(settings: Any) -> Any:
+    """Settings as JSON has them: bytes as hexadecimal digits, numpy's numbers as Python's."""
+    if isinstance(settings, dict):
+        return {name: _plain(value) for name, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [_plain(value) for value in settings]
+    return settings.hex() if isinstance(settings, bytes) else getattr(settings, "item", lambda: settings)()
+
+
 def _to_arrays(arrays: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in arrays.items()}
+
+
+def _metric_kinds(content: RecordDict) -> tuple[tuple[str, int], ...]:
+    """Names of a reply's metrics, with the lengths of lists (-1: a number)."""
+    records = content.metric_records.values()
+    sizes = ((name, len(value) if isinstance(value, list) else -1) for one in records for name, value in one.items())
+    return tuple(sorted(sizes))
 
 
 def _add_metrics(history: dict[int, MetricRecord], server_round: int, metrics: MetricRecord | None) -> None:

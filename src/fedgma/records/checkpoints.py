@@ -2,6 +2,9 @@
 
 Each checkpoint is a folder named by its round. The writer fills a temporary folder, syncs it and renames it. The reader
 takes the newest checkpoint whose bytes match its manifest and skips damaged ones. Nothing that is read is executed.
+
+safetensors sorts the entries of a file. Their order is part of the state (some clients go by position), so it is kept
+in the file's metadata and restored on reading.
 """
 
 import contextlib
@@ -21,6 +24,7 @@ from fedgma.records.format import CHECKPOINT_FORMAT
 
 KEPT = 2  # newest checkpoints; never fewer while a run is unfinished
 STATE, MANIFEST = "state.safetensors", "manifest.json"
+ORDER = "order"  # entry of the file's metadata: names of the arrays, in order
 LOG = logging.getLogger(__name__)
 
 State = dict[str, np.ndarray]
@@ -37,7 +41,8 @@ def write_checkpoint(folder: Path, round: int, state: Mapping[str, np.ndarray]) 
     """Publish a checkpoint below `folder` and delete all but the newest."""
     from safetensors.numpy import save
 
-    payload = save({name: np.asarray(value, order="C") for name, value in state.items()})
+    arrays = {name: np.asarray(value, order="C") for name, value in state.items()}
+    payload = save(arrays, metadata={ORDER: json.dumps(list(arrays))})
     manifest = {"format": CHECKPOINT_FORMAT, "round": round, "files": {STATE: hashlib.sha256(payload).hexdigest()}}
     staged, target = folder / f".staged-{os.getpid()}", folder / f"{round:08d}"
     folder.mkdir(exist_ok=True)
@@ -153,9 +158,18 @@ def _read(folder: Path, round: int) -> Checkpoint:
     if hashlib.sha256(payload).hexdigest() != wanted or found_round != round:
         raise IntegrityError(f"checkpoint {folder} does not match its manifest")
     try:
-        return Checkpoint(round, load(payload))
+        return Checkpoint(round, _in_order(load(payload), payload))
     except (SafetensorError, ValueError) as error:
         raise IntegrityError(f"checkpoint {folder} is damaged ({error})") from None
+
+
+def _in_order(state: State, payload: bytes) -> State:
+    """The entries of a safetensors file in the order in which they were saved; a file without one keeps its own."""
+    header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
+    names = json.loads(header.get("__metadata__", {}).get(ORDER, "null")) or list(state)
+    if sorted(names) != sorted(state):
+        raise ValueError("its list of entries does not match them")
+    return {name: state[name] for name in names}
 
 
 def _discard(folder: Path) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.errors import ConfigError
+from fedgma.errors import ConfigError, IntegrityError
 from fedgma.records.checkpoints import (
     Checkpoint,
+    checkpoint_rounds,
     digest,
     drop_checkpoints,
     read_checkpoint,
@@ -77,6 +78,10 @@ class RunFolder:
         complete = complete_lines(lines)
         checkpoint = read_checkpoint(self.path / "checkpoints", lambda round: round <= len(complete))
         kept = complete[: checkpoint.round] if checkpoint is not None else []
+        newest = max(checkpoint_rounds(self.path / "checkpoints"), default=0)
+        if newest > len(complete):  # lines are on the disk before their checkpoint is
+            message = "%s is damaged: it has %d rounds, but there is a checkpoint of round %d; resuming from round %d"
+            LOG.warning(message, lines, len(complete), newest, len(kept))
         if checkpoint is not None:
             self.saved = checkpoint.round
             self._warn_of_changes(read_head(self.path))
@@ -124,6 +129,8 @@ class RunFolder:
         """Write `run.json`, or compare it with the existing one."""
         file = self.path / "run.json"
         if not file.exists():
+            if checkpoint_rounds(self.path / "checkpoints"):
+                raise IntegrityError(f"{self.path} has checkpoints but no run.json that says of which run; restore it")
             with written_to(self.path):
                 write_head(self.path, self.head)
             return
@@ -131,7 +138,7 @@ class RunFolder:
         for name in ("settings", "parameters"):
             if recorded.get(name) != _plain(self.head[name]):
                 raise ConfigError(
-                    f"{file} has different {name} than this run ({_differing(recorded, self.head, name)})"
+                    f"{file} has different {name} than this run ({_differing(recorded, _plain(self.head), name)})"
                 )
         if is_older(self.path):  # a folder has one format, and new rounds are in the current one
             with written_to(self.path):
