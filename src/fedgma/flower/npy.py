@@ -19,7 +19,7 @@ LONGEST = 10_000  # bytes of a header, as in numpy
 DIMENSIONS = 32
 TYPES = {np.dtype(name).str[1:]: np.dtype(name) for name in FLOATS | INTEGERS if name != "bfloat16"}  # f4, i8, ...
 ENTRY = re.compile(
-    r"'descr':'(?P<descr>[<>=|]?[A-Za-z]\d{0,9})'|'fortran_order':(?P<fortran>True|False)|"
+    r"'descr':'(?P<descr>[<>=|]?[A-Za-z]\d{0,10})'|'fortran_order':(?P<fortran>True|False)|"
     r"'shape':\((?P<shape>(?:\d{1,18},)*(?:\d{1,18})?)\)"
 )
 
