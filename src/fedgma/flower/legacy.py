@@ -45,11 +45,13 @@ class MaskedFit(FedAvg):
         buffers: Collection[str] | None = None,
         norm_factor: float | None = 10.0,
         quorum: int = 1,
+        share_cap: float | None = 0.5,
         **flower_options: Any,
     ) -> None:
         super().__init__(**flower_options)
         rule = aggregator or masked_mean(tau)
-        self.server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
+        server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
+        self.server = server
         self._sent: dict[str, Array] = {}  # the global model of the current round
 
     def configure_fit(
@@ -70,12 +72,15 @@ class MaskedFit(FedAvg):
         refusals = (*unreadable, *step.refused)
         for refusal in refusals:
             log(WARNING, "aggregate_fit: client %s left out (%s): %s", *refusal)
+        for capped in step.capped:
+            log(WARNING, "aggregate_fit: client %s has weight %g, which share_cap cuts to %g", *capped)
         if step.params is None:
             log(WARNING, "aggregate_fit: round %s leaves the model unchanged: %s", server_round, step.error)
             return None, {}
         refused = {refusal.client for refusal in refusals}
         counted = [(fit.num_examples, fit.metrics) for client, fit in results if client.cid not in refused]
         counts: dict[str, Scalar] = {"gma-refused": len(refusals), "gma-failed": len(failures)}
+        counts["gma-capped"] = len(step.capped)
         parameters = ndarrays_to_parameters([np.asarray(step.params[name]) for name in self._sent])
         return parameters, {**self._combine_metrics(counted), **step.statistics, **counts}
 

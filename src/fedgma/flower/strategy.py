@@ -52,7 +52,7 @@ class Masked(FedAvg):
 
     The default rule is gradient masked averaging at `tau`, the default optimiser FedAvg's server. A round waits `wait`
     seconds for its nodes to connect and needs `quorum` valid replies; a failed round is repeated up to `retries` times
-    before the run ends. `norm_factor` is that of `MaskedServer`, `identity` that of `Roster`.
+    before the run ends. `norm_factor` and `share_cap` are those of `MaskedServer`, `identity` is that of `Roster`.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Masked(FedAvg):
         buffers: Collection[str] | None = None,
         norm_factor: float | None = 10.0,
         quorum: int = 1,
+        share_cap: float | None = 0.5,
         retries: int = 3,
         seed: int = 0,
         identity: str | None = None,
@@ -73,7 +74,8 @@ class Masked(FedAvg):
     ) -> None:
         super().__init__(**flower_options)
         rule = aggregator or masked_mean(tau)
-        self.server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
+        server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
+        self.server = server
         self.seed, self.wait, self.retries = seed, wait, retries
         self.roster = Roster(identity)
         self._sent: dict[str, Array] = {}  # the global model of the current round
@@ -124,6 +126,8 @@ class Masked(FedAvg):
         self._error, self._refused = step.error, (*unreadable, *step.refused)
         for refusal in self._refused:
             log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)
+        for capped in step.capped:
+            log(WARNING, "aggregate_train: node %s has weight %g, which share_cap cuts to %g", *capped)
         if step.params is None:
             log(WARNING, "aggregate_train: round %s leaves the model unchanged: %s", server_round, step.error)
             return None, None
@@ -132,6 +136,7 @@ class Masked(FedAvg):
         metrics = self._combine_metrics(self.train_metrics_aggr_fn, counted)
         silent = set(self._sampled) - contents.keys() - failed - refused
         counts = {"gma-refused": len(self._refused), "gma-failed": len(failed), "gma-late": len(silent)}
+        counts["gma-capped"] = len(step.capped)
         metrics.update({**step.statistics, **counts})
         return to_record({name: step.params[name] for name in self._sent}), metrics
 
