@@ -10,6 +10,7 @@ seed, waiting has a time limit, and `start(..., folder=...)` resumes a stopped r
 nodes, keys, metric functions) are those of Flower's FedAvg.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from logging import INFO, WARNING
@@ -29,7 +30,7 @@ from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Array, Params
-from fedgma.errors import FedgmaError
+from fedgma.errors import ConfigError, FedgmaError
 from fedgma.flower.messages import Roster, sample, send_and_receive
 from fedgma.flower.replies import read_metrics, read_reply, shorten
 from fedgma.flower.resume import SavedRun
@@ -44,6 +45,7 @@ FLOWER_SETTINGS = (
     "arrayrecord_key",
     "configrecord_key",
 )
+ROUNDING = 1e-9  # 100 * 0.29 is a little less than 29
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -76,6 +78,9 @@ class Masked(FedAvg):
         rule = aggregator or masked_mean(tau)
         server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = server
+        for name in ("fraction_train", "fraction_evaluate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
         self.seed, self.wait, self.retries = seed, wait, retries
         self.roster = Roster(identity)
         self._sent: dict[str, Array] = {}  # the global model of the current round
@@ -258,7 +263,7 @@ class Masked(FedAvg):
             return ()
 
         def wanted(nodes: int) -> int:
-            return max(int(nodes * fraction), minimum)
+            return max(math.floor(nodes * fraction + ROUNDING), minimum)
 
         available = self.min_available_nodes
         nodes = sample(self.roster, grid, draw=(self.seed, *draw), wanted=wanted, available=available, wait=self.wait)
