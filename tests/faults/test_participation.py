@@ -220,7 +220,7 @@ does_not_apply(
 @row(
     "B10",
     "a fraction of the nodes that rounds to none, or is above one",
-    happens="the number of sampled nodes is rounded down and is at least `min_train_nodes`; a fraction above 1 is refused, "
+    happens="the number of sampled nodes is rounded down and is at least `min_train_nodes`; one above 1 is refused, "
     "and so is `clients_per_round` above the number of clients in the simulator",
     seen="`fraction_train must be from 0 to 1`, exit code 2",
 )
