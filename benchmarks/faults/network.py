@@ -37,10 +37,9 @@ FAULTS = {"delay": 0.05, "cut_request": 0.05, "cut_response": 0.1, "duplicate": 
 
 def undisturbed(nodes: int, rounds: int) -> str:
     """The hash of the model without a network."""
-    from network_app import client_app, server_app
-
     from fake_grids import Nodes, running
     from fedgma.records.checkpoints import digest
+    from network_app import client_app, server_app
 
     partitions = {number + 1: number for number in range(nodes)}
     grid = Nodes(partitions, running(client_app.app, {}, partitions))

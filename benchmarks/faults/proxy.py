@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LONGEST = 2**30  # bytes of a request
-# Flower cannot repeat these two: it hands a message to a node once, so a lost answer to the first costs the node
-# its round; and a second one of the other ends the upload that the first began, so the reply is lost.
-UNREPEATABLE = ("/pull-messages", "/push-messages")
+# Flower does not survive a repetition of these: a message is handed to a node once, so a lost answer to the first costs
+# the node its round; a second one of the others ends an upload under way, or deletes parts that messages share.
+UNREPEATABLE = ("/pull-messages", "/push-messages", "/confirm-message-received")
 
 
 @dataclass(frozen=True)
