@@ -1,4 +1,4 @@
-"""Flower on a bad network: whole runs through a proxy that delays, cuts, duplicates and replays the nodes' requests.
+"""Flower on a bad network: whole runs through proxies that delay, cut, duplicate and replay the nodes' requests.
 
     python benchmarks/faults/network.py                            # five runs, each with another seed
     python benchmarks/faults/network.py --count 1 --rounds 2       # a short one
@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -32,6 +33,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "helpers"), str(APP), st
 from proxy import Faults, Proxy  # noqa: E402
 
 PROGRAMS = Path(sys.executable).parent
+LOSSY = "retries=20 timeout=60.0"  # of the app: a lost reply costs an attempt
 FAULTS = {"delay": 0.05, "cut_request": 0.05, "cut_response": 0.1, "duplicate": 0.2, "replay": 0.2}
 
 
@@ -95,31 +97,35 @@ async def reachable(port: int, limit: float) -> None:
 
 
 async def federate(folder: Path, faults: Faults, nodes: int, rounds: int, limit: float) -> tuple[str, Counter[str]]:
-    """Play a run through the proxy; the hash of its model (or why there is none), and how often each fault happened."""
+    """Play a run through proxies; the hash of its model (or why there is none), and how often each fault happened."""
     port, *others = free_ports(nodes + 1)
     shared = ["--insecure", "--host", "127.0.0.1", "--port"]
     with contextlib.ExitStack() as started:
         link = ["flower-superlink", *shared, str(port), "--disable-runtime-dependency-installation"]
         started.enter_context(process(folder, "superlink", *link))
         await reachable(port, limit)
-        async with Proxy(("127.0.0.1", port), faults) as proxy:
+        proxies = []
+        async with contextlib.AsyncExitStack() as opened:
             for number, own in enumerate(others):
-                words = ["--superlink", f"127.0.0.1:{proxy.port}", *shared, str(own)]
+                drawn = replace(faults, seed=faults.seed * 1000 + number)
+                proxies.append(await opened.enter_async_context(Proxy(("127.0.0.1", port), drawn)))
+                words = ["--superlink", f"127.0.0.1:{proxies[-1].port}", *shared, str(own)]
                 config = f"partition-id={number} num-partitions={nodes}"
                 node = ["flower-supernode", *words, "--node-config", config]
                 started.enter_context(process(folder, f"node{number}", *node))
-            home = folder / "submit"
-            home.mkdir()
-            (home / "config.toml").write_text(
-                f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-            )
-            state = folder / "state"
-            settings = f'state="{state}" rounds={rounds} nodes={nodes}'
-            if faults.lossy:
-                settings += " retries=20 timeout=60.0"
-            run = ["flwr", "run", str(APP), "here", "--run-config", settings]
-            started.enter_context(process(folder, "submit", *run))
-            return await ended(state, limit), proxy.seen
+            submit(folder, started, port, f"rounds={rounds} nodes={nodes} {LOSSY if faults.lossy else ''}")
+            found = await ended(folder / "state", limit)
+    return found, sum((proxy.seen for proxy in proxies), Counter())
+
+
+def submit(folder: Path, started: contextlib.ExitStack, port: int, settings: str) -> None:
+    """Hand the app to the SuperLink, past the proxies."""
+    home = folder / "submit"
+    home.mkdir()
+    address = f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n{address}')
+    config = f'state="{folder / "state"}" {settings}'
+    started.enter_context(process(folder, "submit", "flwr", "run", str(APP), "here", "--run-config", config))
 
 
 async def ended(state: Path, limit: float) -> str:

@@ -1,10 +1,10 @@
-"""A proxy on loopback between Flower's nodes and their SuperLink that delays, cuts, duplicates and replays requests.
+"""A proxy on loopback between a Flower node and its SuperLink that delays, cuts, duplicates and replays requests.
 
 It speaks plain HTTP/1.1, one connection per request, and binds to 127.0.0.1 only. Which request meets which fault is
 drawn by a seed. A fault is what a network can do: bytes are lost or come again, but are never changed.
 
     async with Proxy(("127.0.0.1", 8000), Faults(cut_response=0.1)) as proxy:
-        ...  # nodes connect to 127.0.0.1:{proxy.port}; proxy.seen counts the faults
+        ...  # the node connects to 127.0.0.1:{proxy.port}; proxy.seen counts the faults
 """
 
 import asyncio
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LONGEST = 2**30  # bytes of a request
-# Flower does not survive a repetition of these: a message is handed to a node once, so a lost answer to the first costs
-# the node its round; a second one of the others ends an upload under way, or deletes parts that messages share.
-UNREPEATABLE = ("/pull-messages", "/push-messages", "/confirm-message-received")
+# Requests that Flower can repeat. A repeated upload loses the reply: Flower (1.41) takes each part once, and
+# the node gives up when a part is refused. A message is handed out once, so a lost answer costs the node its round.
+REPEATABLE = ("/get-run", "/get-fab", "/pull-object", "/send-node-heartbeat")
+NEXT = "/pull-messages"  # what a node asks when its reply is on its way
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,8 @@ class Faults:
     cut_request: float = 0.0  # reset in the middle of a request
     cut_response: float = 0.0  # reset after the server has answered: the sender cannot know, and repeats itself
     duplicate: float = 0.0  # the request reaches the server twice at once
-    replay: float = 0.0  # a captured request reaches the server again, later
-    later: float = 1.0  # seconds until a replay
-    lossy: bool = False  # also where Flower loses a message by it; the round has to be repeated then
+    replay: float = 0.0  # a captured request reaches the server again, before the node asks for its next message
+    lossy: bool = False  # responses are cut and requests duplicated also where Flower loses a reply by it
     seed: int = 0
 
 
@@ -49,7 +49,7 @@ class Proxy:
         self.seen: Counter[str] = Counter()
         self.port = 0
         self._random = random.Random(faults.seed)
-        self._replays: set[asyncio.Task[None]] = set()
+        self._captured: list[bytes] = []
 
     async def __aenter__(self) -> "Proxy":
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -58,9 +58,6 @@ class Proxy:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in self._replays:
-            task.cancel()
-        await asyncio.gather(*self._replays, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: one request, its faults, its answer."""
@@ -76,31 +73,31 @@ class Proxy:
                 await writer.wait_closed()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
-        faults, whole = self.faults, not self.faults.lossy and request.path.endswith(UNREPEATABLE)
         self.seen["requests"] += 1
-        await asyncio.sleep(self._random.random() * faults.delay)
+        repeatable = self.faults.lossy or request.path.endswith(REPEATABLE)
+        await asyncio.sleep(self._random.random() * self.faults.delay)
         if self._happens("cut_request"):
             await self._send(request.raw[: len(request.raw) // 2], cut=True)
             writer.transport.abort()
             return
-        if not whole and self._happens("duplicate"):
+        if request.path.endswith(NEXT):
+            await self._replay()
+        if repeatable and self._happens("duplicate"):
             answer, _ = await asyncio.gather(self._send(request.raw), self._send(request.raw))
         else:
             answer = await self._send(request.raw)
-        if not whole and self._happens("replay"):
-            task = asyncio.create_task(self._replay(request))
-            self._replays.add(task)
-            task.add_done_callback(self._replays.discard)
-        if not whole and self._happens("cut_response"):
+        if not request.path.endswith(NEXT) and self._happens("replay"):
+            self._captured.append(request.raw)
+        if repeatable and self._happens("cut_response"):
             writer.transport.abort()
             return
         writer.write(answer)
         await writer.drain()
 
-    async def _replay(self, request: Request) -> None:
-        await asyncio.sleep(self.faults.later)
-        with contextlib.suppress(OSError):
-            await self._send(request.raw)
+    async def _replay(self) -> None:
+        captured, self._captured = self._captured, []
+        for raw in captured:
+            await self._send(raw)
 
     async def _send(self, raw: bytes, *, cut: bool = False) -> bytes:
         """Send bytes to the server and return its whole answer; with `cut`, reset the connection instead."""
