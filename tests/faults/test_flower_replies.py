@@ -403,6 +403,26 @@ def test_a_node_that_connects_anew_gets_its_identity_back():
     assert sampled({1: 0, 2: 1, 9: 2}, strategy) == [1, 2, 9]  # node 3 is gone, and came back as node 9
 
 
+def test_a_node_that_keeps_silent_holds_up_one_round_only():
+    asked = []
+
+    def answer(node, message):
+        asked.append(node)
+        if node == HOSTILE:
+            return None
+        return identify(message, Context(1, node, {"partition-id": node}, RecordDict(), {}))
+
+    strategy, clock = Masked(identity="partition-id"), messages_module.time
+    for round_ in range(1, 6):
+        sent = strategy.configure_train(round_, record(START), ConfigRecord(), Nodes((1, 2, HOSTILE), answer))
+        assert [message.metadata.dst_node_id for message in sent] == [1, 2]
+    assert clock.now <= messages_module.INTRODUCTION + 1
+    clock.now += messages_module.SILENCE
+    asked.clear()
+    strategy.configure_train(6, record(START), ConfigRecord(), Nodes((1, 2, HOSTILE), answer))
+    assert HOSTILE in asked  # it may have something to say by now
+
+
 def test_too_few_nodes_with_an_identity_end_the_wait():
     with pytest.raises(fedgma.NotEnoughClients, match="needs 3 nodes, got 2"):
         sampled({1: 0, 2: 1, 3: 1, 4: 2}, Masked(identity="partition-id", min_available_nodes=3, wait=5))

@@ -17,6 +17,7 @@ from fedgma.seeds import generator
 
 PAUSE = 0.5  # seconds between checks for replies
 INTRODUCTION = 120.0  # seconds to wait for identities; each node starts a process to reply
+SILENCE = 900.0  # seconds until a node that did not reply is asked again, since that holds up the round
 IDENTITY = "identity"  # name of the record that holds a node's identity
 LONGEST = 200  # characters of an identity
 
@@ -87,6 +88,7 @@ class Roster:
     def __init__(self, identity: str | None = None) -> None:
         self.identity = identity
         self._known: dict[int, tuple[bool, float, str]] = {}
+        self._silent: dict[int, float] = {}  # when to ask a node again that did not reply
 
     def order_nodes(self, grid: Grid) -> list[int]:
         """All connected nodes, in order; with `identity`, only those that have one of their own."""
@@ -94,7 +96,9 @@ class Roster:
         if self.identity is None:
             return sorted(keys, key=lambda node: (keys[node], node))
         self._known = {node: value for node, value in self._known.items() if node in keys}
-        self._ask_identities(grid, [node for node in sorted(keys) if node not in self._known])
+        now = time.monotonic()
+        new = [node for node in sorted(keys) if node not in self._known and now >= self._silent.get(node, now)]
+        self._ask_identities(grid, new)
         return sorted(self._known, key=lambda node: (self._known[node], keys[node], node))
 
     def _ask_identities(self, grid: Grid, nodes: list[int]) -> None:
@@ -106,12 +110,15 @@ class Roster:
         content = RecordDict({IDENTITY: ConfigRecord({"key": str(self.identity)})})
         messages = [Message(content=content, message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
         claims: dict[tuple[bool, float, str], list[int]] = {}
+        silent = set(nodes)
         for reply in send_and_receive(grid, messages, INTRODUCTION) if messages else ():
             node = int(reply.metadata.src_node_id)
+            silent.discard(node)
             try:
                 claims.setdefault(_read_identity(reply), []).append(node)
             except Exception as error:  # whatever a stranger's bytes raise
                 log(WARNING, "node %s has no valid %r and is not sampled: %s", node, self.identity, shorten(error))
+        self._silent.update(dict.fromkeys(silent, time.monotonic() + SILENCE))
         holders = {value: node for node, value in self._known.items()}
         for value, claimants in claims.items():
             others = [*claimants, *([holders[value]] if value in holders else [])]
