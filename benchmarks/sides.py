@@ -82,15 +82,13 @@ def fleet_of(name: str, runs: int, device: str, tiny: bool, **options: Any) -> F
     return assemble(specs, **options)
 
 
-def _engine(fleet: Fleet, *, inputs_last: bool | None = None, multiply: bool = False) -> Engine:
-    """The engine of the model's written form, changed in one thing."""
+def _multiplied_out(fleet: Fleet) -> Engine:
+    """The engine of the model's written form, with the weight gradients of dense layers as plain tensors."""
     form = written_form(fleet.model)
     gradients = form_gradients(form, fleet.precision)
-    last = form.inputs_last if inputs_last is None else inputs_last
     return Engine(
-        multiplied_out(gradients) if multiply else gradients,
+        multiplied_out(gradients),
         padding=True,
-        inputs_last=last,
         precision=fleet.precision,
         compile=fleet.device.type == "cuda",
     )
@@ -112,8 +110,7 @@ def _one_stream(fleet: Fleet) -> Any:
 
 
 CHANGES = {
-    "torch's layout": partial(_engine, inputs_last=False),
-    "multiplied out": partial(_engine, multiply=True),
+    "multiplied out": _multiplied_out,
     "one stream": _one_stream,
 }
 

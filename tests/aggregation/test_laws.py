@@ -237,6 +237,26 @@ def test_the_damped_mean_has_the_length_of_the_masked_one_and_the_direction_of_t
         assert np.ptp(damped.mask[name]) == 0 if damped.mask[name].size else True
 
 
+@given(stacks(dtypes=("float64",)), TAUS)
+def test_a_mask_whose_norm_is_kept_has_the_length_of_the_plain_mean_and_the_direction_of_the_masked_one(stack, tau):
+    updates, weights = stack
+    kept = fedgma.norm_kept(tau)(updates, weights).update
+    masked, plain = (rule(updates, weights).update for rule in (fedgma.masked_mean(tau), fedgma.mean()))
+    for name in updates:
+        length = np.linalg.norm(masked[name])
+        if length > 1e-9 * np.linalg.norm(plain[name]):
+            scaled = masked[name] * (np.linalg.norm(plain[name]) / length)
+            np.testing.assert_allclose(kept[name], scaled, rtol=1e-9, atol=1e-12)
+
+
+@given(stacks(dtypes=("float64",)), TAUS)
+def test_a_masked_extra_step_is_the_sum_of_both_means(stack, tau):
+    updates, weights = stack
+    masked, plain = (rule(updates, weights).update for rule in (fedgma.masked_mean(tau), fedgma.mean()))
+    for name, step in fedgma.masked_extra(tau)(updates, weights).update.items():
+        np.testing.assert_allclose(step, masked[name] + plain[name], rtol=1e-12)
+
+
 @given(stacks(dtypes=("float64",)), TAUS, st.integers(0, 5))
 def test_the_shuffled_mask_holds_the_same_values_elsewhere(stack, tau, seed):
     updates, weights = stack

@@ -12,8 +12,11 @@ AGGREGATORS = {
     "rlr": fedgma.rlr(2),
     "median": fedgma.median(),
     "trimmed_mean": fedgma.trimmed_mean(0.2),
+    "multi_krum": fedgma.multi_krum(0.2),
     "damped_mean": fedgma.damped_mean(0.4),
     "shuffled_mask": fedgma.shuffled_mask(0.4, seed=3),
+    "norm_kept": fedgma.norm_kept(0.4),
+    "masked_extra": fedgma.masked_extra(0.4),
     "clipped gma": fedgma.clipped(fedgma.masked_mean(0.4), norm=2.0),
     "clipped median": fedgma.clipped(fedgma.median(), norm=2.0),
 }

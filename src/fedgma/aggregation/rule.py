@@ -31,7 +31,8 @@ class Rule:
 
     `mask` computes the mask from a tally's votes (None: no mask). `change` replaces that mask, array by array, given
     (name, mean, mask). `prepare` changes one client's update before it is counted. `combine` replaces the weighted
-    mean: it computes an entry from all updates [client, ...], so they must be in memory together.
+    mean: it computes an entry from all updates [client, ...], so they must be in memory together. `select` gives the
+    rows of the clients that `combine` reads, out of all updates [client, entry].
     """
 
     name: str
@@ -39,6 +40,7 @@ class Rule:
     change: Change | None = None
     prepare: Prepare | None = None
     combine: Callable[[Array], Array] | None = None
+    select: Callable[[Array], Array] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -91,7 +93,11 @@ class Rule:
             if tally.add(prepared, weight, client=client) is None and self.combine is not None:
                 kept.append(prepared)
         merged = self.conclude(tally)
-        return merged if self.combine is None else merged._replace(mean=_combine(merged.mean, kept, self.combine))
+        if self.combine is None:
+            return merged
+        if self.select is not None:
+            kept = [kept[row] for row in self.select(_flat_stack(kept, list(merged.mean))).tolist()]
+        return merged._replace(mean=_combine(merged.mean, kept, self.combine))
 
     def conclude(self, tally: Tally) -> Aggregate:
         """Compute the aggregate of a tally."""
@@ -143,6 +149,19 @@ def _combine(means: dict[str, Array], kept: list[Params], combine: Callable[[Arr
         entries = [to_native(update[name]) for update in kept]
         result[name] = to_user(combine(_stack(entries)), spec(like), placement(like))
     return result
+
+
+def _flat_stack(kept: list[Params], names: list[str]) -> Array:
+    """The entries of all clients as one array [client, entry]."""
+    return _stack([_join([flatten(to_native(update[name])) for name in names]) for update in kept])
+
+
+def _join(parts: list[Array]) -> Array:
+    if is_torch(parts[0]):
+        import torch
+
+        return torch.cat(parts)
+    return np.concatenate(parts)
 
 
 def _stack(entries: list[Array]) -> Array:

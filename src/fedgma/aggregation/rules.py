@@ -5,8 +5,11 @@
     and_mask(tau)               the mean where clients agree, zero elsewhere
     rlr(threshold)              robust learning rate: the mean, reversed where too few clients agree
     median(), trimmed_mean()    per entry, unweighted
+    multi_krum(share)           the mean of the clients whose updates lie closest together, unweighted
     damped_mean(tau)            control: the plain mean, scaled per array to the norm of the masked mean
     shuffled_mask(tau, seed)    control: the mask's values, moved to random entries of the array
+    norm_kept(tau)              the masked mean, scaled per array to the norm of the plain mean
+    masked_extra(tau)           the plain mean and, added to it, the masked mean
     clipped(rule, norm)         any rule, over updates of bounded norm
 
 Call a rule with the updates and the clients' raw sample counts. Updates are a mapping of names to arrays with the
@@ -27,8 +30,8 @@ import numpy as np
 
 from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
 from fedgma.aggregation.masks import hard_mask, reversing_mask, soft_mask
-from fedgma.aggregation.rule import Rule
-from fedgma.arrays import Array, Params, cast, flatten, is_torch, placement, spec, to_native, to_user
+from fedgma.aggregation.rule import Prepare, Rule
+from fedgma.arrays import Array, Params, cast, flatten, is_torch, move_to, placement, spec, to_native, to_user, zeros
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
 
@@ -85,9 +88,22 @@ def trimmed_mean(share: float = 0.1) -> Rule:
     >>> trimmed_mean(0.25)({"w": np.array([[1.0], [2.0], [4.0], [90.0]])}, [10] * 4).update
     {'w': array([3.])}
     """
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 0.5:
-        raise ConfigError(f"share (of clients cut at each end) must be at least 0 and below 0.5, got {share!r}")
+    _check_share(share, "clients cut at each end")
     return Rule("trimmed_mean", combine=partial(_trim_and_average, share=float(share)), settings={"share": share})
+
+
+def multi_krum(share: float = 0.1) -> Rule:
+    """Multi-Krum (Blanchard et al. 2017): the mean without the `share` of clients that lie farthest from the others.
+
+    A client's score is the sum of the squared distances to its n - f - 2 nearest neighbours, where f is the share of n
+    clients. The n - f lowest scores are averaged, unweighted; clients with the same score stay or go together.
+
+    >>> multi_krum(0.25)({"w": np.array([[1.0], [2.0], [3.0], [90.0]])}, [10] * 4).update
+    {'w': array([2.])}
+    """
+    _check_share(share, "clients left out")
+    select = partial(_closest_rows, share=float(share))
+    return Rule("multi_krum", combine=partial(_trim_and_average, share=0.0), select=select, settings={"share": share})
 
 
 def damped_mean(tau: float = 0.4) -> Rule:
@@ -102,17 +118,46 @@ def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Rule:
     return Rule("shuffled_mask", mask, change=partial(_shuffle, seed=seed), settings={"tau": mask.tau, "seed": seed})
 
 
+def norm_kept(tau: float = 0.4) -> Rule:
+    """The masked mean, scaled per array to the norm of the plain mean: the mask turns the step but does not shorten it.
+
+    >>> updates = {"w": np.array([[4.0, 3.0], [4.0, -9.0], [4.0, -3.0]])}
+    >>> norm_kept(tau=0.5)(updates, [10, 10, 10]).update
+    {'w': array([ 4.92..., -1.23...])}
+    """
+    mask = soft_mask(tau)
+    return Rule("norm_kept", mask, change=_keep_norm, settings={"tau": mask.tau})
+
+
+def masked_extra(tau: float = 0.4) -> Rule:
+    """The plain mean and, added to it, the masked mean: a step that is up to twice as long where clients agree.
+
+    >>> updates = {"w": np.array([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])}
+    >>> masked_extra(tau=0.5)(updates, [10, 10, 10]).update
+    {'w': array([6.        , 1.33333333])}
+    """
+    mask = soft_mask(tau)
+    return Rule("masked_extra", mask, change=_add_one, settings={"tau": mask.tau})
+
+
 def clipped(rule: Rule, norm: float) -> Rule:
     """The same rule over updates that are scaled down to at most `norm`, taken over all trainable entries together."""
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < math.inf:
         raise ConfigError(f"norm (the largest norm of an update) must be a number above 0, got {norm!r}")
-    inner = rule.prepare
-
-    def prepare(update: Params, buffers: Collection[str] | None) -> Params:
-        return clip(update if inner is None else inner(update, buffers), norm, buffers)
-
     settings = {**rule.settings, "norm": norm}
-    return replace(rule, name=f"clipped_{rule.name}", prepare=prepare, settings=settings)
+    return replace(rule, name=f"clipped_{rule.name}", prepare=Clip(norm, rule.prepare), settings=settings)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The `prepare` of a clipped rule; a fleet clips all updates at once."""
+
+    norm: float
+    inner: Prepare | None = None
+
+    def __call__(self, update: Params, buffers: Collection[str] | None) -> Params:
+        """The update, scaled down to the largest norm."""
+        return clip(update if self.inner is None else self.inner(update, buffers), self.norm, buffers)
 
 
 def clip(update: Params, limit: float, buffers: Collection[str] | None = None) -> Params:
@@ -160,8 +205,11 @@ RULES: dict[str, RuleRow] = {
     "rlr": RuleRow(rlr, "RLR"),
     "median": RuleRow(median, "median", "the median"),
     "trimmed_mean": RuleRow(trimmed_mean, "trimmed mean", "the trimmed mean"),
+    "multi_krum": RuleRow(multi_krum, "multi-Krum"),
     "damped_mean": RuleRow(damped_mean, "damped mean", "the damped mean"),
     "shuffled_mask": RuleRow(shuffled_mask, "shuffled mask", "the shuffled mask"),
+    "norm_kept": RuleRow(norm_kept, "GMA, norm kept", "GMA with its norm kept"),
+    "masked_extra": RuleRow(masked_extra, "mean + GMA", "the mean with a masked step added"),
 }
 BASELINE = "mean"  # the rule that others are compared with
 AGGREGATORS: dict[str, Callable[..., Rule]] = {name: row.make for name, row in RULES.items()}
@@ -171,12 +219,31 @@ def _scale(array: Array, factor: float) -> Array:
     return to_user(cast(to_native(array), "float64") * factor, spec(array), placement(array))
 
 
+def _check_share(share: float, what: str) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 0.5:
+        raise ConfigError(f"share (of {what}) must be at least 0 and below 0.5, got {share!r}")
+
+
+def _closest_rows(stack: Array, share: float) -> Array:
+    """The rows that multi-Krum averages, rising."""
+    wide, clients = cast(stack, "float64"), len(stack)
+    nearest = max(1, clients - int(share * clients) - 2)
+    distances = zeros((clients, clients), "float64", wide)
+    for row in range(clients):
+        distances[row] = ((wide - wide[row]) ** 2).sum(-1)
+    scores = move_to(_sorted(distances)[1 : 1 + nearest].sum(0), np.empty(0))  # [0] is the distance to itself
+    return np.flatnonzero(scores <= np.sort(scores)[clients - int(share * clients) - 1])
+
+
+def _sorted(values: Array) -> Array:
+    return values.sort(0).values if is_torch(values) else np.sort(values, axis=0)
+
+
 def _trim_and_average(stack: Array, share: float) -> Array:
     """Mean per entry without the lowest and highest `share` of clients; at 0.5 the median."""
     clients = len(stack)
     cut = min(int(share * clients), (clients - 1) // 2)
-    ordered = cast(stack, "float64")
-    ordered = ordered.sort(0).values if is_torch(stack) else np.sort(ordered, axis=0)
+    ordered = _sorted(cast(stack, "float64"))
     return ordered[cut : clients - cut].mean(0)
 
 
@@ -191,12 +258,27 @@ def _damp(name: str, mean: Array, mask: Array) -> Array:
     """A constant mask: the norm of the masked mean over the norm of the plain mean."""
     if not mask.shape[-1]:
         return mask
+    return cast(mask * 0 + _length_ratio(mean, mask)[..., None], spec(mask).dtype)
+
+
+def _keep_norm(name: str, mean: Array, mask: Array) -> Array:
+    """The mask over the ratio by which it shortens the mean; a mask that leaves nothing stays."""
+    if not mask.shape[-1]:
+        return mask
+    return mask / cast(_replace_zeros(_length_ratio(mean, mask)), spec(mask).dtype)[..., None]
+
+
+def _add_one(name: str, mean: Array, mask: Array) -> Array:
+    return mask + 1
+
+
+def _length_ratio(mean: Array, mask: Array) -> Array:
+    """The norm of the masked mean over the norm of the plain mean, in float64; 1 where the mean is zero."""
     wide = cast(mean, "float64")
     scale = abs(wide).max(-1) if not is_torch(wide) else abs(wide).amax(-1)
     unit = wide / _replace_zeros(scale)[..., None]  # squares cannot overflow, and the largest cannot underflow
     masked_norm, plain_norm = ((values * values).sum(-1) ** 0.5 for values in (unit * mask, unit))
-    ratio = masked_norm / _replace_zeros(plain_norm) + (plain_norm == 0)
-    return cast(mask * 0 + ratio[..., None], spec(mask).dtype)
+    return masked_norm / _replace_zeros(plain_norm) + (plain_norm == 0)
 
 
 def _replace_zeros(values: Array) -> Array:

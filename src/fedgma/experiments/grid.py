@@ -18,6 +18,7 @@ from fedgma.errors import ConfigError
 from fedgma.experiments.settings import (
     SECTIONS,
     USED,
+    AttackSettings,
     PartitionSettings,
     Settings,
     ShiftSettings,
@@ -31,7 +32,12 @@ COMPARED: dict[str, Any] = {"aggregator": ["mean", "gma"], "seed": [0, 1, 2, 3, 
 LARGEST = 2**20  # bytes of a settings file
 MOST = 100_000  # runs of a sweep
 
-_MODELS: dict[str, type[BaseModel]] = {"": Settings, "partition": PartitionSettings, "shift": ShiftSettings}
+_MODELS: dict[str, type[BaseModel]] = {
+    "": Settings,
+    "partition": PartitionSettings,
+    "shift": ShiftSettings,
+    "attack": AttackSettings,
+}
 
 
 class Grid(NamedTuple):

@@ -64,7 +64,7 @@ def line_of(record: RoundRecord, seconds: float) -> Line:
     if record.votes is not None:
         line["mask"] = mask_figures(record.votes)
     line["counted"] = record.clients
-    line["refused"] = [[client, "nonfinite"] for client in record.refused]
+    line["refused"] = [[client, reason] for client, reason in record.refused]
     return cast(Line, {**line, "seconds": round(seconds, 6)})
 
 

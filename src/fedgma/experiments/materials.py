@@ -20,12 +20,14 @@ from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_arrays, load
+from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, data_identity, is_installed, model_identity
 from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
 from fedgma.records.format import Identity
+from fedgma.simulation.attacks import ATTACKS, Attack, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
 from fedgma.training.models import Model
@@ -159,6 +161,22 @@ class Materials:
             )
         return self._federations[key]
 
+    def poisoned(self, settings: Settings) -> Federation:
+        """The federation as its malicious clients see it; without an attack on the data, the same object."""
+        attack, clean = settings.attack, self.federation(settings)
+        if attack.name == "none" or not ATTACKS[attack.name].poisons:
+            return clean
+        key = (id(clean), attack.name, attack.share, attack.target, attack.poisoned, settings.seed)
+        if key not in self._federations:
+            chosen = malicious(settings.seed, len(clean.clients), attack.share)
+            if attack.name == "label_flip":
+                self._federations[key] = flip_labels(clean, chosen)
+            else:
+                self._federations[key] = open_backdoor(
+                    clean, chosen, target=attack.target, share=attack.poisoned, seed=settings.seed
+                )
+        return self._federations[key]
+
     def network(self, settings: Settings) -> Model:
         """The model of a run: a name, or what the user's file defines or the user passed."""
         name = str(settings.model)
@@ -172,7 +190,7 @@ class Materials:
 
     def spec(self, settings: Settings) -> RunSpec:
         """The complete specification of a run, for a fleet."""
-        federation = self.federation(settings)
+        federation = self.poisoned(settings)
         wanted, clients = settings.clients_per_round or 10, len(federation.clients)
         if wanted > clients:  # for `natural`, the data decide the number of clients
             raise NotEnoughClients(
@@ -195,6 +213,8 @@ class Materials:
             scaffold=settings.algorithm == "scaffold",
             rule=rule_of(settings),
             optimizer=optimizer_of(settings),
+            norm_factor=settings.norm_factor,
+            attack=attack_of(settings),
             evaluate_every=settings.evaluate_every,
             evaluate_on=("test", *federation.more_tests),
             evaluate_last=10,
@@ -243,6 +263,12 @@ def rule_of(settings: Settings) -> Rule:
     row = RULES[settings.aggregator]
     rule = row.make(**{name: getattr(settings, name) for name in row.settings})
     return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+
+def attack_of(settings: Settings) -> Attack | None:
+    """The attack of a run's malicious clients; None without one."""
+    attack = settings.attack
+    return None if attack.name == "none" else Attack(attack.name, attack.share, attack.scale)
 
 
 def optimizer_of(settings: Settings) -> ServerOptimizer:

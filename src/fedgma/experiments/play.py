@@ -244,7 +244,7 @@ def _check_ends(last: Sequence[Record]) -> None:
     advice = "lower client_learning_rate or set gradient_clip"
     if last and all(line["counted"] == 0 for line in last):
         refused = sum(len(line["refused"]) for line in last)
-        none = f"no client's update could be averaged in the last round of any run ({refused} were not finite)"
+        none = f"no client's update could be averaged in the last round of any run ({refused} were refused)"
         raise NotEnoughClients(f"{none}; {advice}")
     losses = [line["train"]["loss"] for line in last]
     if losses and all(loss is None or not math.isfinite(loss) for loss in losses):

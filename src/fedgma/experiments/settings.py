@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedgma.aggregation.rules import RULES
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
+from fedgma.simulation.attacks import ATTACKS
 
 Whole = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -117,6 +118,18 @@ class ShiftSettings(Section):
     test: float = Field(default=90.0, description="for `rotation`: angle of the test images, in degrees")
 
 
+class AttackSettings(Section):
+    """What malicious clients send in place of their updates."""
+
+    name: Literal["none", *ATTACKS] = Field(default="none", description="kind of attack")  # type: ignore[valid-type]
+    share: Share = Field(default=0.2, description="share of the clients that attack; the seed decides which")
+    scale: Positive | None = Field(
+        default=None, description="what the attack is scaled with; by default 1, 1.5 for `alie`"
+    )
+    target: Count = Field(default=0, description="for `backdoor`: the class that the trigger stands for")
+    poisoned: Share = Field(default=0.5, description="for `backdoor`: share of an attacker's samples with the trigger")
+
+
 class Settings(Section):
     """Everything that decides the outcome of one run."""
 
@@ -125,6 +138,7 @@ class Settings(Section):
     )
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
+    attack: AttackSettings = AttackSettings()
     model: str | None = Field(
         default=None,
         description="a known model, `file.py:Name` or `package.module:Name`; by default lenet or resnet18-gn",
@@ -141,10 +155,16 @@ class Settings(Section):
     )
     threshold: Count = Field(default=4, description="for `rlr`: an entry with fewer votes has its step reversed")
     share: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        default=0.1, description="for `trimmed_mean`: share of the clients cut off at each end"
+        default=0.1,
+        description="for `trimmed_mean`: share of the clients cut off at each end; for `multi_krum`: left out",
     )
     update_clip: Positive | None = Field(
         default=None, description="largest norm of a client's update; by default not clipped"
+    )
+    norm_factor: Positive | None = Field(
+        default=None,
+        description="an update of more than this many times the usual norm is refused, as in a deployment, where it "
+        "is 10; by default none is",
     )
     mask_position: Literal["after", "before"] = Field(
         default="after", description="for adaptive servers: mask after the preconditioner (as in the paper) or before"
@@ -215,7 +235,7 @@ class Settings(Section):
         return self
 
 
-SECTIONS = ("partition", "shift")
+SECTIONS = ("partition", "shift", "attack")
 
 
 def is_path(dataset: str) -> bool:
@@ -248,6 +268,7 @@ def complete(settings: Settings) -> Settings:
         update={
             "partition": part.model_copy(update=open_part),
             "shift": settings.shift.model_copy(update={"name": shift}),
+            "attack": _complete_attack(settings.attack),
             "model": settings.model or model,
             "local_epochs": settings.local_epochs or epochs,
             "clients_per_round": settings.clients_per_round or (10 if clients is None else min(10, clients)),
@@ -261,6 +282,12 @@ def complete(settings: Settings) -> Settings:
     return filled
 
 
+def _complete_attack(attack: AttackSettings) -> AttackSettings:
+    if attack.name == "none":
+        return AttackSettings()
+    return attack.model_copy(update={"scale": attack.scale or ATTACKS[attack.name].scale})
+
+
 def _partitions(*known: str) -> Callable[[Settings], bool]:
     return lambda settings: settings.partition.name in known
 
@@ -271,6 +298,10 @@ def _shifts(known: str) -> Callable[[Settings], bool]:
 
 def _reads(name: str) -> Callable[[Settings], bool]:
     return lambda settings: name in RULES[settings.aggregator].settings
+
+
+def _attacks(*known: str) -> Callable[[Settings], bool]:
+    return lambda settings: settings.attack.name in known
 
 
 def _algorithms(*known: str) -> Callable[[Settings], bool]:
@@ -294,6 +325,10 @@ USED: dict[str, Callable[[Settings], bool]] = {
     **{f"shift.{name}": _shifts("colour") for name in ("palette", "coloring", "test_coloring", "jitter")},
     **{f"shift.{name}": _shifts("colour") for name in ("flip_low", "flip_high", "palette_seed")},
     **{f"shift.{name}": _shifts("rotation") for name in ("low", "high", "test")},
+    "attack.share": lambda settings: settings.attack.name != "none",
+    "attack.scale": _attacks(*(name for name in ATTACKS if name != "zero")),
+    "attack.target": _attacks("backdoor"),
+    "attack.poisoned": _attacks("backdoor"),
 }
 
 
@@ -312,6 +347,8 @@ def record(settings: Settings) -> dict[str, Any]:
         nested["inverse_sparsity_scale"] = None
     if settings.augment == "none":  # keeps fingerprints from before this setting existed
         del nested["augment"]
+    if settings.attack.name == "none":
+        nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
     file, sign, name = str(settings.model).rpartition(":")

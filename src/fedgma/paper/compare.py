@@ -17,12 +17,14 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from fedgma.experiments.settings import Settings
 from fedgma.paper.catalogue import Experiment
 from fedgma.paper.cells import LOOSE, Cell, Flat, cells_of
 from fedgma.paper.entries import Entry
 from fedgma.paper.plans import WHOLE, Cut
 from fedgma.paper.printed import Number
 from fedgma.paper.rates import KEYS, Chosen
+from fedgma.records.reader import flat
 from fedgma.statistics.arms import Spread, frozen, spread
 from fedgma.statistics.verdicts import Verdict, paired
 
@@ -43,6 +45,7 @@ class Agreement(StrEnum):
 
 
 BySeed = Mapping[int, Entry]
+DEFAULTS = dict(flat(Settings().model_dump()))
 
 
 class Compared(NamedTuple):
@@ -156,27 +159,31 @@ class _Index:
     """Entries by the settings that identify a cell and that both record and plan have."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries = entries
-        self._known: dict[tuple[frozenset[str], tuple[str, ...]], dict[str, list[Entry]]] = {}
-        self._names = {frozenset(entry.settings) for entry in entries}
+        self._known: dict[tuple[frozenset[str], frozenset[str], tuple[str, ...]], dict[str, list[Entry]]] = {}
+        self._by_names: dict[frozenset[str], list[Entry]] = {}
+        for entry in entries:
+            self._by_names.setdefault(frozenset(entry.settings), []).append(entry)
 
     def find(self, wanted: Flat, without: tuple[str, ...]) -> list[Entry]:
         entries = []
-        for names in self._names:
+        for names in self._by_names:
             common = names & set(wanted)
-            table = self._table(frozenset(common), without)
+            newer = set(wanted) - names - set(without)  # these runs had the default, or did not use the setting
+            if any(wanted[name] not in (None, DEFAULTS.get(name)) for name in newer):
+                continue
+            table = self._table(names, frozenset(common), without)
             entries += table.get(frozen({name: wanted[name] for name in common}, without), [])
         return list({id(entry): entry for entry in entries}.values())
 
-    def _table(self, common: frozenset[str], without: tuple[str, ...]) -> dict[str, list[Entry]]:
-        if (common, without) not in self._known:
+    def _table(self, names: frozenset[str], common: frozenset[str], without: tuple[str, ...]) -> dict[str, list[Entry]]:
+        """The entries with settings of these names, by their values of the `common` ones."""
+        if (names, common, without) not in self._known:
             table: dict[str, list[Entry]] = {}
-            for entry in self.entries:
-                if common <= set(entry.settings):
-                    key = frozen({name: entry.settings[name] for name in common}, without)
-                    table.setdefault(key, []).append(entry)
-            self._known[common, without] = table
-        return self._known[common, without]
+            for entry in self._by_names[names]:
+                key = frozen({name: entry.settings[name] for name in common}, without)
+                table.setdefault(key, []).append(entry)
+            self._known[names, common, without] = table
+        return self._known[names, common, without]
 
 
 def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:

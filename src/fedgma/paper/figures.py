@@ -8,8 +8,10 @@ from fedgma.aggregation.rules import BASELINE
 from fedgma.paper.claims import lines, mask_step
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
+from fedgma.paper.plots.robustness import draw_attacks
 from fedgma.paper.printed import DID_NOT_LEARN, Number
 from fedgma.paper.rates import KEYS
+from fedgma.paper.robustness import matrices
 from fedgma.reports.pictures import Picture
 from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.grids import draw_rates
@@ -166,6 +168,14 @@ def _rates(comparison: Comparison) -> Iterator[Picture]:
         yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client, title))
 
 
+def _attacks(comparison: Comparison) -> Iterator[Picture]:
+    """Heat maps of accuracy by attack and rule, for every split."""
+    caption = "Accuracy in percent over the last ten rounds, mean over seeds, one colour scale."
+    for split in comparison.experiment.splits:
+        if found := matrices(comparison.entries, split, comparison.experiment.statistic):
+            yield _picture("attacks", split, f"Rules under attack: {split}", caption, draw_attacks(found))
+
+
 FIGURES: dict[str, Callable[[Comparison], Iterator[Picture]]] = {
     "differences": _differences,
     "curves": _curves,
@@ -173,4 +183,5 @@ FIGURES: dict[str, Callable[[Comparison], Iterator[Picture]]] = {
     "axis": _axis,
     "taus": _taus,
     "rates": _rates,
+    "attacks": _attacks,
 }

@@ -82,7 +82,7 @@ def taus_note(comparison: Comparison) -> str:
     taus = {
         compared.cell.settings["tau"]: mask_step(compared.cell.settings)
         for compared in comparison.on()
-        if compared.cell.masked
+        if compared.cell.masked and compared.cell.masked["tau"] is not None
     }
     groups: dict[int, list[str]] = {}
     for tau in sorted(taus):

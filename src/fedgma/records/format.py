@@ -167,8 +167,6 @@ def upgrade(head: Record) -> dict[str, Any]:
 
 
 def _present(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _present(value) if isinstance(value, Mapping) else value
-        for name, value in settings.items()
-        if value is not None
-    }
+    """The settings without those that are None, and without sections of which nothing is left."""
+    kept = {name: _present(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
+    return {name: value for name, value in kept.items() if value is not None and value != {}}

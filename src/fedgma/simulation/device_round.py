@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedgma.simulation.batched.votes import VoteCounts, VoteStatistics
 
+REASONS = ("nonfinite", "", "norm")  # why a lane was refused, by its verdict
+
 
 class RoundRecord(NamedTuple):
     """One run's round in plain numbers."""
@@ -20,12 +22,12 @@ class RoundRecord(NamedTuple):
     sampled: tuple[int, ...]  # clients drawn for the round
     train_loss: float  # on the training batches before each step, weighted by samples
     train_accuracy: float
-    clients: int  # counted: sampled clients whose update was finite
+    clients: int  # counted: sampled clients whose update was not refused
     weight: float
     mask_mean: float
     agreement: float  # mean of |votes| / clients
     scores: dict[str, dict[str, float]]  # test pool -> loss and accuracy, where evaluated
-    refused: tuple[int, ...] = ()  # clients whose update was not finite
+    refused: tuple[tuple[int, str], ...] = ()  # clients whose update was refused, and why
     votes: VoteStatistics | None = None  # where measured
     client_accuracies: np.ndarray | None = None  # [client], where evaluated; NaN for a client without test samples
 
@@ -38,7 +40,7 @@ class Round:
     sampled: dict[int, np.ndarray]  # clients of each run that took part
     table: Tensor  # [run, 6]
     scores: dict[str, tuple[np.ndarray, Tensor]]
-    counted: tuple[tuple[np.ndarray, np.ndarray, Tensor], ...] = ()  # lanes' runs and clients, and which were finite
+    counted: tuple[tuple[np.ndarray, np.ndarray, Tensor], ...] = ()  # lanes' runs, clients and `verdicts`
     votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
     client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
     state: Any = field(default=None, repr=False)  # the fleet's state after the round
@@ -68,7 +70,7 @@ class Round:
             self,
             table=change(self.table),
             scores={name: (runs, change(values)) for name, (runs, values) in self.scores.items()},
-            counted=tuple((runs, clients, change(fine)) for runs, clients, fine in self.counted),
+            counted=tuple((runs, clients, change(verdict)) for runs, clients, verdict in self.counted),
             votes={run: votes.mapped(change) for run, votes in self.votes.items()},
             client_scores={run: change(values) for run, values in self.client_scores.items()},
         )
@@ -100,12 +102,21 @@ class Round:
             client_accuracies=None if per_client is None else per_client.float().cpu().numpy(),
         )
 
-    def _refused(self, run: int) -> tuple[int, ...]:
-        left = [clients[runs == run] for runs, clients in self._left_out]
-        return tuple(int(client) for part in left for client in part)
+    def _refused(self, run: int) -> tuple[tuple[int, str], ...]:
+        left = [(clients[runs == run], why[runs == run]) for runs, clients, why in self._left_out]
+        return tuple((int(client), REASONS[int(why)]) for part in left for client, why in zip(*part, strict=True))
 
     @cached_property
-    def _left_out(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Runs and clients of the lanes that were not counted; waits for the device."""
-        lanes = [(runs, clients, ~fine.bool().cpu().numpy()) for runs, clients, fine in self.counted]
-        return [(runs[lost], clients[lost]) for runs, clients, lost in lanes if lost.any()]
+    def _left_out(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Runs, clients and verdicts of the lanes that were not counted; waits for the device."""
+        lanes = [(runs, clients, verdict.cpu().numpy()) for runs, clients, verdict in self.counted]
+        return [(runs[w != 1], clients[w != 1], w[w != 1]) for runs, clients, w in lanes if (w != 1).any()]
+
+
+def verdicts(counted: Tensor, longer: Tensor | None) -> Tensor:
+    """What became of lanes, as a position in `REASONS`: 1 is counted.
+
+    >>> verdicts(torch.tensor([True, False, False]), torch.tensor([False, False, True])).tolist()
+    [1, 0, 2]
+    """
+    return counted.to(torch.uint8) if longer is None else counted.to(torch.uint8) + 2 * longer.to(torch.uint8)

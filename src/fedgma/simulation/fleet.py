@@ -8,6 +8,7 @@ resumed.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,8 +18,8 @@ from fedgma.data.augmentations import augment_pool
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
-from fedgma.simulation.batched import optimizers, rules, tallies, votes
-from fedgma.simulation.device_round import Round
+from fedgma.simulation.batched import attacks, norm_bounds, optimizers, rules, tallies, votes
+from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.sampling import draw_batches, sample_all_clients
 from fedgma.simulation.spec import SHARED, RunSpec
 from fedgma.simulation.state import State, restored
@@ -52,6 +53,8 @@ class Fleet:
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal pools are one object
     optimizers: optimizers.Optimizers
     rules: rules.Rules
+    bounds: norm_bounds.Bounds | None  # None: no run bounds the norm of updates
+    attackers: attacks.Attackers | None
     clients: Tensor  # int64 [run, 1], how many there are
     layers: votes.Layers
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
@@ -97,6 +100,8 @@ def assemble(
         rules=rules.lay_out(
             [spec.rule for spec in specs], max(spec.clients_per_round for spec in specs), shapes, device
         ),
+        bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], shapes, device),
+        attackers=attacks.lay_out(specs),
         clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
         layers=votes.lay_out(shapes, device),
         client_tests=tuple(_client_tests(spec, device) for spec in specs),
@@ -120,6 +125,7 @@ def start(fleet: Fleet) -> State:
         control=torch.zeros_like(params) if scaffold else None,
         variates=tuple(None if v is None else v.to(fleet.device) for v in variates),
         looks=(None,) * len(fleet.specs),
+        medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
     )
 
 
@@ -145,7 +151,11 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     drift = torch.zeros_like(sums.total) if state.control is not None else None
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
-    counted = [_train_chunk(fleet, state, lanes, sums, kept, drift, zeros) for lanes in _chunks(sampled, fleet.chunk)]
+    norms = None
+    if fleet.bounds is not None and state.medians is not None:
+        norms = norm_bounds.open_round(fleet.bounds, state.medians, state.params)
+    chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
+    counted = [_train_chunk(fleet, state, lanes, sums, kept, drift, zeros, norms) for lanes in chunks]
     merged = rules.merge(fleet.rules, sums, kept, state.buffers)
     params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     control = state.control
@@ -153,6 +163,8 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         control = control + (drift / fleet.clients).float()
     rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
     state = replace(state, rounds=rounds, params=params, buffers=merged.buffers, moments=moments, control=control)
+    if norms is not None and state.medians is not None:
+        state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
     played = replace(_record(fleet, state, sampled, sums, merged, zeros), counted=tuple(counted))
     return replace(state, looks=_look(fleet, state, sums)), played
 
@@ -165,6 +177,7 @@ def _train_chunk(
     kept: rules.Kept,
     drift: Tensor | None,
     zeros: Tensor,
+    norms: norm_bounds.RoundNorms | None,
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Train some lanes and add them to the sums; returns the run and client of each, and which were counted."""
     lane_batch, weights = lay_lane_batch(fleet, state, lanes)
@@ -172,16 +185,20 @@ def _train_chunk(
     correction = _correction(state, lane_batch) if state.control is not None else None
     named = unflatten(correction, fleet.shapes) if correction is not None else None
     trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, named))
-    updates, counted = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, trained)
+    sent = trained
+    if fleet.attackers is not None:
+        sent = trained._replace(flat=attacks.send(fleet.attackers, lane_batch, state.rounds + 1, trained.flat))
+    find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
+    added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, find_long)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):
         picked: slice | Tensor = slice(None) if len(rows) == lane_batch.size else ship(rows, fleet.device)
         owner = ship(lane_batch.run[rows], fleet.device)
-        votes.count_zeros(zeros, owner, fleet.layers, updates[picked], counted[picked])
+        votes.count_zeros(zeros, owner, fleet.layers, added.updates[picked], added.counted[picked])
     if drift is not None and state.control is not None:
-        _update_variates(fleet, state, lane_batch, trained.flat, counted, drift)
-    return lane_batch.run, lane_batch.client, counted
+        _update_variates(fleet, state, lane_batch, trained.flat, added.counted, drift)
+    return lane_batch.run, lane_batch.client, verdicts(added.counted, added.longer)
 
 
 def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[LaneBatch, np.ndarray]:
@@ -338,13 +355,20 @@ def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
     return {name: value.detach() for name, value in params.items()}, buffers
 
 
-def _chunks(sampled: dict[int, np.ndarray], size: int) -> Iterator[list[tuple[int, int]]]:
-    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others."""
-    lanes = [(run, int(client)) for run, clients in sampled.items() for client in clients]
+def _chunks(sampled: dict[int, np.ndarray], size: int, *, whole: bool = False) -> Iterator[list[tuple[int, int]]]:
+    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others.
+
+    With `whole`, all clients of a run are in one piece, even if they are more than `size`.
+    """
+    lanes = [[(run, int(client)) for client in clients] for run, clients in sampled.items()]
+    if whole:
+        size = max(1, size // max(map(len, lanes), default=1))  # in runs
+    else:
+        lanes = [[lane] for clients in lanes for lane in clients]
     pieces = -(-len(lanes) // size)
     step = -(-len(lanes) // max(pieces, 1))  # all but the last have the same size: one shape to compile
     for begin in range(0, len(lanes), max(step, 1)):
-        yield lanes[begin : begin + step]
+        yield [lane for clients in lanes[begin : begin + step] for lane in clients]
 
 
 def _input_shape(pool: Pool) -> tuple[int, ...]:

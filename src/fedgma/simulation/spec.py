@@ -13,6 +13,7 @@ from fedgma.aggregation.rules import masked_mean
 from fedgma.data.augmentations import AUGMENTATIONS
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
+from fedgma.simulation.attacks import Attack
 from fedgma.training.models import Model
 
 
@@ -56,6 +57,8 @@ class RunSpec:
     scaffold: bool = False
     rule: Rule = field(default_factory=masked_mean)  # how updates become one step
     optimizer: ServerOptimizer = field(default_factory=sgd)  # how the server applies the step
+    norm_factor: float | None = None  # an update of more than this many times the usual norm is refused
+    attack: Attack | None = None  # what malicious clients send
     evaluate_every: int = 1  # rounds; the last round is always evaluated; 0 is never
     evaluate_on: tuple[str, ...] = ("test",)
     evaluate_last: int = 0  # this many rounds at the end are all evaluated
@@ -79,6 +82,8 @@ class RunSpec:
                 f"expected 0 <= momentum < 1 and client_learning_rate > 0, got {self.momentum} and "
                 f"{self.client_learning_rate}"
             )
+        if self.norm_factor is not None and not self.norm_factor > 0:
+            raise ConfigError(f"norm_factor must be a number above 0, or None for no bound, got {self.norm_factor!r}")
 
     def is_due(self, round: int) -> bool:
         """Whether the run is evaluated after this round."""

@@ -42,6 +42,7 @@ class State:
     variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
     # per run, the last round whose votes were measured (0: none yet) and which entries passed the threshold then
     looks: tuple[tuple[Tensor, Tensor] | None, ...]
+    medians: Tensor | None = None  # float64 [run, round], norms of the last rounds; None where no run bounds them
 
 
 def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
@@ -57,6 +58,8 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
         plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": variates.cpu().numpy().copy()}
     for moment, arrays in (state.moments.own[run] or {}).items():
         plain |= {f"own/{moment}/{name}": torch.as_tensor(value).cpu().numpy().copy() for name, value in arrays.items()}
+    if state.medians is not None and fleet.specs[run].norm_factor is not None:
+        plain["medians"] = state.medians[run].cpu().numpy().copy()
     if (look := state.looks[run]) is not None and int(look[0]):
         plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
     return plain
@@ -77,8 +80,10 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
     buffers = {
         n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers
     }
-    variates, control = list(fresh.variates), fresh.control
+    variates, control, medians = list(fresh.variates), fresh.control, fresh.medians
     for run, plain in enumerate(states):
+        if medians is not None and "medians" in plain:
+            medians[run] = torch.from_numpy(plain["medians"]).to(fleet.device)
         if variates[run] is not None and control is not None:
             variates[run] = torch.from_numpy(plain["variates"]).to(fleet.device, copy=True)
             control[run] = torch.from_numpy(plain["control"]).to(fleet.device)
@@ -94,6 +99,7 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         control=control,
         variates=tuple(variates),
         looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
+        medians=medians,
     )
 
 

@@ -22,7 +22,7 @@ from fedgma.statistics.labels import (
     arm,
     rank,
     sortable,
-    spelt,
+    title_of,
     versions,
 )
 
@@ -56,8 +56,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """A short name: the settings that tell the row from others, then its aggregation."""
-        others = [spelt(name, value) for name, value in self.label.items() if name not in AGGREGATION]
-        return ", ".join([*others, arm(self.runs[0], list(self.label))])
+        return ", ".join(filter(None, [title_of(self.label), arm(self.runs[0], list(self.label))]))
 
 
 def summarise(accuracies: Mapping[int, float]) -> Summary:
@@ -127,10 +126,12 @@ def traits(run: Run) -> dict[str, Any]:
 
 
 def trait(run: Run, name: str) -> Any:
-    """A trait as shown in a label; empty for a setting of another aggregator."""
+    """A trait as shown in a label; empty for a setting of another aggregator or attack."""
     known = traits(run)
     if name in known:
         return known[name]
+    if name.startswith("attack."):
+        return "no attack" if name == "attack.name" else ""
     if name in AGGREGATION_SETTINGS or name.endswith(".seed"):
         return ""
     return "unknown" if name in (VERSIONS["data"], VERSIONS["model"]) else None

@@ -242,11 +242,14 @@ def _same(value: Any, text: str) -> bool:
 
 
 def _disjoint(first: Sequence[Run], second: Sequence[Run]) -> list[str]:
-    """Settings of which the arms share no value; an aggregation setting that an arm does not use is not counted."""
+    """Settings of which the arms share no value; an aggregation setting that an arm does not use is not counted.
+
+    An attack never is one of them: arms under different attacks are paired only if the user asks for it by name.
+    """
     sides = [[traits(run) for run in side] for side in (first, second)]
     names = dict.fromkeys(name for side in sides for known in side for name in known if name not in VERSIONS.values())
     disjoint = []
-    for name in names:
+    for name in (name for name in names if not name.startswith("attack.")):
         optional = name in AGGREGATION_SETTINGS or name.endswith(".seed")
         values = [{plain(known.get(name)) for known in side if name in known or not optional} for side in sides]
         if not values[0] & values[1]:

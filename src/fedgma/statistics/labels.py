@@ -22,7 +22,15 @@ VERSIONS = {
     "version": "version",
 }
 DIGITS = 8  # of a checksum, in a label
-ALONE = ("dataset", "partition.name", "shift.name", "model", "algorithm", "aggregator")  # shown without their name
+ALONE = (
+    "dataset",
+    "partition.name",
+    "shift.name",
+    "model",
+    "algorithm",
+    "aggregator",
+    "attack.name",
+)  # shown without their name
 FIRST = (
     "dataset",
     "partition.name",
@@ -31,6 +39,9 @@ FIRST = (
     "shift.name",
     "model",
     "algorithm",
+    "attack.name",
+    "attack.share",
+    "attack.scale",
 )  # in labels
 
 
@@ -76,8 +87,13 @@ def spelt(name: str, value: Any) -> str:
 
 
 def title_of(label: Mapping[str, Any]) -> str:
-    """The label of a row without its aggregation."""
-    return ", ".join(spelt(name, value) for name, value in label.items() if name not in AGGREGATION)
+    """The label of a row without its aggregation, and without settings that it does not use.
+
+    >>> title_of({"attack.name": "no attack", "attack.scale": "", "aggregator": "gma"})
+    'no attack'
+    """
+    shown = {name: value for name, value in label.items() if name not in AGGREGATION and value != ""}
+    return ", ".join(spelt(name, value) for name, value in shown.items())
 
 
 def plain(value: Any) -> str:

@@ -72,8 +72,7 @@ def choose(
     gradients = form_gradients(written, precision) if written else lane_gradients(model, precision)
     if trainer == "lanes":
         return _under(precision, functools.partial(lanes.train, gradients=gradients, padding=padding))
-    last = written is not None and written.inputs_last
-    return Engine(gradients, padding=padding, inputs_last=last, precision=precision, compile=on_gpu)
+    return Engine(gradients, padding=padding, precision=precision, compile=on_gpu)
 
 
 def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:

@@ -71,14 +71,12 @@ class Engine:
         gradients: GradientFunction,
         *,
         padding: bool = False,
-        inputs_last: bool = False,
         precision: str = "fp32",
         compile: bool = True,
         graphs: bool = True,
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
-        self.inputs_last = inputs_last  # memory layout of convolution weights that the gradients expect
         self.precision = precision
         self.graphs = graphs
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
@@ -200,7 +198,7 @@ class Engine:
         if not any(station.graphs for station in self._stations):
             self._memory = None  # it was freed with its last graph
         rows = ship(lane_batch.run, device)
-        bench = lanes.lay_out(lane_batch, features, start, buffers, rows, inputs_last=self.inputs_last)
+        bench = lanes.lay_out(lane_batch, features, start, buffers, rows)
         # room for other lane batches: the number of steps is part of the compiled shape
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))

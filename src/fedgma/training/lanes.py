@@ -124,17 +124,10 @@ def lay_out(
     start: Stacked,
     buffers: Stacked,
     rows: Tensor,
-    *,
-    inputs_last: bool = False,
 ) -> Bench:
-    """The working tensors of the lane batch, on the device of `rows`; each host array is copied once.
-
-    `inputs_last` is a memory layout: weights of a convolution with the input channels contiguous.
-    """
+    """The working tensors of the lane batch, on the device of `rows`; each host array is copied once."""
     device, lanes = rows.device, len(rows)
     params = take_rows(start, rows)
-    if inputs_last:
-        params = {name: _inputs_last(value) for name, value in params.items()}
     return Bench(
         params=params,
         momentum={name: torch.zeros_like(value) for name, value in params.items()} if features.momentum else {},
@@ -283,11 +276,6 @@ def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
 def take_rows(stacked: Stacked, rows: Rows) -> Stacked:
     """The same rows of every array."""
     return {name: value[rows] for name, value in stacked.items()}
-
-
-def _inputs_last(weight: Tensor) -> Tensor:
-    """Weights [lane, out, in, row, column], stored as [lane, out, row, column, in]; other shapes are not changed."""
-    return weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if weight.dim() == 5 else weight
 
 
 def _wide(per_lane: Tensor, like: Tensor) -> Tensor:

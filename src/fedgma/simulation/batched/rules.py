@@ -1,12 +1,13 @@
 """The rules of many runs at once, over [run, entry] tensors: the same functions that a server calls for one run.
 
 Masks made of votes (`VoteMask`, the paper's and most others) have a batched form: two small tables hold the thresholds
-of all runs, and one pass makes all masks. For everything else the rule's own functions are called: `change` once for
-all runs that share a rule, `prepare` client by client, `combine` and a user-defined mask run by run.
+of all runs, and one pass makes all masks. Clipping has one too. For everything else the rule's own functions are
+called: `change` once for all runs that share a rule, `prepare` client by client, `select`, `combine` and a user-defined
+mask run by run.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from fedgma.aggregation.masks import VoteMask
 from fedgma.aggregation.rule import Change, Rule
+from fedgma.aggregation.rules import Clip
 from fedgma.arrays import Array, to_native
 from fedgma.simulation.batched import tallies
+from fedgma.simulation.batched.norm_bounds import norms
 from fedgma.simulation.batched.tallies import Merged, Sums
 from fedgma.training.lane_batch import Trained
-from fedgma.training.stacked import Shapes, Stacked, unflatten
+from fedgma.training.stacked import Shapes, Stacked, ship, unflatten
 
 Kept = dict[int, list[Tensor]]  # run -> updates [client, entry] of rules that need all of them
 
@@ -38,6 +41,14 @@ class Rules(NamedTuple):
         if self.tables is None or not isinstance(self.rules[run].mask, VoteMask):
             return None
         return self.tables[0][run], self.tables[1][run]
+
+
+class Added(NamedTuple):
+    """Lanes that were added: their updates as the rules prepared them, and which were counted."""
+
+    updates: Tensor  # [lane, entry]
+    counted: Tensor  # bool [lane]
+    longer: Tensor | None  # bool [lane], refused for their norm; None where no run bounds it
 
 
 def lay_out(rules: Sequence[Rule], clients: int, shapes: Shapes, device: torch.device) -> Rules:
@@ -71,17 +82,24 @@ def _tables(rules: Sequence[Rule], clients: int, device: torch.device) -> tuple[
 
 
 def add(
-    rules: Rules, sums: Sums, kept: Kept, run: np.ndarray, weights: np.ndarray, trained: Trained
-) -> tuple[Tensor, Tensor]:
+    rules: Rules,
+    sums: Sums,
+    kept: Kept,
+    run: np.ndarray,
+    weights: np.ndarray,
+    trained: Trained,
+    find_long: Callable[[np.ndarray, Tensor], Tensor] | None = None,
+) -> Added:
     """Add trained lanes to the sums as their runs' rules ask; `run` [lane] is each lane's run.
 
-    Returns the updates as they were added, and which lanes were counted.
+    `find_long` says which lanes are refused for the norm of their update, given (run, updates).
     """
     updates = _prepared(rules, run, trained.flat)
+    longer = None if find_long is None else find_long(run, updates)
     metrics = torch.stack([trained.loss, trained.accuracy], 1)
-    counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics)
+    counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics, longer)
     _keep(rules, kept, run, updates, counted)
-    return updates, counted
+    return Added(updates, counted, longer)
 
 
 def _prepared(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
@@ -90,13 +108,24 @@ def _prepared(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
     if not lanes:
         return updates
     prepared = updates.clone()
-    for lane in lanes:
+    limits = {lane: f.norm for lane in lanes if isinstance(f := rules.rules[run[lane]].prepare, Clip) and not f.inner}
+    if limits:
+        rows = ship(np.array(list(limits)), updates.device)
+        prepared[rows] = _clipped(updates[rows], ship(np.array(list(limits.values())), updates.device), rules.shapes)
+    for lane in [lane for lane in lanes if lane not in limits]:
         function = rules.rules[run[lane]].prepare
         assert function is not None
         named = {name: value[0] for name, value in unflatten(updates[lane : lane + 1], rules.shapes).items()}
         changed = function(named, ())
         prepared[lane] = torch.cat([changed[name].flatten() for name, _ in rules.shapes])
     return prepared
+
+
+def _clipped(updates: Tensor, limits: Tensor, shapes: Shapes) -> Tensor:
+    """The updates [lane, entry] scaled down to their limits [lane], as `aggregation.rules.clip` does for one."""
+    lengths = norms(updates, shapes)
+    factors = torch.where((lengths > limits) & lengths.isfinite(), limits / lengths, 1.0)
+    return (updates.double() * factors[:, None]).float()
 
 
 def _keep(rules: Rules, kept: Kept, run: np.ndarray, updates: Tensor, counted: Tensor) -> None:
@@ -130,7 +159,9 @@ def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
         return mean
     mean = mean.clone()
     for run, parts in kept.items():
-        stack, combine = torch.cat(parts), rules.rules[run].combine
+        stack, combine, select = torch.cat(parts), rules.rules[run].combine, rules.rules[run].select
+        if select is not None and len(stack):
+            stack = stack[torch.as_tensor(select(to_native(stack)), device=stack.device)]
         if combine is not None and len(stack):
             named = {name: combine(to_native(value)) for name, value in unflatten(stack, rules.shapes).items()}
             mean[run] = torch.cat([_tensor(value, mean).flatten() for value in named.values()])

@@ -60,9 +60,22 @@ def _empty_buffer(value: Tensor) -> Tensor:
     return torch.full_like(value, torch.iinfo(value.dtype).min if value.dtype != torch.bool else 0)
 
 
-def add(sums: Sums, run: np.ndarray, weights: np.ndarray, updates: Tensor, buffers: Stacked, metrics: Tensor) -> Tensor:
-    """Add lanes to the sums; `run` [lane], rising, is the run of each. Returns which lanes were counted."""
+def add(
+    sums: Sums,
+    run: np.ndarray,
+    weights: np.ndarray,
+    updates: Tensor,
+    buffers: Stacked,
+    metrics: Tensor,
+    refused: Tensor | None = None,
+) -> Tensor:
+    """Add lanes to the sums; `run` [lane], rising, is the run of each. Returns which lanes were counted.
+
+    `refused` [lane] are lanes that are not to be counted, beside those that are not finite.
+    """
     fine: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1).isfinite()  # one pass; a NaN makes the norm NaN
+    if refused is not None:
+        fine = fine & ~refused
     for value in buffers.values():
         fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
     weight = ship(weights.astype(np.float64), updates.device) * fine

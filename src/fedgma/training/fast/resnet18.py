@@ -91,7 +91,7 @@ def residual_form(norm: Norm) -> Form:
         gradients["conv1.weight"] = matrix[:, : 9 * inputs].view(lanes, 3, 3, inputs, outs).permute(0, 4, 3, 1, 2)
         return gradients
 
-    return Form(forward, back, inputs_last=True)
+    return Form(forward, back)
 
 
 def block_of(params: Stacked, name: str, x: Tensor, stride: int, layer: Layer) -> Block:

@@ -39,7 +39,6 @@ class Form(NamedTuple):
 
     forward: Callable[[Stacked, Tensor, Tensor | None], Passed]
     back: Callable[[Stacked, Tape, Tensor], Found]
-    inputs_last: bool = False  # convolutions read their weights as [lane, out, row, column, in]
 
 
 @functools.cache
