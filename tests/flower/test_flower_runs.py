@@ -256,13 +256,16 @@ def test_a_resumed_run_remembers_the_usual_norm(tmp_path):
     def start(rounds, answer, folder=None):
         return strategy().start(Nodes((1, 2, 3), answer), record(heavy), rounds, folder=folder)
 
-    def small(node, message):
+    def moved(by, node, message):
         arrays = message.content["arrays"]
-        local = {"w": arrays["w"].numpy() + np.float32(node), "steps": arrays["steps"].numpy() + 1}
+        local = {"w": arrays["w"].numpy() + np.float32(by), "steps": arrays["steps"].numpy() + 1}
         return Message(content=reply(node, local).content, reply_to=message)
 
+    def small(node, message):
+        return moved(node, node, message)
+
     def far(node, message):
-        return too_long(3, message, 1e4) if node == 3 else small(node, message)
+        return moved(1000 if node == 3 else node, node, message)
 
     start(1, small, tmp_path)
     resumed = start(2, far, tmp_path)
