@@ -62,12 +62,13 @@ def test_an_update_that_is_too_long_does_not_take_the_place_of_the_largest():
     assert [one.client for one in result.capped] == ["c0"]
 
 
-def test_the_first_of_two_replies_of_a_client_counts():
-    sent = replies(30, 10, 20)
-    for again in (({"w": np.full(3, 50.0)}, 10**6, "c0"), ({"w": np.full(3, 50.0)}, 10**6, "c1")):
-        result = step([*sent, again])
-        np.testing.assert_array_equal(result.params["w"], step(sent).params["w"])
-        assert [(one.client, one.reason) for one in result.refused] == [(again[2], "duplicate")]
+@pytest.mark.parametrize("client", ["c0", "c1"])
+def test_the_first_of_two_replies_of_a_client_counts(client):
+    sent = replies(1000, 10, 20)
+    result = step([sent[1], sent[0], ({"w": np.full(3, 50.0)}, 10**6, client), sent[2]])
+    np.testing.assert_array_equal(result.params["w"], step(sent).params["w"])
+    assert [(one.client, one.reason) for one in result.refused] == [(client, "duplicate")]
+    assert [(one.client, one.counted) for one in result.capped] == [("c0", 30.0)]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0, 2.0, float("nan")])
