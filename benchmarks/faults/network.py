@@ -35,6 +35,7 @@ from proxy import Faults, Proxy  # noqa: E402
 PROGRAMS = Path(sys.executable).parent
 LOSSY = "retries=20 timeout=60.0"  # of the app: a lost reply costs an attempt
 FAULTS = {"delay": 0.05, "cut_request": 0.05, "cut_response": 0.1, "duplicate": 0.2, "replay": 0.2}
+RARE = {"cut_response": 0.01, "duplicate": 0.01}  # each of these loses a reply, which takes minutes to notice
 
 
 def undisturbed(nodes: int, rounds: int) -> str:
@@ -154,7 +155,8 @@ def main() -> None:
     held = 0
     for number in range(options.count):
         folder, began = Path(tempfile.mkdtemp(prefix="flower-network-")), time.monotonic()
-        faults = Faults(**FAULTS, lossy=options.lossy, seed=options.seed + number)
+        drawn = FAULTS | RARE if options.lossy else FAULTS
+        faults = Faults(**drawn, lossy=options.lossy, seed=options.seed + number)
         found, seen = asyncio.run(federate(folder, faults, options.nodes, options.rounds, options.limit))
         held += found == wanted
         said = "same" if found == wanted else f"DIFFERENT: {found}, expected {wanted}"

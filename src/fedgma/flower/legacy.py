@@ -23,11 +23,10 @@ from fedgma.aggregation.optimizers import ServerOptimizer, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply
-from fedgma.aggregation.server_round import difference
 from fedgma.arrays import Array
 from fedgma.errors import DataError
 from fedgma.flower.npy import read_array, read_header
-from fedgma.flower.replies import read_arrays, shorten
+from fedgma.flower.replies import read_arrays, shorten, subtract
 
 Result = tuple[ClientProxy, FitRes]
 
@@ -120,8 +119,7 @@ class MaskedFit(FedAvg):
             try:
                 stored = {str(place): data for place, data in enumerate(fit.parameters.tensors)}
                 local = read_arrays(stored, self._sent, cast=cast)
-                with np.errstate(all="ignore"):  # the gate finds what is not finite
-                    update = difference(local, self._sent, cast=cast)
+                update = subtract(local, self._sent, cast=cast)
             except Refused as refused:
                 unreadable.append(Refusal(client.cid, refused.reason, shorten(refused.detail)))
             except Exception as error:  # whatever a stranger's bytes raise

@@ -5,6 +5,7 @@ model that was sent, and only then are its numbers read. Everything that goes wr
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -34,8 +35,7 @@ def read_reply(message: Message, sent: Mapping[str, Array], weighted_by: str, *,
         rest = _without_arrays(content)
         stored = {name: _data(name, array) for name, array in arrays.items()}
         local = read_arrays(stored, sent, cast=cast)
-        with np.errstate(all="ignore"):  # the gate finds what is not finite
-            return Answer(difference(local, sent, cast=cast), metrics.get(weighted_by), rest)
+        return Answer(subtract(local, sent, cast=cast), metrics.get(weighted_by), rest)
     except Refused as refused:
         return Refusal(node, refused.reason, shorten(refused.detail))
     except Exception as error:  # whatever a stranger's bytes raise
@@ -58,6 +58,15 @@ def read_arrays(stored: Mapping[str, bytes], sent: Mapping[str, Array], *, cast:
             raise Refused(refused.reason, f"{name!r}: {refused.detail}") from None
     check_schema({name: header.spec for name, header in headers.items()}, expected, cast)
     return {name: read_array(data, headers[name]) for name, data in stored.items()}
+
+
+def subtract(local: Params, sent: Params, *, cast: bool) -> Params:
+    """A node's update; raises `Refused` if there is none."""
+    with np.errstate(all="ignore"):  # the gate finds what is not finite
+        update: Any = difference(local, sent, cast=cast)
+    if isinstance(update, Refused):
+        raise update
+    return update  # type: ignore[no-any-return]
 
 
 def read_metrics(message: Message, weighted_by: str) -> RecordDict | Refusal:
