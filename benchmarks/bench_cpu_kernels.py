@@ -26,10 +26,10 @@ sys.path.insert(0, str(HERE / "peers"))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import workload as work  # noqa: E402
-from network import lenet, train  # noqa: E402
 from runner import measure, table  # noqa: E402
 
 from fedgma.training.fast.cpu.clients import evaluate, images, train_clients  # noqa: E402
+from network import lenet, train  # noqa: E402
 
 ENGINES = {
     "kernels, 2 threads": (sys.executable, "run_kernels.py", 2),

@@ -5,6 +5,7 @@ import torch
 import workload
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
 from network import lenet, train
 
 settings = workload.Settings()

@@ -9,8 +9,9 @@ import workload
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
-from network import accuracy, lenet, tensors
 from torch.utils.data import DataLoader, TensorDataset
+
+from network import accuracy, lenet, tensors
 
 logging.disable(logging.INFO)
 settings = workload.Settings()

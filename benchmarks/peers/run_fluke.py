@@ -10,6 +10,7 @@ from fluke.algorithms.fedavg import FedAVG
 from fluke.data import DataContainer, DataSplitter
 from fluke.evaluation import ClassificationEval
 from fluke.utils import FederationObserver, ServerObserver
+
 from network import accuracy, lenet, tensors
 
 settings = workload.Settings()

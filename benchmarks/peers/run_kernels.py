@@ -4,9 +4,9 @@ import numba
 import numpy as np
 import torch
 import workload
-from network import lenet
 
 from fedgma.training.fast.cpu.clients import evaluate, images, train_clients
+from network import lenet
 
 settings = workload.Settings()
 

@@ -5,7 +5,6 @@ from importlib.metadata import version
 import numpy as np
 import torch
 import workload
-from network import accuracy, lenet, tensors
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -16,6 +15,8 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
+
+from network import accuracy, lenet, tensors
 
 settings = workload.Settings()
 torch.set_num_threads(settings.threads)

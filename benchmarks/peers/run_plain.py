@@ -2,6 +2,7 @@
 
 import torch
 import workload
+
 from network import accuracy, lenet, tensors, train
 
 settings = workload.Settings()

@@ -68,7 +68,8 @@ class MaskedAggregator(ModelAggregator):
         meta = model.meta or {}
         client = meta.get("client_name", meta.get(FLMetaKey.SITE_NAME))
         if model.params_type != ParamsType.DIFF:
-            self._full_models += 1
+            with self._lock:
+                self._full_models += 1
             detail = "expected a difference, got a full model; set params_transfer_type=TransferType.DIFF"
             self._log_refusal(client, "kind", detail)
             return

@@ -316,6 +316,28 @@ def test_no_flipped_bit_of_a_checkpoint_passes(tmp_path):
             read_checkpoint(tmp_path)
 
 
+def test_a_checkpoint_keeps_the_order_of_its_entries(tmp_path):
+    state = {name: np.zeros(3, kind) for name, kind in (("9", "f4"), ("1", "f8"), ("10", "i8"), ("0", "f2"))}
+    write_checkpoint(tmp_path, 1, state)
+    assert list(read_checkpoint(tmp_path).state) == list(state)
+
+
+def test_lines_that_are_lost_without_a_kill_are_reported(tmp_path, caplog):
+    play(STATEFUL, tmp_path, rounds=4)
+    for lines in tmp_path.rglob("rounds.jsonl"):
+        lines.unlink()
+    play(STATEFUL, tmp_path, rounds=4)
+    assert "it has 0 rounds, but there is a checkpoint of round 4; resuming from round 0" in caplog.text
+
+
+def test_checkpoints_without_settings_are_refused(tmp_path):
+    play(STATEFUL, tmp_path, rounds=2)
+    for head in tmp_path.rglob("run.json"):
+        head.unlink()
+    with pytest.raises(IntegrityError, match="has checkpoints but no run"):
+        play(STATEFUL, tmp_path)
+
+
 def test_two_checkpoints_are_kept(tmp_path):
     play(STATEFUL, tmp_path, rounds=5)
     for folder in tmp_path.iterdir():

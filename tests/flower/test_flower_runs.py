@@ -1,15 +1,17 @@
 """Whole runs on a grid in this process: resumed, retried, late, sampled by who a node is."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 import fedgma
 from fake_grids import Clock, Nodes, failure, record, reply
 from fedgma.flower import Masked, identify
 from fedgma.flower import messages as messages_module
+from fedgma.flower.resume import SavedRun
 
 START = {"w": np.linspace(-1, 1, 6, dtype=np.float32), "steps": np.array(0)}
 
@@ -95,6 +97,181 @@ def test_other_settings_are_refused_and_the_reason_is_written_to_the_folder(tmp_
     assert json.loads((tmp_path / "failed").read_text())["exit_code"] == 2
     assert_same(play(3, tmp_path), play(3))
     assert not (tmp_path / "failed").exists()
+
+
+ORDERED = {name: np.full(3, float(name), np.float32) for name in ("9", "1", "0", "11")} | {"10": np.array(0)}
+
+
+def by_position(node, message):
+    """A client that goes by position, as Keras and numpy clients do."""
+    record_ = message.content["arrays"]
+    arrays = [array.numpy() for array in record_.values()]
+    arrays = [array + (place + node if array.dtype.kind == "f" else 1) for place, array in enumerate(arrays)]
+    local = {name: array.astype(record_[name].dtype) for name, array in zip(record_, arrays, strict=True)}
+    return Message(content=reply(node, local).content, reply_to=message)
+
+
+def test_a_resumed_run_sends_the_arrays_in_the_order_of_the_model(tmp_path):
+    seen = []
+
+    def watched(node, message):
+        seen.append(list(message.content["arrays"]))
+        return by_position(node, message)
+
+    for rounds in (1, 2, 3):  # two resumes
+        strategy().start(Nodes((1, 2, 3), watched), record(ORDERED), rounds, folder=tmp_path)
+    assert seen == [list(ORDERED)] * 9
+    whole = strategy().start(Nodes((1, 2, 3), by_position), record(ORDERED), 3)
+    last = strategy().start(Nodes((1, 2, 3)), record(ORDERED), 3, folder=tmp_path)
+    assert list(last.arrays) == list(ORDERED)
+    assert_same(last, whole)
+
+
+def test_a_model_with_its_arrays_in_another_order_is_refused(tmp_path):
+    strategy().start(Nodes((1, 2, 3), by_position), record(ORDERED), 1, folder=tmp_path)
+    turned = dict(reversed(ORDERED.items()))
+    with pytest.raises(fedgma.ConfigError, match="arrays of the model in another order"):
+        strategy().start(Nodes((1, 2, 3), by_position), record(turned), 2, folder=tmp_path)
+
+
+CHANGES = {
+    "fraction_train": {"fraction_train": 0.5},
+    "buffers": {"buffers": ["w"]},
+    "gate": {"gate": fedgma.Gate(max_weight=1e6)},
+    "retries": {"retries": 1},
+    "quorum": {"quorum": 2},
+    "norm_factor": {"norm_factor": None},
+    "identity": {"identity": "partition-id"},
+    "seed": {"seed": 1},
+    "weighted_by_key": {"weighted_by_key": "samples"},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_setting_is_refused_by_its_name(tmp_path, name):
+    play(2, tmp_path)
+    files = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and file.name != "lock"}
+    with pytest.raises(fedgma.ConfigError, match=rf"\(differing: {name}\)"):
+        play(3, tmp_path, **CHANGES[name])
+    assert {file: file.read_bytes() for file in files} == files
+
+
+def test_a_changed_train_config_is_refused(tmp_path):
+    def start(rate):
+        config = ConfigRecord({"lr": rate, "key": b"\x00"})
+        return strategy().start(Nodes((1, 2, 3), trained), record(START), 2, train_config=config, folder=tmp_path)
+
+    start(0.1)
+    start(0.1)
+    with pytest.raises(fedgma.ConfigError, match=r"\(differing: train_config\)"):
+        start(0.2)
+
+
+def test_the_time_to_wait_may_change(tmp_path):
+    play(1, tmp_path)
+    assert_same(play(2, tmp_path, wait=5.0), play(2))
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path):
+    play(2, tmp_path)
+    other = {**START, "w": START["w"] + 1}
+    with pytest.raises(fedgma.ConfigError, match="began with another initial model"):
+        strategy().start(Nodes((1, 2, 3), trained), record(other), 3, folder=tmp_path)
+    head = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**head, "initial": None}))  # as the message says
+    assert_same(strategy().start(Nodes((1, 2, 3), trained), record(other), 3, folder=tmp_path), play(3))
+
+
+def test_fewer_rounds_than_the_folder_has_are_refused(tmp_path):
+    play(4, tmp_path)
+    done = (tmp_path / "done").read_bytes()
+    with pytest.raises(fedgma.ConfigError, match="has 4 rounds, but this run asks for 2"):
+        play(2, tmp_path)
+    assert (tmp_path / "done").read_bytes() == done
+
+
+def newest_lines(folder):
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def flip(file, place, bit):
+    raw = bytearray(file.read_bytes())
+    raw[place] ^= 1 << bit
+    file.write_bytes(raw)
+
+
+@pytest.mark.parametrize("place", [0, 3, "newline", "middle", "gone", "empty"])
+def test_a_damaged_record_of_rounds_costs_no_round(tmp_path, caplog, place):
+    whole = play(5)
+    with pytest.raises(KeyboardInterrupt):
+        play(5, tmp_path, dying(12))  # in round 5
+    file = tmp_path / "rounds.jsonl"
+    content = file.read_bytes()
+    if place == "gone":
+        file.unlink()
+    elif place == "empty":
+        file.write_bytes(b"")
+    else:
+        where = {"newline": content.index(b"\n"), "middle": len(content) // 2}.get(place, place)
+        flip(file, where, 2)
+    asked = []
+    resumed = play(5, tmp_path, lambda node, message: asked.append(node) or trained(node, message))
+    assert_same(resumed, whole)
+    assert len(asked) == 3  # round 5 alone
+    assert [line["round"] for line in newest_lines(tmp_path)] == [1, 2, 3, 4, 5]
+    if any("lost" in line for line in newest_lines(tmp_path)):
+        assert "rounds.jsonl is damaged" in caplog.text
+        assert (tmp_path / "rounds.damaged").exists()
+
+
+def test_no_flipped_bit_of_the_record_restarts_a_run(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        play(4, tmp_path / "run", dying(10))  # in round 4
+    content = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    for place in range(0, len(content), 37):
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        flip(tmp_path / "copy" / "rounds.jsonl", place, place % 8)
+        with SavedRun(tmp_path / "copy", *saved_as()) as saved:
+            assert saved.resume(strategy().server, 4)[0] == 3
+        shutil.rmtree(tmp_path / "copy")
+
+
+def saved_as():
+    return {**strategy().settings, "train_config": {}, "evaluate_config": {}}, START
+
+
+@pytest.mark.parametrize("lost", ["checkpoints", "run.json"])
+def test_a_folder_without_its_checkpoints_or_settings_is_refused(tmp_path, lost):
+    play(3, tmp_path)
+    gone = tmp_path / lost
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    with pytest.raises(fedgma.DataError, match="restore it"):
+        play(4, tmp_path)
+
+
+def test_a_resumed_run_remembers_the_usual_norm(tmp_path):
+    """After the first round the limit is ten times the usual norm, and no longer ten times that of the model."""
+    heavy = {"w": np.full(6, 1e6, np.float32), "steps": np.array(0)}  # its own norm would let anything through
+
+    def start(rounds, answer, folder=None):
+        return strategy().start(Nodes((1, 2, 3), answer), record(heavy), rounds, folder=folder)
+
+    def moved(by, node, message):
+        arrays = message.content["arrays"]
+        local = {"w": arrays["w"].numpy() + np.float32(by), "steps": arrays["steps"].numpy() + 1}
+        return Message(content=reply(node, local).content, reply_to=message)
+
+    def small(node, message):
+        return moved(node, node, message)
+
+    def far(node, message):
+        return moved(1000 if node == 3 else node, node, message)
+
+    start(1, small, tmp_path)
+    resumed = start(2, far, tmp_path)
+    assert resumed.train_metrics_clientapp[2]["gma-refused"] == 1
+    (refused,) = newest_lines(tmp_path)[-1]["refused"]
+    assert (refused["client"], refused["reason"]) == (3, "norm")
 
 
 def test_a_damaged_checkpoint_is_skipped(tmp_path):

@@ -1,5 +1,7 @@
 """Flower's own messages without its processes: a grid that calls the nodes' functions itself."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -51,13 +53,14 @@ class Nodes:
     def __init__(self, ids, answer=None, keys=None):
         self.ids, self.answer, self.keys = list(ids), answer, keys or {}
         self.pushed, self.most_held = {}, 0
+        self.numbers = itertools.count()  # several runs may push at once
 
     def get_nodes(self):
         return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.ids]
 
     def push_messages(self, messages):
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"m{len(self.pushed)}"
+            message.metadata.__dict__["_message_id"] = f"m{next(self.numbers)}"
             self.pushed[message.metadata.message_id] = message
         return [message.metadata.message_id for message in messages]
 

@@ -34,6 +34,7 @@ def masked(spec: RunSpec, wait: float) -> Masked:
         optimizer=spec.optimizer,
         seed=spec.seed,
         identity="partition-id",
+        share_cap=None,  # as in the simulator; drop this line if you do not trust the nodes' numbers of samples
         wait=wait,
         fraction_train=spec.clients_per_round / clients,
         fraction_evaluate=0.0,

@@ -17,6 +17,7 @@ from fedgma.aggregation.gate import Gate, Refusal, Refused, entry_kind, norm
 from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
+from fedgma.aggregation.share import Capped, cap_share
 from fedgma.aggregation.tally import Tally
 from fedgma.arrays import Array, Params, flatten, is_torch, spec, to_native
 from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
@@ -32,6 +33,7 @@ class Step(NamedTuple):
     refused: tuple[Refusal, ...]
     statistics: dict[str, float]
     error: FedgmaError | None = None
+    capped: tuple[Capped, ...] = ()
 
 
 @dataclass
@@ -42,6 +44,8 @@ class MaskedServer:
     last five rounds of each round's median over all readable updates (lower medians in both cases). It is known before
     the round begins, so replies need not be kept, and neither a minority of clients nor a single bad round can move
     it. The first round takes the norm of the model instead, and has no limit if the model is zero.
+
+    With `share_cap`, from one half to below one, a client of `step` counts with at most that share of the weight.
     """
 
     rule: Rule = field(default_factory=masked_mean)
@@ -50,6 +54,7 @@ class MaskedServer:
     buffers: Collection[str] | None = None
     norm_factor: float | None = 10.0
     quorum: int = 1
+    share_cap: float | None = None
     state: State | None = None
     medians: list[float] = field(default_factory=list)
 
@@ -59,6 +64,8 @@ class MaskedServer:
             raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
         if isinstance(self.quorum, bool) or not isinstance(self.quorum, int) or self.quorum < 1:
             raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
+        if self.share_cap is not None and not 0.5 <= self.share_cap < 1:
+            raise ConfigError(f"share_cap must be at least 0.5 and below 1, or None for no cap, got {self.share_cap!r}")
 
     @property
     def settings(self) -> dict[str, object]:
@@ -68,12 +75,19 @@ class MaskedServer:
             "optimizer": [self.optimizer.name, dict(self.optimizer.settings)],
             "norm_factor": self.norm_factor,
             "quorum": self.quorum,
+            "share_cap": self.share_cap,
+            "buffers": None if self.buffers is None else sorted(self.buffers),
+            "gate": {name: _listed(value) for name, value in vars(self.gate).items()},
         }
 
     def step(self, params: Params, replies: Iterable[Reply], selected: Collection[Hashable] | None = None) -> Step:
         """Aggregate the replies and step. `selected` are the clients of the round; others are refused."""
         tally = self.open(params, selected)
-        return self._commit(params, tally, lambda: self.rule.over(replies, tally, self.buffers))
+        capped: list[Capped] = []
+        if self.share_cap is not None:
+            replies = cap_share(replies, tally, self.rule, self.share_cap, capped)
+        step = self._commit(params, tally, lambda: self.rule.over(replies, tally, self.buffers))
+        return step._replace(capped=tuple(capped))
 
     def open(self, params: Params | None, selected: Collection[Hashable] | None = None) -> Tally:
         """Open a round: an empty tally with this server's gate, for frameworks that deliver replies one at a time.
@@ -162,6 +176,11 @@ def unpack_state(server: MaskedServer, packed: Mapping[str, np.ndarray]) -> dict
             state.setdefault(moment, {})[name] = array
     server.state, server.medians = state or None, packed["medians"].tolist()
     return {key.removeprefix("arrays/"): array for key, array in packed.items() if key.startswith("arrays/")}
+
+
+def _listed(value: object) -> object:
+    """A collection as a sorted list of strings; other settings unchanged."""
+    return sorted(map(str, value)) if isinstance(value, Collection) and not isinstance(value, str) else value
 
 
 def _zero_model(merged: Aggregate) -> dict[str, Array]:

@@ -12,19 +12,21 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.common import FitIns, FitRes, Parameters, Scalar, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import EvaluateRes, FitIns, FitRes, Parameters, Scalar, ndarrays_to_parameters
 from flwr.common.logger import log
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
-from fedgma.aggregation.gate import Gate
+from fedgma.aggregation.gate import Gate, Refusal, Refused, read_weight
 from fedgma.aggregation.optimizers import ServerOptimizer, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply
-from fedgma.aggregation.server_round import difference
 from fedgma.arrays import Array
+from fedgma.errors import DataError
+from fedgma.flower.npy import read_array, read_header
+from fedgma.flower.replies import read_arrays, shorten, subtract
 
 Result = tuple[ClientProxy, FitRes]
 
@@ -42,11 +44,13 @@ class MaskedFit(FedAvg):
         buffers: Collection[str] | None = None,
         norm_factor: float | None = 10.0,
         quorum: int = 1,
+        share_cap: float | None = 0.5,
         **flower_options: Any,
     ) -> None:
         super().__init__(**flower_options)
         rule = aggregator or masked_mean(tau)
-        self.server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
+        server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
+        self.server = server
         self._sent: dict[str, Array] = {}  # the global model of the current round
 
     def configure_fit(
@@ -62,29 +66,71 @@ class MaskedFit(FedAvg):
         """Aggregate the results and step; returns None, which keeps the model, if no result is valid."""
         if not results or (failures and not self.accept_failures):
             return None, {}
-        step = self.server.step(self._sent, self._updates(results))
-        for refusal in step.refused:
+        unreadable: list[Refusal] = []
+        step = self.server.step(self._sent, self._updates(results, unreadable))
+        refusals = (*unreadable, *step.refused)
+        for refusal in refusals:
             log(WARNING, "aggregate_fit: client %s left out (%s): %s", *refusal)
+        for capped in step.capped:
+            log(WARNING, "aggregate_fit: client %s has weight %g, which share_cap cuts to %g", *capped)
         if step.params is None:
             log(WARNING, "aggregate_fit: round %s leaves the model unchanged: %s", server_round, step.error)
             return None, {}
-        refused = {refusal.client for refusal in step.refused}
-        metrics: dict[str, Scalar] = {}
-        if self.fit_metrics_aggregation_fn is not None:
-            counted = [(fit.num_examples, fit.metrics) for client, fit in results if client.cid not in refused]
-            metrics = dict(self.fit_metrics_aggregation_fn(counted))
-        parameters = ndarrays_to_parameters([np.asarray(array) for array in step.params.values()])
-        return parameters, {**metrics, **step.statistics, "gma-failed": len(failures)}
+        refused = {refusal.client for refusal in refusals}
+        counted = [(fit.num_examples, fit.metrics) for client, fit in results if client.cid not in refused]
+        counts: dict[str, Scalar] = {"gma-refused": len(refusals), "gma-failed": len(failures)}
+        counts["gma-capped"] = len(step.capped)
+        parameters = ndarrays_to_parameters([np.asarray(step.params[name]) for name in self._sent])
+        return parameters, {**self._combine_metrics(counted), **step.statistics, **counts}
 
-    def _updates(self, results: Iterable[Result]) -> Iterator[Reply]:
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        """Flower's weighted mean over the results with a valid weight."""
+        valid = []
+        for client, result in results:
+            try:
+                read_weight(result.num_examples, float("inf"))
+                valid.append((client, result))
+            except Refused as refused:
+                log(WARNING, "evaluate: client %s left out (%s): %s", client.cid, refused.reason, refused.detail)
+        try:
+            loss, metrics = super().aggregate_evaluate(server_round, valid, failures)
+        except Exception as error:  # the user's function, or a client's numbers in Flower's
+            log(WARNING, "the clients' metrics cannot be combined and are left out: %s", shorten(error))
+            return None, {}
+        return loss, metrics
+
+    def _combine_metrics(self, counted: list[tuple[int, dict[str, Scalar]]]) -> dict[str, Scalar]:
+        if self.fit_metrics_aggregation_fn is None:
+            return {}
+        try:
+            return dict(self.fit_metrics_aggregation_fn(counted))
+        except Exception as error:  # the user's function, on a client's numbers
+            log(WARNING, "the clients' metrics cannot be combined and are left out: %s", shorten(error))
+            return {}
+
+    def _updates(self, results: Iterable[Result], unreadable: list[Refusal]) -> Iterator[Reply]:
+        cast = self.server.gate.cast
         for client, fit in results:
             try:
-                local: Any = name_arrays(fit.parameters)
-            except (ValueError, TypeError, EOFError, OSError) as error:
-                local = type(error).__name__  # for the gate to refuse
-            yield difference(local, self._sent, cast=self.server.gate.cast), fit.num_examples, client.cid
+                stored = {str(place): data for place, data in enumerate(fit.parameters.tensors)}
+                local = read_arrays(stored, self._sent, cast=cast)
+                update = subtract(local, self._sent, cast=cast)
+            except Refused as refused:
+                unreadable.append(Refusal(client.cid, refused.reason, shorten(refused.detail)))
+            except Exception as error:  # whatever a stranger's bytes raise
+                unreadable.append(Refusal(client.cid, "unreadable", shorten(f"{type(error).__name__}: {error}")))
+            else:
+                yield update, fit.num_examples, client.cid
 
 
 def name_arrays(parameters: Parameters) -> dict[str, Array]:
     """A list of arrays as a mapping; entries are named by their position."""
-    return {str(position): array for position, array in enumerate(parameters_to_ndarrays(parameters))}
+    try:
+        return {str(place): read_array(data, read_header(data)) for place, data in enumerate(parameters.tensors)}
+    except Refused as refused:
+        raise DataError(f"the model's arrays cannot be read: {refused.detail}") from None

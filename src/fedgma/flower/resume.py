@@ -1,25 +1,29 @@
-"""The folder of a federated run: one line a round, checkpoints, a mark at the end; what a server app goes on from.
+"""The folder of a federated run: one line per round, checkpoints, and a mark at the end; a server app resumes from it.
 
-It is a run folder as the simulator writes them (`fedgma.records.writer`): killed at any moment it can be gone on
-from, one process writes it at a time, and settings other than those it began with are refused.
+It is a run folder as the simulator writes them (`fedgma.records.writer`): it can be resumed after a kill at any moment,
+and one process writes it at a time. It belongs to one run: other settings, another initial model or fewer rounds than
+it already has are refused.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Iterable, Mapping
+from logging import WARNING
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from flwr.app import MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
 
 from fedgma.aggregation.gate import Refusal
 from fedgma.aggregation.server import MaskedServer, unpack_state
-from fedgma.errors import FedgmaError
-from fedgma.records.checkpoints import write_atomic
-from fedgma.records.reader import read_lines
+from fedgma.errors import ConfigError, FedgmaError, IntegrityError
+from fedgma.records.checkpoints import digest, read_checkpoint, write_atomic, written_to
+from fedgma.records.reader import complete_lines, is_done, read_head, read_lines
 from fedgma.records.writer import RunFolder, dump, is_running
 
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
@@ -34,7 +38,8 @@ class SavedRun:
     ) -> None:
         self.path = None if folder is None or folder == "" else Path(folder)
         shapes = {name: [*np.shape(array), str(array.dtype)] for name, array in params.items()}
-        self._head = {"settings": {"engine": "flower", **settings}, "parameters": shapes}
+        settings = {"engine": "flower", **settings}
+        self._head: dict[str, Any] = {"settings": settings, "parameters": shapes, "initial": digest(params)}
         self._folder: RunFolder | None = None
 
     def __enter__(self) -> "SavedRun":
@@ -45,15 +50,16 @@ class SavedRun:
             (self.path / FAILED).unlink(missing_ok=True)
             try:
                 self._folder = RunFolder(self.path, self._head).__enter__()
+                self._check_initial_model()
             except FedgmaError as error:
-                self._explain(error)
+                self.__exit__(type(error), error, None)
                 raise
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, FedgmaError):
+            self._explain(error)
         if self._folder is not None:
-            if isinstance(error, FedgmaError):
-                self._explain(error)
             self._folder.__exit__()
 
     def _explain(self, error: FedgmaError) -> None:
@@ -62,13 +68,36 @@ class SavedRun:
             with contextlib.suppress(OSError):
                 write_atomic(self.path / FAILED, dump({"exit_code": error.exit_code, "message": str(error)}) + b"\n")
 
-    def resume(self, server: MaskedServer) -> tuple[int, dict[str, np.ndarray] | None, Result]:
-        """Rounds played, the model after them (None: the initial one), and the metrics so far."""
-        found = None if self._folder is None else self._folder.resume()
-        if found is None or self._folder is None:
-            return 0, None, Result()
-        params = unpack_state(server, found.state)
+    def _check_initial_model(self) -> None:
+        """Compare the initial model with the one that the folder began with."""
+        assert self.path is not None
+        recorded: dict[str, Any] = {**read_head(self.path)}
+        if list(recorded["parameters"]) != list(self._head["parameters"]):
+            raise ConfigError(f"{self.path} has the arrays of the model in another order; use another folder")
+        if recorded.get("initial") not in (None, self._head["initial"]):
+            raise ConfigError(
+                f"{self.path} began with another initial model; use another folder, or fix the seed of the initial "
+                f'model so that each start makes the same one; to go on all the same, set "initial" in run.json to null'
+            )
+
+    def resume(self, server: MaskedServer, rounds: int) -> tuple[int, dict[str, np.ndarray] | None, Result]:
+        """Rounds played, the model after them (None: the initial one), and the metrics so far.
+
+        `rounds` is the number that this run is asked for.
+        """
         result = Result()
+        if self._folder is None:
+            return 0, None, result
+        _mend_lines(self._folder.path)
+        found = self._folder.resume()
+        if found is None:
+            return 0, None, result
+        if found.round > rounds:
+            raise ConfigError(
+                f"{self.path} has {found.round} rounds, but this run asks for {rounds}; ask for at least "
+                f"{found.round} or use another folder"
+            )
+        params = unpack_state(server, found.state)
         histories = {
             "train": result.train_metrics_clientapp,
             "evaluate": result.evaluate_metrics_clientapp,
@@ -76,8 +105,8 @@ class SavedRun:
         }
         for line in read_lines(self._folder.path):
             for name, history in histories.items():
-                if line.get(name) is not None:
-                    history[line["round"]] = MetricRecord({key: _number(value) for key, value in line[name].items()})
+                if (metrics := _read_metrics(line.get(name))) is not None:
+                    history[line["round"]] = metrics
         return found.round, params, result
 
     def save(
@@ -99,6 +128,54 @@ class SavedRun:
         """Mark the run as done, with the checksum of its model; the last checkpoint stays."""
         if self._folder is not None:
             self._folder.finish(rounds, params, keep=True)
+
+
+def _mend_lines(folder: Path) -> None:
+    """Bring `rounds.jsonl` up to the newest valid checkpoint, so that its damage or loss costs no state.
+
+    Lines are on the disk before their checkpoint is, so fewer lines than rounds mean damage and not a kill. Lines that
+    can be read are kept; the others are replaced by a line that only has the round.
+    """
+    file = folder / "rounds.jsonl"
+    point, whole = read_checkpoint(folder / "checkpoints"), len(complete_lines(file))
+    if point is None:
+        if whole > 1 or is_done(folder):
+            raise IntegrityError(f"{folder} has rounds but no checkpoint; restore it, or delete it to start again")
+        return
+    if whole >= point.round:
+        return
+    content = file.read_bytes() if file.exists() else b""
+    found = _readable_lines(content)
+    lost = [round for round in range(1, point.round + 1) if round not in found]
+    log(WARNING, "%s is damaged: the records of rounds %s are lost; going on from round %d", file, lost, point.round)
+    lines = [found.get(round, dump({"round": round, "lost": True})) for round in range(1, point.round + 1)]
+    with written_to(folder):
+        write_atomic(folder / "rounds.damaged", content)
+        write_atomic(file, b"".join(line + b"\n" for line in lines))
+
+
+def _readable_lines(content: bytes) -> dict[int, bytes]:
+    """The lines that can be read, by round; a line in its place goes before one that claims its round elsewhere."""
+    found: dict[int, bytes] = {}
+    displaced: dict[int, bytes] = {}
+    for place, line in enumerate(content.split(b"\n"), 1):
+        try:
+            record = json.loads(line)
+            round = record["round"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+        if isinstance(round, int):
+            (found if round == place else displaced)[round] = line
+    return displaced | found
+
+
+def _read_metrics(recorded: Any) -> MetricRecord | None:
+    """Metrics of a line; None if there are none or they are damaged."""
+    try:
+        return None if recorded is None else MetricRecord({key: _number(value) for key, value in recorded.items()})
+    except (TypeError, ValueError, AttributeError):
+        log(WARNING, "the recorded metrics %.200r cannot be read and are left out", recorded)
+        return None
 
 
 def _number(value: Any) -> Any:

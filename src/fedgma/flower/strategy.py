@@ -10,6 +10,7 @@ seed, waiting has a time limit, and `start(..., folder=...)` resumes a stopped r
 nodes, keys, metric functions) are those of Flower's FedAvg.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from logging import INFO, WARNING
@@ -29,10 +30,22 @@ from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Array, Params
-from fedgma.errors import FedgmaError
-from fedgma.flower.messages import Roster, has_valid_weight, read_reply, sample, send_and_receive, without_arrays
+from fedgma.errors import ConfigError, FedgmaError
+from fedgma.flower.messages import Roster, sample, send_and_receive
+from fedgma.flower.replies import read_metrics, read_reply, shorten
 from fedgma.flower.resume import SavedRun
 
+FLOWER_SETTINGS = (
+    "fraction_train",
+    "fraction_evaluate",
+    "min_train_nodes",
+    "min_evaluate_nodes",
+    "min_available_nodes",
+    "weighted_by_key",
+    "arrayrecord_key",
+    "configrecord_key",
+)
+ROUNDING = 1e-9  # 100 * 0.29 is a little less than 29
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -41,7 +54,7 @@ class Masked(FedAvg):
 
     The default rule is gradient masked averaging at `tau`, the default optimiser FedAvg's server. A round waits `wait`
     seconds for its nodes to connect and needs `quorum` valid replies; a failed round is repeated up to `retries` times
-    before the run ends. `norm_factor` is that of `MaskedServer`, `identity` that of `Roster`.
+    before the run ends. `norm_factor` and `share_cap` are those of `MaskedServer`, `identity` is that of `Roster`.
     """
 
     def __init__(
@@ -54,6 +67,7 @@ class Masked(FedAvg):
         buffers: Collection[str] | None = None,
         norm_factor: float | None = 10.0,
         quorum: int = 1,
+        share_cap: float | None = 0.5,
         retries: int = 3,
         seed: int = 0,
         identity: str | None = None,
@@ -62,7 +76,11 @@ class Masked(FedAvg):
     ) -> None:
         super().__init__(**flower_options)
         rule = aggregator or masked_mean(tau)
-        self.server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum)
+        server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
+        self.server = server
+        for name in ("fraction_train", "fraction_evaluate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
         self.seed, self.wait, self.retries = seed, wait, retries
         self.roster = Roster(identity)
         self._sent: dict[str, Array] = {}  # the global model of the current round
@@ -76,6 +94,13 @@ class Masked(FedAvg):
         log(INFO, "\t├──> fedgma: %s %s", server.rule.name, dict(server.rule.settings))
         log(INFO, "\t├──> server: %s %s", server.optimizer.name, dict(server.optimizer.settings))
         super().summary()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that must not change when a stopped run is resumed; `wait` may."""
+        own = {"seed": self.seed, "retries": self.retries, "identity": self.roster.identity}
+        flower = {name: getattr(self, name) for name in FLOWER_SETTINGS}
+        return {**self.server.settings, **_plain({**own, **flower})}
 
     # -- the four hooks of a Flower strategy ---------------------------------------------------------------------------
 
@@ -99,31 +124,41 @@ class Masked(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the replies and step; returns None, which keeps the model, if the round failed."""
         contents: dict[int, RecordDict] = {}
-        failed: list[int] = []
-        step = self.server.step(self._sent, self._updates(replies, contents, failed), self._sampled)
-        for refusal in step.refused:
+        failed: set[int] = set()
+        unreadable: list[Refusal] = []
+        updates = self._updates(replies, contents, failed, unreadable)
+        step = self.server.step(self._sent, updates, self._sampled)
+        self._error, self._refused = step.error, (*unreadable, *step.refused)
+        for refusal in self._refused:
             log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)
-        self._error, self._refused = step.error, step.refused
+        for capped in step.capped:
+            log(WARNING, "aggregate_train: node %s has weight %g, which share_cap cuts to %g", *capped)
         if step.params is None:
             log(WARNING, "aggregate_train: round %s leaves the model unchanged: %s", server_round, step.error)
             return None, None
-        refused = {refusal.client for refusal in step.refused if refusal.reason != "duplicate"}
+        refused = {refusal.client for refusal in self._refused if refusal.reason != "duplicate"}
         counted = [content for node, content in contents.items() if node not in refused]
         metrics = self._combine_metrics(self.train_metrics_aggr_fn, counted)
-        late = max(0, len(self._sampled) - len(contents) - len(failed))  # an error reply does not name its node
-        metrics.update({**step.statistics, "gma-failed": len(failed), "gma-late": late})
-        return to_record(step.params), metrics
+        silent = set(self._sampled) - contents.keys() - failed - refused
+        counts = {"gma-refused": len(self._refused), "gma-failed": len(failed), "gma-late": len(silent)}
+        counts["gma-capped"] = len(step.capped)
+        metrics.update({**step.statistics, **counts})
+        return to_record({name: step.params[name] for name in self._sent}), metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Combine the metrics of the valid replies."""
         contents: list[RecordDict] = []
         for message in replies:
             if message.has_error():
-                log(WARNING, "evaluate: node %s failed: %s", message.metadata.src_node_id, message.error.reason)
-            elif not has_valid_weight(message.content, self.weighted_by_key):
-                log(WARNING, "evaluate: node %s left out: no valid weight", message.metadata.src_node_id)
+                log(
+                    WARNING, "evaluate: node %s failed: %s", message.metadata.src_node_id, shorten(message.error.reason)
+                )
+                continue
+            content = read_metrics(message, self.weighted_by_key)
+            if isinstance(content, Refusal):
+                log(WARNING, "evaluate: node %s left out (%s): %s", *content)
             else:
-                contents.append(message.content)
+                contents.append(content)
         return self._combine_metrics(self.evaluate_metrics_aggr_fn, contents) if contents else None
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -147,9 +182,9 @@ class Masked(FedAvg):
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
         first = {name: array.numpy() for name, array in initial_arrays.items()}
-        settings = {**self.server.settings, "seed": self.seed}
-        with SavedRun(folder, settings, first) as saved:
-            completed, params, result = saved.resume(self.server)
+        configs = {"train_config": dict(train_config or {}), "evaluate_config": dict(evaluate_config or {})}
+        with SavedRun(folder, {**self.settings, **_plain(configs)}, first) as saved:
+            completed, params, result = saved.resume(self.server, num_rounds)
             arrays = initial_arrays if params is None else to_record(params)
             if completed == 0 and evaluate_fn is not None:
                 _add_metrics(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
@@ -192,23 +227,35 @@ class Masked(FedAvg):
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _updates(
-        self, replies: Iterable[Message], contents: dict[int, RecordDict], failed: list[int]
+        self,
+        replies: Iterable[Message],
+        contents: dict[int, RecordDict],
+        failed: set[int],
+        unreadable: list[Refusal],
     ) -> Iterator[Reply]:
-        """Yield replies for the tally; collects their other records in `contents` and failed nodes in `failed`."""
+        """Yield replies for the tally; collects their other records, the failed nodes and the unreadable replies."""
         for message in replies:
             node = int(message.metadata.src_node_id)
             if message.has_error():
-                log(WARNING, "aggregate_train: node %s failed: %s", node, message.error.reason)
-                failed.append(node)
+                log(WARNING, "aggregate_train: node %s failed: %s", node, shorten(message.error.reason))
+                failed.add(node)
                 continue
-            contents.setdefault(node, without_arrays(message.content))
-            yield read_reply(message, self._sent, self.weighted_by_key, cast=self.server.gate.cast)
+            answer = read_reply(message, self._sent, self.weighted_by_key, cast=self.server.gate.cast)
+            if isinstance(answer, Refusal):
+                unreadable.append(answer)
+                continue
+            contents.setdefault(node, answer.content)
+            yield answer.update, answer.weight, node
 
     def _combine_metrics(self, combine: Callable[..., MetricRecord], contents: list[RecordDict]) -> MetricRecord:
+        """Combine the nodes' metrics; those that differ in name or length from most nodes' are left out."""
+        kinds = [_metric_kinds(content) for content in contents]
+        usual = max(kinds, key=kinds.count, default=None)
+        alike = [content for content, kind in zip(contents, kinds, strict=True) if kind == usual]
         try:
-            return combine(contents, self.weighted_by_key) if contents else MetricRecord()
-        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-            log(WARNING, "the nodes' metrics cannot be combined and are left out: %s", error)
+            return combine(alike, self.weighted_by_key) if alike else MetricRecord()
+        except Exception as error:  # the user's function, or a node's numbers in Flower's
+            log(WARNING, "the nodes' metrics cannot be combined and are left out: %s", shorten(error))
             return MetricRecord()
 
     def _sample(self, grid: Grid, draw: tuple[str, int], fraction: float, minimum: int) -> tuple[int, ...]:
@@ -216,7 +263,7 @@ class Masked(FedAvg):
             return ()
 
         def wanted(nodes: int) -> int:
-            return max(int(nodes * fraction), minimum)
+            return max(math.floor(nodes * fraction + ROUNDING), minimum)
 
         available = self.min_available_nodes
         nodes = sample(self.roster, grid, draw=(self.seed, *draw), wanted=wanted, available=available, wait=self.wait)
@@ -235,8 +282,24 @@ def to_record(params: Params) -> ArrayRecord:
     return ArrayRecord({name: FlowerArray(np.asarray(array)) for name, array in params.items()})
 
 
+def _plain(settings: Any) -> Any:
+    """Settings as JSON has them: bytes as hexadecimal digits, numpy's numbers as Python's."""
+    if isinstance(settings, dict):
+        return {name: _plain(value) for name, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [_plain(value) for value in settings]
+    return settings.hex() if isinstance(settings, bytes) else getattr(settings, "item", lambda: settings)()
+
+
 def _to_arrays(arrays: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in arrays.items()}
+
+
+def _metric_kinds(content: RecordDict) -> tuple[tuple[str, int], ...]:
+    """Names of a reply's metrics, with the lengths of lists (-1: a number)."""
+    records = content.metric_records.values()
+    sizes = ((name, len(value) if isinstance(value, list) else -1) for one in records for name, value in one.items())
+    return tuple(sorted(sizes))
 
 
 def _add_metrics(history: dict[int, MetricRecord], server_round: int, metrics: MetricRecord | None) -> None:
