@@ -15,7 +15,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 import campaign
-
 import damaged_tallies
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 import campaign
-
 import update_checks
 
 if __name__ == "__main__":

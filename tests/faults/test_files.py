@@ -35,8 +35,9 @@ SOURCE = Path(fedgma.__file__).parent
 MB = 1 << 20
 
 sys.path.append(str(ROOT / "benchmarks" / "faults" / "fuzz"))
-import fuzz  # noqa: E402
 import parsers  # noqa: E402
+
+import fuzz  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
