@@ -66,27 +66,33 @@ def main() -> int:
     options = read_options()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     modules = [name for name in TESTS if any(word in name for word in options.only.split(","))]
+    every = [mutant for name in modules for mutant in mutants((ROOT / PACKAGE / name).read_text(), PACKAGE + name)]
+    answered = read_answers(modules)
+    for stale in answered - {key(mutant) for mutant in every}:
+        print(f"answered, but there is no such mutant: {stale}")
     for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees = [copy_tree(Path(folder) / str(worker)) for worker in range(options.workers)]
         tests = learn_tests(find_files(modules, options.tests), modules, trees, options.longest)
-        every = [mutant for name in modules for mutant in mutants((ROOT / PACKAGE / name).read_text(), PACKAGE + name)]
-        answered = read_answers(modules)
-        for stale in answered - {key(mutant) for mutant in every}:
-            print(f"answered, but there is no such mutant: {stale}")
         chosen = choose(every, options)
         outcomes = []
         for mutant, outcome in run_mutants(chosen, tests, trees, options.budget):
-            is_answered = key(mutant) in answered
-            outcomes.append(mutant._asdict() | {"source": "", "answered": is_answered} | outcome)
-            if outcome["result"] == "survived" and not is_answered:
-                print(describe(mutant, outcome), flush=True)
-            if len(outcomes) % 50 == 0:
-                print(f"{len(outcomes)} of {len(chosen)} mutants, {time.monotonic() - START:.0f} s", flush=True)
-    Path(options.out).write_text(json.dumps(outcomes, indent=1))
+            outcomes.append(mutant._asdict() | {"source": "", "answered": key(mutant) in answered} | outcome)
+            tell(outcomes, len(chosen), Path(options.out))
     return conclude(outcomes, modules)
+
+
+def tell(outcomes: list[dict[str, Any]], of: int, out: Path) -> None:
+    """Print the last mutant if it survived, as a diff; now and then write all results and print how far it is."""
+    last = outcomes[-1]
+    if last["result"] == "survived" and not last["answered"]:
+        print(f"survived {last['module']}:{last['line']} {last['function']} ({last['kind']}, {last['tests']} tests)")
+        print(f"  - {last['was']}\n  + {last['now']}", flush=True)
+    if len(outcomes) % 50 == 0 or len(outcomes) == of:
+        out.write_text(json.dumps(outcomes, indent=1))
+        print(f"{len(outcomes)} of {of} mutants, {time.monotonic() - START:.0f} s", flush=True)
 
 
 def read_options() -> argparse.Namespace:
@@ -96,6 +102,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="parts of names of modules, with commas")
     parser.add_argument("--tests", default="", help="files and folders of tests in place of the usual, with commas")
     parser.add_argument("--sample", type=int, default=0, help="number of mutants drawn; 0: all")
+    parser.add_argument("--part", default="1/1", help="2/3: the second third of the mutants")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", default="", help="result of an earlier run: only the mutants that survived it")
     parser.add_argument("--longest", type=float, default=5.0, help="CPU seconds above which a test is left out")
@@ -124,7 +131,9 @@ def choose(every: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
         survivors = {key(row) for row in rows if row["result"] == "survived"}
         chosen = [mutant for mutant in every if key(mutant) in survivors]
     random.Random(options.seed).shuffle(chosen)
-    return chosen[: options.sample] if options.sample else chosen
+    part, parts = map(int, options.part.split("/"))
+    mine = chosen[part - 1 :: parts]
+    return mine[: options.sample] if options.sample else mine
 
 
 def copy_tree(tree: Path) -> Path:
@@ -351,12 +360,6 @@ def _tests_of(mutant: Mutant, tests: list[Test], budget: float) -> list[Test]:
 
 
 # -- the result --------------------------------------------------------------------------------------------------------
-
-
-def describe(mutant: Mutant, outcome: dict[str, Any]) -> str:
-    """A survivor as a diff."""
-    where = f"{mutant.module}:{mutant.line} {mutant.function} ({mutant.kind}, {outcome['tests']} tests)"
-    return f"survived {where}\n  - {mutant.was}\n  + {mutant.now}"
 
 
 def conclude(outcomes: list[dict[str, Any]], modules: list[str]) -> int:
