@@ -190,3 +190,10 @@ def test_the_usual_norm_is_the_lower_median():
     for length in (1.0, 100.0):  # the median of rounds, too
         server.step(model, [({"w": np.array([length])}, 1, 0)])
     assert server.open(model).gate.max_norm == 2.0
+
+
+def test_the_usual_norm_is_that_of_the_last_five_rounds():
+    server, model = MaskedServer(fedgma.mean(), norm_factor=2.0), {"w": np.full(1, 1e6)}
+    for length in (*[1.0] * 6, *[100.0] * 5):  # refused at first, but counted among the norms
+        server.step(model, [({"w": np.array([length])}, 1, 0)])
+    assert server.open(model).gate.max_norm == 200.0

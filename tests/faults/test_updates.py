@@ -414,10 +414,11 @@ def test_a19_empty_and_scalar_entries_are_averaged(rule):
 @row("A20", "a single client", happens="all of its non-zero entries agree: the plain mean", seen="nothing")
 @RULES
 def test_a20_a_single_client_is_averaged(rule):
-    if rule.name in ("rlr",) or "clipped" in rule.name:
-        assert rule(GOOD[:1], [10]).notes["clients"] == 1  # one vote of two, or a shorter update: not the mean
-        return
-    assert same_bits(rule(GOOD[:1], [10]).update, fedgma.mean()(GOOD[:1], [10]).update)
+    plain = fedgma.clipped(fedgma.mean(), norm=2.0) if "clipped" in rule.name else fedgma.mean()
+    wanted = plain(GOOD[:1], [10]).update
+    if rule.name == "rlr":  # one vote, where it asks for two
+        wanted = {name: -array for name, array in wanted.items()}
+    assert same_bits(rule(GOOD[:1], [10]).update, wanted)
 
 
 @row(
@@ -437,7 +438,7 @@ def test_a21_opposite_signs_freeze_the_entry():
 @row(
     "A22",
     "updates of exactly 0.0 and -0.0",
-    happens="neither votes; an entry that nobody moves keeps its value, to the last bit",
+    happens="neither votes; an entry that nobody moves keeps its value",
     seen="nothing",
 )
 @SERVERS
@@ -623,10 +624,10 @@ def test_a30_streamed_is_stacked(name, stack):
 )
 @given(st.data())
 def test_a31_sums_are_exact_and_order_does_not_matter_within_the_documented_range(data):
-    """float32, whole weights: the largest over the smallest non-zero size is below 2**53 / (weight * clients**2)."""
+    """float32, whole weights: the largest over the smallest non-zero size is below 2**52 / (weight * clients**2)."""
     clients = data.draw(st.sampled_from([2, 5, 32, 100]))
     heaviest = data.draw(st.sampled_from([1, 1000]))
-    span = 2.0**53 / (heaviest * clients**2)
+    span = 2.0**52 / (heaviest * clients**2)
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     sizes = np.exp2(rng.uniform(0, np.log2(span), (clients, 8))) * 1e-9
     values = (sizes * rng.choice([-1, 0, 1], (clients, 8))).astype(np.float32)
@@ -673,7 +674,11 @@ def test_the_exact_fractions_can_tell_a_wrong_result(monkeypatch):
 
 @pytest.mark.parametrize("part", range(5))
 def test_of_five_hundred_damaged_tallies_none_is_accepted(part):
-    wrong = [problem for seed in range(part * 100, part * 100 + 100) if (problem := damaged_tallies.run_case(seed))]
+    wrong = [
+        problem
+        for seed in range(part * 100, part * 100 + 100)
+        if (problem := damaged_tallies.run_case(seed, seconds=9))
+    ]
     assert not wrong, wrong[:3]
 
 

@@ -267,7 +267,7 @@ def pick(rng, choices):
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def run_case(seed):
+def run_case(seed, seconds=SECONDS):
     """Damage a tally and read it; returns what went wrong, or None."""
     rng = np.random.default_rng(seed)
     tally, other = make_tally(rng), make_tally(rng)
@@ -276,11 +276,11 @@ def run_case(seed):
     way = ways[rng.integers(len(ways))]
     damaged = way(rng, sent, fedgma.to_bytes(other))
     whole = damaged in (sent, fedgma.to_bytes(other))
-    problem = None if whole else read(damaged, measure_memory=seed % 16 == 0)  # which takes time
+    problem = None if whole else read(damaged, seconds, measure_memory=seed % 16 == 0)  # which takes time
     return None if problem is None else f"seed {seed}, {way.__name__}: {problem}"
 
 
-def read(data, measure_memory=False):
+def read(data, seconds=SECONDS, measure_memory=False):
     """Read damaged bytes; returns what went wrong, or None."""
     if measure_memory:
         tracemalloc.start()
@@ -292,7 +292,7 @@ def read(data, measure_memory=False):
         problem = "a long message" if len(str(error)) > 1000 else None
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    if time.thread_time() - start > SECONDS and not measure_memory:
+    if time.thread_time() - start > seconds and not measure_memory:
         problem = f"took {time.thread_time() - start:.1f} s"
     if measure_memory:
         peak = tracemalloc.get_traced_memory()[1] / 1e6

@@ -1,9 +1,6 @@
-"""The tally: the sums that masked averaging needs, in the memory of a few models for any number of clients.
+"""The tally: the sums that masked averaging needs: weighted updates, integer sign votes, total weight, clients.
 
-Masked averaging needs four sums: weighted updates, integer sign votes, total weight, number of clients. A `Tally` holds
-them. It takes one client, a stack of clients or another tally, in any order. `finish` turns it into the paper's masked
-mean, the AND-mask's mean or the plain mean.
-
+It takes one client, a stack of clients or another tally, in any order. `finish` turns it into a mean and a mask.
 Conventions, tested:
 
 - An update is `local - global`; the server adds it. The client axis comes first. Weights are raw sample counts.
@@ -62,7 +59,7 @@ PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
 
 
 class Tally:
-    """Sums over clients' updates: exact votes, a weighted sum that does not depend on the order, O(d) memory.
+    """Sums over clients' updates: exact votes, a weighted sum as a pair of numbers, in the memory of a few models.
 
     `like` (the model's entries) sets names, shapes and types; without it the first valid update does. `buffers` names
     the floating entries that are averaged and not masked; None means torch's names for running statistics.
