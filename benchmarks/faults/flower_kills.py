@@ -1,0 +1,169 @@
+"""SuperLink, server app and nodes of a supervised Flower run are killed (-9) at random moments.
+
+    python benchmarks/faults/flower_kills.py --count 50 --seed 0
+
+Each trial is one `fedgma flower up` on loopback with two nodes, and one kill: of the SuperLink, the server app or a
+node in turn, at a random moment after the start, after the submission or after a random round. Every run must finish
+with the model that the same rounds give without Flower, and leave no process behind. Needs fedgma[flower,sim].
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[1] / "src"
+APP = HERE / "kills_app"
+sys.path[:0] = [str(SOURCE), str(APP)]
+
+from kills_app import task  # noqa: E402
+
+import fedgma  # noqa: E402
+from fedgma.flower import processes  # noqa: E402
+from fedgma.records.checkpoints import digest  # noqa: E402
+
+TARGETS = ("superlink", "server app", "node")
+NODES, ROUNDS = 2, 3
+COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "flower", "up", str(APP), "--insecure"]
+PORTS: Iterator[int] = count(20000 + os.getpid() % 1000 * 30, NODES + 2)
+
+
+class Outcome(NamedTuple):
+    """What became of a run."""
+
+    killed: str
+    code: int
+    sha256: str
+    left: list[int]
+    seconds: float
+    said: str
+
+
+def undisturbed() -> str:
+    """SHA-256 of the model after the same rounds, without Flower."""
+    params, state = task.initial(), None
+    for round in range(1, ROUNDS + 1):
+        models = [task.train(params, round, client) for client in range(NODES)]
+        weights = [task.samples(client) for client in range(NODES)]
+        params, state, _ = fedgma.server_round(
+            params, models, weights, aggregator=fedgma.masked_mean(0.4), optimizer=fedgma.yogi(0.1), state=state
+        )
+    return digest(params)
+
+
+def free_port() -> int:
+    """The first of the ports in a row that a deployment takes."""
+    for first in PORTS:
+        try:
+            for port in range(first, first + NODES + 2):
+                with socket.socket() as tried:
+                    tried.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError
+
+
+def start(state: Path, timeout: float) -> subprocess.Popen[str]:
+    """The command that supervises the run."""
+    settings = f"rounds={ROUNDS} nodes={NODES} timeout={timeout} pause=0.5"
+    words = ["--state", str(state), "--port", str(free_port()), "--nodes", str(NODES), "-c", settings]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    with (state.with_suffix(".log")).open("w") as log:
+        return subprocess.Popen([*COMMAND, *words], env=environment, stdout=log, stderr=log, text=True)
+
+
+def victim(state: Path, target: str, rng: random.Random) -> int | None:
+    """A process of this kind, if there is one."""
+    home = f"node-{rng.randrange(NODES)}" if target == "node" else "superlink"
+    if target == "server app":
+        found = processes.find(state, home=home, program="flwr-serverapp")
+        return found[0] if found else None
+    started = re.findall(rf"{home} started as process (\d+)", state.with_suffix(".log").read_text())
+    return int(started[-1]) if started else None
+
+
+def kill(process: subprocess.Popen[str], state: Path, target: str, rng: random.Random, pace: float) -> str:
+    """Kill a process of the run at a random moment; says when, or that the run had ended before."""
+    log, after = state.with_suffix(".log"), rng.randrange(-1, ROUNDS)
+    sign = {-1: "superlink started", 0: "submitted"}.get(after, f"round {after} is saved")
+    while sign not in log.read_text() and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0, pace))
+    while process.poll() is None:
+        if (found := victim(state, target, rng)) is not None:
+            os.kill(found, signal.SIGKILL)
+            return f"{target} after {sign!r}"
+        time.sleep(0.02)
+    return f"{target} too late"
+
+
+def trial(folder: Path, number: int, seed: int, pace: float) -> Outcome:
+    """One run with one kill."""
+    rng = random.Random(seed * 1000 + number)
+    state, target = folder / f"trial-{number}", TARGETS[number % len(TARGETS)]
+    began = time.monotonic()
+    process = start(state, timeout=max(20.0, 5 * pace))
+    killed = kill(process, state, target, rng, pace)
+    code = process.wait()
+    left = processes.find(state)
+    done = state / "run" / "done"
+    sha256 = json.loads(done.read_text())["sha256"] if done.exists() else "none"
+    return Outcome(killed, code, sha256, left, time.monotonic() - began, state.with_suffix(".log").read_text())
+
+
+def measured_pace() -> float:
+    """Seconds that one of Flower's processes needs to start on this machine now."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import flwr.clientapp, flwr.serverapp, numpy"], check=True)
+    return 2 * (time.monotonic() - began) + 1
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--count", type=int, default=3)
+    asked.add_argument("--workers", type=int, default=1)
+    asked.add_argument("--seed", type=int, default=0)
+    arguments = asked.parse_args()
+    wanted, folder = undisturbed(), Path(tempfile.mkdtemp(prefix="flower-kills-"))
+    right = 0
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        trials = [
+            pool.submit(lambda number=number: trial(folder, number, arguments.seed, measured_pace()))
+            for number in range(arguments.count)
+        ]
+        for number, waiting in enumerate(trials):
+            outcome = waiting.result()
+            holds = outcome.code == 0 and outcome.sha256 == wanted and not outcome.left
+            right += holds
+            print(
+                f"{number:3d} {outcome.killed:45s} exit code {outcome.code}, {outcome.seconds:4.0f} s, "
+                f"{'same model' if outcome.sha256 == wanted else 'ANOTHER MODEL'}, left: {outcome.left or 'nothing'}",
+                flush=True,
+            )
+            if not holds:
+                print(outcome.said, flush=True)
+            else:
+                shutil.rmtree(folder / f"trial-{number}")
+    print(f"{right} of {arguments.count} runs finished with the undisturbed model and left no process", flush=True)
+    if right == arguments.count:
+        shutil.rmtree(folder)
+    sys.exit(right != arguments.count)
+
+
+if __name__ == "__main__":
+    main()
