@@ -1,13 +1,15 @@
 """SuperLink, server app and nodes of a supervised Flower run are killed (-9) at random moments.
 
-    python benchmarks/faults/flower_kills.py --count 50 --seed 0
+    python benchmarks/faults/flower_kills.py --count 50 --workers 2 --seed 0
 
-Each trial is one `fedgma flower up` on loopback with two nodes, and one kill: of the SuperLink, the server app or a
-node in turn, at a random moment after the start, after the submission or after a random round. Every run must finish
-with the model that the same rounds give without Flower, and leave no process behind. Needs fedgma[flower,sim].
+Each run is one `fedgma flower up` on loopback with two nodes. The SuperLink, the server app and a node are killed in
+turn, one in each run or several with `--a-run`, at random moments: after the start, after the submission or after a
+round. Every run must finish with the model that the same rounds give without Flower, and leave no process behind.
+Needs fedgma[flower,sim].
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -45,7 +47,7 @@ PORTS: Iterator[int] = count(20000 + os.getpid() % 1000 * 30, NODES + 2)
 class Outcome(NamedTuple):
     """What became of a run."""
 
-    killed: str
+    killed: list[str]
     code: int
     sha256: str
     left: list[int]
@@ -97,33 +99,35 @@ def victim(state: Path, target: str, rng: random.Random) -> int | None:
     return int(started[-1]) if started else None
 
 
-def kill(process: subprocess.Popen[str], state: Path, target: str, rng: random.Random, pace: float) -> str:
-    """Kill a process of the run at a random moment; says when, or that the run had ended before."""
-    log, after = state.with_suffix(".log"), rng.randrange(-1, ROUNDS)
+def kill(process: subprocess.Popen[str], state: Path, target: str, after: int, rng: random.Random, pace: float) -> str:
+    """Kill a process of the run a random time after a sign of its log; says when, or that the run had ended."""
+    log = state.with_suffix(".log")
     sign = {-1: "superlink started", 0: "submitted"}.get(after, f"round {after} is saved")
     while sign not in log.read_text() and process.poll() is None:
         time.sleep(0.02)
     time.sleep(rng.uniform(0, pace))
     while process.poll() is None:
         if (found := victim(state, target, rng)) is not None:
-            os.kill(found, signal.SIGKILL)
-            return f"{target} after {sign!r}"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found, signal.SIGKILL)
+                return f"{target} after {sign!r}"
         time.sleep(0.02)
     return f"{target} too late"
 
 
-def trial(folder: Path, number: int, seed: int, pace: float) -> Outcome:
-    """One run with one kill."""
-    rng = random.Random(seed * 1000 + number)
-    state, target = folder / f"trial-{number}", TARGETS[number % len(TARGETS)]
-    began = time.monotonic()
+def trial(folder: Path, number: int, targets: list[str], seed: int) -> Outcome:
+    """One run with a kill of each of these targets."""
+    rng, state = random.Random(seed * 1000 + number), folder / f"run-{number}"
+    moments = sorted(rng.sample(range(-1, ROUNDS), len(targets)))
+    pace, began = measured_pace(), time.monotonic()
     process = start(state, timeout=max(20.0, 5 * pace))
-    killed = kill(process, state, target, rng, pace)
+    killed = [kill(process, state, target, after, rng, pace) for target, after in zip(targets, moments, strict=True)]
     code = process.wait()
     left = processes.find(state)
     done = state / "run" / "done"
     sha256 = json.loads(done.read_text())["sha256"] if done.exists() else "none"
-    return Outcome(killed, code, sha256, left, time.monotonic() - began, state.with_suffix(".log").read_text())
+    said = state.with_suffix(".log").read_text()
+    return Outcome(killed, code, sha256, left, time.monotonic() - began, said)
 
 
 def measured_pace() -> float:
@@ -135,34 +139,34 @@ def measured_pace() -> float:
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--count", type=int, default=3)
-    asked.add_argument("--workers", type=int, default=1)
+    asked.add_argument("--count", type=int, default=3, help="kills in all")
+    asked.add_argument("--a-run", type=int, default=1, help=f"kills in each run, at most {ROUNDS + 1}")
+    asked.add_argument("--workers", type=int, default=1, help="runs at a time")
     asked.add_argument("--seed", type=int, default=0)
-    arguments = asked.parse_args()
+    own = asked.parse_args()
     wanted, folder = undisturbed(), Path(tempfile.mkdtemp(prefix="flower-kills-"))
+    targets = [TARGETS[number % len(TARGETS)] for number in range(own.count)]
+    runs = [targets[first : first + own.a_run] for first in range(0, own.count, own.a_run)]
     right = 0
-    with ThreadPoolExecutor(arguments.workers) as pool:
-        trials = [
-            pool.submit(lambda number=number: trial(folder, number, arguments.seed, measured_pace()))
-            for number in range(arguments.count)
-        ]
-        for number, waiting in enumerate(trials):
-            outcome = waiting.result()
+    with ThreadPoolExecutor(own.workers) as pool:
+        for number, outcome in enumerate(
+            pool.map(lambda number: trial(folder, number, runs[number], own.seed), range(len(runs)))
+        ):
             holds = outcome.code == 0 and outcome.sha256 == wanted and not outcome.left
-            right += holds
+            right += len(runs[number]) * holds
             print(
-                f"{number:3d} {outcome.killed:45s} exit code {outcome.code}, {outcome.seconds:4.0f} s, "
+                f"{number:3d} {', '.join(outcome.killed):45s} exit code {outcome.code}, {outcome.seconds:4.0f} s, "
                 f"{'same model' if outcome.sha256 == wanted else 'ANOTHER MODEL'}, left: {outcome.left or 'nothing'}",
                 flush=True,
             )
-            if not holds:
-                print(outcome.said, flush=True)
+            if holds:
+                shutil.rmtree(folder / f"run-{number}")
             else:
-                shutil.rmtree(folder / f"trial-{number}")
-    print(f"{right} of {arguments.count} runs finished with the undisturbed model and left no process", flush=True)
-    if right == arguments.count:
+                print(outcome.said, flush=True)
+    print(f"{right} of {own.count} kills: the run finished with the undisturbed model and left no process", flush=True)
+    if right == own.count:
         shutil.rmtree(folder)
-    sys.exit(right != arguments.count)
+    sys.exit(right != own.count)
 
 
 if __name__ == "__main__":

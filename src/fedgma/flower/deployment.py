@@ -179,6 +179,14 @@ class Deployment:
         """The command that prints the status of a run."""
         return [_program("flwr"), "ls", NAME, "--run-id", run, "--format", "json"]
 
+    def runs(self) -> list[str]:
+        """The command that lists all runs."""
+        return [_program("flwr"), "ls", NAME, "--format", "json"]
+
+    def stop(self, run: str) -> list[str]:
+        """The command that stops a run."""
+        return [_program("flwr"), "stop", run, NAME, "--format", "json"]
+
     def _certificate_options(self) -> list[str]:
         assert self.certificates is not None
         options = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}

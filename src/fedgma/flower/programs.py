@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fedgma.flower import processes
 from fedgma.flower.deployment import Deployment, private
 
 COMMAND_TIMEOUT = 300.0  # seconds for one of Flower's commands
+COMMAND_POLL = 0.2  # seconds between looks at whether a stop was requested
 STOP_TIMEOUT = 10.0  # seconds for a process to end after SIGTERM
 GUARD = "guard"
 
@@ -17,8 +19,8 @@ GUARD = "guard"
 class Programs:
     """Processes by name (`superlink`, `node-0`), and a guard that ends them if this process dies."""
 
-    def __init__(self, deployment: Deployment) -> None:
-        self.deployment = deployment
+    def __init__(self, deployment: Deployment, stopping: Callable[[], bool] = lambda: False) -> None:
+        self.deployment, self.stopping = deployment, stopping
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def is_alive(self, name: str) -> bool:
@@ -33,7 +35,7 @@ class Programs:
         """Start a program, after an end of what its predecessor left; returns the process id."""
         self.guard()
         processes.end(self.deployment.state, home=name)
-        (self.deployment.state / name).mkdir(exist_ok=True)
+        (self.deployment.state / name).mkdir(mode=0o700, exist_ok=True)
         with open(self.deployment.state / "logs" / f"{name}.log", "ab", opener=private) as log:
             # a new session: Ctrl-C only reaches the supervisor, which then stops all processes in order
             self.processes[name] = subprocess.Popen(
@@ -59,21 +61,31 @@ class Programs:
             )
 
     def command(self, command: list[str]) -> dict[str, Any]:
-        """The JSON output of one of Flower's commands; empty if there is none."""
+        """The JSON output of one of Flower's commands; empty if there is none, or if a stop was requested meanwhile."""
+        process = subprocess.Popen(
+            command,
+            env=self.deployment.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            umask=0o077,
+        )
         try:
-            done = subprocess.run(
-                command,
-                env=self.deployment.environment(),
-                capture_output=True,
-                timeout=COMMAND_TIMEOUT,
-                check=False,
-                text=True,
-                umask=0o077,
-            )
-            answer = json.loads(done.stdout[done.stdout.index("{") :])
-        except (subprocess.TimeoutExpired, ValueError):
+            output = self._output(process)
+            answer = json.loads(output[output.index("{") :])
+        except ValueError:
             return {}
         return answer if isinstance(answer, dict) else {}
+
+    def _output(self, process: subprocess.Popen[str]) -> str:
+        deadline = time.monotonic() + COMMAND_TIMEOUT
+        while True:
+            try:
+                return process.communicate(timeout=COMMAND_POLL)[0]
+            except subprocess.TimeoutExpired:
+                if self.stopping() or time.monotonic() > deadline:
+                    process.kill()
 
     def end_strays(self) -> list[int]:
         """Kill all other processes of this state folder, which an earlier supervisor or a dead program left."""

@@ -44,9 +44,10 @@ class Supervisor:
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.deployment, self.restarts, self.say, self.stopping = deployment, restarts, say, stopping
-        self.programs = Programs(deployment)
+        self.programs = Programs(deployment, stopping)
         self.starts = 0  # number of times the app was submitted
         self._run = ""
+        self._before: Marks = {}  # marks that were there when the app was submitted
         self._status_checked = 0.0
         self._registered = False
         self._node_failures: dict[str, int] = {}  # since the last completed round
@@ -88,10 +89,9 @@ class Supervisor:
     def _supervise(self) -> int:
         failed_starts, rounds = 0, self._rounds()
         while not self.stopping():
-            before = self._marks()
-            problem = self._begin() or self._watch(before)
-            if problem is None:
-                return self._conclude(before)
+            problem = self._begin() or self._watch()
+            if problem is None or self.stopping():
+                return self._conclude()
             failed_starts, rounds = (0, self._rounds()) if self._rounds() > rounds else (failed_starts + 1, rounds)
             if failed_starts > self.restarts:
                 logs = self.deployment.state / "logs"
@@ -101,17 +101,29 @@ class Supervisor:
 
     def _begin(self) -> str | None:
         """Start SuperLink and nodes if they are not running, and submit the app; returns a problem or None."""
+        earlier = self.starts > 0 or self.deployment.database.exists()
         if not self.programs.is_alive("superlink") and (problem := self._start_superlink()) is not None:
             return problem
+        if earlier:
+            self._end_earlier_runs()
         for number in range(self.deployment.nodes):
-            processes.end(self.deployment.state, home=f"node-{number}", program="flwr-clientapp")  # of an earlier run
             self._start_node(number)
+        self.starts, self._before = self.starts + 1, self._marks()
         answer = self.programs.command(self.deployment.submit())
         if not answer.get("run-id"):
             return f"the app could not be submitted: {answer.get('error-message', 'no answer')}"
-        self._run, self._status_checked, self.starts = str(answer["run-id"]), time.monotonic(), self.starts + 1
+        self._run, self._status_checked = str(answer["run-id"]), time.monotonic()
         self.say(f"run {self._run} submitted after {self._rounds()} completed rounds")
         return None
+
+    def _end_earlier_runs(self) -> None:
+        """Stop runs that Flower would start or continue beside the new one, and end their processes."""
+        for run in self.programs.command(self.deployment.runs()).get("runs") or []:
+            if not str(run.get("status", "")).startswith("finished"):
+                self.programs.command(self.deployment.stop(str(run["run-id"])))
+        processes.end(self.deployment.state, home="superlink", program="flwr-serverapp")
+        for number in range(self.deployment.nodes):
+            processes.end(self.deployment.state, home=f"node-{number}", program="flwr-clientapp")
 
     # -- the SuperLink -------------------------------------------------------------------------------------------------
 
@@ -194,11 +206,11 @@ class Supervisor:
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def _watch(self, before: Marks) -> str | None:
+    def _watch(self) -> str | None:
         """Wait until the run ends; returns None if its folder marks the end, else a problem."""
         rounds, app_seen = self._rounds(), False
         while not self.stopping():
-            if self._new_marks(before) and not is_running(self.deployment.folder):
+            if self._new_marks() and not is_running(self.deployment.folder):
                 return None
             if self._rounds() != rounds:
                 rounds = self._rounds()
@@ -211,10 +223,10 @@ class Supervisor:
             self._restart_nodes()
             app_lives = bool(processes.find(self.deployment.state, home="superlink", program="flwr-serverapp"))
             if app_seen and not app_lives:
-                return None if self._new_marks(before) else "the server app died"
+                return None if self._new_marks() else "the server app died"
             app_seen = app_seen or app_lives
             if time.monotonic() - self._status_checked > STATUS_INTERVAL and (ending := self._ended()) is not None:
-                return None if self._new_marks(before) else ending
+                return None if self._new_marks() else ending
             time.sleep(POLL_INTERVAL)
         return None
 
@@ -225,11 +237,12 @@ class Supervisor:
         status = str(runs[0].get("status", ""))
         return f"the server app ended ({status})" if status.startswith("finished") else None
 
-    def _conclude(self, before: Marks) -> int:
+    def _conclude(self) -> int:
         """The exit code according to the run's folder."""
         if self.stopping():
             return 0
-        if "failed" in self._new_marks(before):
+        marks = self._new_marks()
+        if "failed" in marks and "done" not in marks:
             note = json.loads((self.deployment.folder / "failed").read_text(encoding="utf-8"))
             self.say(f"the run failed: {note['message']}")
             return int(note["exit_code"])
@@ -259,8 +272,8 @@ class Supervisor:
                 marks[name] = (status.st_ino, status.st_mtime_ns)
         return marks
 
-    def _new_marks(self, before: Marks) -> Marks:
-        return {name: mark for name, mark in self._marks().items() if mark != before.get(name)}
+    def _new_marks(self) -> Marks:
+        return {name: mark for name, mark in self._marks().items() if mark != self._before.get(name)}
 
     def _start(self, name: str, command: list[str]) -> None:
         self.say(f"{name} started as process {self.programs.start(name, command)}")
