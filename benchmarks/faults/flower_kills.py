@@ -2,10 +2,11 @@
 
     python benchmarks/faults/flower_kills.py --count 50 --workers 2 --seed 0
 
-Each run is one `fedgma flower up` on loopback with two nodes. The SuperLink, the server app and a node are killed in
-turn, one in each run or several with `--a-run`, at random moments: after the start, after the submission or after a
-round. Every run must finish with the model that the same rounds give without Flower, and leave no process behind.
-Needs fedgma[flower,sim].
+Each run is one `fedgma flower up` on loopback with two nodes. The SuperLink, the server app, a node and the command
+itself are killed in turn, one in each run or several with `--a-run`, at random moments: after the start, after the
+submission or after a round. Every run must finish by itself with the model that the same rounds give without Flower,
+and leave no process behind. After a kill of the command nothing may stay alive, and the same command must finish the
+run. Needs fedgma[flower,sim].
 """
 
 import argparse
@@ -38,7 +39,7 @@ import fedgma  # noqa: E402
 from fedgma.flower import processes  # noqa: E402
 from fedgma.records.checkpoints import digest  # noqa: E402
 
-TARGETS = ("superlink", "server app", "node")
+TARGETS = ("superlink", "server app", "node", "supervisor")
 NODES, ROUNDS = 2, 3
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "flower", "up", str(APP), "--insecure"]
 PORTS: Iterator[int] = count(20000 + os.getpid() % 1000 * 30, NODES + 2)
@@ -85,18 +86,20 @@ def start(state: Path, timeout: float) -> subprocess.Popen[str]:
     settings = f"rounds={ROUNDS} nodes={NODES} timeout={timeout} pause=0.5"
     words = ["--state", str(state), "--port", str(free_port()), "--nodes", str(NODES), "-c", settings]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    with (state.with_suffix(".log")).open("w") as log:
+    with (state.with_suffix(".log")).open("a") as log:
         return subprocess.Popen([*COMMAND, *words], env=environment, stdout=log, stderr=log, text=True)
 
 
-def victim(state: Path, target: str, rng: random.Random) -> int | None:
+def victim(state: Path, supervisor: int, target: str, rng: random.Random) -> int | None:
     """A process of this kind, if there is one."""
+    if target == "supervisor":
+        return supervisor
     home = f"node-{rng.randrange(NODES)}" if target == "node" else "superlink"
-    if target == "server app":
-        found = processes.find(state, home=home, program="flwr-serverapp")
-        return found[0] if found else None
-    started = re.findall(rf"{home} started as process (\d+)", state.with_suffix(".log").read_text())
-    return int(started[-1]) if started else None
+    alive = processes.find(state, home=home, program="flwr-serverapp" if target == "server app" else "")
+    if target != "server app":
+        started = re.findall(rf"{home} started as process (\d+)", state.with_suffix(".log").read_text())
+        alive = [process for process in alive if str(process) in started]
+    return alive[0] if alive else None
 
 
 def kill(process: subprocess.Popen[str], state: Path, target: str, after: int, rng: random.Random, pace: float) -> str:
@@ -107,7 +110,7 @@ def kill(process: subprocess.Popen[str], state: Path, target: str, after: int, r
         time.sleep(0.02)
     time.sleep(rng.uniform(0, pace))
     while process.poll() is None:
-        if (found := victim(state, target, rng)) is not None:
+        if (found := victim(state, process.pid, target, rng)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found, signal.SIGKILL)
                 return f"{target} after {sign!r}"
@@ -121,7 +124,13 @@ def trial(folder: Path, number: int, targets: list[str], seed: int) -> Outcome:
     moments = sorted(rng.sample(range(-1, ROUNDS), len(targets)))
     pace, began = measured_pace(), time.monotonic()
     process = start(state, timeout=max(20.0, 5 * pace))
-    killed = [kill(process, state, target, after, rng, pace) for target, after in zip(targets, moments, strict=True)]
+    killed = []
+    for target, after in zip(targets, moments, strict=True):
+        killed.append(kill(process, state, target, after, rng, pace))
+        if target == "supervisor" and process.wait() == -signal.SIGKILL:
+            while processes.find(state):
+                time.sleep(0.1)
+            process = start(state, timeout=max(20.0, 5 * pace))
     code = process.wait()
     left = processes.find(state)
     done = state / "run" / "done"
@@ -147,13 +156,14 @@ def main() -> None:
     wanted, folder = undisturbed(), Path(tempfile.mkdtemp(prefix="flower-kills-"))
     targets = [TARGETS[number % len(TARGETS)] for number in range(own.count)]
     runs = [targets[first : first + own.a_run] for first in range(0, own.count, own.a_run)]
-    right = 0
+    right = late = 0
     with ThreadPoolExecutor(own.workers) as pool:
         for number, outcome in enumerate(
             pool.map(lambda number: trial(folder, number, runs[number], own.seed), range(len(runs)))
         ):
             holds = outcome.code == 0 and outcome.sha256 == wanted and not outcome.left
             right += len(runs[number]) * holds
+            late += sum("too late" in one for one in outcome.killed)
             print(
                 f"{number:3d} {', '.join(outcome.killed):45s} exit code {outcome.code}, {outcome.seconds:4.0f} s, "
                 f"{'same model' if outcome.sha256 == wanted else 'ANOTHER MODEL'}, left: {outcome.left or 'nothing'}",
@@ -163,7 +173,11 @@ def main() -> None:
                 shutil.rmtree(folder / f"run-{number}")
             else:
                 print(outcome.said, flush=True)
-    print(f"{right} of {own.count} kills: the run finished with the undisturbed model and left no process", flush=True)
+    print(
+        f"{right} of {own.count} kills ({late} after the end): the run finished with the undisturbed model and left no "
+        "process",
+        flush=True,
+    )
     if right == own.count:
         shutil.rmtree(folder)
     sys.exit(right != own.count)
