@@ -145,6 +145,19 @@ def test_an_earlier_run_is_stopped_before_the_app_is_submitted_again(stage, tmp_
     assert earlier[0].wait() == -signal.SIGKILL
 
 
+def test_keys_that_were_not_registered_are_registered_after_the_next_start(stage, tmp_path, monkeypatch):
+    write_keys(tmp_path / "keys", 2)
+    plan = replace(stage, insecure=False, certificates=write_certificates(tmp_path / "c"), keys=tmp_path / "keys")
+    (stage.state / "plan").write_text('["done"]')
+    (stage.state / "superlink").mkdir()
+    (stage.state / "superlink" / "refuse").touch()  # the first registration has no answer
+    messages = []
+    assert Supervisor(plan, say=messages.append).run() == 0
+    assert "node0.pub could not be registered: no answer; restarting after round 0" in messages
+    registered = (stage.state / "superlink" / "registered").read_text().split()
+    assert registered == [str(key) for key in plan.public_keys()]
+
+
 def test_two_supervisors_cannot_share_a_folder(stage):
     refusals = []
 
@@ -309,7 +322,7 @@ def test_the_control_port_is_on_loopback_whatever_the_host(federation):
 
 
 def test_flowers_command_line_has_the_token(federation):
-    assert not [text for text in federation.messages if "is registered already" in text]  # registered, with the token
+    assert federation.supervisor._registered == set(federation.plan.public_keys())  # by `flwr supernode register`
     token = (federation.plan.state / "superlink" / "token").read_text()
     with_token = {"Authorization": f"Bearer {token}"}
     answer = asked(federation, "/v1/control/list-nodes", port=federation.plan.port + 1, headers=with_token)
@@ -332,6 +345,14 @@ def activated(federation, key, authority=None):
     with FleetHttpClient.from_server_address(federation.plan.address, False, authority, [version, signs]) as client:
         request = ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=30)
         return client.ActivateNode(request)
+
+
+def test_a_file_that_is_no_public_key_is_refused(stage, tmp_path):
+    write_keys(tmp_path / "keys", 1)
+    (tmp_path / "keys" / "node1.pub").write_text("ssh-rsa nonsense")
+    plan = replace(stage, insecure=False, certificates=write_certificates(tmp_path / "c"), keys=tmp_path / "keys")
+    with pytest.raises(ConfigError, match="is no public key of an elliptic curve"):
+        plan.check()
 
 
 @row(

@@ -54,6 +54,11 @@ if sys.argv[1] == "stop":
     print(json.dumps({"success": True}))
     raise SystemExit
 if sys.argv[1] == "supernode":
+    if (home / "refuse").exists():
+        (home / "refuse").unlink()
+        raise SystemExit(1)
+    with (home / "registered").open("a") as stream:
+        stream.write(sys.argv[3] + "\\n")
     print(json.dumps({"success": True}))
     raise SystemExit
 settings = sys.argv[sys.argv.index("--run-config") + 1]

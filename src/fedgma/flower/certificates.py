@@ -41,6 +41,20 @@ def check_private(key: Path) -> None:
         raise ConfigError(f"other users can read {str(key)!r}; run: chmod 600 {key}")
 
 
+def check_public(key: Path) -> None:
+    """Raise `ConfigError` unless the file has a public key that Flower can register."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        valid = isinstance(load_ssh_public_key(key.read_bytes()), EllipticCurvePublicKey)
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        valid = False
+    if not valid:
+        raise ConfigError(f"{str(key)!r} is no public key of an elliptic curve (ecdsa); see make_keys.sh")
+
+
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
     """A TLS handshake in memory."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgma.errors import ConfigError
-from fedgma.flower.certificates import check_certificates, check_private
+from fedgma.flower.certificates import check_certificates, check_private, check_public
 from fedgma.flower.processes import MARK
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -105,6 +105,8 @@ class Deployment:
     def _check_keys(self, folder: Path) -> None:
         if not self.public_keys():
             raise ConfigError(f"there is no public key (*.pub) in {str(folder)!r}; see make_keys.sh")
+        for key in self.public_keys():
+            check_public(key)
         needed = [self._key(number) for number in range(self.nodes)]
         for key in (*needed, *(key.with_suffix("") for key in self.public_keys() if key.with_suffix("").exists())):
             check_private(key)

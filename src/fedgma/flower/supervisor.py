@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from fedgma.errors import ConfigError, DataError, FedgmaError
 from fedgma.flower import processes
@@ -49,7 +50,7 @@ class Supervisor:
         self._run = ""
         self._before: Marks = {}  # marks that were there when the app was submitted
         self._status_checked = 0.0
-        self._registered = False
+        self._registered: set[Path] = set()  # keys that the SuperLink's database has
         self._node_failures: dict[str, int] = {}  # since the last completed round
         self._node_pauses: dict[str, float] = {}  # when a dead node is restarted
         self._disk_reported = False
@@ -102,7 +103,8 @@ class Supervisor:
     def _begin(self) -> str | None:
         """Start SuperLink and nodes if they are not running, and submit the app; returns a problem or None."""
         earlier = self.starts > 0 or self.deployment.database.exists()
-        if not self.programs.is_alive("superlink") and (problem := self._start_superlink()) is not None:
+        problem = self._register_keys() if self.programs.is_alive("superlink") else self._start_superlink()
+        if problem is not None:
             return problem
         if earlier:
             self._end_earlier_runs()
@@ -146,10 +148,17 @@ class Supervisor:
                 self.processes["superlink"].kill()
                 return f"the SuperLink did not accept connections within {START_TIMEOUT:g} s"
             time.sleep(POLL_INTERVAL)
-        for key in self.deployment.public_keys() if not self._registered else ():
-            if not self.programs.command(self.deployment.register(key)).get("success"):
-                self.say(f"{key.name} is registered already")
-        self._registered = True  # a restarted SuperLink reads it from its database
+        return self._register_keys()
+
+    def _register_keys(self) -> str | None:
+        """Register the keys that are not in the SuperLink's database yet; returns a problem or None."""
+        for key in self.deployment.public_keys():
+            if key not in self._registered:
+                answer = self.programs.command(self.deployment.register(key))
+                reason = str(answer.get("error-message", "no answer")).splitlines()[-1]
+                if not answer.get("success") and "already in use" not in reason:
+                    return f"{key.name} could not be registered: {reason}"
+                self._registered.add(key)
         return None
 
     def _check_database(self) -> None:
@@ -159,7 +168,7 @@ class Supervisor:
     def _replace_database(self, wrong: str) -> None:
         """Begin with a new database; nodes and app are registered again."""
         aside = set_aside(self.deployment.database)
-        self._registered = False
+        self._registered.clear()
         self.say(f"the SuperLink's database is damaged ({wrong}) and was moved to {aside}; a new one is begun")
 
     def _check_disk(self) -> None:
@@ -180,6 +189,7 @@ class Supervisor:
         waits = time.monotonic() < self._node_pauses.get(name, 0.0)
         if self.programs.is_alive(name) or waits or self._is_given_up(name):
             return
+        self._node_pauses.pop(name, None)
         self._start(name, self.deployment.node(number))
 
     def _is_given_up(self, name: str) -> bool:
@@ -196,8 +206,7 @@ class Supervisor:
                 self._node_pauses[name] = time.monotonic() + NODE_PAUSE * 2 ** (failures - 1)
                 end = f"it was restarted {self.restarts} times and is given up" if self._is_given_up(name) else ""
                 self.say(f"{name} died (exit code {self.programs.exit_code(name)}){end and f'; {end}'}")
-            elif time.monotonic() >= self._node_pauses[name]:
-                del self._node_pauses[name]
+            else:
                 self._start_node(number)
         names = [f"node-{number}" for number in range(self.deployment.nodes)]
         if names and all(self._is_given_up(name) for name in names):
