@@ -61,7 +61,7 @@ def undisturbed() -> str:
     params, state = task.initial(), None
     for round in range(1, ROUNDS + 1):
         models = [task.train(params, round, client) for client in range(NODES)]
-        weights = [task.samples(client) for client in range(NODES)]
+        weights = [task.SAMPLES] * NODES
         params, state, _ = fedgma.server_round(
             params, models, weights, aggregator=fedgma.masked_mean(0.4), optimizer=fedgma.yogi(0.1), state=state
         )

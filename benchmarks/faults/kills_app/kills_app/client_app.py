@@ -17,5 +17,5 @@ def train(message: Message, context: Context) -> Message:
     local = task.train(model, int(message.content["config"]["server-round"]), client)
     time.sleep(float(context.run_config["pause"]))
     arrays = ArrayRecord({name: Array(value) for name, value in local.items()})
-    metrics = MetricRecord({"num-examples": task.samples(client)})
+    metrics = MetricRecord({"num-examples": task.SAMPLES})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
