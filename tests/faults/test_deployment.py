@@ -20,7 +20,7 @@ from fedgma.errors import ConfigError, DataError, FedgmaError
 from fedgma.flower import processes, supervisor
 from fedgma.flower.certificates import check_certificates
 from fedgma.flower.deployment import LOOPBACK, Deployment
-from fedgma.flower.superlink import Door
+from fedgma.flower.superlink import OCCUPIED, Door, Server
 from fedgma.flower.supervisor import Supervisor
 from flower_stage import held_port, set_stage, supervised
 from rows import row
@@ -179,6 +179,18 @@ def test_another_program_at_the_port_is_not_taken_for_our_superlink(stage):
         pytest.raises(ConfigError, match=f"another program answers at 127.0.0.1:{stage.port}"),
     ):
         supervised(stage, ["done"])
+
+
+def test_an_address_that_cannot_be_used_is_named_and_costs_no_database(stage):
+    stage.database.parent.mkdir()
+    made(stage.database, "CREATE TABLE run (id)").close()
+    (stage.state / "superlink" / "occupied").touch()
+    with pytest.raises(ConfigError, match=f"the SuperLink cannot listen at 127.0.0.1:{stage.port}"):
+        supervised(stage, ["done"])
+    assert stage.database.exists()
+    with pytest.raises(SystemExit) as ending:  # an address that no machine has
+        Server("127.0.0.1:8000", "token").run(app=None, host="192.0.2.1", port=8001)
+    assert ending.value.code == OCCUPIED
 
 
 def test_a_node_that_cannot_start_is_given_up(stage, monkeypatch):

@@ -14,13 +14,15 @@ from fedgma.flower import deployment, programs, supervisor
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.supervisor import Supervisor
 
-# answers at the fleet's port until it is ended; with a file `refuse` in the state folder it does not start
+# answers at the fleet's port until it is ended; does not start with an empty database or a file `occupied`
 SUPERLINK = """
 import socket, sys, time
 from pathlib import Path
 database = Path(sys.argv[sys.argv.index("--database") + 1])
 if database.exists() and database.read_bytes() == b"":
     raise SystemExit(1)
+if database.with_name("occupied").exists():
+    raise SystemExit(98)
 host, port = sys.argv[sys.argv.index("--fleet") + 1].split(":")
 door = socket.create_server((host, int(port)), reuse_port=True)
 while True:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 FLEET, CONTROL, HEALTH = "/v1/fleet/", "/v1/control/", "/health"
 AHEAD, BEHIND = 5.0, 305.0  # seconds that the clock of a node may differ; Flower refuses more
 TIMESTAMP = "flwr-timestamp"
+OCCUPIED = 98  # exit code if an address is in use or not of this machine
 
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -85,7 +86,11 @@ def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     door = socket.socket(family)
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    door.bind((host, port))
+    try:
+        door.bind((host, port))
+    except OSError:
+        door.close()
+        raise
     return door
 
 
@@ -102,7 +107,12 @@ class Server:
 
         door = Door(app, fleet_port=self.fleet[1], token=self.token)
         server = uvicorn.Server(uvicorn.Config(door, host=host, port=port, **options))
-        server.run(sockets=[bound(host, port), bound(*self.fleet)])
+        try:
+            sockets = [bound(host, port), bound(*self.fleet)]
+        except OSError as error:
+            sys.stderr.write(f"cannot listen at {host}:{port} and {self.fleet[0]}:{self.fleet[1]}: {error}\n")
+            sys.exit(OCCUPIED)
+        server.run(sockets=sockets)
         sys.exit(0 if server.started else 3)
 
 

@@ -20,6 +20,7 @@ from fedgma.flower import processes
 from fedgma.flower.database import damage, set_aside
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.programs import Programs
+from fedgma.flower.superlink import OCCUPIED
 from fedgma.records.checkpoints import written_to
 from fedgma.records.reader import read_lines
 from fedgma.records.writer import is_running
@@ -141,6 +142,8 @@ class Supervisor:
         while not _answers(self.deployment.address):
             if not self.programs.is_alive("superlink"):
                 code = self.programs.exit_code("superlink")
+                if code == OCCUPIED:
+                    raise ConfigError(f"the SuperLink cannot listen at {self.deployment.host}:{self.deployment.port}")
                 if had_database and code is not None and code > 0:
                     self._replace_database("the SuperLink does not start with it")
                 return f"the SuperLink failed to start (exit code {code})"
