@@ -103,12 +103,14 @@ def victim(state: Path, supervisor: int, target: str, rng: random.Random) -> int
 
 
 def kill(process: subprocess.Popen[str], state: Path, target: str, after: int, rng: random.Random, pace: float) -> str:
-    """Kill a process of the run a random time after a sign of its log; says when, or that the run had ended."""
-    log = state.with_suffix(".log")
-    sign = {-1: "superlink started", 0: "submitted"}.get(after, f"round {after} is saved")
-    while sign not in log.read_text() and process.poll() is None:
+    """Kill a process of the run a random time after an event; says which, or that the run had ended before."""
+    log, lines = state.with_suffix(".log"), state / "run" / "rounds.jsonl"
+    sign = {-1: "superlink started", 0: "submitted"}.get(after, f"round {after}")
+    while process.poll() is None:
+        if sign in log.read_text() if after < 1 else lines.exists() and lines.read_bytes().count(b"\n") >= after:
+            break
         time.sleep(0.02)
-    time.sleep(rng.uniform(0, pace))
+    time.sleep(rng.uniform(0, pace if after < 1 else min(pace, 3.0)))
     while process.poll() is None:
         if (found := victim(state, process.pid, target, rng)) is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -26,7 +26,7 @@ from fedgma.records.reader import read_lines
 from fedgma.records.writer import is_running
 
 POLL_INTERVAL = 0.5  # seconds between checks of processes and files
-STATUS_INTERVAL = 20.0  # seconds between status requests to the SuperLink; each starts a process
+STATUS_INTERVAL = 20.0  # seconds between requests for the status of an app whose process is not seen
 START_TIMEOUT = 300.0  # seconds for a SuperLink to accept connections
 NODE_PAUSE = 0.5  # seconds before the first restart of a node; twice as long before every further one
 LEAST_FREE, LOW_FREE = 64 * 2**20, 2**30  # bytes of disk without which nothing is started; with which it is reported
@@ -237,7 +237,8 @@ class Supervisor:
             if app_seen and not app_lives:
                 return None if self._new_marks() else "the server app died"
             app_seen = app_seen or app_lives
-            if time.monotonic() - self._status_checked > STATUS_INTERVAL and (ending := self._ended()) is not None:
+            asks = not app_lives and time.monotonic() - self._status_checked > STATUS_INTERVAL
+            if asks and (ending := self._ended()) is not None:
                 return None if self._new_marks() else ending
             time.sleep(POLL_INTERVAL)
         return None
