@@ -12,8 +12,8 @@ from fedgma.errors import ConfigError
 from fedgma.statistics.verdicts import (
     as_object,
     correct,
+    from_interval,
     holm,
-    p_of_interval,
     p_value,
     p_within,
     paired,
@@ -211,10 +211,14 @@ def test_the_sign_test_is_scipys_binomial_test(ahead, behind):
 
 
 @given(several)
-def test_an_interval_gives_its_p_value_back(differences):
+def test_an_interval_gives_its_verdict_back(differences):
     verdict = paired(differences)
-    assert p_of_interval(verdict.mean, verdict.interval, verdict.of) == pytest.approx(verdict.p, rel=1e-6, abs=1e-12)
-    assert p_of_interval(verdict.mean, verdict.interval, 1) == 1.0
+    again = from_interval(verdict.mean, verdict.interval, verdict.of)
+    assert again.p == again.corrected == pytest.approx(verdict.p, rel=1e-6, abs=1e-12)
+    assert again.deviation == pytest.approx(verdict.deviation)
+    assert (again.outcome, again.of, again.mean) == (verdict.outcome, verdict.of, verdict.mean)
+    for single in (from_interval(0.5, None, 4), from_interval(0.5, (0.1, 0.9), 1)):
+        assert single[1:] == (*paired([0.5])[1:3], 0, 0, 1, 1.0, 1.0, 1)
 
 
 @given(enough, st.sampled_from([0.5, 1.0, 10.0]))

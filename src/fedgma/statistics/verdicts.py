@@ -170,17 +170,21 @@ def p_value(differences: Sequence[float]) -> float:
     return _two_sided(mean, _deviation(values) / math.sqrt(len(values)), len(values))
 
 
-def p_of_interval(estimate: float, interval: tuple[float, float], of: int) -> float:
-    """The p value that belongs to Student's 95 % CI of `of` values; 1 for one value.
+def from_interval(
+    mean: float, interval: tuple[float, float] | None, of: int, names: tuple[str, str] = ("GMA", "the mean")
+) -> Verdict:
+    """The verdict on `of` differences of which only the mean and Student's 95 % CI are known; None: one difference.
 
-    >>> round(p_of_interval(1.2, (0.7463, 1.6537), 4), 3)
-    0.003
+    >>> round(from_interval(1.2, (0.7463, 1.6537), 4).p, 4)
+    0.0034
     """
     from scipy.special import stdtrit
 
-    if of < 2:
-        return 1.0
-    return _two_sided(estimate, (interval[1] - interval[0]) / 2 / float(stdtrit(of - 1, 1 - LEVEL / 2)), of)
+    if interval is None or of < 2:
+        return Verdict(names, mean, math.inf, 0, 0, 1, 1.0, 1.0)
+    error = (interval[1] - interval[0]) / 2 / float(stdtrit(of - 1, 1 - LEVEL / 2))
+    p = _two_sided(mean, error, of)
+    return Verdict(names, mean, error * math.sqrt(of), 0, 0, of, p, p)
 
 
 def p_within(verdict: Verdict, margin: float) -> tuple[float, float]:
