@@ -139,7 +139,7 @@ def test_a_claim_has_the_verdicts_of_the_findings_below_its_id():
     _, fewer = look_at(compare(experiment("E7"), [], Chosen()), findings)
     assert fewer.verdict == "holds (participating), inconclusive (non-participating)"
     assert fewer.text.startswith(
-        "Down by 18. (p = 0.0019, corrected for 2 tests 0.0038) Up by 3. (p = 0.097, corrected"
+        "Down by 18. (p = 0.0019, 0.0038 corrected for 2 tests) Up by 3. (p = 0.097, 0.097 corr"
     )
 
 
@@ -251,7 +251,7 @@ def test_the_claims_of_a_page_are_corrected_together(tmp_path):
     test = alone.looks["mnist"].test
     assert (test.tests, test.p < 0.05) == (2, True)
     assert test.corrected == pytest.approx(2 * test.p)
-    assert f"p = {test.p:.2g}, corrected for 2 tests {test.corrected:.2g}" in alone.text
+    assert f"p = {test.p:.2g}, {test.corrected:.2g} corrected for 2 tests" in alone.text
     (single,) = correct_answers([alone])
     assert single.verdict == "holds"
     assert single.looks["mnist"].test.corrected == pytest.approx(test.p)  # corrected from p itself, not once more

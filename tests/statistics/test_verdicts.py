@@ -150,16 +150,17 @@ def test_words_follow_the_corrected_value():
     assert [verdict.outcome for verdict in corrected] == ["inconclusive", "first ahead", "inconclusive"]
     assert corrected[0].p == alone.p
     assert corrected[0].corrected == pytest.approx(2 * alone.p)
-    assert corrected[0].correction == "p = 0.031, corrected for 3 tests 0.061"
+    assert corrected[0].correction == "p = 0.031, 0.061 corrected for 3 tests"
     assert corrected[0].text == (
         "inconclusive: GMA ahead by 1.07 points, 95 % CI 0.19 to 1.96, 4 seeds, p = 0.031, "
-        "corrected for 3 tests 0.061; "
+        "0.061 corrected for 3 tests; "
         "about 6 seeds would resolve a difference of this size"
     )
-    assert corrected[1].text.endswith("in 4 of 4 seeds, p = 0.0034, corrected for 3 tests 0.01")
+    assert corrected[1].text.endswith("in 4 of 4 seeds, p = 0.0034, 0.01 corrected for 3 tests")
     turned = correct([paired([-value for value in values]) for values in (AHEAD, AHEAD)])
-    assert turned[0].text.endswith("in 4 of 4 seeds, p = 0.0034, corrected for 2 tests 0.0069")
+    assert turned[0].text.endswith("in 4 of 4 seeds, p = 0.0034, 0.0069 corrected for 2 tests")
     assert turned[0].outcome == "second ahead"
+    assert correct([paired([5.0, 5.01, 5.02, 5.01])] * 2)[0].correction == "p < 0.0001, < 0.0001 corrected for 2 tests"
 
 
 @given(st.lists(several, min_size=1, max_size=6))

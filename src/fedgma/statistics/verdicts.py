@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from fedgma.errors import ConfigError
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL, MOST_SEEDS, seeds_for
 
+LEAST_P = 0.0001  # smaller p values are not told apart
 Outcome = Literal["first ahead", "second ahead", "inconclusive", "equal", "preliminary"]
 
 
@@ -91,8 +92,8 @@ class Verdict(NamedTuple):
         """The p value, and what is left of it after the correction; empty where nothing was tested."""
         if self.of < LEAST_SEEDS:
             return ""
-        alone = f"p = {self.p:.2g}"
-        return alone if self.tests == 1 else f"{alone}, corrected for {self.tests} tests {self.corrected:.2g}"
+        alone = f"p = {_spoken(self.p)}" if self.p >= LEAST_P else f"p {_spoken(self.p)}"
+        return alone if self.tests == 1 else f"{alone}, {_spoken(self.corrected)} corrected for {self.tests} tests"
 
     @property
     def text(self) -> str:
@@ -147,7 +148,7 @@ def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
     >>> one, two = correct([paired([1.0, 1.2, 1.6, 1.0]), paired([0.1, 0.9, 0.3, 0.7])])
     >>> one.text
-    'GMA ahead by 1.20 points, 95 % CI 0.75 to 1.65, in 4 of 4 seeds, p = 0.0034, corrected for 2 tests 0.0069'
+    'GMA ahead by 1.20 points, 95 % CI 0.75 to 1.65, in 4 of 4 seeds, p = 0.0034, 0.0069 corrected for 2 tests'
     """
     tests = sum(verdict.of >= LEAST_SEEDS for verdict in verdicts)
     p_values = iter(holm([verdict.p for verdict in verdicts if verdict.of >= LEAST_SEEDS]))
@@ -236,6 +237,10 @@ def _two_sided(mean: float, error: float, of: int) -> float:
     if mean == 0:
         return 1.0
     return float(2 * stdtr(of - 1, -abs(mean) / error)) if error else 0.0
+
+
+def _spoken(p: float) -> str:
+    return f"{p:.2g}" if p >= LEAST_P else f"< {LEAST_P}"
 
 
 def _checked(differences: Sequence[float]) -> list[float]:
