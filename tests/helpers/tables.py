@@ -14,6 +14,8 @@ AGGREGATORS = {
     "trimmed_mean": fedgma.trimmed_mean(0.2),
     "damped_mean": fedgma.damped_mean(0.4),
     "shuffled_mask": fedgma.shuffled_mask(0.4, seed=3),
+    "stale_mask": fedgma.stale_mask(0.4),
+    "cross_fitted": fedgma.cross_fitted(0.4, seed=3),
     "clipped gma": fedgma.clipped(fedgma.masked_mean(0.4), norm=2.0),
     "clipped median": fedgma.clipped(fedgma.median(), norm=2.0),
 }

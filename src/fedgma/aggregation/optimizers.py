@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedgma.aggregation.aggregate import Aggregate
+from fedgma.aggregation.aggregate import Aggregate, to_length
 from fedgma.arrays import FLOATS, Array, Params, cast, is_torch, spec
 from fedgma.errors import ConfigError, DataError, Diverged
 
 State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
+PREVIOUS = "mask"  # in the state: the mask of the round before, for rules that apply it one round late
 
 
 class Rates(NamedTuple):
@@ -171,13 +172,20 @@ def server_optimizer(
         _check_entries(aggregate, state, params, used)
         moved: dict[str, Array] = {}
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
+        if aggregate.next_mask is not None:
+            aggregate = aggregate._replace(mask=state.get(PREVIOUS))
+            moments[PREVIOUS] = dict(aggregate.next_mask or {})
         for key, mean in aggregate.mean.items():
             dtype = _working_type(params[key])
             wide = cast(mean, dtype)
             wide = wide if after else aggregate.masked(key, wide)
             before = {moment: state[moment][key] for moment in used}
             move, z, v = formula(wide, before.get("z"), before.get("v"), rates)
-            move = aggregate.masked(key, move) if after else move
+            if after:
+                move = aggregate.masked(key, move)
+            elif aggregate.length is not None:
+                masked = aggregate.reference.masked(key, cast(mean, dtype))
+                move = to_length(move, formula(masked, before.get("z"), before.get("v"), rates)[0])
             moved[key] = cast(cast(params[key], dtype) + learning_rate * move, spec(params[key]).dtype)
             for moment, array in (("z", z), ("v", v)):
                 if moment in used:

@@ -31,15 +31,20 @@ class Rule:
 
     `mask` computes the mask from a tally's votes (None: no mask). `change` replaces that mask, array by array, given
     (name, mean, mask). `prepare` changes one client's update before it is counted. `combine` replaces the weighted
-    mean: it computes an entry from all updates [client, ...], so they must be in memory together.
+    mean: it computes an entry from all updates [client, ...], so they must be in memory together; if it is `weighted`,
+    from their weights and names too. With `keep_length` the server's step with the changed mask is scaled, per array,
+    to the length of its step with the mask of the votes. A rule that is `late` applies a round's mask in the next one.
     """
 
     name: str
     mask: Mask | None = None
     change: Change | None = None
     prepare: Prepare | None = None
-    combine: Callable[[Array], Array] | None = None
+    combine: Callable[..., Array] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    weighted: bool = False
+    keep_length: bool = False
+    late: bool = False
 
     @property
     def streams(self) -> bool:
@@ -89,22 +94,29 @@ class Rule:
         for update, weight, client in replies:
             prepared = update if self.prepare is None else self.prepare(update, buffers)
             if tally.add(prepared, weight, client=client) is None and self.combine is not None:
-                kept.append(prepared)
+                kept.append((prepared, weight, client))
         merged = self.conclude(tally)
-        return merged if self.combine is None else merged._replace(mean=_combine(merged.mean, kept, self.combine))
+        return merged if self.combine is None else merged._replace(mean=_combine(merged.mean, kept, self))
 
     def conclude(self, tally: Tally) -> Aggregate:
         """Compute the aggregate of a tally."""
         return self._change_mask(finish(tally, mask="none" if self.mask is None else self.mask))
 
+    def combined(self, stack: Array, weights: Sequence[float], clients: Sequence[Hashable]) -> Array:
+        """What `combine` makes of one entry of all updates [client, ...]."""
+        assert self.combine is not None
+        return self.combine(stack, weights, clients) if self.weighted else self.combine(stack)
+
     def _change_mask(self, merged: Aggregate) -> Aggregate:
+        if self.late:
+            return merged._replace(mask=None, next_mask=merged.mask)
         if self.change is None or merged.mask is None:
             return merged
         changed = {}
         for name, mask in merged.mask.items():
             flat_mask = self.change(name, flatten(to_native(merged.mean[name])), flatten(to_native(mask)))
             changed[name] = to_user(flat_mask, spec(mask), placement(mask))
-        return merged._replace(mask=changed)
+        return merged._replace(mask=changed, length=merged.mask if self.keep_length else None)
 
 
 def _as_list(updates: Updates) -> list[Any]:
@@ -137,11 +149,12 @@ def _typical_update(updates: list[Any]) -> Params | None:
     return updates[next(client for client, schema in schemas.items() if schema == common)]  # type: ignore[no-any-return]
 
 
-def _combine(means: dict[str, Array], kept: list[Params], combine: Callable[[Array], Array]) -> dict[str, Array]:
+def _combine(means: dict[str, Array], kept: list[tuple[Params, Any, Hashable]], rule: Rule) -> dict[str, Array]:
+    weights, clients = [float(weight) for _, weight, _ in kept], [client for _, _, client in kept]
     result = {}
     for name, like in means.items():
-        entries = [to_native(update[name]) for update in kept]
-        result[name] = to_user(combine(_stack(entries)), spec(like), placement(like))
+        entries = [to_native(update[name]) for update, _, _ in kept]
+        result[name] = to_user(rule.combined(_stack(entries), weights, clients), spec(like), placement(like))
     return result
 
 

@@ -146,13 +146,21 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
     counted = [_train_chunk(fleet, state, lanes, sums, kept, drift, zeros) for lanes in _chunks(sampled, fleet.chunk)]
-    merged = rules.merge(fleet.rules, sums, kept, state.buffers)
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.masks)
     params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     control = state.control
     if control is not None and drift is not None:
         control = control + (drift / fleet.clients).float()
     rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
-    state = replace(state, rounds=rounds, params=params, buffers=merged.buffers, moments=moments, control=control)
+    state = replace(
+        state,
+        rounds=rounds,
+        params=params,
+        buffers=merged.buffers,
+        moments=moments,
+        control=control,
+        masks=merged.masks,
+    )
     played = replace(_record(fleet, state, sampled, sums, merged, zeros), counted=tuple(counted))
     return replace(state, looks=_look(fleet, state, sums)), played
 
@@ -172,7 +180,7 @@ def _train_chunk(
     correction = _correction(state, lane_batch) if state.control is not None else None
     named = unflatten(correction, fleet.shapes) if correction is not None else None
     trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, named))
-    updates, counted = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, trained)
+    updates, counted = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, trained, lane_batch.client)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):

@@ -177,7 +177,7 @@ def from_interval(
     """The verdict on `of` differences of which only the mean and Student's 95 % CI are known; None: one difference.
 
     >>> round(from_interval(1.2, (0.7463, 1.6537), 4).p, 4)
-    0.0034
+    0.0035
     """
     from scipy.special import stdtrit
 
