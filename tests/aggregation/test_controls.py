@@ -175,3 +175,11 @@ def test_the_cross_fitted_mask_needs_all_updates_and_says_so():
     server = MaskedServer(fedgma.cross_fitted())
     with pytest.raises(fedgma.ConfigError, match="cross_fitted needs all updates in memory together"):
         server.add(server.open({"w": np.zeros(2)}), {"w": np.ones(2)}, 1, "a")
+
+
+def test_an_optimiser_that_does_not_keep_the_last_mask_is_refused():
+    own = fedgma.sgd()._replace(name="own")
+    with pytest.raises(fedgma.ConfigError, match="needs one of the library's server optimisers"):
+        MaskedServer(fedgma.stale_mask(), own)
+    with pytest.raises(fedgma.ConfigError, match="got 'own'"):
+        fedgma.server_round({"w": np.zeros(2)}, [], aggregator=fedgma.stale_mask(), optimizer=own)

@@ -200,6 +200,15 @@ def server_optimizer(
     return ServerOptimizer(name, init, step, settings)
 
 
+def check_can_mask_late(optimizer: ServerOptimizer) -> None:
+    """Raise `ConfigError` for a user-defined optimiser, which does not keep the mask of the round before."""
+    if optimizer.name not in FORMULAS:
+        raise ConfigError(
+            f"a mask of the round before needs one of the library's server optimisers, which keep it in their state: "
+            f"{', '.join(sorted(FORMULAS))}; got {optimizer.name!r}"
+        )
+
+
 def _check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:
     """Raise `ConfigError` for invalid settings."""
     _check_positive(learning_rate=learning_rate, epsilon=epsilon)

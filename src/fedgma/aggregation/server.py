@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
 from fedgma.aggregation.gate import Gate, Refusal, entry_kind, norm
-from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
+from fedgma.aggregation.optimizers import ServerOptimizer, State, check_can_mask_late, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.tally import Tally
@@ -56,6 +56,8 @@ class MaskedServer:
     def __post_init__(self) -> None:
         if self.norm_factor is not None and not self.norm_factor > 0:
             raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
+        if self.rule.late:
+            check_can_mask_late(self.optimizer)
         if self.quorum < 1:
             raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
 

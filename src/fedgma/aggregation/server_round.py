@@ -4,7 +4,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.aggregation.gate import Gate, Refused, check_schema, read_schema
-from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
+from fedgma.aggregation.optimizers import ServerOptimizer, State, check_can_mask_late, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.stack import Weights, align_clients
@@ -46,6 +46,8 @@ def server_round(
     if not isinstance(params, Mapping):
         raise DataError(f"params: expected a mapping of names to arrays, got {type(params).__name__}")
     aggregator, optimizer = aggregator or masked_mean(), optimizer or sgd()
+    if aggregator.late:
+        check_can_mask_late(optimizer)
     counts, labels = align_clients(len(client_params), weights, clients, "models")
     tally = Tally(params, buffers=buffers, gate=gate)
     updates = (difference(local, params, cast=tally.gate.cast) for local in client_params)

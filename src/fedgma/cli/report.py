@@ -67,7 +67,7 @@ def compare(
     from fedgma.statistics import comparisons
     from fedgma.statistics.arms import without_extended
 
-    sides = [_side(name, runs or [Path("runs")], where or []) for name in (first, second)]
+    sides = [side(name, runs or [Path("runs")], where or []) for name in (first, second)]
     (ours, spoken), (theirs, also_spoken) = sides
     names = (_name(first, second), _name(second, first))
     apart = [*spoken, *also_spoken]
@@ -96,7 +96,7 @@ def compare(
     typer.echo(f"\n{text(differences_table(made))}")
 
 
-def _side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], list[str]]":
+def side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], list[str]]":
     """The runs of an arm and the settings that its name gives: all of a folder, or those in `runs` that match."""
     from fedgma.records.reader import read_runs
     from fedgma.statistics.selection import select, where

@@ -190,7 +190,9 @@ def is_about(claim: Claim, compared: Compared) -> bool:
     """Whether a claim speaks of this cell."""
     settings = {**compared.cell.settings, "rates": compared.cell.part.rates}
     arms = (claim.first, claim.second) if claim.kind in BETWEEN else (claim.arm,)
-    return compared.cell.arm in arms and all(settings.get(name) == value for name, value in claim.where.items())
+    return compared.cell.arm in arms and all(
+        settings.get(name) in (value if isinstance(value, list) else [value]) for name, value in claim.where.items()
+    )
 
 
 def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:

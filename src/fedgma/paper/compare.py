@@ -47,6 +47,8 @@ class Agreement(StrEnum):
 BySeed = Mapping[int, Entry]
 PerSeed = dict[int, float]
 PRIMARY = "last10"  # the statistic of verdicts
+CONTROLS = ("damped_mean", "shuffled_mask")
+CONTROLS_SINCE = "2026-11-16T07"  # when runs with the length of the server's step began; earlier ones are shorter
 
 
 class Compared(NamedTuple):
@@ -247,6 +249,7 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
     given = any(key in cell.part.settings for key in KEYS) or cell.part.own_rates
     without = LOOSE if given else (*LOOSE, *KEYS)
     sides = [[] if settings is None else index.find(settings, without) for settings in (cell.plain, cell.masked)]
+    sides[1] = _newest_controls(sides[1])
     rates = () if cell.part.own_rates else KEYS
     kinds: dict[str, tuple[dict[int, Entry], dict[int, Entry]]] = {}
     for arm, side in enumerate(sides):
@@ -256,6 +259,16 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
         return {}, {}, set()
     plain, masked = max(kinds.values(), key=lambda pair: _rank(pair, cell))
     return plain, masked, {id(entry) for side in sides for entry in side}
+
+
+def _newest_controls(entries: list[Entry]) -> list[Entry]:
+    """The runs without those of an earlier control of the same name, if there are newer ones."""
+    newer = [entry for entry in entries if entry.settings.get("aggregator") not in CONTROLS or not _is_earlier(entry)]
+    return newer or entries
+
+
+def _is_earlier(entry: Entry) -> bool:
+    return str(entry.facts.get("started", "")) < CONTROLS_SINCE
 
 
 def _as_planned(cell: Cell, plain: BySeed, masked: BySeed) -> bool:
