@@ -39,7 +39,6 @@ def write_results() -> None:
         if (RESULTS / name / "runs.jsonl").is_file():
             comparison = compare(experiment, read_export(RESULTS / name), read_chosen())
             write_comparison(comparison, RESULTS / name, html=False, findings=findings_of(experiment, [RESULTS]))
-            print(name, flush=True)
 
 
 if __name__ == "__main__":
