@@ -16,14 +16,14 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 LOST = "not recorded"
 NOTE = (
-    "One row for runs of an experiment that share all of it. Runs are shared: an experiment may take runs that were made "
-    "for another. No run recorded the command that made it; `fedgma paper run ID --precision PRECISION` makes runs of "
-    "the same settings. A commit that is not in the history cannot be checked out; its runs have to be made again to be "
-    "reproduced exactly."
+    "One row for runs of an experiment that share all of it. Runs are shared: an experiment may take runs that were "
+    "made for another. No run recorded the command that made it; `fedgma paper run ID --precision PRECISION` makes "
+    "runs of the same settings. A commit that is not in the history cannot be checked out; its runs have to be made "
+    "again to be reproduced exactly."
 )
 
 
-def rows(known: set[str] | None) -> list[tuple[str, str, str, str, str, str, str, str, int]]:
+def rows(known: set[str] | None) -> list[tuple[str | int, ...]]:
     """Every combination with its number of runs; `known` are the commits of the history, None if it is not there."""
     counts: Counter[tuple[str, ...]] = Counter()
     for file in sorted(RESULTS.glob("*/runs.json"), key=lambda file: (file.parent.name[0], int(file.parent.name[1:]))):
@@ -32,7 +32,7 @@ def rows(known: set[str] | None) -> list[tuple[str, str, str, str, str, str, str
             line = json.loads(text)
             facts = {**shared["circumstances"][line["circumstances"]], **line["facts"]}
             counts[file.parent.name, *_facts(facts, known)] += 1
-    return [(*row, count) for row, count in counts.items()]  # type: ignore[misc]
+    return [(*row, count) for row, count in counts.items()]
 
 
 def _facts(facts: Mapping[str, Any], known: set[str] | None) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def _facts(facts: Mapping[str, Any], known: set[str] | None) -> tuple[str, ...]:
         str(versions.get("torch", LOST)),
         f"{commit[:12]}{' (not in the history)' if lost else ''}" if commit else LOST,
         LOST,
-        str(facts.get("started", LOST))[:10],
+        str(facts["started"])[:10] if "started" in facts else LOST,
     )
 
 
