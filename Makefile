@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := build/tools/bin
+RELEASE := build/release
 
-.PHONY: demo test test-all test-gpu docs lint types unit clean
+.PHONY: demo test test-all test-gpu mutants audit sbom docs lint types unit clean
 
 demo: $(READY)
 	$(BIN)/fedgma run --out runs
@@ -20,6 +22,29 @@ test-all: lint types
 GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))
 test-gpu:
 	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest -m gpu tests/*/test_gpu_*.py
+
+# small changes of the source that a test must notice; prints those that none does
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py
+
+# findings in the source, and advisories on the packages of a release; says plainly what it could not look up
+audit: $(RELEASE)/.ready
+	$(TOOLS)/python tools/audit.py $(RELEASE)
+
+# the packages of a release with versions and licences, in dist/sbom.json
+sbom: $(RELEASE)/.ready
+	$(TOOLS)/python tools/sbom.py $(RELEASE) dist/sbom.json
+
+# a clean environment with the package and the extras of a release, made by tools of their own
+$(RELEASE)/.ready: pyproject.toml constraints.txt
+	rm -rf build/tools $(RELEASE)
+	$(PYTHON) -m venv build/tools
+	$(TOOLS)/pip install --quiet --disable-pip-version-check -c constraints.txt bandit pip-audit cyclonedx-bom
+	$(PYTHON) -m venv --without-pip $(RELEASE)
+	$(TOOLS)/pip --python $(RELEASE) install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(TOOLS)/pip --python $(RELEASE) install --quiet --disable-pip-version-check -c constraints.txt \
+		'.[sim,fast,hub,flower]'
+	touch $@
 
 # the documentation as a site, in site/
 docs: $(READY)
@@ -44,4 +69,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache runs report
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache runs report

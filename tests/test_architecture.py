@@ -17,6 +17,7 @@ ROOMS = [
     "errors",
     "arrays",
     "seeds",
+    "documents",
     "aggregation",
     "data",
     "training",

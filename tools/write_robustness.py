@@ -6,8 +6,11 @@ python tools/write_robustness.py
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedgma.paper.catalogue import experiment
 from fedgma.paper.entries import Entry, read_export
+from fedgma.paper.plans import plan_runs
 from fedgma.paper.plots.robustness import draw_attacks
+from fedgma.paper.rates import Chosen
 from fedgma.paper.robustness import NO_ATTACK, Matrix, matrices
 from fedgma.reports.plots.style import plain_text, save
 from fedgma.statistics.verdicts import Verdict
@@ -32,9 +35,10 @@ def measured(entries: Sequence[Entry]) -> str:
         return "Not measured yet."
     found = matrices(entries)
     seeds = sorted({entry.seed for entry in entries})
-    parts = [f"{len(entries)} runs, {len(seeds)} seeds.", "", "### Findings", ""]
+    planned = len(plan_runs(experiment("C7"), Chosen()).grid.runs)
+    parts = [f"{len(entries)} of {planned} planned runs, {len(seeds)} seeds.", "", "### Findings", ""]
     parts += [line for matrix in found for line in _findings(matrix)]
-    parts += ["", "![Accuracy by attack and rule](pictures/robustness.png)", ""]
+    parts += ["![Accuracy by attack and rule](pictures/robustness.png)", ""]
     for matrix in found:
         parts += [f"### Accuracy, {matrix.title}", "", *_table(matrix), ""]
     for matrix in matrices(entries, "backdoor"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedgma.experiments.grid import every_name
-from fedgma.experiments.settings import Settings
+from fedgma.experiments.settings import LARGE, MOST, Settings
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "experiments.md"
@@ -51,7 +51,7 @@ def _bounds(field: Any) -> str:
     words = []
     for bound in found:
         for sign, name in ((">", "gt"), (">=", "ge"), ("<", "lt"), ("<=", "le")):
-            if getattr(bound, name, None) is not None:
+            if getattr(bound, name, None) not in (None, MOST, LARGE):  # the page says once that numbers end there
                 words.append(f"{sign} {getattr(bound, name)}")
     return f" {' and '.join(words)}" if words else ""
 

@@ -41,6 +41,7 @@ from flwr.common.config import flatten_dict  # noqa: E402
 from fmnist_gma import server_app, task  # noqa: E402
 
 import fedgma  # noqa: E402
+from fedgma.flower import processes  # noqa: E402
 from fedgma.flower.deployment import NAME, Deployment  # noqa: E402
 from fedgma.flower.supervisor import Supervisor  # noqa: E402
 from fedgma.records.checkpoints import digest  # noqa: E402
@@ -80,7 +81,7 @@ class Scene:
         return Deployment(
             self.app,
             self.folder / name,
-            port=free_port(self.nodes + 2),
+            port=free_port(self.nodes + 3),
             certificates=self.folder / "certificates",
             keys=self.folder / "keys",
             nodes=self.nodes,
@@ -181,7 +182,7 @@ def clean(scene: Scene) -> bool:
         own = supervisor.deployment
         command = own.node(0)
         command[command.index("--auth-supernode-private-key") + 1] = str(scene.folder / "strangers" / "node0")
-        command[command.index("--port") + 1] = str(own.port + 1 + scene.nodes)
+        command[command.index("--port") + 1] = own.node_address(scene.nodes).rpartition(":")[2]
         answers.append(knocked(command, own.state / "stranger", own.environment("stranger")))
 
     code, _, found, seconds = supervised(scene.deployment("clean"), knock)
@@ -227,7 +228,7 @@ def restart(scene: Scene, who: str = "superlink") -> bool:
             if supervisor._rounds() == at - 1:
                 time.sleep(8)  # in the middle of the round
                 own = supervisor.processes["superlink"].pid
-                os.kill(own if who == "superlink" else serverapp(supervisor.deployment.port), signal.SIGKILL)
+                os.kill(own if who == "superlink" else serverapp(supervisor.deployment.state), signal.SIGKILL)
                 killed.append(time.monotonic())
                 while supervisor._rounds() < at and not ended.wait(0.2):
                     pass
@@ -249,15 +250,10 @@ def server(scene: Scene) -> bool:
     return restart(scene, "server app")
 
 
-def serverapp(port: int) -> int:
-    """The process of the server app that talks to the SuperLink on this port."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"flwr-serverapp" in words and f":{port}".encode() in words:
-            return int(folder.name)
+def serverapp(state: Path) -> int:
+    """The process of the server app of this deployment."""
+    for process in processes.find(state, home="superlink", program="flwr-serverapp"):
+        return process
     raise SystemExit("there is no server app")
 
 
@@ -265,16 +261,15 @@ def flower(scene: Scene) -> bool:
     """Two rounds of Flower's own strategies for every fault, which falls into the first; three nodes."""
     text = (scene.app / "pyproject.toml").read_text()
     (scene.app / "pyproject.toml").write_text(text.replace("server_app:app", "plain_server:app"))
-    plan = Deployment(scene.app, scene.folder / "flower", port=free_port(4), insecure=True, nodes=3)
+    plan = Deployment(scene.app, scene.folder / "flower", port=free_port(5), insecure=True, nodes=3)
     supervisor = Supervisor(plan)
-    (plan.state / "logs").mkdir(parents=True)
     plan.write_connection()
     try:
         for kind in scene.kinds or ("none", *FAULTS, "superlink"):
             for strategy in ("fedavg", "fedadam"):
                 print(f"  {kind:9s} {strategy:8s} {observed(scene, supervisor, kind, strategy)}", flush=True)
     finally:
-        supervisor._stop_all()
+        supervisor.programs.stop()
     return True
 
 

@@ -17,6 +17,7 @@ Params = Mapping[str, Array]  # names as in a state_dict
 
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
+NUMBERS = FLOATS | INTEGERS
 BLOCK = 1 << 16  # entries per step: the temporaries of a block stay in the cache
 
 
@@ -28,6 +29,10 @@ class Spec(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+class NotDense(TypeError):
+    """An array whose numbers cannot be read as they stand; the message says what it is."""
 
 
 class Placement(NamedTuple):
@@ -49,15 +54,37 @@ def placement(array: Array) -> Placement:
 
 
 def spec(array: Array) -> Spec:
-    """Shape and number type of an array, with numpy's names for the types."""
-    if not is_torch(array):
+    """Shape and number type of an array, with numpy's names for the types; `NotDense` if it hides or lacks values."""
+    if type(array) is np.ndarray:
+        return Spec(array.shape, _type_name(array.dtype))
+    if is_torch(array):
+        _check_dense(array)
+    elif isinstance(array, np.ma.MaskedArray):
+        raise NotDense("a masked array (fill the masked values first)")
+    else:
         array = np.asarray(array)
     return Spec(tuple(array.shape), _type_name(array.dtype))
 
 
+def _check_dense(tensor: Array) -> None:
+    if tensor.is_nested:
+        raise NotDense("a nested tensor")
+    if tensor.is_meta:
+        raise NotDense("a tensor on the meta device, which has no values")
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise NotDense("a sparse tensor (use to_dense)")
+
+
 @lru_cache(maxsize=256)
 def _type_name(dtype: Any) -> str:
-    return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
+    if isinstance(dtype, np.dtype):
+        return dtype.name if dtype.kind != "V" else f"numpy's {dtype.name}"  # bfloat16 of an extension is not torch's
+    return str(dtype).removeprefix("torch.")
+
+
+def detach(array: Array) -> Array:
+    """The values alone: a tensor without its graph, a list as an array; a view where possible."""
+    return array.detach() if is_torch(array) else np.asarray(array)
 
 
 def to_native(array: Array) -> Array:
@@ -90,7 +117,8 @@ def move_to(array: Array, like: Array) -> Array:
     if is_torch(like):
         import torch
 
-        return torch.as_tensor(array, device=like.device)
+        readable = is_torch(array) or array.flags.writeable  # torch warns of arrays that cannot be written to
+        return torch.as_tensor(array if readable else array.copy(), device=like.device)
     return array.cpu().numpy() if is_torch(array) else array
 
 
@@ -110,6 +138,40 @@ def cast(array: Array, dtype: str) -> Array:
 
         return array.to(getattr(torch, dtype))
     return np.asarray(array).astype(dtype, copy=False)
+
+
+def convert(array: Array, dtype: str) -> Array:
+    """Round a native array to another floating type, as a native array; what the type cannot hold becomes infinite."""
+    if is_torch(array):
+        return cast(array, dtype)
+    with np.errstate(over="ignore"):
+        if dtype != "bfloat16":
+            return cast(array, dtype)
+        import torch
+
+        return torch.from_numpy(array.astype(np.float32)).bfloat16().float().numpy()
+
+
+def to_int64(array: Array) -> Array:
+    """A native array of integers as int64; raises `OverflowError` for values of uint64 that do not fit."""
+    wide = cast(array, "int64")
+    if spec(array).dtype == "uint64" and bool((wide < 0).any()):
+        raise OverflowError("a value of 2**63 or more")
+    return wide
+
+
+def no_entries(placement: Placement) -> Array:
+    """An empty native array on the device of a placement."""
+    if placement.library == "torch" and placement.device.type != "cpu":
+        import torch
+
+        return torch.empty(0, device=placement.device)
+    return np.empty(0)
+
+
+def copy(array: Array) -> Array:
+    """A native array with memory of its own."""
+    return array.clone() if is_torch(array) else array.copy()
 
 
 def to_user(array: Array, to: Spec, placement: Placement) -> Array:

@@ -274,7 +274,7 @@ def test_weights_of_ten_thousand_clients_are_summed_exactly():
 def test_a_stack_of_different_lengths_raises():
     with pytest.raises(fedgma.DataError, match="holds 2 clients, but the first entry holds 3"):
         fedgma.mean()({"a": np.ones((3, 2)), "b": np.ones((2, 2))})
-    with pytest.raises(fedgma.DataError, match="3 clients, but there are 2 weights"):
+    with pytest.raises(fedgma.DataError, match="3 clients, got 2 weights"):
         fedgma.mean()({"a": np.ones((3, 2))}, [1, 2])
     with pytest.raises(fedgma.DataError, match="2 updates, got 3 weights"):
         fedgma.mean()([{"a": np.ones(2)}, {"a": np.ones(2)}], [1, 2, 3])

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import damaged_tallies
 import fedgma
 from fedgma.aggregation import kernels
 from fedgma.aggregation.kernels import plain
@@ -71,7 +72,7 @@ def with_nan(array):
     [
         ("header", lambda array: array[:-5]),
         ("header", lambda array: np.frombuffer(array.tobytes().replace(b'"clients": 2', b'"clients": 0'), np.uint8)),
-        ("header", lambda array: np.frombuffer(array.tobytes().replace(b'"version": 1', b'"version": 9'), np.uint8)),
+        ("header", lambda array: np.frombuffer(array.tobytes().replace(b'"version": 2', b'"version": 9'), np.uint8)),
         ("header", lambda array: np.frombuffer(array.tobytes().replace(b"float32", b"objects"), np.uint8)),
         ("header", lambda array: np.frombuffer(b"[]", np.uint8)),
         ("total.0", with_nan),
@@ -130,7 +131,7 @@ def test_damaged_bytes_are_refused(data):
 def resealed(sent, old, new):
     """The same bytes with something else inside and a checksum that fits, as somebody who means harm would send."""
     body = sent[:-32].replace(old, new)
-    start = len("fedgma tally 1\n")
+    start = len("fedgma tally 2\n")
     length = int.from_bytes(sent[start : start + 8], "little") + (len(new) - len(old) if old in sent[:300] else 0)
     body = body[:start] + length.to_bytes(8, "little") + body[start + 8 :]
     return body + hashlib.sha256(body).digest()
@@ -148,6 +149,13 @@ def resealed(sent, old, new):
         (b'"clients": 2', b'"clients": 9' + b"9" * 40),
         (b'"weight": [40.0, 0.0]', b'"weight": [1' + b"0" * 400 + b", 0.0]"),
         (b'"clients": 2', b'"clients": -1'),
+        (b'"weight": [40.0, 0.0]', b'"weight": [1e-300, 0.0]'),
+        (b'"weight": [40.0, 0.0]', b'"weight": [40.0, 9.0]'),
+        (b'"heaviest": 30.0', b'"heaviest": 41.0'),
+        (b'"heaviest": 30.0', b'"heaviest": 19.0'),
+        (b'"seen": []', b'"seen": ["a", "a"]'),
+        (b'"seen": []', b'"seen": ["a", "b", "c"]'),
+        (b'"version": 2', b'"clients": 1, "version": 2'),
     ],
 )
 def test_bytes_with_a_right_checksum_that_no_tally_could_give_are_refused(old, new):
@@ -156,6 +164,64 @@ def test_bytes_with_a_right_checksum_that_no_tally_could_give_are_refused(old, n
     assert fedgma.from_bytes(resealed(sent, old, old)).clients == 2
     with pytest.raises(fedgma.DataError):
         fedgma.from_bytes(resealed(sent, old, new))
+
+
+def crafted(key, change):
+    """A tally of two clients with another array and a checksum that fits."""
+    arrays = damaged_tallies.read_parts(fedgma.to_bytes(counted([BATCHNORM, BATCHNORM], [10, 30])))
+    return damaged_tallies.seal({**arrays, key: change(arrays[key].copy())})
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "sentence"),
+    [
+        ("total.0", lambda array: array * 0 + 1e300, "a mean outside its number type"),
+        ("rest.0", lambda array: array * 0 + np.float32(1e38), "a mean outside its number type"),
+        ("total.0", lambda array: -array, "votes of all clients for one sign and a sum of the other"),
+        ("votes.0", lambda array: -array, "votes of all clients for one sign and a sum of the other"),
+        ("rest.0", lambda array: array + np.float32(1.0), "votes of all clients for one sign and a sum of the other"),
+        ("votes.0", lambda array: array + np.int8(1), "more than 2 votes from 2 clients"),
+        ("total.1", lambda array: array * np.inf, "a NaN or an infinity"),
+    ],
+)
+def test_sums_that_contradict_votes_count_or_type_are_refused(key, change, sentence):
+    assert fedgma.from_bytes(crafted(key, lambda array: array)).clients == 2
+    with pytest.raises(fedgma.DataError, match=sentence):
+        fedgma.from_bytes(crafted(key, change))
+
+
+def test_a_sum_of_one_client_without_a_vote_is_refused():
+    arrays = damaged_tallies.read_parts(fedgma.to_bytes(counted([BATCHNORM], [10])))
+    arrays["votes.0"][:] = 0
+    with pytest.raises(fedgma.DataError, match="a sum without a vote"):
+        fedgma.from_bytes(damaged_tallies.seal(arrays))
+
+
+def test_a_header_of_megabytes_is_refused_at_once():
+    sent = fedgma.to_bytes(counted([BATCHNORM], [10]))
+    shape = lambda header: {**header, "entries": [["w", [2**62] * 200_000, "float32", "masked"]]}  # noqa: E731
+    for change in (shape, lambda header: b"[" + b"[]," * 2_000_000 + b"[]]", lambda header: b" " * 2**23):
+        assert damaged_tallies.read(damaged_tallies.with_header(sent, change), seconds=9) is None
+
+
+def test_the_gate_of_the_receiver_limits_the_weights_of_a_tally():
+    sent = fedgma.to_bytes(counted([BATCHNORM, BATCHNORM], [10, 30]))
+    assert fedgma.from_bytes(sent, gate=fedgma.Gate(max_weight=30)).clients == 2
+    with pytest.raises(fedgma.DataError, match="a client's weight must be at most 29, got 30"):
+        fedgma.from_bytes(sent, gate=fedgma.Gate(max_weight=29))
+
+
+def test_names_too_long_to_send_are_refused_by_the_sender():
+    tally = fedgma.Tally()
+    tally.add(BATCHNORM, 10, client="x" * 2**22)
+    with pytest.raises(fedgma.DataError, match="the names in this tally take"):
+        fedgma.to_bytes(tally)
+
+
+@pytest.mark.parametrize("data", ["text", None, 3, memoryview(b"fedgma tally 2")[::2]])
+def test_what_is_not_bytes_is_refused(data):
+    with pytest.raises(fedgma.DataError, match="a tally is read from bytes, got"):
+        fedgma.from_bytes(data)
 
 
 def test_merging_leaves_the_other_tally_alone():

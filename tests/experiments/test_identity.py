@@ -259,7 +259,7 @@ def test_the_identity_of_a_run_stands_in_its_record(tmp_path):
     experiments.run({**TINY, "model": "logistic"}, out=tmp_path)
     (folder,) = tmp_path.iterdir()
     head = read_head(folder)
-    assert head["format"] == 2
+    assert head["format"] == 3
     assert head["identity"] == {
         "data": head["data"]["sha256"],
         "model": "logistic, 7850 parameters",

@@ -144,7 +144,7 @@ def test_faults_follow_their_seed():
 @row(
     "F4",
     "requests of nodes are delayed, cut, duplicated and replayed",
-    happens="Flower repeats most of what was cut, and no reply counts twice; where a reply is lost, its node is late or "
+    happens="Flower repeats most of what was cut, and no reply counts twice; where one is lost, its node is late or "
     "failed, and the round is repeated if it misses the quorum",
     seen="`Connection attempt failed, retrying` in the node's log; at worst `gma-late` or `gma-failed`",
 )

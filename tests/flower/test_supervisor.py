@@ -3,88 +3,23 @@
 import json
 import os
 import signal
-import socket
-import stat
-import sys
 import threading
 import time
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedgma[flower]'")
-
+from certificates import write_certificates
 from fedgma.errors import ConfigError, FedgmaError
-from fedgma.flower import deployment, supervisor
+from fedgma.flower import supervisor
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.supervisor import Supervisor
-
-# answers at its port until it is ended, or left alone
-SUPERLINK = """
-import os, socket, sys, time
-port = int(sys.argv[sys.argv.index("--port") + 1])
-door, parent = socket.create_server(("127.0.0.1", port), reuse_port=True), os.getppid()
-while os.getppid() == parent:
-    time.sleep(0.5)
-"""
-
-# `flwr run` plays a round more at each call, or does as the file `plan` says; `flwr ls` tells that the run has ended
-FLWR = """
-import json, sys
-from pathlib import Path
-if sys.argv[1] == "ls":
-    print(json.dumps({"runs": [{"status": "finished:failed"}]}))
-    raise SystemExit
-settings = sys.argv[sys.argv.index("--run-config") + 1]
-run = Path(settings.split('"')[1])
-run.mkdir(exist_ok=True)
-plan = json.loads((run.parent / "plan").read_text())
-step = plan.pop(0) if plan else "nothing"
-(run.parent / "plan").write_text(json.dumps(plan))
-lines = run / "rounds.jsonl"
-count = len(lines.read_text().splitlines()) if lines.exists() else 0
-if step == "round":
-    with lines.open("a") as stream:
-        stream.write(json.dumps({"round": count + 1}) + "\\n")
-if step == "done":
-    (run / "done").write_text(json.dumps({"rounds": count}))
-if step == "give up":
-    (run / "failed").write_text(json.dumps({"exit_code": 4, "message": "too few clients"}))
-print(json.dumps({"run-id": None if step == "refuse" else str(count + 7), "error-message": "no"}))
-"""
+from flower_stage import held_port, set_stage, supervised
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch, port):
-    """A deployment whose programs are stand-ins, and are waited for as long as it takes."""
-    for name, code in {"flower-superlink": SUPERLINK, "flwr": FLWR}.items():
-        program = tmp_path / name
-        program.write_text(f"#!{sys.executable}\n{code}")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(deployment, "_program", lambda name: str(tmp_path / name))
-    monkeypatch.setattr(supervisor, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr(supervisor, "STATUS_INTERVAL", 0.05)
-    monkeypatch.setattr(supervisor, "START_TIMEOUT", 1e9)
-    monkeypatch.setattr(supervisor, "COMMAND_TIMEOUT", 1e6)
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "pyproject.toml").touch()
-    (tmp_path / "state").mkdir()
-    return Deployment(tmp_path / "app", tmp_path / "state", port=port, insecure=True)
-
-
-@pytest.fixture
-def port():
-    """A port that no other program is given while the test lasts; sockets that say so too may share it."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
-
-
-def supervised(stage, plan, **options):
-    (stage.state / "plan").write_text(json.dumps(plan))
-    messages = []
-    watched = Supervisor(stage, say=messages.append, **options)
-    return watched, messages, watched.run()
+def stage(tmp_path, monkeypatch):
+    with held_port() as port:
+        yield set_stage(tmp_path, port, monkeypatch)
 
 
 def test_a_run_that_is_done_ends_with_code_0_and_nothing_is_left_running(stage):
@@ -181,15 +116,11 @@ def test_invalid_settings_are_refused_before_anything_is_started(stage, tmp_path
         Supervisor(wrong).run()
 
 
-def test_a_private_key_that_others_can_read_is_refused(stage, tmp_path):
-    for name in ("ca.crt", "server.pem", "server.key"):
-        (tmp_path / name).touch()
-    (tmp_path / "server.key").chmod(0o644)
-    open_to_all = Deployment(**{**vars(stage), "insecure": False, "certificates": tmp_path})
-    with pytest.raises(ConfigError, match="other users can read"):
-        open_to_all.check()
-    (tmp_path / "server.key").chmod(0o600)
-    open_to_all.check()
+def test_a_deployment_beyond_this_machine_needs_node_keys(stage, tmp_path):
+    certificates = write_certificates(tmp_path / "certificates")
+    everywhere = Deployment(**{**vars(stage), "insecure": False, "certificates": certificates, "host": "0.0.0.0"})
+    with pytest.raises(ConfigError, match="everybody could join as a node; add --keys"):
+        everywhere.check()
 
 
 def test_all_settings_of_the_app_are_one_argument(stage):

@@ -85,7 +85,7 @@ def test_accuracy_is_laid_out_by_attack_and_rule(entries):
 
 def test_the_findings_are_those_of_the_runs(entries):
     said = tool().measured(entries)
-    assert "380 runs, 2 seeds." in said
+    assert "380 of 1520 planned runs, 2 seeds." in said
     assert "with 85.3 %, which is 95 % of the accuracy of the mean without an attack (90.0 %)" in said
     assert "GMA is significantly ahead in 0 and behind in 18, behind by at most 10.0 points" in said
     assert "median under 18" in said

@@ -34,11 +34,15 @@ def in_format_1(out):
     """Run folders as the last version wrote them: no identity, and other names of a setting and of the folders."""
     for folder in list(out.iterdir()):
         head = json.loads((folder / "run.json").read_text())
-        del head["identity"]
+        del head["identity"], head["checksum"]
         head["settings"]["cohort"] = head["settings"].pop("clients_per_round")
         name = hashlib.sha256(json.dumps(head["settings"], sort_keys=True).encode()).hexdigest()[:16]
         head |= {"format": 1, "fingerprint": name, "lineage": f"of {name}"}
         (folder / "run.json").write_text(json.dumps(head))
+        (folder / "SHA256SUMS").unlink()
+        for manifest in folder.rglob("manifest.json"):
+            entries = json.loads(manifest.read_text())
+            manifest.write_text(json.dumps({"format": 1, "round": entries["round"], "files": entries["files"]}))
         folder.rename(out / name)
 
 
@@ -46,7 +50,7 @@ def contents(out):
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in out.rglob("*")
-        if path.is_file() and path.name not in ("run.json", "lock")
+        if path.is_file() and path.name not in ("run.json", "SHA256SUMS", "manifest.json", "lock")
     }
 
 
@@ -99,7 +103,7 @@ def test_every_part_of_an_old_record_is_still_there(tmp_path):
     old = json.loads((folder / "run.json").read_text())
     (one,) = convert(tmp_path)
     new = json.loads((one.folder / "run.json").read_text())
-    assert new["format"] == 2
+    assert new["format"] == 3
     assert new["formerly"] == old["fingerprint"]
     changed = ("format", "fingerprint")
     assert {name: new[name] for name in old if name not in changed} == {
@@ -139,9 +143,9 @@ def test_settings_are_read_under_the_names_they_have_now(tmp_path):
     assert "cohort" not in settings
 
 
-def test_a_format_1_run_is_read_as_one_of_format_2(tmp_path):
+def test_a_format_1_run_is_read_as_one_of_the_current_format(tmp_path):
     run = read_run(write_run(tmp_path, rounds=3))
-    assert run.head["format"] == 2
+    assert run.head["format"] == 3
     assert run.identity == {"data": "ab" * 32, "model": "lenet, 61706 parameters", "precision": "fp32"}
     assert run.head["lineage"] == fingerprint({**run.head["settings"], "rounds": None}, run.identity)
 
@@ -152,14 +156,14 @@ def test_the_command_says_what_it_did_and_what_it_left(tmp_path):
     (broken / "run.json").write_text("{")
     code, said, error = call("convert", tmp_path / "runs")
     assert code == 3
-    assert "4 of 5 run folders were rewritten to format 2; 0 were already." in said
+    assert "4 of 5 run folders were rewritten to format 3; 0 were already." in said
     assert "4 folders were renamed" in said
     assert f"left as it was: {broken.name}" in said
     assert "1 run folders could not be converted" in error
     shutil.rmtree(broken)
     assert call("convert", tmp_path / "runs")[:2] == (
         0,
-        "0 of 4 run folders were rewritten to format 2; 4 were already.\n",
+        "0 of 4 run folders were rewritten to format 3; 4 were already.\n",
     )
     assert len(read_runs(tmp_path / "runs")) == 4
 
@@ -175,7 +179,7 @@ def test_a_writer_that_goes_on_with_an_old_folder_makes_it_a_new_one(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"format": 1, **head, "device": "kept"}))
     with RunFolder(tmp_path, head):
         pass
-    assert json.loads((tmp_path / "run.json").read_text())["format"] == 2
+    assert json.loads((tmp_path / "run.json").read_text())["format"] == 3
     assert read_head(tmp_path)["device"] == "kept"
 
 

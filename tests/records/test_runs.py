@@ -63,7 +63,7 @@ BREAKS = {
     "no such folder": lambda folder: os.rename(folder, folder.with_name("elsewhere")),
     "no run.json in it": lambda folder: (folder / "run.json").unlink(),
     "is not JSON": lambda folder: (folder / "run.json").write_text("{"),
-    "has format 3": lambda folder: _change(folder, format=3),
+    "has format 99": lambda folder: _change(folder, format=99),
     "'settings' as a dict": lambda folder: _change(folder, settings=[1]),
     "setting 'rounds' should be int": lambda folder: _change(folder, settings={"seed": 0}),
     "line 3,.* is not JSON": lambda folder: _line(folder, 2, "{{{"),

@@ -149,8 +149,8 @@ def given(updates):
     """A trainer whose clients return these updates [client, entry]."""
 
     def train(assignment):
-        flat = updates[torch.from_numpy(assignment.lane_batch.client)]
-        return Trained(flat, shapes_of(assignment.start), {}, torch.zeros(len(flat)), torch.zeros(len(flat)))
+        flat = updates[torch.from_numpy(assignment.lane_batch.client).to(updates.device)]
+        return Trained(flat, shapes_of(assignment.start), {}, flat.new_zeros(len(flat)), flat.new_zeros(len(flat)))
 
     return train
 
@@ -192,6 +192,7 @@ def test_scaffolds_variates_stay_those_of_honest_training():
 # -- the norm bound ----------------------------------------------------------------------------------------------------
 
 BOUND = 3.0
+ROBUST = (fedgma.median(), fedgma.trimmed_mean(0.3), fedgma.multi_krum(0.3))
 
 
 def by_server(rounds, rule):
@@ -236,3 +237,18 @@ def test_the_lab_bounds_norms_as_a_deployment_does_to_the_bit(rule):
 def test_a_norm_factor_must_be_positive():
     with pytest.raises(ConfigError, match="norm_factor must be a number above 0"):
         run_of(norm_factor=0.0)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_attacks_clipping_and_bounds_do_the_same():
+    rule, shared = fedgma.clipped(fedgma.masked_mean(), 2.0), {"clients_per_round": len(SIZES), "norm_factor": BOUND}
+    specs = [run_of(Attack(name, 0.5), rule=rule, **shared) for name in ATTACKS]
+    specs += [run_of(Attack("sign_flip", 0.5, 100.0), rule=chosen, **shared) for chosen in ROBUST]
+    here = assemble(specs, trainer="loop")
+    there = assemble([replace(spec, federation=FEDERATION.to("cuda")) for spec in specs], trainer="loop")
+    one, two = start(here), start(there)
+    for _ in range(2):
+        one, played = play_round(replace(here, train=given(UPDATES)), one)
+        two, also = play_round(replace(there, train=given(UPDATES.cuda())), two)
+        torch.testing.assert_close(two.params.cpu(), one.params, rtol=1e-5, atol=1e-6)
+        assert [record.refused for record in also.records] == [record.refused for record in played.records]

@@ -1,5 +1,6 @@
 """The result of a round, and `finish`, which computes it from a tally (SPEC 2.2, 2.6)."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,8 +9,8 @@ from fedgma.aggregation import kernels
 from fedgma.aggregation.kernels.plain import Sums, mean
 from fedgma.aggregation.masks import MASKS, Mask, VoteMask
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Spec, blocks, is_torch, to_user, zeros
-from fedgma.errors import ConfigError, Diverged, NotEnoughClients
+from fedgma.arrays import Array, Spec, blocks, copy, is_torch, move_to, to_user, zeros
+from fedgma.errors import ConfigError, Diverged
 
 
 class Aggregate(NamedTuple):
@@ -34,7 +35,8 @@ class Aggregate(NamedTuple):
         """One entry's step times its mask, in the number type of the step."""
         if self.mask is None:
             return step
-        product = step * self.mask[name]
+        with np.errstate(over="ignore"):  # a step that is not finite is found before it is committed
+            product = step * move_to(self.mask[name], step)
         return product.to(step.dtype) if is_torch(step) else np.asarray(product, dtype=step.dtype)
 
 
@@ -46,31 +48,36 @@ def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release
     the tally.
     """
     function = _mask_function(mask, tau)
-    if tally.schema is None or not tally.clients:
-        reasons = ", ".join(sorted({refusal.reason for refusal in tally.refused})) or "no update was added"
-        raise NotEnoughClients(
-            f"no valid update to average ({len(tally.refused)} refused: {reasons}); nothing was changed"
-        )
+    with tally.turns.use():
+        tally.check_round()
+        schema = tally.schema or {}
+        if not release:
+            return _aggregate(tally, schema, function, release)
+        tally.turns.begin()
+        merged = _aggregate(tally, schema, function, release)
+        tally.clear()
+        tally.turns.end()
+        return merged
+
+
+def _aggregate(tally: Tally, schema: Mapping[str, Spec], function: Mask | None, release: bool) -> Aggregate:
     means: dict[str, Array] = {}
     masks: dict[str, Array] = {}
     buffers: dict[str, Array] = {}
-    for name, entry in tally.schema.items():
+    for name, entry in schema.items():
         if name not in tally.sums:
-            buffers[name] = to_user(tally.maxima[name], entry, tally.placement)
+            buffers[name] = to_user(copy(tally.maxima[name]), entry, tally.placement)
             continue
         sums = tally.sums.pop(name) if release else tally.sums[name]
         votes, target = sums.votes, buffers if sums.votes is None else means
-        target[name] = to_user(_compute_mean(name, sums, tally.weight, entry, release), entry, tally.placement)
+        target[name] = to_user(_compute_mean(name, sums, tally, entry, release), entry, tally.placement)
         del sums  # frees the memory for the mask
         if function is not None and votes is not None:
             kind = "float64" if entry.dtype == "float64" else "float32"
             masks[name] = to_user(
                 _compute_mask(function, votes, tally.clients, kind), Spec(entry.shape, kind), tally.placement
             )
-    notes = tally.notes
-    if release:
-        tally.clear()
-    return Aggregate(means, None if function is None else masks, notes, buffers)
+    return Aggregate(means, None if function is None else masks, tally.notes, buffers)
 
 
 def _mask_function(mask: str | Mask, tau: float) -> Mask | None:
@@ -87,17 +94,18 @@ def _mask_function(mask: str | Mask, tau: float) -> Mask | None:
 
 def _compute_mask(function: Mask, votes: Array, clients: int, kind: str) -> Array:
     if not isinstance(function, VoteMask):  # a user's function may need all of the array
-        return function(votes, clients, kind)
+        return function(copy(votes), clients, kind)  # and may write to it
     mask = zeros(len(votes), kind, votes)
     for part in blocks(len(votes)):
         mask[part] = function(votes[part], clients, kind)
     return mask
 
 
-def _compute_mean(name: str, sums: Sums, weight: float, entry: Spec, reuse: bool) -> Array:
+def _compute_mean(name: str, sums: Sums, tally: Tally, entry: Spec, reuse: bool) -> Array:
     native_type = "float32" if entry.dtype == "bfloat16" else entry.dtype
-    value = mean(sums, weight, native_type, reuse=reuse)
-    # a mean of float32 or smaller types is within the range of its type; only float64 sums can overflow
-    if entry.dtype == "float64" and kernels.first_nonfinite([value]) is not None:
+    value = mean(sums, tally.weight, native_type, reuse=reuse)
+    # sums of float32 or smaller types cannot overflow float64, and their rounding errors float32 for great weights only
+    may_overflow = entry.dtype == "float64" or tally.heaviest * tally.clients**2 > 2**51
+    if may_overflow and kernels.first_nonfinite([value]) is not None:
         raise Diverged(f"the weighted sum of {name!r} overflows float64; nothing was changed, scale the updates down")
     return value

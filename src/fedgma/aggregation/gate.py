@@ -5,11 +5,12 @@ A refused client is left out of the mean and of the vote count. The result is th
     reason      why the client is refused
     schema      not a mapping of arrays, or entries are missing or unexpected
     shape       an entry has another shape (never broadcast)
-    dtype       an entry has another number type, or does not hold numbers
-    nonfinite   an entry holds a NaN or an infinity
+    dtype       an entry has another number type, or is not a dense array of numbers; no entry is floating
+    nonfinite   an entry holds a NaN or an infinity, or a value that the model's number type cannot hold
     norm        the norm is above the limit
     empty       the weight is zero: no data, no vote
-    weight      the weight is negative, not finite, not a number, or above the limit
+    weight      the weight is negative, not finite, not a number, or outside the limits
+    client      the client's name cannot be compared with other names
     duplicate   the client has sent an update before
     unselected  the client was not selected for the round
     round       the update is for another round
@@ -23,13 +24,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation import kernels
-from fedgma.arrays import FLOATS, INTEGERS, Array, Spec, cast, flatten, spec, to_native
-from fedgma.errors import ConfigError
+from fedgma.arrays import (
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    Array,
+    NotDense,
+    Spec,
+    cast,
+    convert,
+    flatten,
+    is_torch,
+    spec,
+    to_int64,
+    to_native,
+)
+from fedgma.errors import ConfigError, DataError
 
 Schema = Mapping[str, Spec]
 PIECE = 2**15  # entries whose squares are summed at a time
 SAFE = 1e-280  # underflow does not matter in a sum of squares above this
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # torch's names for buffers of normalisation layers
+MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e15  # outside these, products with an update or sums of weights lose digits
+LONGEST = 300  # characters of a detail: it quotes what a client sent
 
 
 class Refusal(NamedTuple):
@@ -44,7 +61,10 @@ class Refusal(NamedTuple):
 class Gate:
     """Conditions on an update beyond shape, number type and finite values.
 
-    `cast=True` accepts and converts other floating types; otherwise every client must send the model's number types.
+    `cast=True` accepts other floating types and rounds them to the model's; otherwise every client must send the
+    model's number types. The default `max_weight` refuses nonsense only: a client of that weight owns the mean. Set it
+    to the samples of your largest client, or set `max_share`: a round in which one client has a larger share of the
+    total weight is not averaged (`NotEnoughClients`).
     """
 
     max_weight: float = 1e9
@@ -52,52 +72,141 @@ class Gate:
     cast: bool = False
     selected: Collection[Hashable] | None = None  # clients of the round; None: any client
     round: int | None = None
+    max_share: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.max_weight > 0 or not self.max_norm > 0:
-            raise ConfigError(f"a gate's limits must be above 0, got {self.max_weight=} and {self.max_norm=}")
-        if self.selected is not None and len(set(self.selected)) != len(self.selected):
-            raise ConfigError("the selected clients must be distinct, but one is named twice")
+        _check_limit("max_weight", self.max_weight, MAX_WEIGHT)
+        _check_limit("max_share", self.max_share, 1.0)
+        _check_limit("max_norm", self.max_norm, math.inf)
+        if not isinstance(self.cast, bool | np.bool_):
+            raise ConfigError(f"a gate's cast must be True or False, got {self.cast!r}")
+        if self.round is not None and (isinstance(self.round, bool) or not isinstance(self.round, int | np.integer)):
+            raise ConfigError(f"a gate's round must be a whole number or None, got {self.round!r}")
+        if self.selected is not None:
+            object.__setattr__(self, "selected", _read_selected(self.selected))
+
+
+def _check_limit(name: str, limit: object, highest: float) -> None:
+    number = isinstance(limit, int | float | np.integer | np.floating) and not isinstance(limit, bool)
+    if not number or not 0 < limit <= highest:  # type: ignore[operator]
+        at_most = "" if highest == math.inf else f" and at most {highest:g}"
+        raise ConfigError(f"a gate's {name} must be a number above 0{at_most}, got {limit!r}")
+
+
+def _read_selected(selected: object) -> frozenset[Hashable]:
+    if isinstance(selected, str | bytes) or not isinstance(selected, Collection):
+        raise ConfigError(f"the selected clients must be a collection of names, got {type(selected).__name__}")
+    names = list(selected)
+    try:
+        distinct = frozenset(names)
+    except TypeError:
+        raise ConfigError("the selected clients' names must be hashable, such as strings or integers") from None
+    if len(distinct) != len(names):
+        raise ConfigError("the selected clients must be distinct, but one is named twice")
+    return distinct
 
 
 class Refused(Exception):
-    """Raised and caught inside `aggregation` only: why the gate refuses an update."""
+    """Why the gate refuses an update; in place of an update, it stands for one that could not be read."""
 
     def __init__(self, reason: str, detail: str) -> None:
+        detail = detail if len(detail) <= LONGEST else detail[: LONGEST - 3] + "..."
         super().__init__(detail)
         self.reason, self.detail = reason, detail
 
 
-def read_weight(weight: object, max_weight: float) -> float:
-    """A client's weight as a float; raises `Refused` unless it is positive, finite and within the limit."""
-    if isinstance(weight, bool | np.bool_ | str | bytes | complex) or not hasattr(weight, "__float__"):
-        raise Refused("weight", f"the weight must be a number of samples, got {weight!r}")
+def check_client(client: Hashable) -> None:
+    """Raise `Refused` unless a client's name can be compared with others: hashable, and equal to itself."""
+    if client is None or type(client) in (str, int):
+        return
     try:
-        value = float(weight)
+        comparable = not is_torch(client) and hash(client) == hash(client) and bool(client == client)
+    except Exception:
+        comparable = False
+    if not comparable:
+        raise Refused("client", f"a client's name must be hashable, such as a string or an integer, got {client!r:.60}")
+
+
+def check_members(seen: Collection[Hashable], clients: int, gate: Gate) -> None:
+    """Raise `DataError` unless all clients of a whole tally are among those that the gate selects."""
+    if gate.selected is None:
+        return
+    if len(seen) < clients:
+        raise DataError(f"the gate has selected clients, but {clients - len(seen)} clients of the tally have no name")
+    if strangers := set(seen) - set(gate.selected):
+        raise DataError(f"the tally holds clients that were not selected, such as {min(map(repr, strangers))}")
+
+
+def read_weight(weight: object, max_weight: float) -> float:
+    """A client's weight as a float; raises `Refused` unless it is positive, finite and within the limits."""
+    if not _is_number(weight):
+        raise Refused("weight", f"the weight must be a number of samples, got {weight!r:.60}")
+    try:
+        value = float(weight)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise Refused("weight", f"the weight must be one number, got {type(weight).__name__}") from None
     if value == 0:
         raise Refused("empty", "the client has no samples")
-    if not 0 < value <= max_weight:  # also false for NaN
-        raise Refused("weight", f"the weight must be above 0 and at most {max_weight:g}, got {value!r}")
+    if not MIN_WEIGHT <= value <= min(max_weight, MAX_WEIGHT):  # also false for NaN
+        raise Refused("weight", f"the weight must be at least {MIN_WEIGHT:g} and at most {max_weight:g}, got {value!r}")
     return value
 
 
-def read_schema(update: object) -> dict[str, Spec]:
-    """Names, shapes and number types of an update; raises `Refused` unless it is a mapping of numeric arrays."""
-    if not isinstance(update, Mapping) or not update:
+def _is_number(weight: object) -> bool:
+    """Whether this may be a weight: a real number, or an array of one without axes."""
+    if type(weight) in (int, float):
+        return True
+    if isinstance(weight, bool | str | bytes | complex | np.ma.MaskedArray) or not hasattr(weight, "__float__"):
+        return False
+    kind = getattr(weight, "dtype", None)
+    if kind is None:  # a Fraction, a Decimal
+        return True
+    try:
+        return spec(weight).shape == () and spec(weight).dtype in NUMBERS
+    except Exception:
+        return False
+
+
+def read_mapping(update: object) -> dict[str, Any]:
+    """The entries of an update, read once; raises `Refused` unless it is a mapping with entries."""
+    if isinstance(update, Refused):
+        raise update
+    try:
+        entries = dict(update) if isinstance(update, Mapping) else {}
+    except Exception as error:  # a mapping that reads its entries from elsewhere
+        raise Refused("schema", f"the update's entries cannot be read ({type(error).__name__})") from None
+    if not entries:
         raise Refused("schema", f"an update must be a mapping of names to arrays, got {type(update).__name__}")
+    return entries
+
+
+def read_schema(update: object) -> dict[str, Spec]:
+    """Names, shapes and number types of an update; raises `Refused` unless it is a mapping of numeric arrays.
+
+    Integers are counters, which take the maximum in int64 whatever their type. An update of counters alone is refused:
+    it was meant to be averaged.
+    """
     schema = {}
-    for name, array in update.items():
+    entries = update if type(update) is dict and update else read_mapping(update)
+    for name, array in entries.items():
         if not isinstance(name, str):
-            raise Refused("schema", f"entry names must be strings, got {name!r}")
-        try:
-            schema[name] = spec(array)
-        except (TypeError, ValueError):
-            raise Refused("dtype", f"{name!r} must be an array of numbers, got {type(array).__name__}") from None
-        if schema[name].dtype not in FLOATS | INTEGERS:
-            raise Refused("dtype", f"{name!r} must hold numbers, got {schema[name].dtype}")
+            raise Refused("schema", f"entry names must be strings, got {name!r:.60}")
+        schema[name] = _read_spec(name, array)
+    if not any(entry.dtype in FLOATS for entry in schema.values()):
+        raise Refused("dtype", "integers are counters and are not averaged: convert the updates to a floating type")
     return schema
+
+
+def _read_spec(name: str, array: object) -> Spec:
+    try:
+        entry = spec(array)
+    except NotDense as odd:
+        raise Refused("dtype", f"{name!r:.60} must be a dense array of numbers, got {odd}") from None
+    except Exception:  # whatever a stranger's object raises when it is read
+        raise Refused("dtype", f"{name!r:.60} must be an array of numbers, got {type(array).__name__}") from None
+    if entry.dtype not in NUMBERS:
+        raise Refused("dtype", f"{name!r:.60} must hold numbers, got {entry.dtype}")
+    return Spec(entry.shape, "int64") if entry.dtype in INTEGERS else entry
 
 
 def check_schema(schema: Schema, expected: Schema, cast: bool) -> None:
@@ -113,20 +222,38 @@ def check_schema(schema: Schema, expected: Schema, cast: bool) -> None:
             raise Refused("dtype", f"{name!r} must be {wanted.dtype}, got {actual.dtype}")
 
 
-def read_update(update: Mapping[str, Any], expected: Schema) -> dict[str, Array]:
-    """The entries as flat native arrays in the expected order; raises `Refused` if one is not finite."""
-    arrays = {name: flatten(to_native(update[name])) for name in expected}
+def read_update(update: Mapping[str, Any], schema: Schema, expected: Schema) -> dict[str, Array]:
+    """The entries as flat native arrays in the expected order and types; raises `Refused` if one is not finite."""
+    arrays = {name: flatten(read_array(name, update[name], schema[name], expected[name])) for name in expected}
     floats = [name for name, entry in expected.items() if entry.dtype in FLOATS]
     bad = kernels.first_nonfinite([arrays[name] for name in floats])
     if bad is not None:
-        raise Refused("nonfinite", f"{floats[bad]!r} holds a NaN or an infinity")
+        raise Refused("nonfinite", nonfinite(floats[bad], schema, expected))
     return arrays
+
+
+def read_array(name: str, array: Array, entry: Spec, expected: Spec) -> Array:
+    """One entry as a native array of the expected number type."""
+    try:
+        native = to_native(array)
+        if expected.dtype == "int64":
+            return to_int64(native)
+    except OverflowError:
+        raise Refused("dtype", f"{name!r} holds a counter of 2**63 or more") from None
+    return native if entry.dtype == expected.dtype else convert(native, expected.dtype)
+
+
+def nonfinite(name: str, schema: Schema, expected: Schema) -> str:
+    """What is wrong with an entry that is not finite in the expected number type."""
+    outside = "" if schema[name].dtype == expected[name].dtype else f", or a value outside {expected[name].dtype}"
+    return f"{name!r} holds a NaN or an infinity{outside}"
 
 
 def find_refusal(update: Mapping[str, Any], gate: Gate) -> Refusal | None:
     """Check an update's arrays against a gate, without weight or client; None if they pass."""
     try:
-        arrays = read_update(update, read_schema(update))
+        schema = read_schema(update)
+        arrays = read_update(update, schema, schema)
         length = norm(arrays.values()) if gate.max_norm < math.inf else 0.0
         if length > gate.max_norm:
             raise Refused("norm", f"the norm must be at most {gate.max_norm:g}, got {length:g}")

@@ -36,6 +36,7 @@ def finish_stack(
         means, masks, nonfinite = gpu.aggregate(arrays, np.array(kept_weights), math.fsum(kept_weights), mask)
         if not bool(nonfinite):
             tally.count(kept_weights, [stack.clients[row] for row in keep] if stack.named else [])
+            tally.check_round()
             reshaped = None if masks is None else _reshape(masks, stack.schema)
             return Aggregate(_reshape(means, stack.schema), reshaped, tally.notes)
         if not tally.refuse_nonfinite(stack, keep):

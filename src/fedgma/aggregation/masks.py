@@ -24,10 +24,18 @@ Mask = Callable[[Array, int, str], Array]  # (votes, clients, dtype) -> mask
 
 
 def check_tau(tau: float) -> float:
-    """Return tau as a float; raises `ConfigError` unless it is a number in [0, 1]."""
+    """Return tau as a float; raises `ConfigError` unless it is a number in [0, 1].
+
+    A number of a smaller type is taken as the shortest decimal that it stands for, since 4 of 10 votes reach 0.4 but
+    not the nearest float32, 0.400000006.
+
+    >>> check_tau(np.float32(0.4)), check_tau(float(np.float32(0.4)))
+    (0.4, 0.4)
+    """
     if isinstance(tau, bool) or not isinstance(tau, int | float | np.floating | np.integer) or not 0 <= tau <= 1:
         raise ConfigError(f"tau must be a number from 0 to 1, got {tau!r}; the paper uses 0.4")
-    return float(tau)
+    single = np.float32(tau)
+    return float(str(tau if isinstance(tau, np.float16) or float(single) != float(tau) else single))
 
 
 def votes_needed(tau: float, clients: int) -> int:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
-from fedgma.arrays import FLOATS, Array, Params, cast, is_torch, spec
+from fedgma.arrays import FLOATS, Array, Params, cast, detach, is_torch, move_to, spec
 from fedgma.errors import ConfigError, DataError, Diverged
 
 State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
@@ -168,24 +168,31 @@ def server_optimizer(
         return {moment: {key: _fill(first[moment], array) for key, array in trainable.items()} for moment in used}
 
     def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
+        params = {key: detach(array) for key, array in params.items()}
         _check_entries(aggregate, state, params, used)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the check of the result raises instead
+            moved, moments = move(aggregate, state, params)
+        _check_finite(moved)
+        _check_finite(moments.get("v", {}))  # an infinite v divides the step to zero; an infinite z shows in the step
+        return {**params, **moved}, moments
+
+    def move(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
         moved: dict[str, Array] = {}
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
         for key, mean in aggregate.mean.items():
             dtype = _working_type(params[key])
-            wide = cast(mean, dtype)
+            wide = cast(move_to(mean, params[key]), dtype)
             wide = wide if after else aggregate.masked(key, wide)
             before = {moment: state[moment][key] for moment in used}
-            move, z, v = formula(wide, before.get("z"), before.get("v"), rates)
-            move = aggregate.masked(key, move) if after else move
-            moved[key] = cast(cast(params[key], dtype) + learning_rate * move, spec(params[key]).dtype)
+            change, z, v = formula(wide, before.get("z"), before.get("v"), rates)
+            change = aggregate.masked(key, change) if after else change
+            moved[key] = cast(cast(params[key], dtype) + learning_rate * change, spec(params[key]).dtype)
             for moment, array in (("z", z), ("v", v)):
                 if moment in used:
                     moments[moment][key] = array
         for key, change in aggregate.buffers.items():
-            moved[key] = cast(params[key] + change, spec(params[key]).dtype)
-        _check_finite(moved)
-        return {**params, **moved}, moments
+            moved[key] = _add_buffer(key, params[key], move_to(change, params[key]))
+        return moved, moments
 
     coefficients = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
     settings = {"learning_rate": learning_rate, **coefficients, "mask_position": mask_position}
@@ -203,6 +210,20 @@ def _check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: f
 def _working_type(array: Array) -> str:
     """The number type of the computation: float64 for float64, float32 for smaller types."""
     return "float64" if spec(array).dtype == "float64" else "float32"
+
+
+def _add_buffer(key: str, before: Array, change: Array) -> Array:
+    """A buffer or counter after its change; raises `Diverged` if a counter does not fit its type."""
+    dtype = spec(before).dtype
+    if dtype in FLOATS:
+        return cast(before + change, dtype)
+    wide = cast(before, "int64")
+    total = wide + change
+    after = cast(total, dtype)
+    overflow = ((wide ^ total) & (change ^ total)) < 0  # the sign bit, where the sum overflows
+    if bool((overflow | (cast(after, "int64") != total)).any()):
+        raise Diverged(f"the counter {key!r} would not fit {dtype} after this step; parameters and state are unchanged")
+    return after
 
 
 def _fill(value: float, like: Array) -> Array:
@@ -235,8 +256,11 @@ def _check_entries(aggregate: Aggregate, state: State, params: Params, used: tup
                 f"{key!r} has shape {list(change.shape)} in the aggregate, but {list(params[key].shape)} in the model"
             )
     for moment in used:
-        if moment not in state or not aggregate.mean.keys() <= state[moment].keys():
-            raise DataError(f"the optimiser's state has no {moment!r} for some entries; make it with init(params)")
+        for key in aggregate.mean:
+            if key not in state.get(moment, {}):
+                raise DataError(f"the optimiser's state has no {moment!r} for some entries; make it with init(params)")
+            if tuple(state[moment][key].shape) != tuple(params[key].shape):
+                raise DataError(f"the optimiser's {moment!r} of {key!r} has another shape than the model's entry")
 
 
 def _check_finite(params: Mapping[str, Array]) -> None:

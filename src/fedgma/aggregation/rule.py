@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from fedgma.aggregation import kernels
 from fedgma.aggregation.aggregate import Aggregate, finish
-from fedgma.aggregation.gate import Gate, Refused, read_schema
+from fedgma.aggregation.gate import Gate, Refused, read_array, read_schema
 from fedgma.aggregation.gpu_stack import finish_stack
 from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.stack import Stack, Weights, align_clients
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params, flatten, is_torch, placement, spec, to_native, to_user
-from fedgma.errors import DataError
+from fedgma.arrays import Array, Params, flatten, is_torch, move_to, placement, spec, to_native, to_user
+from fedgma.errors import DataError, Diverged
 
 Updates = Params | Sequence[Params] | Sequence[Sequence[Array]]
 Prepare = Callable[[Params, Collection[str] | None], Params]
@@ -84,13 +85,16 @@ class Rule:
         return self.over(zip(per_client, counts, labels, strict=True), tally, buffers)
 
     def over(
-        self, replies: Iterable[tuple[Params, object, Hashable]], tally: Tally, buffers: Collection[str] | None = None
+        self,
+        replies: Iterable[tuple[Params | Refused, object, Hashable]],
+        tally: Tally,
+        buffers: Collection[str] | None = None,
     ) -> Aggregate:
         """Aggregate a stream of (update, weight, client) through an empty tally; keeps updates only for `combine`."""
-        kept = []
+        kept: list[Any] = []
         for update, weight, client in replies:
-            prepared = update if self.prepare is None else self.prepare(update, buffers)
-            if tally.add(prepared, weight, client=client) is None and self.combine is not None:
+            prepared = self.prepared(update, buffers)
+            if tally.add(prepared, weight, client=client, round=tally.gate.round) is None and self.combine is not None:
                 kept.append(prepared)
         merged = self.conclude(tally)
         if self.combine is None:
@@ -98,6 +102,10 @@ class Rule:
         if self.select is not None:
             kept = [kept[row] for row in self.select(_flat_stack(kept, list(merged.mean))).tolist()]
         return merged._replace(mean=_combine(merged.mean, kept, self.combine))
+
+    def prepared(self, update: Params | Refused, buffers: Collection[str] | None) -> Params | Refused:
+        """The update as it is counted; one that could not be read is left for the gate to refuse."""
+        return update if self.prepare is None or isinstance(update, Refused) else self.prepare(update, buffers)
 
     def conclude(self, tally: Tally) -> Aggregate:
         """Compute the aggregate of a tally."""
@@ -146,8 +154,12 @@ def _typical_update(updates: list[Any]) -> Params | None:
 def _combine(means: dict[str, Array], kept: list[Params], combine: Callable[[Array], Array]) -> dict[str, Array]:
     result = {}
     for name, like in means.items():
-        entries = [to_native(update[name]) for update in kept]
-        result[name] = to_user(combine(_stack(entries)), spec(like), placement(like))
+        entry = spec(like)
+        entries = [read_array(name, update[name], spec(update[name]), entry) for update in kept]
+        with np.errstate(over="ignore", invalid="ignore"):
+            result[name] = to_user(combine(_stack(entries)), entry, placement(like))
+        if kernels.first_nonfinite([flatten(to_native(result[name]))]) is not None:
+            raise Diverged(f"the result of {name!r} overflows; nothing was changed, scale the updates down")
     return result
 
 
@@ -165,6 +177,7 @@ def _join(parts: list[Array]) -> Array:
 
 
 def _stack(entries: list[Array]) -> Array:
+    entries = [move_to(entry, entries[0]) for entry in entries]
     if is_torch(entries[0]):
         import torch
 

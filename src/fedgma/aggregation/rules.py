@@ -170,10 +170,14 @@ def clip(update: Params, limit: float, buffers: Collection[str] | None = None) -
         voters = [name for name, entry in read_schema(update).items() if entry_kind(name, entry, buffers) == "masked"]
     except Refused:
         return update
-    length = norm(flatten(to_native(update[name])) for name in voters)
-    if not limit < length < math.inf:
+    arrays = [flatten(to_native(update[name])) for name in voters]
+    length, scale = norm(arrays), 1.0
+    if length == math.inf:  # finite entries whose norm overflows float64, or an infinite one, which the gate refuses
+        scale = 2.0**-64
+        length = norm(cast(array, "float64") * scale for array in arrays)
+    if not limit < length / scale or length == math.inf:  # also for NaN
         return update
-    factor = limit / length
+    factor = limit / length * scale
     return {name: _scale(array, factor) if name in voters else array for name, array in update.items()}
 
 

@@ -23,7 +23,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedgma.aggregation.gate import Refused, check_schema, entry_kind, read_schema, read_update, read_weight
+from fedgma.aggregation.gate import (
+    Refused,
+    check_schema,
+    entry_kind,
+    read_mapping,
+    read_schema,
+    read_update,
+    read_weight,
+)
 from fedgma.aggregation.kernels.plain import Sums
 from fedgma.aggregation.masks import signs, vote_type
 from fedgma.aggregation.tally import Tally
@@ -85,7 +93,7 @@ class Decoded(NamedTuple):
 
 
 def encode(
-    update: Params,
+    update: Params | Refused,
     weight: object,
     encoding: Encoding,
     *,
@@ -102,10 +110,11 @@ def encode(
     """
     try:
         value = read_weight(weight, encoding.max_weight)
-        schema = read_schema(update)
+        sent = read_mapping(update)
+        schema = read_schema(sent)
         check_schema(schema, schema if like is None else read_schema(like), cast=False)
         entries = _summed_entries(schema)
-        arrays = read_update(update, entries)
+        arrays = read_update(sent, schema, entries)
     except Refused as refused:
         raise DataError(f"the update cannot be encoded for a secure sum ({refused.reason}): {refused.detail}") from None
     if value != int(value):
@@ -140,7 +149,7 @@ def decode(total: Array, like: Params, encoding: Encoding, *, buffers: Collectio
     _check_total(total, votes_start, clients, cut, weight, encoding)
     tally = Tally({name: like[name] for name in entries}, buffers=buffers)
     tally.count([float(weight)], [])
-    tally.clients = clients
+    tally.clients, tally.heaviest = clients, float(min(encoding.max_weight, weight - clients + 1))  # at most
     sums = _split_by_name(total[HEAD:votes_start], sizes)
     votes = _split_by_name(total[votes_start:], {name: sizes[name] for name in voters})
     for name, entry in entries.items():

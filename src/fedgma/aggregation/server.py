@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
-from fedgma.aggregation.gate import Gate, Refusal, entry_kind, norm
+from fedgma.aggregation.gate import Gate, Refusal, Refused, entry_kind, norm
 from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
@@ -23,7 +23,7 @@ from fedgma.arrays import Array, Params, flatten, is_torch, spec, to_native
 from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
 
 WINDOW = 5  # rounds whose median norms are kept
-Reply = tuple[Params, object, Hashable]  # update, weight, client
+Reply = tuple[Params | Refused, object, Hashable]  # update, weight, client
 
 
 class Step(NamedTuple):
@@ -59,9 +59,10 @@ class MaskedServer:
     medians: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.norm_factor is not None and not self.norm_factor > 0:
+        number = isinstance(self.norm_factor, int | float) and not isinstance(self.norm_factor, bool)
+        if self.norm_factor is not None and not (number and self.norm_factor > 0):
             raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
-        if self.quorum < 1:
+        if isinstance(self.quorum, bool) or not isinstance(self.quorum, int) or self.quorum < 1:
             raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
         if self.share_cap is not None and not 0.5 <= self.share_cap < 1:
             raise ConfigError(f"share_cap must be at least 0.5 and below 1, or None for no cap, got {self.share_cap!r}")
@@ -95,12 +96,12 @@ class MaskedServer:
         """
         return Tally(params, buffers=self.buffers, gate=self._round_gate(params, selected))
 
-    def add(self, tally: Tally, update: Params, weight: object, client: Hashable) -> Refusal | None:
+    def add(self, tally: Tally, update: Params | Refused, weight: object, client: Hashable) -> Refusal | None:
         """Count one reply in an open round; returns the refusal if it fails the gate."""
         if not self.rule.streams:
             raise ConfigError(f"{self.rule.name} needs all updates in memory together; pass them to `step`")
-        prepared = update if self.rule.prepare is None else self.rule.prepare(update, self.buffers)
-        return tally.add(prepared, weight, client=client)
+        prepared = self.rule.prepared(update, self.buffers)
+        return tally.add(prepared, weight, client=client, round=tally.gate.round)
 
     def close(self, tally: Tally, params: Params | None = None) -> Step:
         """Close an open round and step. Without `params` the model is taken as zero, so the result is the step."""
@@ -115,19 +116,21 @@ class MaskedServer:
             model = _zero_model(merged) if params is None else params
             state = self.optimizer.init(model) if self.state is None else self.state
             next_params, self.state = self.optimizer.step(merged, state, model)
+            step = Step(next_params, tuple(tally.refused), statistics(merged))
         except (NotEnoughClients, Diverged) as error:
-            return Step(None, tuple(tally.refused), {}, error)
-        finally:
-            if tally.norms:
-                self.medians = [*self.medians, _lower_median(tally.norms)][-WINDOW:]
-        return Step(next_params, tuple(tally.refused), statistics(merged))
+            step = Step(None, tuple(tally.refused), {}, error)
+        if tally.norms:  # a round that was interrupted does not count
+            self.medians = [*self.medians, _lower_median(tally.norms)][-WINDOW:]
+        return step
 
     def _round_gate(self, params: Params | None, selected: Collection[Hashable] | None) -> Gate:
         clients = selected if self.gate.selected is None else self.gate.selected
         if self.norm_factor is None:
             return replace(self.gate, selected=clients)
         usual = _lower_median(self.medians) if self.medians else _model_norm(params or {}, self.buffers)
-        limit = self.norm_factor * usual or sys.float_info.max  # finite, so that norms are measured in any case
+        limit = self.norm_factor * usual
+        if not 0 < limit < sys.float_info.max:  # a model of zeros, or not finite: no limit but norms are measured
+            limit = sys.float_info.max
         return replace(self.gate, selected=clients, max_norm=min(self.gate.max_norm, limit))
 
 

@@ -3,13 +3,15 @@
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedgma.aggregation.gate import Gate, Refused, check_schema, read_schema
+import numpy as np
+
+from fedgma.aggregation.gate import Gate, Refused, check_schema, read_array, read_mapping, read_schema
 from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.stack import Weights, align_clients
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params
+from fedgma.arrays import FLOATS, Array, Params, Spec, is_torch, move_to, spec, to_native
 from fedgma.errors import DataError
 
 
@@ -45,6 +47,10 @@ def server_round(
     """
     if not isinstance(params, Mapping):
         raise DataError(f"params: expected a mapping of names to arrays, got {type(params).__name__}")
+    if isinstance(client_params, Mapping | str | bytes) or not isinstance(client_params, Sequence):
+        raise DataError(
+            f"client_params: expected a list with a model for each client, got {type(client_params).__name__}"
+        )
     aggregator, optimizer = aggregator or masked_mean(), optimizer or sgd()
     counts, labels = align_clients(len(client_params), weights, clients, "models")
     tally = Tally(params, buffers=buffers, gate=gate)
@@ -54,13 +60,36 @@ def server_round(
     return ServerRound(next_params, next_state, merged.notes)
 
 
-def difference(local: Params, params: Params, *, cast: bool = False) -> Params:
-    """A client's update, `local - global`; a model with another schema is returned unchanged, for the gate to refuse.
+def difference(local: Params, params: Params, *, cast: bool = False) -> Params | Refused:
+    """A client's update, `local - global`, or why there is none, for the gate to refuse.
 
-    `cast` accepts other floating types, as in `Gate(cast=True)`.
+    `cast` accepts other floating types, as in `Gate(cast=True)`. Counters are subtracted in int64, so that unsigned
+    ones do not wrap around.
     """
     try:
-        check_schema(read_schema(local), read_schema(params), cast)
-    except Refused:
-        return local
-    return {name: local[name] - array for name, array in params.items()}
+        entries, model = read_mapping(local), read_mapping(params)
+        check_schema(read_schema(entries), read_schema(model), cast)
+        return {name: _subtract(name, entries[name], array) for name, array in model.items()}
+    except Refused as refused:
+        return refused
+
+
+def _subtract(name: str, local: Array, array: Array) -> Array:
+    if spec(array).dtype not in FLOATS:
+        return _subtract_counters(name, local, array)
+    if is_torch(local) and is_torch(array):
+        return local.detach().to(array.device) - array.detach()
+    native = to_native(array)
+    with np.errstate(over="ignore", invalid="ignore"):  # the gate refuses what is not finite
+        return move_to(to_native(local), native) - native
+
+
+def _subtract_counters(name: str, local: Array, array: Array) -> Array:
+    entry = Spec((), "int64")
+    before = read_array(name, array, entry, entry)
+    after = move_to(read_array(name, local, entry, entry), before)
+    with np.errstate(over="ignore"):
+        change = after - before
+    if bool((((after ^ before) & (after ^ change)) < 0).any()):  # the sign bit, where the difference overflows
+        raise Refused("dtype", f"{name!r} is too far from the server's counter for an int64")
+    return change

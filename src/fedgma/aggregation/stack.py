@@ -1,27 +1,37 @@
 """Clients' updates as a stack: for each entry one array with the client axis first."""
 
-from collections.abc import Collection, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
-from fedgma.aggregation.gate import Refused, read_schema
-from fedgma.arrays import Array, Params, Spec, flatten_rows, to_native
+from fedgma.aggregation.gate import Refused, Schema, read_array, read_mapping, read_schema
+from fedgma.arrays import Array, Params, Spec, flatten_rows
 from fedgma.errors import DataError
 
 Weights = Sequence[object] | Array | None  # raw sample counts; None: equal
 
 
 def align_clients(
-    count: int, weights: Weights, clients: Sequence[Hashable] | None, what: str
+    count: int, weights: Weights, clients: Sequence[Hashable] | None, what: str, first: int = 0
 ) -> tuple[list[object], list[Hashable]]:
     """A weight and a name for each of `count` clients; defaults are ones and numbers. Raises if the lengths differ."""
-    values = [1] * count if weights is None else list(weights)
-    labels: list[Hashable] = list(range(count)) if clients is None else list(clients)
+    values = [1] * count if weights is None else _as_list(weights, "weights")
+    labels = list(range(first, first + count)) if clients is None else _as_list(clients, "clients")
     if not count == len(values) == len(labels):
         raise DataError(
             f"expected one weight and one client name each for {count} {what}, got {len(values)} weights "
             f"and {len(labels)} names"
         )
     return values, labels
+
+
+def _as_list(values: Any, name: str) -> list[Any]:
+    """The values in their order; raises `DataError` for what has no order or is one value."""
+    if isinstance(values, Mapping | Set | str | bytes):
+        raise DataError(f"{name}: expected a list in the order of the updates, got {type(values).__name__}")
+    try:
+        return list(values)
+    except TypeError:
+        raise DataError(f"{name}: expected a list with one value for each client, got {values!r:.60}") from None
 
 
 class Stack(NamedTuple):
@@ -32,11 +42,16 @@ class Stack(NamedTuple):
     weights: list[object]
     clients: list[Hashable]
     named: bool  # whether the caller named the clients
+    first: int  # the number of the first client, for those without a name
 
     @property
     def size(self) -> int:
         """Number of clients."""
         return len(self.clients)
+
+    def label(self, row: int) -> Hashable:
+        """A client's name in a refusal: its own, or its number."""
+        return self.first + row if self.clients[row] is None else self.clients[row]
 
     def select(self, name: str, keep: Collection[int]) -> Array:
         """The kept clients' rows of one entry; no copy if all are kept."""
@@ -51,18 +66,24 @@ class Stack(NamedTuple):
     ) -> "Stack":
         """Read a stack; raises unless all entries, weights and names are for the same number of clients."""
         try:
-            schema = read_schema(updates)
+            arrays = read_mapping(updates)
+            schema = read_schema(arrays)
+            entries = {name: read_array(name, arrays[name], entry, entry) for name, entry in schema.items()}
         except Refused as refused:
             raise DataError(f"updates: {refused.detail}") from None
         counts = {name: entry.shape[0] if entry.shape else 0 for name, entry in schema.items()}
         size = next(iter(counts.values()))
-        values = [1] * size if weights is None else list(weights)
-        labels: list[Hashable] = list(range(first, first + size)) if clients is None else list(clients)
         for name, count in counts.items():
             if count != size or not schema[name].shape:
                 raise DataError(f"updates[{name!r}] holds {count} clients, but the first entry holds {size}")
-        if len(values) != size or len(labels) != size:
-            raise DataError(f"updates hold {size} clients, but there are {len(values)} weights and {len(labels)} names")
-        entries = {name: flatten_rows(to_native(updates[name])) for name in schema}
+        values, labels = align_clients(size, weights, clients, "clients", first)
         per_client = {name: Spec(entry.shape[1:], entry.dtype) for name, entry in schema.items()}
-        return Stack(entries, per_client, values, labels, clients is not None)
+        rows = {name: flatten_rows(array) for name, array in entries.items()}
+        return Stack(rows, per_client, values, labels, clients is not None, first)
+
+    def convert(self, expected: Schema) -> "Stack":
+        """The same stack in the expected number types."""
+        rows = {
+            name: read_array(name, array, self.schema[name], expected[name]) for name, array in self.entries.items()
+        }
+        return self._replace(entries=rows)

@@ -1,9 +1,6 @@
-"""The tally: the sums that masked averaging needs, in the memory of a few models for any number of clients.
+"""The tally: the sums that masked averaging needs: weighted updates, integer sign votes, total weight, clients.
 
-Masked averaging needs four sums: weighted updates, integer sign votes, total weight, number of clients. A `Tally` holds
-them. It takes one client, a stack of clients or another tally, in any order. `finish` turns it into the paper's masked
-mean, the AND-mask's mean or the plain mean.
-
+It takes one client, a stack of clients or another tally, in any order. `finish` turns it into a mean and a mask.
 Conventions, tested:
 
 - An update is `local - global`; the server adds it. The client axis comes first. Weights are raw sample counts.
@@ -11,6 +8,8 @@ Conventions, tested:
 - Trainable floating entries are masked. Buffers (running statistics) take the weighted mean, integer counters the
   maximum; neither votes.
 - A client that fails the gate is left out of the mean and of the count, and listed in `refused`.
+- Threads take turns. A tally whose change is interrupted (Ctrl-C, no memory) raises at its next use.
+- What a tally hands out is a copy, and it keeps no array that it was given.
 """
 
 import math
@@ -21,12 +20,17 @@ import numpy as np
 
 from fedgma.aggregation import kernels
 from fedgma.aggregation.gate import (
+    MIN_WEIGHT,
     Gate,
     Refusal,
     Refused,
+    check_client,
+    check_members,
     check_schema,
     entry_kind,
+    nonfinite,
     norm,
+    read_mapping,
     read_schema,
     read_update,
     read_weight,
@@ -34,27 +38,28 @@ from fedgma.aggregation.gate import (
 from fedgma.aggregation.kernels.plain import Sums, empty_sums, merge, two_sum, widen_votes
 from fedgma.aggregation.masks import vote_type
 from fedgma.aggregation.stack import Stack, Weights
+from fedgma.aggregation.turns import Turns
 from fedgma.arrays import (
     Array,
     Params,
     Placement,
     Spec,
     column_max,
-    flatten,
+    copy,
     is_torch,
     move_to,
+    no_entries,
     placement,
     spec,
-    to_native,
     to_user,
 )
-from fedgma.errors import DataError
+from fedgma.errors import DataError, NotEnoughClients
 
 PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
 
 
 class Tally:
-    """Sums over clients' updates: exact votes, a weighted sum that does not depend on the order, O(d) memory.
+    """Sums over clients' updates: exact votes, a weighted sum as a pair of numbers, in the memory of a few models.
 
     `like` (the model's entries) sets names, shapes and types; without it the first valid update does. `buffers` names
     the floating entries that are averaged and not masked; None means torch's names for running statistics.
@@ -71,18 +76,21 @@ class Tally:
     norms: list[float]  # of all readable updates, if the gate limits norms
     schema: dict[str, Spec] | None  # None until the first valid update
     weight_parts: tuple[float, float]  # total weight, and its rounding error
+    heaviest: float  # the largest weight of a client
     placement: Placement  # library and device of the result
     device_sample: Array  # empty; on the device of the sums
     sums: dict[str, Sums]
     maxima: dict[str, Array]  # of integer counters
     seen: set[Hashable]  # names of the clients counted
     _width: str  # number type of the votes
+    turns: Turns  # of the threads that use it
 
     def __init__(
         self, like: Params | None = None, *, buffers: Collection[str] | None = None, gate: Gate | None = None
     ) -> None:
         self.gate = gate or Gate()
         self.buffers = buffers
+        self.turns = Turns()
         self.clear()
         if like is not None:
             try:
@@ -102,80 +110,73 @@ class Tally:
 
     @property
     def votes(self) -> dict[str, Array]:
-        """Sum of signs per entry of each trainable array, in the smallest integer type that holds it."""
-        return {
-            name: to_user(sums.votes, Spec(self.schema[name].shape, spec(sums.votes).dtype), self.placement)
-            for name, sums in self.sums.items()
-            if self.schema is not None and sums.votes is not None
-        }
+        """Sum of signs per entry of each trainable array, in the smallest integer type that holds it; copies."""
+        with self.turns.use():
+            return {
+                name: to_user(copy(sums.votes), Spec(self.schema[name].shape, spec(sums.votes).dtype), self.placement)
+                for name, sums in self.sums.items()
+                if self.schema is not None and sums.votes is not None
+            }
 
     def add(
-        self, update: Params, weight: object = 1, *, client: Hashable = None, round: int | None = None
+        self, update: Params | Refused, weight: object = 1, *, client: Hashable = None, round: int | None = None
     ) -> Refusal | None:
         """Count one client. Returns None, or the refusal if the client fails the gate; then the sums stay unchanged."""
-        label = self.clients + len(self.refused) if client is None else client
-        try:
-            self._check_identity(client, round)
-            value = read_weight(weight, self.gate.max_weight)
-            schema = read_schema(update)
-            expected = self.schema or schema
-            check_schema(schema, expected, self.gate.cast)
-            arrays = read_update(update, expected)
-            self._check_norm((arrays[name] for name in self.names("masked", expected)), finite=True)
-        except Refused as refused:
-            return self._refuse(label, refused.reason, refused.detail)
-        if self.schema is None:
-            self.set_schema(schema, next(iter(update.values())))
-        self.count([value], [client])
-        self._widen_sums()
-        summed = [name for name in arrays if name in self.sums]
-        on_device = [move_to(arrays[name], self.device_sample) for name in summed]
-        kernels.add([self.sums[name] for name in summed], on_device, value)
-        for name in arrays.keys() - self.sums.keys():
-            self._update_maximum(name, arrays[name])
+        with self.turns.use():
+            label = self.clients + len(self.refused) if client is None else client
+            try:
+                self._check_identity(client, round)
+                value = read_weight(weight, self.gate.max_weight)
+                entries = read_mapping(update)
+                schema = read_schema(entries)
+                expected = self.schema or schema
+                check_schema(schema, expected, self.gate.cast)
+                arrays = read_update(entries, schema, expected)
+                if self.gate.max_norm < math.inf:
+                    self._check_norm([arrays[name] for name in self.names("masked", expected)])
+            except Refused as refused:
+                return self._refuse(label, refused.reason, refused.detail)
+            self.turns.begin()
+            if self.schema is None:
+                self.set_schema(schema, next(iter(entries.values())))
+            self._add_arrays(arrays, value, client)
+            self.turns.end()
         return None
 
     def add_many(
         self, updates: Params, weights: Weights = None, *, clients: Sequence[Hashable] | None = None
     ) -> list[Refusal]:
         """Count a stack of clients, client axis first, in order; returns the refusals."""
-        before = len(self.refused)
-        stack = self.read_stack(updates, weights, clients)
-        keep = self.admit(stack)
-        fresh = self._sum_rows(stack, keep)
-        if keep:
-            counters = {name: column_max(stack.select(name, keep)) for name in self.names("maximum", stack.schema)}
-            self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
-            self._merge_sums(fresh, counters)
-        return self.refused[before:]
+        with self.turns.use():
+            before = len(self.refused)
+            stack = self.read_stack(updates, weights, clients)
+            keep = self.admit(stack)
+            fresh = self._sum_rows(stack, keep)
+            if keep:
+                counters = {name: column_max(stack.select(name, keep)) for name in self.names("maximum", stack.schema)}
+                self.turns.begin()
+                self.count(list(keep.values()), [stack.clients[row] for row in keep] if stack.named else [])
+                self._merge_sums(fresh, counters)
+                self.turns.end()
+            return self.refused[before:]
 
     def merge(self, other: "Tally") -> None:
         """Count all clients of another tally and take over its refusals. The other tally stays unchanged."""
-        if repeated := self.seen & other.seen:
-            raise DataError(f"clients are in both tallies, such as {min(map(repr, repeated))}; count each once")
-        if other.schema is not None and other.clients:
-            if self.schema is None:
-                self.buffers = other.names("averaged", other.schema)
-                self.schema, self.placement = dict(other.schema), other.placement
-                self.device_sample = other.device_sample
-            if self.kinds(self.schema) != other.kinds(other.schema) or self.schema != other.schema:
-                raise DataError(
-                    "the tallies belong to different models: names, shapes, types and buffers must be the same"
-                )
-            self.clients += other.clients
-            for part in other.weight_parts:
-                self._add_weight(part)
-            self._merge_sums(other.sums, other.maxima)
-        self.seen |= other.seen
-        self.refused.extend(other.refused)
-        self.norms.extend(other.norms)
+        if other is self:
+            raise DataError("a tally cannot be merged with itself: its clients would count twice")
+        first, second = sorted((self, other), key=id)  # one order for all threads, so that none waits for another
+        with first.turns.use(), second.turns.use():
+            self._check_merge(other)
+            self.turns.begin()
+            self._take_over(other)
+            self.turns.end()
 
     # -- steps of `add_many`, for functions that sum a stack themselves ----------------------------------------------
 
     def set_schema(self, schema: Mapping[str, Spec], sample: Array) -> None:
         """Set the schema of updates, and the library and device of the result."""
         self.schema, self.placement = dict(schema), placement(sample)
-        self.device_sample = flatten(to_native(sample))[:0]
+        self.device_sample = no_entries(self.placement)
 
     def read_stack(self, updates: Params, weights: Weights, clients: Sequence[Hashable] | None) -> Stack:
         """Read a stack and check its schema; raises `DataError`, since no single client is at fault."""
@@ -187,56 +188,81 @@ class Tally:
             check_schema(stack.schema, self.schema, self.gate.cast)
         except Refused as refused:
             raise DataError(f"updates: {refused.detail}") from None
-        return stack
+        return stack.convert(self.schema)
 
     def admit(self, stack: Stack) -> dict[int, float]:
         """Rows of a stack whose client, weight and norm pass the gate, with weights; NaNs are not checked yet."""
         if (plain := self._plain_weights(stack)) is not None:
             return plain
         keep: dict[int, float] = {}
-        named: set[Hashable] = set()
+        named: dict[Hashable, int] = {}
         for row, client in enumerate(stack.clients):
             try:
                 self._check_identity(client if stack.named else None, self.gate.round)
-                if stack.named and client in named:
+                if stack.named and client in named and not self._refuse_rows(stack, keep, [named[client]], row):
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; only the first one counts")
                 value = read_weight(stack.weights[row], self.gate.max_weight)
-                voters = self.names("masked", stack.schema)
-                self._check_norm((stack.entries[name][row] for name in voters), finite=False)
+                self._check_row_norm(stack, row)
             except Refused as refused:
-                self._refuse(client, refused.reason, refused.detail)
+                self._refuse(stack.label(row), refused.reason, refused.detail)
                 continue
-            named.add(client)
             keep[row] = value
+            if client is not None:
+                named[client] = row
         return keep
 
     def refuse_nonfinite(self, stack: Stack, keep: dict[int, float]) -> bool:
         """Drop the rows that hold NaN or infinities; returns whether there were any (a sum can also overflow)."""
+        return self._refuse_rows(stack, keep, list(keep), stack.size)
+
+    def _refuse_rows(self, stack: Stack, keep: dict[int, float], rows: Sequence[int], judged: int) -> bool:
+        """Drop those of these rows that are not finite; the refusals stay in the order of the `judged` first rows."""
         bad: dict[int, str] = {}
         for name in (*self.names("masked", stack.schema), *self.names("averaged", stack.schema)):
-            for row in keep:
+            for row in rows:
                 if row not in bad and kernels.first_nonfinite([stack.entries[name][row]]) is not None:
                     bad[row] = name
-        for row, name in sorted(bad.items()):
+        before = [row for row in range(judged) if row not in keep]
+        first = len(self.refused) - len(before)
+        refusals = dict(zip(before, self.refused[first:], strict=True))
+        for row, name in bad.items():
             del keep[row]
-            self._refuse(stack.clients[row], "nonfinite", f"{name!r} holds a NaN or an infinity")
+            detail = nonfinite(name, stack.schema, self.schema or stack.schema)
+            refusals[row] = Refusal(stack.label(row), "nonfinite", detail)
+        self.refused[first:] = [refusals[row] for row in sorted(refusals)]
         return bool(bad)
 
     def count(self, weights: Sequence[float], clients: Iterable[Hashable]) -> None:
         """Add clients to the count, with their weights and, where given, their names."""
         self.clients += len(weights)
+        self.heaviest = max([self.heaviest, *weights])
         for weight in weights:
             self._add_weight(weight)
         self.seen.update(client for client in clients if client is not None)
 
     # -- everything below trusts its arguments ------------------------------------------------------------------------
 
+    def check_round(self) -> None:
+        """Raise `NotEnoughClients` unless there are clients to average and none has more than its share of weight."""
+        if self.schema is None or not self.clients:
+            reasons = ", ".join(sorted({refusal.reason for refusal in self.refused})) or "no update was added"
+            raise NotEnoughClients(
+                f"no valid update to average ({len(self.refused)} refused: {reasons}); nothing was changed"
+            )
+        share = self.heaviest / self.weight
+        if share > self.gate.max_share:
+            raise NotEnoughClients(
+                f"one client has {share:.1%} of the weight of the {self.clients} clients, at most "
+                f"{self.gate.max_share:.1%} are allowed; nothing was changed"
+            )
+
     def clear(self) -> None:
         """Empty the tally; the gate and the names of buffers stay."""
         self.clients, self.refused, self.norms, self.schema = 0, [], [], None
-        self.weight_parts = (0.0, 0.0)
+        self.weight_parts, self.heaviest = (0.0, 0.0), 0.0
         self.placement, self.device_sample = Placement("numpy"), np.empty(0)
         self.sums, self.maxima, self.seen, self._width = {}, {}, set(), ""
+        self.turns.end()
 
     def kinds(self, schema: Mapping[str, Spec]) -> dict[str, str]:
         """How each entry is aggregated: "masked", "averaged" or "maximum"."""
@@ -260,8 +286,42 @@ class Tally:
                     math.prod(entry.shape), entry.dtype, self.clients, kind == "masked", self.device_sample
                 )
 
+    def _add_arrays(self, arrays: Mapping[str, Array], weight: float, client: Hashable) -> None:
+        self.count([weight], [client])
+        self._widen_sums()
+        summed = [name for name in arrays if name in self.sums]
+        on_device = [move_to(arrays[name], self.device_sample) for name in summed]
+        kernels.add([self.sums[name] for name in summed], on_device, weight)
+        for name in arrays.keys() - self.sums.keys():
+            self._update_maximum(name, arrays[name])
+
+    def _check_merge(self, other: "Tally") -> None:
+        if repeated := self.seen & other.seen:
+            raise DataError(f"clients are in both tallies, such as {min(map(repr, repeated))}; count each once")
+        check_members(other.seen, other.clients, self.gate)
+        if self.schema is None or other.schema is None or not other.clients:
+            return
+        if self.kinds(self.schema) != other.kinds(other.schema) or self.schema != other.schema:
+            raise DataError("the tallies belong to different models: names, shapes, types and buffers must be the same")
+
+    def _take_over(self, other: "Tally") -> None:
+        if other.schema is not None and other.clients:
+            if self.schema is None:
+                self.buffers = other.names("averaged", other.schema)
+                self.schema, self.placement = dict(other.schema), other.placement
+                self.device_sample = other.device_sample
+            self.clients += other.clients
+            self.heaviest = max(self.heaviest, other.heaviest)
+            for part in other.weight_parts:
+                self._add_weight(part)
+            self._merge_sums(other.sums, other.maxima)
+        self.seen |= other.seen
+        self.refused.extend(other.refused)
+        self.norms.extend(other.norms)
+
     def _check_identity(self, client: Hashable, round: int | None) -> None:
         gate = self.gate
+        check_client(client)
         if client is not None and client in self.seen:
             raise Refused("duplicate", f"client {client!r} has sent an update before; only the first one counts")
         if gate.selected is not None and client not in gate.selected:
@@ -275,21 +335,29 @@ class Tally:
         if not only_weights or not {type(weight) for weight in stack.weights} <= PLAIN_NUMBERS:
             return None
         values = np.array(stack.weights, np.float64)
-        valid = bool(((values > 0) & (values <= self.gate.max_weight)).all())
+        valid = bool(((values >= MIN_WEIGHT) & (values <= self.gate.max_weight)).all())
         return dict(enumerate(values.tolist())) if valid else None
 
-    def _check_norm(self, arrays: Iterable[Array], *, finite: bool) -> None:
-        """Refuse a norm above the limit; in a stack (`finite=False`) a later check refuses NaN and infinities."""
-        if self.gate.max_norm == math.inf:
-            return
+    def _check_norm(self, arrays: Sequence[Array]) -> None:
+        """Refuse finite arrays whose norm is above the limit."""
         length = norm(arrays)
         if math.isfinite(length):
             self.norms.append(length)
-        if length > self.gate.max_norm and (finite or length < math.inf):
+        if length > self.gate.max_norm:
             raise Refused("norm", f"the norm must be at most {self.gate.max_norm:g}, got {length:g}")
 
+    def _check_row_norm(self, stack: Stack, row: int) -> None:
+        """The same for a row of a stack; one with NaN or infinities is refused later."""
+        if self.gate.max_norm == math.inf:
+            return
+        voters = [stack.entries[name][row] for name in self.names("masked", stack.schema)]
+        others = [stack.entries[name][row] for name in self.names("averaged", stack.schema)]
+        if kernels.first_nonfinite([*voters, *others]) is None:
+            self._check_norm(voters)
+
     def _refuse(self, client: Hashable, reason: str, detail: str) -> Refusal:
-        self.refused.append(Refusal(client, reason, detail))
+        label = f"{client!r:.60}" if reason == "client" else client
+        self.refused.append(Refusal(label, reason, detail))
         return self.refused[-1]
 
     def _add_weight(self, weight: float) -> None:
@@ -320,7 +388,9 @@ class Tally:
 
     def _merge_sums(self, sums: Mapping[str, Sums], maxima: Mapping[str, Array]) -> None:
         if not self.sums:  # this tally is empty: copy the other sums
-            self.sums = {name: Sums(*(_copy(part) for part in parts)) for name, parts in sums.items()}
+            self.sums = {
+                name: Sums(*(None if part is None else copy(part) for part in parts)) for name, parts in sums.items()
+            }
             self._width, sums = "", {}
         self._widen_sums()
         for name, other in sums.items():
@@ -328,7 +398,3 @@ class Tally:
             merge(self.sums[name], Sums(*(None if part is None else move_to(part, total) for part in other)))
         for name, array in maxima.items():
             self._update_maximum(name, array)
-
-
-def _copy(array: Array | None) -> Array | None:
-    return None if array is None else array.clone() if is_torch(array) else array.copy()

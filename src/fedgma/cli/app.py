@@ -9,7 +9,7 @@ from fedgma.cli.convert import convert
 from fedgma.cli.doctor import doctor
 from fedgma.cli.run import run
 from fedgma.cli.sweep import sweep
-from fedgma.errors import FedgmaError
+from fedgma.errors import DataError, FedgmaError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(data.app, name="data")
@@ -35,3 +35,6 @@ def run_app() -> None:
     except FedgmaError as error:
         typer.echo(f"fedgma: {error}", err=True)
         sys.exit(error.exit_code)
+    except MemoryError as error:
+        typer.echo(f"fedgma: not enough memory ({error}); use less data, smaller batches or fewer epochs", err=True)
+        sys.exit(DataError.exit_code)

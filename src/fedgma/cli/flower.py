@@ -22,18 +22,26 @@ def up(
     certificates: Annotated[Path | None, typer.Option(help="Folder with ca.crt, server.pem and server.key.")] = None,
     keys: Annotated[Path | None, typer.Option(help="Folder with a public key for every node that may join.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No encryption; for one machine only.")] = False,
-    host: Annotated[str, typer.Option(help="Address on which the SuperLink listens.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address on which the SuperLink listens for nodes.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Its port; nodes started here take those after it.")
+        int,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Port for nodes; control requests take the next one, nodes started here those after it.",
+        ),
     ] = 8000,
     nodes: Annotated[int, typer.Option(min=0, help="Nodes to start on this machine too.")] = 0,
     run_config: Annotated[list[str] | None, typer.Option("--run-config", "-c", help="Settings of the app.")] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="Restarts without a completed round before it gives up.")] = 5,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts, also of a node, without a completed round before it gives up.")
+    ] = 5,
 ) -> None:
     """Start a SuperLink, run an app on it, and restart every process that dies until the run is done.
 
     The app must have `state` in its config and pass it on as `Masked(...).start(..., folder=...)`: it then resumes from
-    its last checkpoint. The same command resumes a run that was stopped.
+    its last checkpoint. The same command resumes a run that was stopped. Nothing outlives this command, and only nodes
+    are served beyond this machine.
     """
     from fedgma.cli.live import obeying_signals
     from fedgma.errors import ConfigError

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedgma.cli.signals import end_now
+
 if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Played
@@ -17,25 +19,36 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Stopping:
-    """Whether a stop was requested. The first signal lets the round finish, the second ends the process."""
+    """Whether a stop was requested. The first signal lets the round finish, the second ends the process.
 
-    code: int | None = None
+    With `training` in this process, a signal before the end of the first round ends the process too: there is nothing
+    to save yet, and kernels may be compiling. Such an end does not wait for threads that train; run folders are safe at
+    any moment.
+    """
+
+    def __init__(self, *, training: bool = False) -> None:
+        self.code: int | None = None
+        self._training = training
+        self._asked = 0  # times; runs ask before and after a round is trained
 
     def __call__(self) -> bool:
         """True once a signal was received."""
+        self._asked += 1
         return self.code is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """A signal handler."""
         again, self.code = self.code is not None, 128 + number
+        if self._training and (again or self._asked < 2):
+            end_now(self.code)
         if again:
             raise SystemExit(self.code)
 
 
 @contextlib.contextmanager
-def obeying_signals() -> Iterator[Stopping]:
-    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round."""
-    stopping = Stopping()
+def obeying_signals(*, training: bool = False) -> Iterator[Stopping]:
+    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round; `training` as in `Stopping`."""
+    stopping = Stopping(training=training)
     before = {number: signal.signal(number, stopping.receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stopping

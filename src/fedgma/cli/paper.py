@@ -206,7 +206,7 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
     from fedgma.paper import fleets
     from fedgma.paper.plans import samples
 
-    with obeying_signals() as stopping:
+    with obeying_signals(training=True) as stopping:
         from fedgma.experiments.materials import Materials
 
         materials = Materials(how.device, precision=how.precision)

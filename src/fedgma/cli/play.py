@@ -86,7 +86,7 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
     from fedgma.cli.live import Watch, obeying_signals
 
     console = manner.console
-    with obeying_signals() as stopping:
+    with obeying_signals(training=True) as stopping:
         from fedgma.experiments.materials import Materials
         from fedgma.experiments.plan import missing, pack, plan
 

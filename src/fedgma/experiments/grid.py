@@ -6,7 +6,6 @@ An unknown name is refused with the nearest known one, a wrong value with its ke
 import difflib
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedgma.errors import ConfigError
+from fedgma.documents import parse_toml, read_bytes
+from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.settings import (
     SECTIONS,
     USED,
@@ -64,16 +64,14 @@ def read_grid(file: Path | None = None, words: Sequence[str] = ()) -> Grid:
 def read_file(file: Path) -> dict[str, Any]:
     """The content of a settings file, not checked yet."""
     try:
-        if file.stat().st_size > LARGEST:
-            raise ConfigError(f"{file} is larger than {LARGEST} bytes; give the path of a settings file")
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the settings file {str(file)!r}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, ValueError):
+        text = read_bytes(file, LARGEST, "the settings file").decode("utf-8")
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except UnicodeDecodeError:
         raise ConfigError(f"the settings file {str(file)!r} is not UTF-8 text") from None
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{file.name} is not TOML: {_point(text, str(error))}") from None
 
 
@@ -226,14 +224,20 @@ def _parse_word(word: str) -> tuple[str, Any]:
 
 
 def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        pass
+    value = _scalar(text)
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    if "," not in bare and bare == text:
-        return text  # a word without quotes
-    return [_value(part.strip()) for part in bare.split(",") if part.strip()]
+    if value != text or ("," not in bare and bare == text):
+        return value
+    return [_scalar(part.strip()) for part in bare.split(",") if part.strip()]
+
+
+def _scalar(text: str) -> Any:
+    """A value in TOML, or a word without quotes."""
+    try:
+        parsed = parse_toml(f"v = {text}")
+    except ValueError:
+        return text
+    return parsed["v"] if len(parsed) == 1 else text  # a line break would begin another setting
 
 
 def _point(text: str, message: str) -> str:

@@ -6,6 +6,7 @@ the user's other modules). Of installed packages only the name is used. So a cha
 edited file counts once it is loaded.
 """
 
+import contextlib
 import dis
 import functools
 import hashlib
@@ -321,12 +322,10 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 def _users_module(name: str, package: str) -> types.ModuleType | None:
     """A module of the user that a function imports; None if it is installed or cannot be found."""
     for full in (f"{package}.{name}", name) if package else (name,):
-        try:
+        with contextlib.suppress(Exception):  # an import may raise anything, and the function may catch it
             spec = importlib.util.find_spec(full)
             if spec is not None and spec.origin is not None and not is_installed(spec.origin):
                 return importlib.import_module(full) if spec.origin.endswith(".py") else None
-        except Exception:  # an import may raise anything, and the function may catch it
-            continue
     return None
 
 

@@ -14,12 +14,14 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_arrays, load
+from fedgma.data.files.locate import existing
 from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
@@ -30,7 +32,7 @@ from fedgma.records.format import Identity
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
-from fedgma.training.models import Model
+from fedgma.training.models import Model, build
 
 Data = Dataset | tuple[Any, Any]
 
@@ -196,6 +198,7 @@ class Materials:
             raise NotEnoughClients(
                 f"a round samples {wanted} clients, but there are {clients}; set clients_per_round={clients}"
             )
+        self._check_single_samples(settings, federation)
         return RunSpec(
             cast(Any, federation),  # it is frozen, but the protocol of a pool has writable attributes
             model=self.network(settings),
@@ -221,6 +224,23 @@ class Materials:
             per_client=settings.client_test_size > 0,
             mask_every=settings.mask_every,
         )
+
+    def _check_single_samples(self, settings: Settings, federation: Federation) -> None:
+        """Refuse a model that cannot train on one sample, if a client has a batch of one."""
+        batch = settings.batch_size
+        if not any(len(index) % batch == 1 % batch for index in federation.clients if len(index)):
+            return
+        network = build(self.network(settings), self._input_shape(settings), federation.train.classes, 0)
+        if not any(isinstance(module, _BatchNorm) for module in network.modules()):
+            return
+        try:
+            with torch.no_grad():
+                network.train()(torch.zeros(1, *self._input_shape(settings)))
+        except ValueError as error:  # torch's: one value per channel has no variance
+            raise ConfigError(
+                f"batch_size: with {batch} some clients have a batch of one sample, on which the batch normalisation "
+                f"of model {settings.model} cannot train ({error}); choose another batch_size"
+            ) from None
 
     def _place(self, settings: Settings) -> Placed:
         name = settings.dataset
@@ -253,9 +273,8 @@ class Materials:
         return file
 
     def _find(self, name: str) -> Path | None:
-        path = Path(name).expanduser()
-        candidates = [path] if self.folder is None else [self.folder / path, path]
-        return next((candidate for candidate in candidates if candidate.exists()), None)
+        folders = [Path()] if self.folder is None else [self.folder, Path()]
+        return next((path for folder in folders if (path := existing(name, folder)) is not None), None)
 
 
 def rule_of(settings: Settings) -> Rule:

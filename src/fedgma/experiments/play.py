@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma.errors import ConfigError, Diverged, IntegrityError, NotEnoughClients
+from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials
 from fedgma.experiments.plan import Config, Planned, grid_of, missing, pack, plan
 from fedgma.records.checkpoints import Checkpoint, checkpoint_rounds, read_checkpoint
 from fedgma.records.format import FORMAT, Done, Head, Line, Record
-from fedgma.records.reader import Run, curve, finished, flat, read_lines
-from fedgma.records.writer import RunFolder
+from fedgma.records.reader import Run, curve, finished, flat, read_rounds
+from fedgma.records.writer import RunFolder, mismatch_in
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.device_round import Round
 from fedgma.simulation.spec import RunSpec
@@ -121,7 +121,7 @@ def _play_on(
             state, played = fleets.play_round(fleet, state)
             waiting.append(played.sent())
             ended = any(state.rounds[run] == fleet.specs[run].rounds for run in played.sampled)
-        due = not on or time.monotonic() - saved >= checkpoint_seconds
+        due = not on or stop() or time.monotonic() - saved >= checkpoint_seconds
         while len(waiting) > (1 if ahead and not (due or ended) else 0):
             records = waiting.pop(0).records
             now = time.perf_counter()
@@ -154,11 +154,11 @@ def extend(fresh: Sequence[tuple[Planned, RunSpec, RunFolder]]) -> None:
 
 def _begin_from(folder: RunFolder, shorter: Path, rounds: int, spec: RunSpec) -> None:
     try:
-        point = read_checkpoint(shorter / "checkpoints", lambda round: round == rounds)
-    except IntegrityError as error:
+        point = read_checkpoint(shorter / "checkpoints", lambda round: round == rounds, mismatch_in(shorter))
+        lines = read_rounds(shorter)
+    except DataError as error:
         LOG.warning("%s is not extended: %s", shorter, error)
         return
-    lines = read_lines(shorter)
     if point is not None and len(lines) == rounds:  # None if its final state was not kept
         folder.begin_from(shorter, point, [as_planned(line, spec) for line in lines])
 
@@ -214,7 +214,7 @@ def _planned(
 def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Record]] | None = None) -> Outcome:
     """Scores and verdicts of runs: from their folders, or from `lines` for runs without a folder."""
     runs = [
-        as_run(run, read_lines(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
+        as_run(run, read_rounds(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
         for run in planned
     ]
     _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
@@ -299,8 +299,9 @@ def _resume(fleet: fleets.Fleet, checkpoints: Sequence[Checkpoint | None]) -> St
 def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: State) -> None:
     """Write a checkpoint of every run that has started and not finished."""
     for run, folder in enumerate(folders):
-        if folder is not None and 0 < state.rounds[run] < fleet.specs[run].rounds:
-            folder.checkpoint(int(state.rounds[run]), export(fleet, state, run))
+        round = int(state.rounds[run])
+        if folder is not None and 0 < round < fleet.specs[run].rounds and round != folder.saved:
+            folder.checkpoint(round, export(fleet, state, run))
 
 
 def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: State, run: int, keep: bool) -> None:

@@ -17,9 +17,12 @@ from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
 from fedgma.simulation.attacks import ATTACKS
 
-Whole = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+MOST = 10**9  # of anything that is counted
+LARGE = 1e30  # training computes in float32, which ends at 3.4e38
+Whole = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Angle = Annotated[float, Field(ge=-360, le=360)]
+Positive = Annotated[float, Field(gt=0, le=LARGE)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
@@ -113,9 +116,9 @@ class ShiftSettings(Section):
     )
     flip_high: Share = Field(default=0.2, description="for `colour`: largest such share")
     palette_seed: int = Field(default=0, description="for `colour`: seed of the base colours")
-    low: float = Field(default=0.0, description="for `rotation`: least angle of a client, in degrees")
-    high: float = Field(default=75.0, description="for `rotation`: largest angle of a client, in degrees")
-    test: float = Field(default=90.0, description="for `rotation`: angle of the test images, in degrees")
+    low: Angle = Field(default=0.0, description="for `rotation`: least angle of a client, in degrees")
+    high: Angle = Field(default=75.0, description="for `rotation`: largest angle of a client, in degrees")
+    test: Angle = Field(default=90.0, description="for `rotation`: angle of the test images, in degrees")
 
 
 class AttackSettings(Section):

@@ -6,7 +6,6 @@ it already has are refused.
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Iterable, Mapping
 from logging import WARNING
@@ -22,7 +21,7 @@ from flwr.serverapp.strategy import Result
 from fedgma.aggregation.gate import Refusal
 from fedgma.aggregation.server import MaskedServer, unpack_state
 from fedgma.errors import ConfigError, FedgmaError, IntegrityError
-from fedgma.records.checkpoints import digest, read_checkpoint, write_atomic, written_to
+from fedgma.records.checkpoints import checkpoint_rounds, digest, write_atomic
 from fedgma.records.reader import complete_lines, is_done, read_head, read_lines
 from fedgma.records.writer import RunFolder, dump, is_running
 
@@ -88,8 +87,8 @@ class SavedRun:
         result = Result()
         if self._folder is None:
             return 0, None, result
-        _mend_lines(self._folder.path)
-        found = self._folder.resume()
+        _check_checkpoints(self._folder.path)
+        found = self._folder.resume(mend=True)
         if found is None:
             return 0, None, result
         if found.round > rounds:
@@ -130,43 +129,12 @@ class SavedRun:
             self._folder.finish(rounds, params, keep=True)
 
 
-def _mend_lines(folder: Path) -> None:
-    """Bring `rounds.jsonl` up to the newest valid checkpoint, so that its damage or loss costs no state.
-
-    Lines are on the disk before their checkpoint is, so fewer lines than rounds mean damage and not a kill. Lines that
-    can be read are kept; the others are replaced by a line that only has the round.
-    """
-    file = folder / "rounds.jsonl"
-    point, whole = read_checkpoint(folder / "checkpoints"), len(complete_lines(file))
-    if point is None:
-        if whole > 1 or is_done(folder):
-            raise IntegrityError(f"{folder} has rounds but no checkpoint; restore it, or delete it to start again")
+def _check_checkpoints(folder: Path) -> None:
+    """Each round has a checkpoint: a folder with rounds and none is damaged, and not a run that was killed early."""
+    if checkpoint_rounds(folder / "checkpoints"):
         return
-    if whole >= point.round:
-        return
-    content = file.read_bytes() if file.exists() else b""
-    found = _readable_lines(content)
-    lost = [round for round in range(1, point.round + 1) if round not in found]
-    log(WARNING, "%s is damaged: the records of rounds %s are lost; going on from round %d", file, lost, point.round)
-    lines = [found.get(round, dump({"round": round, "lost": True})) for round in range(1, point.round + 1)]
-    with written_to(folder):
-        write_atomic(folder / "rounds.damaged", content)
-        write_atomic(file, b"".join(line + b"\n" for line in lines))
-
-
-def _readable_lines(content: bytes) -> dict[int, bytes]:
-    """The lines that can be read, by round; a line in its place goes before one that claims its round elsewhere."""
-    found: dict[int, bytes] = {}
-    displaced: dict[int, bytes] = {}
-    for place, line in enumerate(content.split(b"\n"), 1):
-        try:
-            record = json.loads(line)
-            round = record["round"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue
-        if isinstance(round, int):
-            (found if round == place else displaced)[round] = line
-    return displaced | found
+    if len(complete_lines(folder / "rounds.jsonl")) > 1 or is_done(folder):
+        raise IntegrityError(f"{folder} has rounds but no checkpoint; restore it, or delete it to start again")
 
 
 def _read_metrics(recorded: Any) -> MetricRecord | None:

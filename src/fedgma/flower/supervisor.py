@@ -3,28 +3,33 @@
 Flower does not resume a run whose SuperLink or server app died. Here the server app saves every round
 (`Masked.start(..., folder=...)`), and the supervisor submits it again until the run's folder is marked as done. If the
 app ends with a fedgma error (too few clients, invalid settings), it is not restarted; exit code and message are
-passed on.
+passed on. Nothing outlives the supervisor, however it ends, and a start begins with an end of what an earlier one left.
 """
 
 import contextlib
 import json
+import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from fedgma.errors import FedgmaError
+from fedgma.errors import ConfigError, DataError, FedgmaError
+from fedgma.flower import processes
+from fedgma.flower.database import damage, set_aside
 from fedgma.flower.deployment import Deployment
+from fedgma.flower.programs import Programs
+from fedgma.flower.superlink import OCCUPIED
 from fedgma.records.checkpoints import written_to
 from fedgma.records.reader import read_lines
 from fedgma.records.writer import is_running
 
 POLL_INTERVAL = 0.5  # seconds between checks of processes and files
-STATUS_INTERVAL = 20.0  # seconds between status requests to the SuperLink; each starts a process
-START_TIMEOUT = 60.0  # seconds for a SuperLink to accept connections
-COMMAND_TIMEOUT = 120.0  # seconds for one of Flower's commands
-STOP_TIMEOUT = 10.0  # seconds for a process to end after SIGTERM
+STATUS_INTERVAL = 20.0  # seconds between requests for the status of an app whose process is not seen
+START_TIMEOUT = 300.0  # seconds for a SuperLink to accept connections
+NODE_PAUSE = 0.5  # seconds before the first restart of a node; twice as long before every further one
+LEAST_FREE, LOW_FREE = 64 * 2**20, 2**30  # bytes of disk without which nothing is started; with which it is reported
 
 Marks = dict[str, tuple[int, int]]
 
@@ -41,30 +46,54 @@ class Supervisor:
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.deployment, self.restarts, self.say, self.stopping = deployment, restarts, say, stopping
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.programs = Programs(deployment, stopping)
         self.starts = 0  # number of times the app was submitted
         self._run = ""
+        self._before: Marks = {}  # marks that were there when the app was submitted
         self._status_checked = 0.0
-        self._registered = False
+        self._registered: set[Path] = set()  # keys that the SuperLink's database has
+        self._node_failures: dict[str, int] = {}  # since the last completed round
+        self._node_pauses: dict[str, float] = {}  # when a dead node is restarted
+        self._disk_reported = False
+
+    @property
+    def processes(self) -> dict[str, subprocess.Popen[bytes]]:
+        """The processes that were started here, by name."""
+        return self.programs.processes
 
     def run(self) -> int:
         """Supervise the run until it ends; returns the exit code, 0 if the run is done."""
         self.deployment.check()
         with written_to(self.deployment.state):
-            (self.deployment.state / "logs").mkdir(parents=True, exist_ok=True)
-            self.deployment.write_connection()
+            self.deployment.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            if strays := self.programs.end_strays():
+                self.say(f"ended {len(strays)} processes that an earlier start had left")
+            with written_to(self.deployment.state):
+                self.deployment.write_connection()
+            try:
+                return self._supervise()
+            finally:
+                if stopped := self.programs.stop():
+                    self.say(f"stopped: {', '.join(stopped)}")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One supervisor for a state folder."""
+        from filelock import FileLock, Timeout
+
         try:
-            return self._supervise()
-        finally:
-            self._stop_all()
+            with FileLock(self.deployment.state / "lock", timeout=0.5, mode=0o600):
+                yield
+        except Timeout:
+            raise ConfigError(f"another process supervises {str(self.deployment.state)!r}; stop it first") from None
 
     def _supervise(self) -> int:
         failed_starts, rounds = 0, self._rounds()
         while not self.stopping():
-            before = self._marks()
-            problem = self._begin() or self._watch(before)
-            if problem is None:
-                return self._conclude(before)
+            problem = self._begin() or self._watch()
+            if problem is None or self.stopping():
+                return self._conclude()
             failed_starts, rounds = (0, self._rounds()) if self._rounds() > rounds else (failed_starts + 1, rounds)
             if failed_starts > self.restarts:
                 logs = self.deployment.state / "logs"
@@ -74,76 +103,166 @@ class Supervisor:
 
     def _begin(self) -> str | None:
         """Start SuperLink and nodes if they are not running, and submit the app; returns a problem or None."""
-        if not self._is_alive("superlink") and (problem := self._start_superlink()) is not None:
+        earlier = self.starts > 0 or self.deployment.database.exists()
+        problem = self._register_keys() if self.programs.is_alive("superlink") else self._start_superlink()
+        if problem is not None:
             return problem
+        if earlier:
+            self._end_earlier_runs()
         for number in range(self.deployment.nodes):
             self._start_node(number)
-        answer = self._run_command(self.deployment.submit())
+        self.starts, self._before = self.starts + 1, self._marks()
+        answer = self.programs.command(self.deployment.submit())
         if not answer.get("run-id"):
             return f"the app could not be submitted: {answer.get('error-message', 'no answer')}"
-        self._run, self._status_checked, self.starts = str(answer["run-id"]), time.monotonic(), self.starts + 1
+        self._run, self._status_checked = str(answer["run-id"]), time.monotonic()
         self.say(f"run {self._run} submitted after {self._rounds()} completed rounds")
         return None
 
+    def _end_earlier_runs(self) -> None:
+        """Stop runs that Flower would start or continue beside the new one, and end their processes."""
+        for run in self.programs.command(self.deployment.runs()).get("runs") or []:
+            if not str(run.get("status", "")).startswith("finished"):
+                self.programs.command(self.deployment.stop(str(run["run-id"])))
+        processes.end(self.deployment.state, home="superlink", program="flwr-serverapp")
+        for number in range(self.deployment.nodes):
+            processes.end(self.deployment.state, home=f"node-{number}", program="flwr-clientapp")
+
+    # -- the SuperLink -------------------------------------------------------------------------------------------------
+
     def _start_superlink(self) -> str | None:
-        self._start("superlink", self.deployment.superlink(), "superlink")
+        self._check_disk()
+        self._check_database()
+        for address in (self.deployment.address, self.deployment.control):
+            if _answers(address):
+                raise ConfigError(f"another program answers at {address}; stop it or use another --port")
+        had_database = self.deployment.database.exists()
+        self._start("superlink", self.deployment.superlink())
         deadline = time.monotonic() + START_TIMEOUT
         while not _answers(self.deployment.address):
-            if not self._is_alive("superlink"):
-                return f"the SuperLink failed to start (exit code {self.processes['superlink'].returncode})"
+            if not self.programs.is_alive("superlink"):
+                code = self.programs.exit_code("superlink")
+                if code == OCCUPIED:
+                    raise ConfigError(f"the SuperLink cannot listen at {self.deployment.host}:{self.deployment.port}")
+                if had_database and code is not None and code > 0:
+                    self._replace_database("the SuperLink does not start with it")
+                return f"the SuperLink failed to start (exit code {code})"
             if time.monotonic() > deadline or self.stopping():
+                self.processes["superlink"].kill()
                 return f"the SuperLink did not accept connections within {START_TIMEOUT:g} s"
             time.sleep(POLL_INTERVAL)
-        for key in self.deployment.public_keys() if not self._registered else ():
-            if not self._run_command(self.deployment.register(key)).get("success"):
-                self.say(f"{key.name} is registered already")
-        self._registered = True  # a restarted SuperLink reads it from its database
+        return self._register_keys()
+
+    def _register_keys(self) -> str | None:
+        """Register the keys that are not in the SuperLink's database yet; returns a problem or None."""
+        for key in self.deployment.public_keys():
+            if key not in self._registered:
+                answer = self.programs.command(self.deployment.register(key))
+                reason = str(answer.get("error-message", "no answer")).splitlines()[-1]
+                if not answer.get("success") and "already in use" not in reason:
+                    return f"{key.name} could not be registered: {reason}"
+                self._registered.add(key)
         return None
 
-    def _start_node(self, number: int) -> None:
-        if not self._is_alive(f"node-{number}"):
-            (self.deployment.state / f"node-{number}").mkdir(exist_ok=True)
-            self._start(f"node-{number}", self.deployment.node(number), f"node-{number}")
+    def _check_database(self) -> None:
+        if (wrong := damage(self.deployment.database)) is not None:
+            self._replace_database(wrong)
 
-    def _watch(self, before: Marks) -> str | None:
+    def _replace_database(self, wrong: str) -> None:
+        """Begin with a new database; nodes and app are registered again."""
+        aside = set_aside(self.deployment.database)
+        self._registered.clear()
+        self.say(f"the SuperLink's database is damaged ({wrong}) and was moved to {aside}; a new one is begun")
+
+    def _check_disk(self) -> None:
+        free = shutil.disk_usage(self.deployment.state).free
+        if free < LEAST_FREE:
+            raise DataError(
+                f"{str(self.deployment.state)!r} has {free >> 20} MB of free disk; free some and run it again"
+            )
+        if free < LOW_FREE and not self._disk_reported:
+            self._disk_reported = True
+            self.say(f"only {free >> 20} MB of disk are free for {self.deployment.state}")
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _start_node(self, number: int) -> None:
+        """Start a node, unless it runs, waits for its restart or was given up."""
+        name = f"node-{number}"
+        waits = time.monotonic() < self._node_pauses.get(name, 0.0)
+        if self.programs.is_alive(name) or waits or self._is_given_up(name):
+            return
+        self._node_pauses.pop(name, None)
+        self._start(name, self.deployment.node(number))
+
+    def _is_given_up(self, name: str) -> bool:
+        return self._node_failures.get(name, 0) > self.restarts
+
+    def _restart_nodes(self) -> None:
+        """Restart dead nodes, each time after a longer pause; give one up that does not stay alive."""
+        for number in range(self.deployment.nodes):
+            name = f"node-{number}"
+            if self.programs.is_alive(name) or self._is_given_up(name):
+                continue
+            if name not in self._node_pauses:
+                failures = self._node_failures[name] = self._node_failures.get(name, 0) + 1
+                self._node_pauses[name] = time.monotonic() + NODE_PAUSE * 2 ** (failures - 1)
+                end = f"it was restarted {self.restarts} times and is given up" if self._is_given_up(name) else ""
+                self.say(f"{name} died (exit code {self.programs.exit_code(name)}){end and f'; {end}'}")
+            else:
+                self._start_node(number)
+        names = [f"node-{number}" for number in range(self.deployment.nodes)]
+        if names and all(self._is_given_up(name) for name in names):
+            logs = self.deployment.state / "logs"
+            raise FedgmaError(f"no node stays alive after {self.restarts} restarts, see {logs}")
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> str | None:
         """Wait until the run ends; returns None if its folder marks the end, else a problem."""
-        rounds = self._rounds()
+        rounds, app_seen = self._rounds(), False
         while not self.stopping():
-            if self._new_marks(before) and not is_running(self.deployment.folder):
+            if self._new_marks() and not is_running(self.deployment.folder):
                 return None
             if self._rounds() != rounds:
                 rounds = self._rounds()
+                self._node_failures.clear()
+                self._check_disk()
                 self.say(f"round {rounds} is saved{self._losses()}")
-            if not self._is_alive("superlink"):
-                return f"the SuperLink died (exit code {self.processes['superlink'].returncode})"
-            for number in range(self.deployment.nodes):
-                if not self._is_alive(f"node-{number}"):
-                    self.say(f"node-{number} died (exit code {self.processes[f'node-{number}'].returncode})")
-                    self._start_node(number)
-            if time.monotonic() - self._status_checked > STATUS_INTERVAL and (ending := self._ended()) is not None:
-                return None if self._new_marks(before) else ending
+            if not self.programs.is_alive("superlink"):
+                return f"the SuperLink died (exit code {self.programs.exit_code('superlink')})"
+            self.programs.guard()
+            self._restart_nodes()
+            app_lives = bool(processes.find(self.deployment.state, home="superlink", program="flwr-serverapp"))
+            if app_seen and not app_lives:
+                return None if self._new_marks() else "the server app died"
+            app_seen = app_seen or app_lives
+            asks = not app_lives and time.monotonic() - self._status_checked > STATUS_INTERVAL
+            if asks and (ending := self._ended()) is not None:
+                return None if self._new_marks() else ending
             time.sleep(POLL_INTERVAL)
         return None
 
     def _ended(self) -> str | None:
         """How the run ended according to the SuperLink; None while it is running."""
         self._status_checked = time.monotonic()
-        runs = self._run_command(self.deployment.status(self._run)).get("runs") or [{}]
+        runs = self.programs.command(self.deployment.status(self._run)).get("runs") or [{}]
         status = str(runs[0].get("status", ""))
         return f"the server app ended ({status})" if status.startswith("finished") else None
 
-    def _conclude(self, before: Marks) -> int:
+    def _conclude(self) -> int:
         """The exit code according to the run's folder."""
         if self.stopping():
             return 0
-        if "failed" in self._new_marks(before):
+        marks = self._new_marks()
+        if "failed" in marks and "done" not in marks:
             note = json.loads((self.deployment.folder / "failed").read_text(encoding="utf-8"))
             self.say(f"the run failed: {note['message']}")
             return int(note["exit_code"])
         self.say(f"done: {(self.deployment.folder / 'done').read_text(encoding='utf-8').strip()}")
         return 0
 
-    # -- files and processes -------------------------------------------------------------------------------------------
+    # -- files ---------------------------------------------------------------------------------------------------------
 
     def _rounds(self) -> int:
         return len(read_lines(self.deployment.folder))
@@ -166,52 +285,11 @@ class Supervisor:
                 marks[name] = (status.st_ino, status.st_mtime_ns)
         return marks
 
-    def _new_marks(self, before: Marks) -> Marks:
-        return {name: mark for name, mark in self._marks().items() if mark != before.get(name)}
+    def _new_marks(self) -> Marks:
+        return {name: mark for name, mark in self._marks().items() if mark != self._before.get(name)}
 
-    def _is_alive(self, name: str) -> bool:
-        return name in self.processes and self.processes[name].poll() is None
-
-    def _start(self, name: str, command: list[str], home: str) -> None:
-        with (self.deployment.state / "logs" / f"{name}.log").open("ab") as log:
-            environment = self.deployment.environment(home)
-            # a new session: Ctrl-C only reaches the supervisor, which then stops all processes in order
-            self.processes[name] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        self.say(f"{name} started as process {self.processes[name].pid}")
-
-    def _run_command(self, command: list[str]) -> dict[str, Any]:
-        """The JSON output of one of Flower's commands; empty if there is none."""
-        try:
-            done = subprocess.run(
-                command,
-                env=self.deployment.environment(),
-                capture_output=True,
-                timeout=COMMAND_TIMEOUT,
-                check=False,
-                text=True,
-            )
-            answer = json.loads(done.stdout[done.stdout.index("{") :])
-        except (subprocess.TimeoutExpired, ValueError):
-            return {}
-        return answer if isinstance(answer, dict) else {}
-
-    def _stop_all(self) -> None:
-        """Stop all processes, nodes first; kill those that do not end in time."""
-        alive = [name for name in reversed(self.processes) if self._is_alive(name)]
-        for name in alive:
-            self.processes[name].terminate()
-        deadline = time.monotonic() + STOP_TIMEOUT
-        for name in alive:
-            process = self.processes[name]
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if alive:
-            self.say(f"stopped: {', '.join(alive)}")
+    def _start(self, name: str, command: list[str]) -> None:
+        self.say(f"{name} started as process {self.programs.start(name, command)}")
 
 
 def _answers(address: str) -> bool:

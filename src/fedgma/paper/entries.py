@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from fedgma.documents import parse_json, read_bytes, read_json
 from fedgma.errors import DataError
 from fedgma.records.format import FORMAT, Done, Head, renamed
 from fedgma.records.reader import Run, curve, flat, number, numbers, read_runs
@@ -156,9 +157,9 @@ def _packed(points: Mapping[int, float]) -> list[list[int]]:
 def read_export(folder: Path) -> list[Entry]:
     """The runs of an export."""
     try:
-        shared = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
-        lines = (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-        return [_read_line(json.loads(line), shared) for line in lines]
+        shared = read_json(folder / "runs.json")
+        lines = read_bytes(folder / "runs.jsonl").splitlines()
+        return [_read_line(parse_json(line, f"line {number}"), shared) for number, line in enumerate(lines, 1)]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"expected exported runs in {folder}, but they cannot be read ({error}); export them again"

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.documents import read_json
 from fedgma.errors import DataError
 
 FILE = "findings.json"
@@ -67,7 +68,7 @@ def read_findings(folder: Path) -> list[Finding]:
     """Read the findings that an analysis wrote into a folder; a broken file raises an error that names it."""
     file = folder / FILE
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         written = content["format"]
         findings = [_finding(finding) for finding in content["findings"]] if written == FORMAT else []
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -4,14 +4,14 @@ The package uses `chosen.toml` in this folder; `fedgma paper search` writes such
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma.errors import ConfigError
-from fedgma.experiments.grid import check
+from fedgma.documents import parse_toml, read_bytes
+from fedgma.errors import ConfigError, DataError
+from fedgma.experiments.grid import LARGEST, check
 from fedgma.experiments.settings import Settings
 from fedgma.paper.catalogue import CHOSEN, Part
 from fedgma.records.reader import flat
@@ -39,11 +39,11 @@ def read_chosen(file: Path | None = None) -> Chosen:
         if file is None:
             text = (resources.files("fedgma.paper") / CHOSEN).read_text(encoding="utf-8")
         else:
-            text = file.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read the chosen rates {name!r}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            text = read_bytes(file, LARGEST, "the chosen rates").decode("utf-8")
+        content = parse_toml(text)
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except ValueError as error:
         raise ConfigError(f"{name!r} is not TOML: {error}") from None
     return Chosen(_rates(content.get("rates", {}), name), content.get("shift", {}))
 
@@ -57,7 +57,7 @@ def _rates(tables: Any, name: str) -> dict[tuple[str, str, str], Pair]:
             for rule, pair in kinds.items()
         ]
         pairs = {(d, a, rule): (float(pair[0]), float(pair[1])) for d, a, rule, pair in rows}
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, LookupError, OverflowError):
         raise ConfigError(
             f"{name!r}: rates should be [rates.DATASET.ALGORITHM] with pairs such as shared = [0.05, 1.0]"
         ) from None

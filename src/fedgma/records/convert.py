@@ -1,8 +1,8 @@
 """Convert run folders of an older format in place; rounds, checkpoints and `done` files stay the same.
 
-Each folder changes by one atomic write of its `run.json`. If data and model of a run are known, its folder is then
-renamed to the fingerprint that a new run of the same settings would have, so that such a run finds it as finished,
-continues it or extends it. If a conversion is killed, the next one finishes it.
+Each folder changes by one atomic write of its `run.json`, after that of `SHA256SUMS`. If data and model of a run are
+known, its folder is then renamed to the fingerprint that a new run of the same settings would have, so that such a run
+finds it as finished, continues it or extends it. If a conversion is killed, the next one finishes it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from fedgma.errors import DataError
 from fedgma.records.checkpoints import sync_folder, written_to
 from fedgma.records.format import complete, fingerprint, identity_of
 from fedgma.records.reader import PathLike, is_older, read_head, run_folders
-from fedgma.records.writer import write_head
+from fedgma.records.writer import rewrite_head
 
 FORMERLY = "formerly"  # in run.json: the fingerprint that the older format gave the run
 
@@ -59,7 +59,7 @@ def _convert(folder: Path, names: Mapping[str, str]) -> Converted:
             known = complete(identity_of(head))
             if older:
                 with written_to(folder):
-                    write_head(folder, _rewritten(head, names))
+                    rewrite_head(folder, _rewritten(head, names))
     except Timeout:
         return Converted(
             folder, False, False, False, "a process is writing this folder; convert it after that process has ended"

@@ -3,13 +3,20 @@
     <fingerprint>/run.json       `Head`: settings, identity, software and device
                   rounds.jsonl   `Line`: one JSON object a round
                   checkpoints/   states to resume from, each with a manifest
+                  SHA256SUMS     checksums of the other three files
                   done           `Done`: written last; without it the run is unfinished
+
+`run.json` and the manifest of a checkpoint hold a checksum of themselves. A manifest also holds `Records`: the checksum
+in `run.json`, and the SHA-256 of `rounds.jsonl` up to its round. A finished run has the checksums of its three files in
+`SHA256SUMS`, for `sha256sum -c` too. So a changed bit, a lost line or a file of another run is found when a run is read
+or resumed.
 
 The identity of a run is all that determines its outcome besides its settings: `data`, `clients`, `model`, `precision`,
 `version`. The fingerprint, which names the folder, is a hash of settings and identity.
 
-Format 1 had no identity. The reader infers what it can from the record: the checksum of the data, and name and size of
-a built-in model. Other parts stay unknown, and an unknown part equals only another unknown part.
+Format 2 had no checksums: its records are read as they are. Format 1 had no identity. The reader infers what it can
+from the record: the checksum of the data, and name and size of a built-in model. Other parts stay unknown, and an
+unknown part equals only another unknown part.
 """
 
 import hashlib
@@ -17,8 +24,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Required, TypedDict
 
-FORMAT = 2  # of run.json, rounds.jsonl and done
-CHECKPOINT_FORMAT = 1  # of a checkpoint's manifest
+FORMAT = 3  # of run.json, rounds.jsonl and done
+CHECKPOINT_FORMAT = 2  # of a checkpoint's manifest
+SUMS = "SHA256SUMS"  # of a finished run
+CHECKSUM = "checksum"  # the entry of a JSON object that holds the SHA-256 of its other entries
 
 RENAMED = {"cohort": "clients_per_round"}  # settings of format 1 that were renamed
 
@@ -66,6 +75,7 @@ class Head(TypedDict, total=False):
     parameters: Any  # trainable entries; in a Flower run, shape and type of each array
     started: str
     notes: list[str]
+    checksum: str
 
 
 class Scores(TypedDict):
@@ -88,11 +98,37 @@ class Line(TypedDict, total=False):
     seconds: float
 
 
+class Records(TypedDict):
+    """The records that a checkpoint belongs to."""
+
+    run: str  # the checksum in run.json
+    lines: str  # SHA-256 of rounds.jsonl up to this round
+
+
 class Done(TypedDict):
     """`done`: the number of rounds and the checksum of the final model."""
 
     rounds: int
     sha256: str
+
+
+def with_checksum(entries: Record) -> dict[str, Any]:
+    """The entries of a JSON object, and their checksum.
+
+    >>> is_intact(with_checksum({"rounds": 3})), is_intact({**with_checksum({"rounds": 3}), "rounds": 4})
+    (True, False)
+    """
+    return {**entries, CHECKSUM: _checksum(entries)}
+
+
+def is_intact(entries: Record) -> bool:
+    """Whether the entries of a JSON object match the checksum among them."""
+    return entries.get(CHECKSUM) == _checksum(entries)
+
+
+def _checksum(entries: Record) -> str:
+    text = json.dumps({name: value for name, value in entries.items() if name != CHECKSUM}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def fingerprint(settings: Mapping[str, Any], identity: Mapping[str, object] | None = None) -> str:

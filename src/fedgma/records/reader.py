@@ -1,20 +1,28 @@
 """Read run folders: settings, one record per round, finished or not. Needs no torch and executes nothing it reads.
 
-An incomplete last line of an unfinished run is skipped. Any other defect is an error that names the file. Folders of
-format 1 are converted to the current format on reading.
+An incomplete last line of an unfinished run is skipped. Any other defect is an error that names the file: what is not
+JSON, a line out of order, and what does not match its checksum. Folders of an older format, which have fewer checksums,
+are converted to the current format on reading.
 """
 
+import hashlib
 import json
+import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from fedgma.errors import DataError
-from fedgma.records.format import FORMAT, Done, Head, Identity, Record, identity_of, upgrade
+from fedgma.errors import DataError, IntegrityError
+from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Head, Identity, Record, identity_of, is_intact, upgrade
 
 LARGEST = 2**30  # bytes; larger files are refused
+SUMMED = ("run.json", "rounds.jsonl", "done")  # the files in SHA256SUMS
+DEEPEST = 100  # levels of nested JSON
+RESTORE = "restore it from a copy, or delete the run's folder and run again"
+
+LOG = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
 
@@ -83,39 +91,54 @@ def read_run(folder: PathLike) -> Run:
         if not isinstance(settings.get(name), kind) or isinstance(settings.get(name), bool):
             got = settings.get(name)
             raise DataError(f"{folder / 'run.json'}: setting {name!r} should be {kind.__name__}, got {got!r}")
-    done = cast(Done, _object(folder / "done")) if is_done(folder) else None
-    rounds, fault = _rounds(folder / "rounds.jsonl", scored=True)
-    if done is not None and fault is not None:
-        raise fault
-    if done is not None and done.get("rounds") != len(rounds):
-        raise DataError(f"{folder} is marked done after {done.get('rounds')!r} rounds but holds {len(rounds)}")
-    return Run(folder, head, settings, tuple(record for _, record in rounds), done)
+    rounds, done = _rounds_and_end(folder, head, scored=True)
+    return Run(folder, head, settings, tuple(rounds), done)
 
 
 def read_head(folder: Path) -> Head:
     """`run.json` of a folder in the current format."""
     file = folder / "run.json"
-    head = _object(file)
+    head = read_object(file)
     version = head.get("format")
-    if version not in (1, FORMAT):
+    if version == FORMAT or CHECKSUM in head:  # one changed bit may turn the number into that of another format
+        check_intact(head, file)
+    if version not in (1, 2, FORMAT):
         raise DataError(f"{file} has format {version!r}; this version of fedgma reads 1 to {FORMAT}")
+    if version != FORMAT and CHECKSUM in head:
+        raise DataError(f"{file} has format {version} with a checksum, which only later formats have; {RESTORE}")
     _part(head, "settings", dict, file)
-    return cast(Head, upgrade(head) if version == 1 else head)
+    return cast(Head, upgrade(head) if version == 1 else {**head, "format": FORMAT})
 
 
 def is_older(folder: Path) -> bool:
     """Whether the `run.json` of a folder has an older format."""
-    return _object(folder / "run.json").get("format") != FORMAT
+    return read_object(folder / "run.json").get("format") != FORMAT
+
+
+def read_rounds(folder: Path) -> list[Record]:
+    """The rounds of a run: of a finished one all and checked, of an unfinished one the complete lines."""
+    return _rounds_and_end(folder, read_head(folder))[0] if is_done(folder) else read_lines(folder)
 
 
 def read_lines(folder: Path) -> list[Record]:
-    """The rounds of a folder, without an incomplete last line."""
-    return [record for _, record in _rounds(folder / "rounds.jsonl")[0]]
+    """The leading lines of a folder that are complete and in order, of a run that may be writing them."""
+    return [record for _, record in _lines(folder / "rounds.jsonl")[0]]
 
 
 def complete_lines(path: Path) -> list[bytes]:
     """The leading lines of `rounds.jsonl` that are complete and in order, as bytes."""
-    return [line + b"\n" for line, _ in _rounds(path)[0]]
+    return [line + b"\n" for line, _ in _lines(path)[0]]
+
+
+def digest_of_lines(lines: Iterable[bytes]) -> str:
+    """SHA-256 of lines of `rounds.jsonl`."""
+    return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+def check_intact(record: Record, path: Path) -> None:
+    """Raise an error if a JSON object does not match its checksum."""
+    if not is_intact(record):
+        raise IntegrityError(f"{path} does not match its checksum; {RESTORE}")
 
 
 def is_done(folder: Path) -> bool:
@@ -128,8 +151,8 @@ def finished(out: Path) -> Iterator[tuple[Head, Path]]:
     for done in sorted(out.glob("*/done")):
         try:
             yield read_head(done.parent), done.parent
-        except DataError:
-            continue
+        except DataError as error:
+            LOG.warning("%s is not extended: %s", done.parent, error)
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -175,12 +198,63 @@ def _at(record: Record, path: tuple[str, ...]) -> Any:
     return value
 
 
-def _rounds(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Record]], DataError | None]:
+def _rounds_and_end(folder: Path, head: Head, *, scored: bool = False) -> tuple[list[Record], Done | None]:
+    """The rounds of a folder and its `done`, checked; only an unfinished run may end in an incomplete line."""
+    done = cast(Done, read_object(folder / "done")) if is_done(folder) else None
+    rounds, fault = _lines(folder / "rounds.jsonl", scored=scored)
+    if fault is not None and (done is not None or not isinstance(fault, _Incomplete)):
+        raise fault
+    if done is None:
+        _check_saved(folder, head, [line + b"\n" for line, _ in rounds])
+        return [record for _, record in rounds], None
+    if done.get("rounds") != len(rounds):
+        raise DataError(f"{folder} is marked done after {done.get('rounds')!r} rounds but holds {len(rounds)}")
+    if CHECKSUM in head:  # an older format has none
+        _check_sums(folder)
+    return [record for _, record in rounds], done
+
+
+def _check_saved(folder: Path, head: Head, lines: Sequence[bytes]) -> None:
+    """Compare the records of an unfinished run with its newest checkpoint; later lines have no checksum yet."""
+    for file in sorted(folder.glob("checkpoints/[0-9]*/manifest.json"), reverse=True):
+        try:
+            manifest = read_object(file)
+        except DataError:
+            continue  # damaged, or deleted meanwhile by a process that runs
+        if is_intact(manifest) and isinstance(manifest.get("records"), dict):
+            records = {"run": head.get(CHECKSUM), "lines": digest_of_lines(lines[: manifest["round"]])}
+            for part, name in (("run", "run.json"), ("lines", "rounds.jsonl")):
+                if manifest["records"].get(part) != records[part]:
+                    raise IntegrityError(f"{folder / name} does not belong to checkpoint {file.parent}; {RESTORE}")
+            return
+
+
+def sums(digests: Mapping[str, str]) -> bytes:
+    """`SHA256SUMS`: a line for each file, as the program sha256sum writes it."""
+    return "".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()
+
+
+def _check_sums(folder: Path) -> None:
+    """Compare the files of a finished run with `SHA256SUMS`."""
+    stated = read_content(folder / SUMS)
+    found = {name: hashlib.sha256(read_content(folder / name)).hexdigest() for name in SUMMED}
+    for name, digest in found.items():
+        if sums({name: digest}) not in stated:
+            raise IntegrityError(f"{folder / name} does not match its checksum in {SUMS}; {RESTORE}")
+    if stated != sums(found):
+        raise IntegrityError(f"{folder / SUMS} should be the checksums of {', '.join(SUMMED)} only; {RESTORE}")
+
+
+class _Incomplete(DataError):
+    """The last line has no end."""
+
+
+def _lines(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Record]], DataError | None]:
     """The leading lines that are complete and in order, with their records; and the error in the next line.
 
     With `scored`, accuracies must be from 0 to 1. In a Flower app, "accuracy" may be any number.
     """
-    lines = _content(path).split(b"\n") if path.exists() else [b""]
+    lines = read_content(path).split(b"\n") if path.exists() else [b""]
     read: list[tuple[bytes, Record]] = []
     for number, line in enumerate(lines[:-1], 1):
         try:
@@ -190,7 +264,7 @@ def _rounds(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Reco
             return read, error
         read.append((line, record))
     incomplete = f"{path} ends in an incomplete line though its run is marked done; restore the file or run again"
-    return read, DataError(incomplete) if lines[-1] else None
+    return read, _Incomplete(incomplete) if lines[-1] else None
 
 
 def _check_line(record: Record, number: int, path: Path, *, scored: bool) -> None:
@@ -203,7 +277,12 @@ def _check_line(record: Record, number: int, path: Path, *, scored: bool) -> Non
 
 
 def _real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _part(record: Record, name: str, kind: type, path: Path) -> Any:
@@ -212,8 +291,9 @@ def _part(record: Record, name: str, kind: type, path: Path) -> Any:
     return record[name]
 
 
-def _object(path: Path) -> Record:
-    return _parsed(_content(path), str(path))
+def read_object(path: Path) -> Record:
+    """The JSON object in a file."""
+    return _parsed(read_content(path), str(path))
 
 
 def _parsed(content: bytes, where: str) -> Record:
@@ -223,20 +303,34 @@ def _parsed(content: bytes, where: str) -> Record:
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be written back
     except UnicodeDecodeError:
-        raise DataError(f"{where} is not UTF-8 text; the file is damaged, restore it or run again") from None
+        raise IntegrityError(f"{where} is not UTF-8 text; the file is damaged, restore it or run again") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON ({error}); the file is damaged, restore it or run again") from None
+        raise IntegrityError(f"{where} is not JSON ({error}); the file is damaged, restore it or run again") from None
+    if text.count("{") + text.count("[") > DEEPEST and _depth(value) > DEEPEST:
+        raise IntegrityError(f"{where} is nested more than {DEEPEST} levels deep, so it is not a record of a run")
     if not isinstance(value, dict):
-        raise DataError(f"{where} should be a JSON object, got {type(value).__name__}")
+        raise IntegrityError(f"{where} should be a JSON object, got {type(value).__name__}")
     return value
 
 
-def _content(path: Path) -> bytes:
+def _depth(value: Any) -> int:
+    """How deep lists and objects are nested; without recursion, which a deep value would exhaust."""
+    level, depth = [value], 0
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+        depth += 1
+    return depth
+
+
+def read_content(path: Path, largest: int = LARGEST) -> bytes:
+    """The bytes of a file; an error if it is missing, unreadable or larger than `largest`."""
     try:
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > largest:
             raise DataError(
-                f"{path} is larger than {LARGEST} bytes, so it is not a record of a run; give another folder"
+                f"{path} is larger than {largest} bytes, so it is not a record of a run; give another folder"
             )
         return path.read_bytes()
+    except FileNotFoundError:
+        raise IntegrityError(f"{path} is missing; {RESTORE}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None

@@ -2,17 +2,21 @@
 
 Besides the files that `format` describes, a folder has a file `lock`, which the writing process locks.
 
-A run that is killed at any moment can be resumed: `resume` returns to the newest valid checkpoint and truncates
-`rounds.jsonl` to it. Only one process writes a folder at a time; the system releases the lock of a dead process.
+A run that is killed at any moment can be resumed: `resume` returns to the newest checkpoint that is valid and belongs
+to the lines of `rounds.jsonl`, and truncates these to it. Where no checkpoint can be used, that is an error and nothing
+is changed. Only one process writes a folder at a time; the system releases the lock of a dead process.
 """
 
+import contextlib
+import hashlib
 import json
 import logging
 import math
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +24,22 @@ import numpy as np
 
 from fedgma.errors import ConfigError, IntegrityError
 from fedgma.records.checkpoints import (
+    BINARY,
     Checkpoint,
     checkpoint_rounds,
     digest,
     drop_checkpoints,
+    make_folder,
     read_checkpoint,
     sync_folder,
+    write_all,
     write_atomic,
     write_checkpoint,
     written_to,
 )
-from fedgma.records.format import FORMAT, Done, Record
-from fedgma.records.reader import complete_lines, is_older, read_head
+from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Record, Records, with_checksum
+from fedgma.records.mend import DAMAGED, mended
+from fedgma.records.reader import SUMMED, complete_lines, digest_of_lines, is_done, is_older, read_head, sums
 
 LOG = logging.getLogger(__name__)
 
@@ -44,14 +52,17 @@ class RunFolder:
         self.head = {**head, "format": FORMAT}
         self.wait = wait  # seconds to wait for the lock; `is_running` of another process holds it for a moment
         self.saved = 0  # round of the newest checkpoint
+        self._before = 0  # round of the checkpoint before it
         self._lock: Any = None
-        self._lines: Any = None
+        self._run = ""  # the checksum in run.json
+        self._handle: int | None = None  # rounds.jsonl
+        self._hash = hashlib.sha256()  # of the lines in it
 
     def __enter__(self) -> "RunFolder":
         from filelock import FileLock, Timeout
 
         with written_to(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             self._lock = FileLock(self.path / "lock", timeout=self.wait)
             try:
                 self._lock.acquire()
@@ -61,88 +72,135 @@ class RunFolder:
                 ) from None
         try:
             self._check_head()
+            self._remove_leftovers()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lines is not None:
-            self._lines.close()
-            self._lines = None
+        if self._handle is not None:
+            with contextlib.suppress(OSError):  # what matters was synced before
+                os.close(self._handle)
+            self._handle = None
         self._lock.release()
 
-    def resume(self) -> Checkpoint | None:
-        """The checkpoint to resume from, with `rounds.jsonl` truncated to it; None to start from the beginning."""
-        lines = self.path / "rounds.jsonl"
-        complete = complete_lines(lines)
-        checkpoint = read_checkpoint(self.path / "checkpoints", lambda round: round <= len(complete))
-        kept = complete[: checkpoint.round] if checkpoint is not None else []
-        newest = max(checkpoint_rounds(self.path / "checkpoints"), default=0)
-        if newest > len(complete):  # lines are on the disk before their checkpoint is
-            message = "%s is damaged: it has %d rounds, but there is a checkpoint of round %d; resuming from round %d"
-            LOG.warning(message, lines, len(complete), newest, len(kept))
-        if checkpoint is not None:
-            self.saved = checkpoint.round
+    def resume(self, *, mend: bool = False) -> Checkpoint | None:
+        """The checkpoint to resume from, with `rounds.jsonl` truncated to it; None to start from the beginning.
+
+        If `rounds.jsonl` is damaged, an older checkpoint is used or an error raised. With `mend`, the newest checkpoint
+        is used all the same: lines that cannot be read are marked as lost, and the file is kept as `rounds.damaged`.
+        """
+        file = self.path / "rounds.jsonl"
+        lines = complete_lines(file)
+        problem = partial(_other_run, self._run) if mend else partial(_mismatch, self._run, lines)
+        point = read_checkpoint(self.path / "checkpoints", problem=problem)
+        if point is not None:
+            if why := _other_lines(lines, point.round, point.records):
+                lines = self._mended(point, why)
+            self.saved = point.round
             self._warn_of_changes(read_head(self.path))
+        elif lines:
+            LOG.warning("%s has %d rounds but no checkpoint; it starts again from round 1", self.path, len(lines))
+        kept = b"".join(lines[: self.saved])
         with written_to(self.path):
-            write_atomic(lines, b"".join(kept))
-            self._lines = lines.open("ab")
-        return checkpoint
+            write_atomic(file, kept)
+            self._handle = os.open(file, os.O_WRONLY | os.O_APPEND | BINARY)
+        self._hash = hashlib.sha256(kept)
+        return point
+
+    def _mended(self, point: Checkpoint, why: str) -> list[bytes]:
+        """Mend `rounds.jsonl` up to a checkpoint that does not belong to it, and write that checkpoint again."""
+        file, checkpoints = self.path / "rounds.jsonl", self.path / "checkpoints"
+        content = file.read_bytes() if file.exists() else b""
+        lines, lost = mended(content, point.round)
+        what = f"the records of rounds {lost} are lost" if lost else "some records are not as they were written"
+        LOG.warning("%s is damaged: a checkpoint %s; %s; resuming from round %d", file, why, what, point.round)
+        records = Records(run=self._run, lines=digest_of_lines(lines))
+        before = max((old for old in checkpoint_rounds(checkpoints) if old < point.round), default=0)
+        with written_to(self.path):
+            if not (self.path / DAMAGED).exists():
+                write_atomic(self.path / DAMAGED, content)
+            write_atomic(file, b"".join(lines))
+            write_checkpoint(checkpoints, point.round, point.state, records=records, before=before)
+        return lines
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append a round."""
+        content = dump(line) + b"\n"
         with written_to(self.path):
-            self._lines.write(dump(line) + b"\n")
-            self._lines.flush()
+            write_all(self._lines, content)
+        self._hash.update(content)
 
     def checkpoint(self, round: int, state: Mapping[str, np.ndarray]) -> None:
         """Write a checkpoint, so that a resume loses nothing up to this round."""
+        if round != self.saved:
+            self._before, self.saved = self.saved, round
         with written_to(self.path):
-            os.fsync(self._lines.fileno())
-            write_checkpoint(self.path / "checkpoints", round, state)
-        self.saved = round
+            os.fsync(self._lines)
+            write_checkpoint(self.path / "checkpoints", round, state, records=self._records, before=self._before)
 
     def begin_from(self, shorter: Path, point: Checkpoint, lines: Sequence[Record]) -> None:
         """Copy the last state and the rounds of a finished shorter run to where `resume` finds them."""
         self._warn_of_changes(read_head(shorter))
+        content = b"".join(dump(line) + b"\n" for line in lines)
         with written_to(self.path):
-            write_head(self.path, {**self.head, "extends": shorter.name})
-            write_atomic(self.path / "rounds.jsonl", b"".join(dump(line) + b"\n" for line in lines))
-            write_checkpoint(
-                self.path / "checkpoints", point.round, point.state
-            )  # last, so that a kill before it loses nothing
+            self._run = write_head(self.path, {**self.head, "extends": shorter.name})
+            write_atomic(self.path / "rounds.jsonl", content)
+            records = Records(run=self._run, lines=digest_of_lines([content]))
+            write_checkpoint(  # last, so that a kill before it loses nothing
+                self.path / "checkpoints", point.round, point.state, records=records
+            )
 
     def finish(self, round: int, parameters: Mapping[str, np.ndarray], *, keep: bool = False) -> None:
         """Mark the run as done, with the checksum of its model; `keep` the last checkpoint for an extension."""
+        checkpoints = self.path / "checkpoints"
         with written_to(self.path):
-            os.fsync(self._lines.fileno())
+            os.fsync(self._lines)
             if keep:
-                drop_checkpoints(self.path / "checkpoints", 1)
-            done = Done(rounds=round, sha256=digest(parameters))
-            write_atomic(self.path / "done", dump(done) + b"\n")
+                drop_checkpoints(checkpoints, {*checkpoint_rounds(checkpoints)} - {round})
+            done = dump(Done(rounds=round, sha256=digest(parameters))) + b"\n"
+            known = {"rounds.jsonl": self._hash.hexdigest(), "done": hashlib.sha256(done).hexdigest()}
+            write_sums(self.path, known)
+            write_atomic(self.path / "done", done)
             if not keep:
-                shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+                shutil.rmtree(checkpoints, ignore_errors=True)
             sync_folder(self.path)
+
+    @property
+    def _lines(self) -> int:
+        assert self._handle is not None, "resume() comes before a round is written"
+        return self._handle
+
+    @property
+    def _records(self) -> Records:
+        return Records(run=self._run, lines=self._hash.hexdigest())
 
     def _check_head(self) -> None:
         """Write `run.json`, or compare it with the existing one."""
         file = self.path / "run.json"
         if not file.exists():
-            if checkpoint_rounds(self.path / "checkpoints"):
-                raise IntegrityError(f"{self.path} has checkpoints but no run.json that says of which run; restore it")
+            if checkpoint_rounds(self.path / "checkpoints") or is_done(self.path):
+                raise IntegrityError(f"{file} is missing; restore it from a copy, or delete {self.path} and run again")
             with written_to(self.path):
-                write_head(self.path, self.head)
+                self._run = write_head(self.path, self.head)
             return
         recorded: Record = read_head(self.path)
         for name in ("settings", "parameters"):
             if recorded.get(name) != _plain(self.head[name]):
                 raise ConfigError(
-                    f"{file} has different {name} than this run ({_differing(recorded, _plain(self.head), name)})"
+                    f"{file} has different {name} than this run ({_differing(recorded, self.head, name)})"
                 )
         if is_older(self.path):  # a folder has one format, and new rounds are in the current one
             with written_to(self.path):
-                write_head(self.path, recorded)
+                recorded = {**recorded, CHECKSUM: rewrite_head(self.path, recorded)}
+        self._run = str(recorded[CHECKSUM])
+
+    def _remove_leftovers(self) -> None:
+        """Delete the temporary files of a writer that was killed."""
+        for left in self.path.glob(".*-*"):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
     def _warn_of_changes(self, recorded: Mapping[str, Any]) -> None:
         """Warn if a run continues with different software or on a different device."""
@@ -158,11 +216,35 @@ class RunFolder:
                 )
 
 
-def write_head(folder: Path, head: Mapping[str, Any]) -> None:
-    """Write `run.json`: one entry per line, each list of numbers on one line."""
-    text = json.dumps(_plain(head), indent=1)
+def write_head(folder: Path, head: Mapping[str, Any]) -> str:
+    """Write `run.json` and return its checksum."""
+    write_atomic(folder / "run.json", head_text(head))
+    return str(with_checksum(_plain(head))[CHECKSUM])
+
+
+def head_text(head: Mapping[str, Any]) -> bytes:
+    """The text of `run.json`, with its checksum: one entry per line, each list of numbers on one line."""
+    text = json.dumps(with_checksum(_plain(head)), indent=1)
     text = re.sub(r"\[([\d\s,]+)\]", lambda match: "[" + ", ".join(match[1].replace(",", " ").split()) + "]", text)
-    write_atomic(folder / "run.json", text.encode() + b"\n")
+    return text.encode() + b"\n"
+
+
+def rewrite_head(folder: Path, head: Mapping[str, Any]) -> str:
+    """Rewrite a `run.json` of an older format; of a finished run after `SHA256SUMS`, which older ones do not need."""
+    if is_done(folder):
+        write_sums(folder, {"run.json": hashlib.sha256(head_text(head)).hexdigest()})
+    return write_head(folder, head)
+
+
+def write_sums(folder: Path, known: Mapping[str, str]) -> None:
+    """Write `SHA256SUMS`: the known digests, and those of the other files as they are in the folder."""
+    others = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in SUMMED if name not in known}
+    write_atomic(folder / SUMS, sums({name: {**others, **known}[name] for name in SUMMED}))
+
+
+def mismatch_in(folder: Path) -> Callable[[int, Record | None], str]:
+    """What `read_checkpoint` asks: why a checkpoint does not belong to the records of this folder."""
+    return partial(_mismatch, read_head(folder).get("checksum", ""), complete_lines(folder / "rounds.jsonl"))
 
 
 def is_running(folder: Path) -> bool:
@@ -195,6 +277,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _mismatch(run: str, lines: Sequence[bytes], round: int, records: Record | None) -> str:
+    """Why a checkpoint of this round does not belong to a `run.json` and to lines of `rounds.jsonl`; "" if it does."""
+    return _other_run(run, round, records) or _other_lines(lines, round, records)
+
+
+def _other_run(run: str, round: int, records: Record | None) -> str:
+    return "" if records is None or records.get("run") == run else "belongs to another run.json"
+
+
+def _other_lines(lines: Sequence[bytes], round: int, records: Record | None) -> str:
+    if round > len(lines):
+        return f"is of round {round}, but rounds.jsonl has {len(lines)} complete lines"
+    if records is None or records.get("lines") == digest_of_lines(lines[:round]):
+        return ""
+    return "belongs to other lines of rounds.jsonl"
 
 
 def _differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> str:

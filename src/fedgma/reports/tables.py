@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from fedgma.statistics.comparisons import Comparison
 from fedgma.statistics.labels import plain, short
 
 Value = str | float | int | Spread | None
+
+FORMULA = re.compile(r"[\s\x00-\x1f\ufeff]*[=+\-@＝＋－＠]")  # begins a formula in some spreadsheet
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class Table(NamedTuple):
@@ -188,7 +192,7 @@ def comma_separated(table: Table) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
         [
-            text
+            _cell(text)
             for name, two in zip(table.header, wide, strict=True)
             for text in ([name, f"{name} sd"] if two else [name])
         ]
@@ -226,12 +230,19 @@ def numeric(table: Table) -> list[bool]:
 def _raw(value: Value, two: bool) -> list[str]:
     if isinstance(value, Spread):
         return [repr(value.mean), "" if value.deviation is None else repr(value.deviation)]
-    if isinstance(value, float):
-        value = float(value)  # the repr of a numpy float names its type
-    written = "" if value is None else repr(value) if isinstance(value, float) else " ".join(str(value).splitlines())
-    # a spreadsheet must not run a text as a formula
-    written = f"'{written}" if isinstance(value, str) and written[:1] in ("=", "+", "-", "@") else written
+    number = isinstance(value, float)  # numpy floats too, whose repr names their type
+    written = "" if value is None else repr(float(value)) if number else _cell(str(value))
     return [written, ""] if two else [written]
+
+
+def _cell(text: str) -> str:
+    """A text that no spreadsheet runs as a formula; a number stays a number.
+
+    >>> _cell("=1+1"), _cell("-0.5"), _cell("-cmd"), _cell("tau")
+    ("'=1+1", '-0.5', "'-cmd", 'tau')
+    """
+    written = " ".join(text.splitlines())
+    return f"'{written}" if FORMULA.match(written) and not NUMBER.fullmatch(written) else written
 
 
 def _in_markdown(value: str) -> str:

@@ -1,8 +1,8 @@
 """The tally's arithmetic for numpy and torch; the other kernels give the same bits.
 
 A weighted sum is a pair of numbers: `total` in float64, and `rest`, its rounding error (Knuth's two-sum). The pair
-holds 77 binary digits for float32 updates (106 for float64), so a tally does not depend on the order in which clients
-arrive or tallies merge.
+holds 77 binary digits for float32 updates (106 for float64). While it is exact, a tally does not depend on the order in
+which clients arrive or tallies merge; docs/architecture.md says when.
 """
 
 from typing import NamedTuple
@@ -74,6 +74,11 @@ def add_rows(sums: Sums, updates: Array, weights: Array) -> bool:
 
 def merge(sums: Sums, other: Sums) -> None:
     """Add another tally's sums, in place."""
+    with np.errstate(over="ignore", invalid="ignore"):  # `finish` raises if a sum overflowed
+        _merge(sums, other)
+
+
+def _merge(sums: Sums, other: Sums) -> None:
     for part in blocks(len(sums.total)):
         after, lost = two_sum(sums.total[part], other.total[part])
         sums.total[part] = after

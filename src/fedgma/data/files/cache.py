@@ -19,10 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.data.files.dataset import Dataset, Source, Split
-from fedgma.errors import IntegrityError
+from fedgma.data.files.npy import map_npy
+from fedgma.documents import read_json
+from fedgma.errors import DataError, IntegrityError
 
 VERSION = 1  # of the layout; a set in another version is read again from its source
 MANIFEST = "manifest.json"
+LARGEST = 1 << 24  # bytes of a manifest
 LOG = logging.getLogger(__name__)
 
 
@@ -48,10 +51,10 @@ def open_cached(cache: Path, name: str) -> Cached | None:
     """Open the cached set of that name with read-only memory maps; raises if a file does not match the manifest."""
     folder = cache / "datasets" / name
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
+        if not (folder / MANIFEST).exists():
+            return None
+        manifest = read_json(folder / MANIFEST, LARGEST)
+    except DataError as error:
         raise IntegrityError(f"the manifest of the cached {name} cannot be read ({error}); {_remedy(folder)}") from None
     if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
         return None
@@ -61,7 +64,7 @@ def open_cached(cache: Path, name: str) -> Cached | None:
         source = Source(**manifest["source"], cached=True)
         classes, notes = tuple(manifest["classes"]), tuple(manifest["notes"])
         return Cached(Dataset(name, train, test, classes, source, notes), dict(manifest["origin"]))
-    except (KeyError, TypeError, OSError, ValueError, EOFError) as error:
+    except (KeyError, TypeError, OSError, ValueError) as error:
         raise IntegrityError(f"the cached {name} is damaged ({error}); {_remedy(folder)}") from None
 
 
@@ -75,7 +78,7 @@ def _open_array(folder: Path, key: str, digest: str) -> Any:
         actual = hashlib.file_digest(stream, "sha256").hexdigest()
     if actual != digest:
         raise ValueError(f"{path.name} has sha256 {actual[:12]}, expected {digest[:12]}")
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    return map_npy(path)
 
 
 def _split(arrays: Mapping[str, Any], part: str) -> Split:

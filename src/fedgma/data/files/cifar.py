@@ -2,7 +2,6 @@
 
 import gzip
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.data.files.dataset import Split
-from fedgma.data.files.reader import FoundFiles, Raw, first_existing, read_exactly
+from fedgma.data.files.reader import BLOCK, DAMAGED, FoundFiles, Raw, Readable, first_existing, largest_of, read_exactly
 from fedgma.errors import DataError
 
 PIXELS = 3 * 32 * 32
@@ -81,11 +80,11 @@ def _read(path: Path, layout: Layout) -> Raw:
         raise DataError(f"{path.name} does not contain {', '.join(sorted(missing))}; use the complete binary version")
     train = [_records(members[name], name, layout.label_bytes) for name in layout.train]
     joined = Split(np.concatenate([part.x for part in train]), np.concatenate([part.y for part in train]))
-    classes = tuple(members.get(layout.names, b"").decode("ascii", "replace").split())
+    classes = tuple(members.get(layout.names, bytearray()).decode("ascii", "replace").split())
     return Raw(joined, _records(members[layout.test], layout.test, layout.label_bytes), classes)
 
 
-def _folder_members(path: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
+def _folder_members(path: Path, names: set[str]) -> Iterator[tuple[str, bytearray]]:
     for name in sorted(names):
         if (path / name).is_file():
             size = _check_size((path / name).stat().st_size, name)
@@ -93,16 +92,32 @@ def _folder_members(path: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
                 yield name, read_exactly(stream, size, name)
 
 
-def _archive_members(path: Path, names: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Wanted regular files of an archive, in one pass; nothing is extracted, so unsafe names are harmless."""
+def _archive_members(path: Path, names: set[str]) -> Iterator[tuple[str, bytearray]]:
+    """Wanted regular files of an archive, in one pass; nothing is extracted, so unsafe names are harmless.
+
+    Headers are read one by one: `tarfile.open` would also follow links and read extended headers of any length.
+    """
+    left = largest_of(path)
     try:
-        with tarfile.open(path, "r|gz") as archive:
-            for entry in archive:
+        with gzip.open(path) as stream:
+            while (block := stream.read(tarfile.BLOCKSIZE)).strip(b"\0"):  # zeros are the end
+                entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+                padded = -(-entry.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                left -= tarfile.BLOCKSIZE + padded
+                if entry.size < 0 or left < 0:
+                    raise DataError(f"{path.name} unpacks to more than {largest_of(path)} bytes, so it is not read")
                 name = PurePosixPath(entry.name).name
-                if name in names and entry.isreg() and (stream := archive.extractfile(entry)) is not None:
-                    yield name, read_exactly(stream, _check_size(entry.size, name), name)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+                wanted = _check_size(entry.size, name) if name in names and entry.isreg() else 0
+                if wanted:
+                    yield name, read_exactly(stream, wanted, name)
+                _skip(stream, padded - wanted)
+    except (*DAMAGED, tarfile.TarError) as error:
         raise DataError(f"{path.name} is damaged or truncated: {error}") from None
+
+
+def _skip(stream: Readable, size: int) -> None:
+    while size > 0 and (block := stream.read(min(size, BLOCK))):
+        size -= len(block)
 
 
 def _check_size(size: int, name: str) -> int:
@@ -112,7 +127,7 @@ def _check_size(size: int, name: str) -> int:
     return size
 
 
-def _records(content: bytes, name: str, label_bytes: int) -> Split:
+def _records(content: bytearray, name: str, label_bytes: int) -> Split:
     record = PIXELS + label_bytes
     if not content or len(content) % record:
         raise DataError(f"{name} must hold a whole number of {record}-byte records, got {len(content)} bytes")

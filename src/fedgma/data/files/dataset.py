@@ -1,7 +1,7 @@
 """A data set in memory: two splits of uint8 images or float32 features, class names, and the source."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,24 @@ def check_counts(name: str, part: str, split: Split, expected: Sequence[int]) ->
 def _short(counts: Sequence[int]) -> str:
     text = " ".join(map(str, counts[:10]))
     return f"[{text}{' ...' if len(counts) > 10 else ''}]"
+
+
+def integers(values: Any, where: str) -> Labels:
+    """Labels or client ids as int64; raises `DataError` if they are not a list of integers.
+
+    >>> integers([3, 1], "mine.npz").tolist()
+    [3, 1]
+    """
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):  # lists of different lengths, numbers beyond 64 bits
+        array = np.empty(0, object)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        got = f"{array.dtype}{list(array.shape)}"
+        raise DataError(f"{where}: labels and client ids must be a 1-d array of integers, got {got}")
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{where}: labels and client ids must be below 2**63, got {array.max()}")
+    return array.astype(np.int64)
 
 
 def get_array(arrays: Mapping[str, npt.NDArray[np.generic]], key: str, file: str) -> npt.NDArray[np.generic]:

@@ -1,18 +1,17 @@
 """Reads the idx files of MNIST and Fashion-MNIST, gzipped or not, as streams."""
 
 import gzip
+import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.files.dataset import Split
-from fedgma.data.files.reader import Finder, FoundFiles, Raw, first_existing, read_exactly
+from fedgma.data.files.reader import DAMAGED, Finder, FoundFiles, Raw, check_announced, first_existing, read_exactly
 from fedgma.errors import DataError
 
-LARGEST = 1 << 31  # bytes; limits what a damaged header can ask for
 PARTS = ("train-images", "train-labels", "t10k-images", "t10k-labels")
 
 
@@ -25,15 +24,13 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
             if zeros != 0 or kind != 8 or not 1 <= dimensions <= 4:
                 raise DataError(f"{path.name} is not an idx file of bytes: got the header {(zeros, kind, dimensions)}")
             shape = struct.unpack(f">{dimensions}I", read_exactly(stream, 4 * dimensions, path.name))
-            size = int(np.prod(shape, dtype=object))
-            if size > LARGEST:
-                raise DataError(f"{path.name} must hold at most {LARGEST} bytes, but its header announces {size}")
+            size = check_announced(math.prod(shape), path)
             content = read_exactly(stream, size, path.name)
             if stream.read(1):
                 raise DataError(f"{path.name} holds more than the {size} bytes that its header announces")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{path.name} is damaged or truncated: {error}") from None
-    return np.frombuffer(content, np.uint8).reshape(shape)
+    return np.ndarray(shape, np.uint8, content)
 
 
 def read_pair(images: Path, labels: Path) -> Split:

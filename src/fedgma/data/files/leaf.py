@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.data.files.dataset import Split
-from fedgma.data.files.reader import FoundFiles, Raw
+from fedgma.data.files.dataset import Split, integers
+from fedgma.data.files.reader import FoundFiles, Raw, largest
 from fedgma.errors import DataError
 
-LARGEST = 1 << 31  # bytes of one JSON file
+LARGEST = 1 << 29  # bytes of one JSON file; LEAF's have about 100 MB
 CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
@@ -29,6 +29,8 @@ def read_leaf(train: Sequence[Path], test: Sequence[Path]) -> Raw:
     parts = [_read_files(train), _read_files(test)]
     names = sorted({name for part in parts for name, _, _ in part})
     number = {name: n for n, name in enumerate(names)}
+    if not (parts[0] and parts[1]):
+        raise DataError(f"{train[0].name} and {test[0].name} must hold at least one writer each, got none")
     return Raw(_split(parts[0], number), _split(parts[1], number), CHARACTERS)
 
 
@@ -38,8 +40,8 @@ def _read_files(files: Sequence[Path]) -> list[tuple[str, np.ndarray, np.ndarray
 
 
 def _read_json(file: Path) -> Any:
-    if file.stat().st_size > LARGEST:
-        raise DataError(f"{file.name} must hold at most {LARGEST} bytes, got {file.stat().st_size}")
+    if file.stat().st_size > (limit := largest(LARGEST)):
+        raise DataError(f"{file.name} must hold at most {limit} bytes, got {file.stat().st_size}")
     try:
         return json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -49,10 +51,13 @@ def _read_json(file: Path) -> Any:
 def _parse_writers(content: Any, file: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
     try:
         users, counts, data = content["users"], content["num_samples"], content["user_data"]
-        writers = [(str(user), _pixels(data[user]["x"], file), np.array(data[user]["y"], np.int64)) for user in users]
-    except (KeyError, TypeError, ValueError) as error:
+        writers = [(str(user), _pixels(data[user]["x"], file), integers(data[user]["y"], file)) for user in users]
+        counted = list(zip(writers, counts, strict=True))
+    except DataError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{file} must hold LEAF's users, num_samples and user_data: {error!r}") from None
-    for (user, x, y), count in zip(writers, counts, strict=False):
+    for (user, x, y), count in counted:
         if not len(x) == len(y) == count:
             raise DataError(f"{file}: writer {user} must have {count} samples, got {len(x)} images, {len(y)} labels")
     return writers

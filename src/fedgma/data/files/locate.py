@@ -43,13 +43,23 @@ def load(name: str, *, folders: Folders | None = None, cache: Path | None = None
         return make(load_base(base, folders=folders, cache=cache))._replace(name=name)
     if name in SPECS:
         return load_base(name, folders=folders, cache=cache)
-    if (path := Path(name).expanduser()).suffix == ".npz" and path.is_file():
+    path = existing(name)
+    if path is not None and path.suffix == ".npz" and path.is_file():
         return load_npz(path)
-    if os.sep in name and path.is_dir():
+    if path is not None and os.sep in name and path.is_dir():
         return load_images(path)
     raise ConfigError(
         f"unknown data set {name!r}; known: {', '.join(names())}; or the path of an .npz file or a folder of images"
     )
+
+
+def existing(name: str, folder: Path = Path()) -> Path | None:
+    """The file or folder of that name, or None; also for a name that no file can have, or with an unknown `~user`."""
+    try:
+        path = folder / Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def names() -> tuple[str, ...]:
@@ -133,18 +143,13 @@ def _open_valid(cache: Path, name: str, required: bool) -> Cached | None:
 def _user_folders(folders: Folders | None) -> list[Path]:
     if folders is None:
         folders = [part for part in os.environ.get("FEDGMA_DATA", "").split(os.pathsep) if part]
-    paths = [Path(folder).expanduser() for folder in folders]
-    for path in paths:
-        if not _is_folder(path):
-            raise DataError(f"the data folder {str(path)!r} does not exist or cannot be read")
+    paths = []
+    for folder in folders:
+        path = existing(os.fspath(folder))
+        if path is None or not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+            raise DataError(f"the data folder {str(folder)!r} does not exist or cannot be read")
+        paths.append(path)
     return paths
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir() and os.access(path, os.R_OK | os.X_OK)
-    except (OSError, ValueError):
-        return False
 
 
 def _candidates(name: str, spec: Spec, folders: Sequence[Path], cache: Path) -> Iterator[Candidate]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fedgma.data.files.dataset import Images, Split, get_array
 from fedgma.data.files.images import decode_all
+from fedgma.data.files.npy import read_npz
 from fedgma.data.files.reader import Finder, FoundFiles, Raw
 from fedgma.errors import DataError
 
@@ -26,15 +27,6 @@ SHA256 = {
 GRID = 10
 
 
-def read_arrays(path: Path) -> dict[str, npt.NDArray[np.generic]]:
-    """All arrays of an .npz file; raises for object arrays, which need pickle."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except Exception as error:  # zip, zlib, header and object-array errors have no common class
-        raise DataError(f"{path.name} cannot be read as an .npz of plain arrays: {error}") from None
-
-
 def finder(file: str, kind: str) -> Finder:
     """A finder of a packed file of that name."""
 
@@ -42,7 +34,7 @@ def finder(file: str, kind: str) -> Finder:
         path = folder / file
         if not path.is_file():
             return None
-        return FoundFiles((path,), lambda: KINDS[kind](read_arrays(path), file), SHA256[file])
+        return FoundFiles((path,), lambda: KINDS[kind](read_npz(path), file), SHA256[file])
 
     return find
 

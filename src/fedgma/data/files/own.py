@@ -1,21 +1,24 @@
 """Reads a user's data: two arrays, an .npz file, or a folder of images by class."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.dataset import Dataset, Labels, Source, Split, check_split, get_array
+from fedgma.data.files.dataset import Dataset, Labels, Source, Split, check_split, get_array, integers
 from fedgma.data.files.images import FORMATS, decode
-from fedgma.data.files.npz import read_arrays
-from fedgma.data.files.reader import sha256_of
+from fedgma.data.files.npy import read_npz
+from fedgma.data.files.reader import largest, sha256_of
 from fedgma.errors import ConfigError, DataError
 from fedgma.seeds import generator
 
 Pair = tuple[npt.ArrayLike, npt.ArrayLike]
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+MOST_CLASSES = 100_000
+LARGEST_IMAGE = 1 << 26  # bytes of a file
 
 
 def from_arrays(
@@ -37,10 +40,10 @@ def from_arrays(
     >>> data.train.x.shape, sorted(data.test.y.tolist())
     ((8, 1, 8, 8), [0, 1])
     """
-    samples = Split(_images(x, name), _labels(y, name), None if client is None else _labels(client, name))
-    given_test = None if test is None else Split(_images(test[0], name), _labels(test[1], name))
+    samples = Split(_images(x, name), integers(y, name), None if client is None else integers(client, name))
+    given_test = None if test is None else Split(_images(test[0], name), integers(test[1], name))
     if classes is None:
-        classes = tuple(map(str, range(int(max(s.y.max(initial=0) for s in (samples, given_test) if s)) + 1)))
+        classes = _numbered([samples.y, *([] if given_test is None else [given_test.y])], name)
     check_split(name, "train", samples, len(classes))
     train, test_split = (samples, given_test) if given_test is not None else _split_test(samples, test_share, seed)
     check_split(name, "test", test_split, len(classes))
@@ -55,11 +58,11 @@ def from_arrays(
 
 def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0) -> Dataset:
     """Load an .npz file with `x` and `y`, and optionally `client`, `x_test` and `y_test`, `classes`."""
-    arrays = read_arrays(path)
+    arrays = read_npz(path)
     test = None
     if "x_test" in arrays or "y_test" in arrays:
         test = get_array(arrays, "x_test", path.name), get_array(arrays, "y_test", path.name)
-    classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else None
+    classes = tuple(map(str, arrays["classes"].reshape(-1))) if "classes" in arrays else None
     x, y = get_array(arrays, "x", path.name), get_array(arrays, "y", path.name)
     data = from_arrays(
         x, y, test=test, client=arrays.get("client"), classes=classes, name=path.stem, test_share=test_share, seed=seed
@@ -91,6 +94,8 @@ def _read_folder(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[
     for label, name in enumerate(classes):
         for file in sorted((top / name).glob("*")):
             if file.suffix.lower() in SUFFIXES:
+                if file.stat().st_size > (limit := largest(LARGEST_IMAGE)):
+                    raise DataError(f"{file.name} must hold at most {limit} bytes, got {file.stat().st_size}")
                 images.append(decode(file.read_bytes(), mode))
                 labels.append(label)
     if not images:
@@ -103,8 +108,11 @@ def _read_folder(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[
 
 def _images(x: npt.ArrayLike, name: str) -> Any:
     array = np.asarray(x)
+    if not array.ndim:
+        raise DataError(f"{name}: x must have an axis of samples, got a single {array.dtype}")
     if array.dtype.kind == "f":
-        return array.astype(np.float32)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes an infinity, which is refused
+            return array.astype(np.float32)
     if array.dtype != np.uint8:
         raise DataError(f"{name}: x must be uint8 images or float features, got {array.dtype}")
     if array.ndim == 3:
@@ -114,13 +122,12 @@ def _images(x: npt.ArrayLike, name: str) -> Any:
     return array
 
 
-def _labels(y: npt.ArrayLike, name: str) -> Labels:
-    array = np.asarray(y)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise DataError(
-            f"{name}: labels and client ids must be a 1-d array of integers, got {array.dtype}{list(array.shape)}"
-        )
-    return array.astype(np.int64)
+def _numbered(labels: Sequence[Labels], name: str) -> tuple[str, ...]:
+    """Names of classes that have none: their numbers."""
+    count = max(int(y.max(initial=0)) for y in labels) + 1
+    if count > MOST_CLASSES:
+        raise DataError(f"{name}: labels must be below {MOST_CLASSES}, got {count - 1}; number the classes from 0")
+    return tuple(map(str, range(count)))
 
 
 def _split_test(samples: Split, share: float, seed: int) -> tuple[Split, Split]:

@@ -1,14 +1,25 @@
-"""What the readers of file formats share: the files they find, the data they read, checksums."""
+"""What the readers of file formats share: the files they find, the data they read, checksums, limits."""
 
 import hashlib
+import lzma
+import os
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from fedgma.data.files.dataset import Split
-from fedgma.errors import DataError, IntegrityError
+from fedgma.errors import ConfigError, DataError, IntegrityError
 
 BLOCK = 1 << 20
+SMALL = 1 << 28  # bytes that any file may unpack to
+RATIO = 100  # a larger file may unpack to so many times its size; images and features stay below 20
+VARIABLE = "FEDGMA_MAX_BYTES"  # replaces both limits
+
+# What Python's zip, gzip and tar modules raise for damaged files. RuntimeError: encrypted, or an unknown compression.
+DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError, UnicodeError)
 
 
 class Raw(NamedTuple):
@@ -63,16 +74,40 @@ class Readable(Protocol):
         ...
 
 
-def read_exactly(stream: Readable, size: int, name: str) -> bytes:
+def read_exactly(stream: Readable, size: int, name: str) -> bytearray:
     """Read exactly `size` bytes; raises `DataError` if there are fewer."""
-    parts, left = [], size
-    while left > 0:
-        block = stream.read(min(left, BLOCK))
+    content = bytearray()  # grows with what is there, not with what a header announces
+    while len(content) < size:
+        block = stream.read(min(size - len(content), BLOCK))
         if not block:
-            raise DataError(f"{name} is truncated: expected {size} more bytes, got {size - left}")
-        parts.append(block)
-        left -= len(block)
-    return b"".join(parts)
+            raise DataError(f"{name} is truncated: expected {size} more bytes, got {len(content)}")
+        content += block
+    return content
+
+
+def largest(usual: int) -> int:
+    """The most bytes that may be read at once: $FEDGMA_MAX_BYTES, or the usual number."""
+    chosen = os.environ.get(VARIABLE, "")
+    if not chosen:
+        return usual
+    if not chosen.isascii() or not chosen.isdigit() or len(chosen) > 18:
+        raise ConfigError(f"{VARIABLE} must be a number of bytes, got {chosen!r}")
+    return int(chosen)
+
+
+def largest_of(path: Path) -> int:
+    """The most bytes that a file may unpack to."""
+    return largest(max(SMALL, RATIO * path.stat().st_size))
+
+
+def check_announced(size: int, path: Path) -> int:
+    """Return the number of bytes that a file announces; raises if that is more than a file of its size may hold."""
+    if size > (limit := largest_of(path)):
+        raise DataError(
+            f"{path.name} has {path.stat().st_size} bytes but announces {size}, more than {limit}; "
+            f"if the file is right, set {VARIABLE} to a larger number"
+        )
+    return size
 
 
 def first_existing(folder: Path, *names: str) -> Path | None:

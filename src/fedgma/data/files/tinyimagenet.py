@@ -8,7 +8,7 @@ import numpy as np
 
 from fedgma.data.files.dataset import Split
 from fedgma.data.files.images import decode_all
-from fedgma.data.files.reader import FoundFiles, Raw, first_existing
+from fedgma.data.files.reader import DAMAGED, FoundFiles, Raw, check_announced, first_existing
 from fedgma.errors import DataError
 
 ROOT = "tiny-imagenet-200"
@@ -23,6 +23,8 @@ class Tree:
         self.path = path
         self.archive = None if path.is_dir() else _open(path)
         self.sizes = dict(_folder_sizes(path) if self.archive is None else _zip_sizes(self.archive))
+        if self.archive is not None:
+            check_announced(sum(self.sizes.values()), path)
 
     def read(self, name: str) -> bytes:
         """Read one file; raises if it is missing or too large."""
@@ -34,8 +36,12 @@ class Tree:
         try:
             with self.archive.open(f"{ROOT}/{name}") as stream:
                 return stream.read(largest + 1)
-        except (zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:
+        except DAMAGED as error:
             raise DataError(f"{self.path.name} is damaged at {name}: {error}") from None
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a text file."""
+        return self.read(name).decode("utf-8", "replace").splitlines()
 
 
 def find_tinyimagenet(folder: Path) -> FoundFiles | None:
@@ -48,14 +54,14 @@ def find_tinyimagenet(folder: Path) -> FoundFiles | None:
 
 def read_tree(tree: Tree) -> Raw:
     """Read the train and validation images; labels number the class ids in sorted order."""
-    ids = sorted(tree.read("wnids.txt").decode().split())
+    ids = sorted(" ".join(tree.lines("wnids.txt")).split())
     label_of = {wnid: label for label, wnid in enumerate(ids)}
     train = [(name, label_of.get(name.split("/")[1])) for name in sorted(tree.sizes) if _is_train(name)]
-    rows = [line.split("\t") for line in tree.read("val/val_annotations.txt").decode().splitlines() if line]
-    val = [(f"val/images/{row[0]}", label_of.get(row[1])) for row in rows]
+    rows = [line.split("\t") for line in tree.lines("val/val_annotations.txt") if line]
+    val = [(f"val/images/{name}", label_of.get(rest[0]) if rest else None) for name, *rest in rows]
     if any(label is None for _, label in train + val):
         raise DataError(f"{tree.path.name} holds images of classes that wnids.txt does not list")
-    words = dict(line.split("\t", 1) for line in tree.read("words.txt").decode().splitlines() if "\t" in line)
+    words = dict(line.split("\t", 1) for line in tree.lines("words.txt") if "\t" in line)
     return Raw(_split(tree, train), _split(tree, val), tuple(words.get(wnid, wnid) for wnid in ids))
 
 
@@ -71,13 +77,13 @@ def _split(tree: Tree, images: list[tuple[str, int | None]]) -> Split:
 def _open(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
+    except DAMAGED as error:
         raise DataError(f"{path.name} is damaged or truncated: {error}") from None
 
 
 def _zip_sizes(archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
     for entry in archive.infolist():
-        if not entry.is_dir() and entry.filename.startswith(f"{ROOT}/"):
+        if entry.filename.startswith(f"{ROOT}/") and not entry.filename.endswith("/"):
             yield entry.filename.removeprefix(f"{ROOT}/"), entry.file_size
 
 

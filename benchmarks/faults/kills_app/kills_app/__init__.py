@@ -1,0 +1,1 @@
+"""A small model on Flower whose processes are killed."""
