@@ -1,23 +1,29 @@
-"""Writes the table of claims in docs/replication.md from the exported runs in results/.
+"""Writes the table of claims in docs/replication.md, and tables and figures in results/, from the exported runs there.
 
-python tools/write_replication.py
+python tools/write_replication.py            # the page and all experiments
+python tools/write_replication.py --page     # the page alone
 """
 
+import sys
 from pathlib import Path
 
+from fedgma.paper.catalogue import catalogue
+from fedgma.paper.compare import compare
+from fedgma.paper.entries import read_export
 from fedgma.paper.rates import read_chosen
-from fedgma.paper.results import answers_in
+from fedgma.paper.results import answers_in, findings_of, write_comparison
 from fedgma.paper.tables import summary_table
 from fedgma.reports.tables import markdown
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "replication.md"
 BEGIN, END = "<!-- claims: written by tools/write_replication.py -->", "<!-- end of claims -->"
 
 
 def claims() -> str:
     """The table as Markdown, without its heading."""
-    answers = answers_in(ROOT / "results", read_chosen())
+    answers = answers_in(RESULTS, read_chosen())
     return markdown(summary_table(answers)).split("\n\n", 1)[1]
 
 
@@ -27,5 +33,15 @@ def page_with(table: str, page: str) -> str:
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}"
 
 
+def write_results() -> None:
+    """Tables and figures of every experiment with exported runs."""
+    for name, experiment in catalogue().items():
+        if (RESULTS / name / "runs.jsonl").is_file():
+            comparison = compare(experiment, read_export(RESULTS / name), read_chosen())
+            write_comparison(comparison, RESULTS / name, html=False, findings=findings_of(experiment, [RESULTS]))
+
+
 if __name__ == "__main__":
     PAGE.write_text(page_with(claims(), PAGE.read_text()))
+    if "--page" not in sys.argv:
+        write_results()

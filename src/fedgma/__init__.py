@@ -21,6 +21,7 @@ from fedgma.aggregation.rules import (
     and_mask,
     clip,
     clipped,
+    cross_fitted,
     damped_mean,
     masked_extra,
     masked_mean,
@@ -30,6 +31,7 @@ from fedgma.aggregation.rules import (
     norm_kept,
     rlr,
     shuffled_mask,
+    stale_mask,
     trimmed_mean,
 )
 from fedgma.aggregation.server_round import ServerRound, server_round
@@ -64,6 +66,7 @@ __all__ = [
     "and_mask",
     "clip",
     "clipped",
+    "cross_fitted",
     "damped_mean",
     "finish",
     "from_bytes",
@@ -81,6 +84,7 @@ __all__ = [
     "server_round",
     "sgd",
     "shuffled_mask",
+    "stale_mask",
     "to_bytes",
     "trimmed_mean",
     "unpack",

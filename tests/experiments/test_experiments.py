@@ -286,7 +286,7 @@ def test_one_seed_is_printed_without_a_deviation(tmp_path):
     assert code == 0
     assert "±" not in printed
     assert "last round" in printed
-    assert "one seed: GMA " in printed
+    assert "preliminary: GMA " in printed
 
 
 def test_quiet_is_quiet(tmp_path):

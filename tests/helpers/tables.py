@@ -17,6 +17,8 @@ AGGREGATORS = {
     "shuffled_mask": fedgma.shuffled_mask(0.4, seed=3),
     "norm_kept": fedgma.norm_kept(0.4),
     "masked_extra": fedgma.masked_extra(0.4),
+    "stale_mask": fedgma.stale_mask(0.4),
+    "cross_fitted": fedgma.cross_fitted(0.4, seed=3),
     "clipped gma": fedgma.clipped(fedgma.masked_mean(0.4), norm=2.0),
     "clipped median": fedgma.clipped(fedgma.median(), norm=2.0),
 }

@@ -31,7 +31,7 @@ def write_run(out, settings, level, *, rounds=None, splits=(), noise=0.0, precis
     rng = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16))
     lines = []
     for place in range(1, rounds + 1):
-        rise = level / 100 * (1 - 0.8 * np.exp(-6 * place / rounds) if place < rounds - 9 else 1.0)
+        rise = level / 100 * (1 - 0.8 * np.exp(-12 * place / rounds) if place < rounds - 9 else 1.0)
         share = float(np.clip(rise + noise / 100 * rng.standard_normal(), 0, 1))
         line = {
             "round": place,

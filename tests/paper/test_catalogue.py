@@ -9,8 +9,9 @@ from fedgma.experiments.settings import record
 from fedgma.paper import catalogue
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.cells import cells_of
-from fedgma.paper.claims import ANALYSIS, KINDS
+from fedgma.paper.claims import ANALYSIS, is_about
 from fedgma.paper.figures import FIGURES
+from fedgma.paper.kinds import KINDS
 from fedgma.paper.plans import Cut, absent_data, parse_cells, plan_runs, samples
 from fedgma.paper.printed import matches, printed_rows
 from fedgma.paper.rates import Chosen, read_chosen, written
@@ -69,13 +70,12 @@ def test_claims_and_figures_are_of_known_kinds(name):
 
 @pytest.mark.parametrize("name", ["E1", "E2", "E5", "E8", "E9", "C1"])
 def test_every_claim_is_about_some_cell(name):
-    from fedgma.paper.claims import _is_about
     from fedgma.paper.compare import compare
 
     made = compare(experiment(name), [], Chosen())
     for claim in made.experiment.claims:
         cells = compare(experiment(name)._replace(splits=(claim.split,)), [], Chosen()).compared
-        assert any(_is_about(claim, one) for one in cells), claim.text
+        assert any(is_about(claim, one) for one in cells), claim.text
 
 
 def test_experiments_share_runs_with_each_other():

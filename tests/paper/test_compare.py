@@ -17,6 +17,7 @@ from fedgma.paper.results import export, make_report, write_comparison
 from fedgma.paper.tables import cells_table, taus_note
 from fedgma.reports.report import in_markdown
 from fedgma.reports.tables import markdown
+from fedgma.statistics.verdicts import paired
 
 HERE = Path(__file__).parent
 PRINTED = {1: 88.1, 3: 89.91, 5: 85.71, 10: 84.13, 20: 80.27}  # plain averaging by local epochs, Tables 8 and 9
@@ -35,22 +36,23 @@ def by_epochs(settings):
 def epochs(tmp_path_factory):
     """All runs of E13, made by hand, and their comparison."""
     out = tmp_path_factory.mktemp("e13")
-    write_experiment(out, experiment("E13"), by_epochs, rounds=12)
+    write_experiment(out, experiment("E13"), by_epochs, rounds=40)
     entries, unfinished = read_entries([out])
     return out, compare(experiment("E13"), entries, Chosen(), unfinished=unfinished)
 
 
 def test_verdicts_go_by_the_interval():
-    ours = (0.75, 1.65)
+    ours = paired([1.0, 1.2, 1.6, 1.0])  # 95 % CI 0.75 to 1.65
     assert judge(ours, 1.0) == Agreement.INSIDE
     assert judge(ours, 3.0) == Agreement.SIGN
     assert judge(ours, -1.0) == Agreement.CONTRADICTS
     assert judge(ours, 0.0) == Agreement.PRINTED_EQUAL
     assert judge(ours, None) == Agreement.MASKED_AHEAD
-    assert judge((-1.2, -1.0), None) == Agreement.PLAIN_AHEAD
-    assert judge((-1.0, 2.0), 1.0) == Agreement.INCONCLUSIVE
-    assert judge((0.0, 0.0), 1.0) == Agreement.EQUAL
-    assert judge(None, 3.0) == Agreement.ONE_SEED
+    assert judge(paired([-1.0, -1.1, -1.2, -1.1]), None) == Agreement.PLAIN_AHEAD
+    assert judge(paired([-1.0, 2.0, 1.0, 0.5]), 1.0) == Agreement.INCONCLUSIVE
+    assert judge(paired([0.0] * 4), 1.0) == Agreement.EQUAL
+    assert judge(paired([1.0, 1.1, 1.2]), 3.0) == judge(paired([1.0]), 3.0) == Agreement.PRELIMINARY
+    assert judge(ours._replace(corrected=0.06), 1.0) == Agreement.INCONCLUSIVE
 
 
 def test_each_cell_has_its_verdict(epochs):
@@ -68,7 +70,7 @@ def test_claims_are_looked_at_over_all_cells(epochs):
     ahead, grows = look_at(epochs[1])
     assert ahead.verdict == "holds"
     assert ahead.text.startswith(
-        "ahead in 4 of 5 cells (3 significant), behind in 1 (1 significant); over all cells +1.56"
+        "ahead in 4 of 5 cells (3 significant), behind in 1 (1 significant); over these cells +1.56"
     )
     assert grows.verdict == "holds"
     assert "1: +0.30, 3: +0.10, 5: -1.00, 10: +2.00, 20: +6.40" in grows.text
@@ -83,7 +85,7 @@ def test_the_whole_report_is_as_it_was(epochs):
 def test_page_tables_and_figures_are_written(epochs, tmp_path):
     write_comparison(epochs[1], tmp_path)
     assert {"report.html", "report.md", "tables", "pictures"} == {path.name for path in tmp_path.iterdir()}
-    assert {f"{name}.{end}" for name in ("claims", "cells") for end in ("md", "tex", "csv")} <= {
+    assert {f"{name}.{end}" for name in ("claims", "sensitivity", "cells") for end in ("md", "tex", "csv")} <= {
         path.name for path in (tmp_path / "tables").iterdir()
     }
     page = (tmp_path / "report.html").read_text()
@@ -98,7 +100,9 @@ def test_an_export_says_the_same_as_the_run_folders(epochs, tmp_path):
     again, unfinished = read_entries([tmp_path / "E13"])
     back = compare(experiment("E13"), again, Chosen(), unfinished=unfinished)
     assert markdown(cells_table(back, "test")) == markdown(cells_table(made, "test"))
-    assert [found[1:] for found in look_at(back)] == [found[1:] for found in look_at(made)]
+    assert [(found.verdict, found.text) for found in look_at(back)] == [
+        (found.verdict, found.text) for found in look_at(made)
+    ]
     assert (tmp_path / "E13" / "runs.jsonl").stat().st_size < 40 * 1200
 
 
@@ -213,8 +217,8 @@ def test_records_without_a_newer_setting_are_still_found(tmp_path):
 
 
 def test_thresholds_that_coincide_are_named_and_stand_on_one_step(tmp_path):
-    cut = Cut(seeds=2, cells="dataset=fmnist")
-    write_experiment(tmp_path, experiment("E4"), lambda run: 80 - 10 * abs(run.tau - 0.4), cut=cut, rounds=11)
+    cut = Cut(seeds=4, cells="dataset=fmnist")
+    write_experiment(tmp_path, experiment("E4"), lambda run: 80 - 10 * abs(run.tau - 0.4), cut=cut, rounds=40)
     entries, _ = read_entries([tmp_path])
     made = compare(experiment("E4"), entries, Chosen(), cut)
     assert "0.1 = 0.2; 0.3 = 0.4; 0.5 = 0.6; 0.7 = 0.8; 0.9 = 1." in taus_note(made)
@@ -224,7 +228,7 @@ def test_thresholds_that_coincide_are_named_and_stand_on_one_step(tmp_path):
 
 
 def test_every_split_that_was_measured_is_compared(tmp_path):
-    write_experiment(tmp_path, experiment("E6"), lambda run: 80 + (run.aggregator == "gma"), rounds=11)
+    write_experiment(tmp_path, experiment("E6"), lambda run: 80 + (run.aggregator == "gma"), rounds=40)
     made = compare(experiment("E6"), read_entries([tmp_path])[0], Chosen())
     assert [one.split for one in made.compared] == ["test", "train", "seen"]
     ahead, not_ahead = look_at(made)

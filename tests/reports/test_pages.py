@@ -33,11 +33,12 @@ PROBE = """<script>onload = () => {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two algorithms, mean against GMA on three seeds, everything measured, and a run that is still going."""
+    """Two algorithms, mean against GMA on four seeds, everything measured, and a run that is still going."""
     out = tmp_path_factory.mktemp("runs")
-    write_duel(out, extra=True, lift=1.2)
-    write_duel(out, extra=True, lift=-0.1, algorithm="fedadam", server_learning_rate=0.01, mask_position="after")
-    write_run(out, seed=3, stop=7)
+    write_duel(out, extra=True, lift=1.2, seeds=4)
+    more = {"algorithm": "fedadam", "server_learning_rate": 0.01, "mask_position": "after"}
+    write_duel(out, extra=True, lift=-0.1, seeds=4, **more)
+    write_run(out, seed=4, stop=7)
     return out
 
 

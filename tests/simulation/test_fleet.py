@@ -328,6 +328,23 @@ def test_a_control_masks_as_the_rule_of_its_name(name):
     assert relative(after.params[0], after.params[1]) > 1e-6  # the control is not the mask itself
 
 
+def test_a_stopped_run_goes_on_with_the_mask_of_the_round_before():
+    federation = make_federation(UNEVEN, SHAPE)
+    specs = [run_of(federation, aggregator=name, rounds=3, seed=5) for name in ("stale_mask", "mean")]
+    fleet = assemble(specs, trainer="loop")
+    state = start(fleet)
+    for _ in range(2):
+        state, _ = play_round(fleet, state)
+    whole, _ = play_round(fleet, state)
+    exported = [export(fleet, state, run) for run in range(2)]
+    assert ["late_mask" in one for one in exported] == [True, False]
+    again, _ = play_round(fleet, restore(fleet, exported))
+    assert torch.equal(whole.params, again.params)
+    forgetful = [{key: value for key, value in one.items() if key != "late_mask"} for one in exported]
+    forgotten, _ = play_round(fleet, restore(fleet, forgetful))
+    assert not torch.equal(whole.params[0], forgotten.params[0])
+
+
 def test_runs_of_differently_coloured_federations_share_a_fleet():
     mini = load("fmnist-mini")
     parts = iid(mini.train.y[:60], 6)

@@ -1,9 +1,11 @@
 import pytest
 
 from fedgma.errors import ConfigError
-from fedgma.records.reader import read_runs
+from fedgma.records.reader import curve, read_runs
 from fedgma.statistics.arms import score
-from fedgma.statistics.comparisons import compare, select
+from fedgma.statistics.comparisons import against_baseline, compare
+from fedgma.statistics.selection import select
+from fedgma.statistics.verdicts import holm
 from run_folders import write_duel, write_run
 
 
@@ -26,21 +28,98 @@ def test_runs_of_one_seed_are_paired_and_the_difference_is_first_minus_second(tm
 
 def test_every_setting_is_a_cell_and_p_is_corrected_for_their_number(tmp_path):
     for algorithm in ("fedavg", "fedadam"):
-        write_duel(tmp_path, algorithm=algorithm)
+        write_duel(tmp_path, algorithm=algorithm, seeds=4)
     made = arms(read_runs([tmp_path]), "gma", "mean")
     assert [cell.label for cell in made.cells] == [{"algorithm": "fedadam"}, {"algorithm": "fedavg"}]
-    assert made.cells[0].corrected == pytest.approx(2 * made.cells[0].p)
-    assert "significant after Holm's correction for 2 tests: gma ahead in 2, mean in 0" in made.text
+    assert made.cells[0].verdict.corrected == pytest.approx(2 * made.cells[0].verdict.p)
+    assert "single settings after Holm's correction for 2 tests: gma ahead in 2, mean in 0" in made.text
 
 
-def test_a_setting_with_one_seed_is_shown_but_is_no_test(tmp_path):
-    write_duel(tmp_path, algorithm="fedavg", seeds=3)
-    write_duel(tmp_path, algorithm="fedadam", seeds=1)
+def test_a_setting_with_few_seeds_is_shown_but_is_no_test(tmp_path):
+    write_duel(tmp_path, algorithm="fedavg", seeds=4)
+    write_duel(tmp_path, algorithm="fedadam", seeds=3)
     made = arms(read_runs([tmp_path]), "gma", "mean")
-    assert [cell.says(made.names) for cell in made.cells] == ["one seed", "gma ahead"]
-    assert made.cells[1].corrected == made.cells[1].p
-    assert [cell.outcome for cell in made.cells] == ["one seed", "first ahead"]
+    assert [cell.says for cell in made.cells] == ["preliminary", "gma ahead"]
+    assert made.cells[1].verdict.corrected == made.cells[1].verdict.p
     assert "after Holm's correction for 1 test:" in made.text
+    assert "3 seeds; a verdict needs at least 4 seeds" in made.text  # over both settings, which share three
+    few = arms(read_runs([tmp_path]), "aggregator=gma,algorithm=fedadam", "mean")
+    assert few.overall.outcome == "preliminary"
+
+
+def test_a_difference_that_the_correction_takes_away_is_said_to_be_so(tmp_path):
+    for place, algorithm in enumerate(("fedavg", "fedadam", "fedyogi")):
+        write_wobbly(tmp_path, 0.33 if place else 1.2, algorithm=algorithm)
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert [cell.verdict.p < 0.05 for cell in made.cells] == [True, True, True]
+    says = {cell.label["algorithm"]: cell.says for cell in made.cells}
+    assert says == {"fedadam": "not significant after correction", "fedavg": "gma ahead"} | {
+        "fedyogi": "not significant after correction"
+    }
+
+
+def write_wobbly(out, lift, **settings):
+    """Four pairs whose differences vary around `lift`, in 40 rounds."""
+    for seed, off in enumerate((-0.25, -0.1, 0.1, 0.25)):
+        write_run(out, aggregator="mean", seed=seed, rounds=40, **settings)
+        write_run(out, aggregator="gma", seed=seed, rounds=40, lift=lift + off, **settings)
+
+
+def test_the_verdict_is_over_the_settings_that_converged(tmp_path):
+    write_duel(tmp_path, rounds=60, lift=2.0, seeds=4)
+    write_duel(tmp_path, rounds=20, lift=-30.0, seeds=4)
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert {cell.label["rounds"]: cell.convergence.converged for cell in made.cells} == {"20": False, "60": True}
+    assert made.overall.mean == pytest.approx(2.0, abs=0.5)
+    assert "over the 1 that converged: gma ahead by" in made.text
+    short = arms([run for run in read_runs([tmp_path]) if run.planned == 20], "gma", "mean")
+    assert short.text.endswith("; not converged: 20 rounds, fewer than 40")
+
+
+def test_diverged_runs_are_counted_and_the_difference_is_given_without_them_too(tmp_path):
+    write_duel(tmp_path, rounds=60, lift=2.0, seeds=4)
+    write_run(tmp_path, seed=4, aggregator="mean", rounds=60)
+    write_run(tmp_path, seed=4, aggregator="gma", rounds=60, lift=-60.0)
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    (cell,) = made.cells
+    assert cell.convergence.diverged == (1, 0)
+    assert (cell.verdict.of, cell.settled.of) == (5, 4)
+    assert cell.verdict.mean < -5 < 1 < cell.settled.mean
+    assert "1 of 10 runs diverged; without their pairs: gma ahead by" in made.text
+
+
+def test_best_is_taken_over_the_rounds_that_both_arms_evaluated(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, seed=seed, aggregator="mean", evaluate_every=1, rounds=40)
+        write_run(tmp_path, seed=seed, aggregator="gma", evaluate_every=10, rounds=40, lift=2.0)
+    runs = read_runs([tmp_path])
+    by_seed = sorted(runs, key=lambda run: run.seed)
+    mean, masked = ([run for run in by_seed if run.settings["aggregator"] == name] for name in ("mean", "gma"))
+    sparse = [run._replace(rounds=tuple(_without_scores(line, 10) for line in run.rounds)) for run in masked]
+    made = compare(sparse, mean, ("gma", "mean"), apart=["aggregator", "evaluate_every"], metric="best")
+    shared = [10, 20, 30, 40]
+    expected = [
+        100
+        * (max(curve(a, "test", "accuracy")[r] for r in shared) - max(curve(b, "test", "accuracy")[r] for r in shared))
+        for a, b in zip(sparse, mean, strict=True)
+    ]
+    assert made.cells[0].differences == pytest.approx(expected)
+    assert made.cells[0].best.mean == pytest.approx(sum(expected) / 2)
+
+
+def _without_scores(line, every):
+    return line if line["round"] % every == 0 else {name: value for name, value in line.items() if name != "test"}
+
+
+def test_the_comparisons_of_a_page_are_corrected_together(tmp_path):
+    for seed in range(4):
+        for name, lift in (("mean", 0.0), ("gma", 1.0), ("and_mask", 0.6), ("median", 0.2)):
+            write_run(tmp_path, seed=seed, aggregator=name, lift=lift + 0.1 * seed * (name != "mean"))
+    made = against_baseline(read_runs([tmp_path]))
+    assert [one.names[0] for one in made] == ["GMA", "the AND-mask", "the median"]
+    assert [one.overall.tests for one in made] == [3, 3, 3]
+    assert [one.cells[0].verdict.tests for one in made] == [1, 1, 1]
+    assert [one.overall.corrected for one in made] == holm([one.overall.p for one in made])
 
 
 def test_one_plain_mean_is_the_partner_of_every_tau(tmp_path):

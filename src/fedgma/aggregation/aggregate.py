@@ -9,7 +9,21 @@ from fedgma.aggregation import kernels
 from fedgma.aggregation.kernels.plain import Sums, mean
 from fedgma.aggregation.masks import MASKS, Mask, VoteMask
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Spec, blocks, copy, is_torch, move_to, to_user, zeros
+from fedgma.arrays import (
+    Array,
+    Spec,
+    blocks,
+    cast,
+    copy,
+    flatten,
+    is_torch,
+    move_to,
+    placement,
+    spec,
+    to_native,
+    to_user,
+    zeros,
+)
 from fedgma.errors import ConfigError, Diverged
 
 
@@ -24,6 +38,8 @@ class Aggregate(NamedTuple):
     mask: dict[str, Array] | None
     notes: dict[str, Any]
     buffers: dict[str, Array] = {}  # noqa: RUF012  updates of buffers (mean) and counters (maximum), never masked
+    length: dict[str, Array] | None = None  # mask of the step whose length, per array, this step takes; None: its own
+    next_mask: dict[str, Array] | None = None  # mask that a server applies one round later
 
     @property
     def update(self) -> dict[str, Array]:
@@ -32,12 +48,53 @@ class Aggregate(NamedTuple):
         return {**masked, **self.buffers}
 
     def masked(self, name: str, step: Array) -> Array:
-        """One entry's step times its mask, in the number type of the step."""
+        """One entry's step times its mask, in the number type of the step; a control keeps the masked step's length."""
         if self.mask is None:
             return step
-        with np.errstate(over="ignore"):  # a step that is not finite is found before it is committed
-            product = step * move_to(self.mask[name], step)
-        return product.to(step.dtype) if is_torch(step) else np.asarray(product, dtype=step.dtype)
+        product = _times(step, self.mask[name])
+        return product if self.length is None else to_length(product, _times(step, self.length[name]))
+
+    @property
+    def reference(self) -> "Aggregate":
+        """The aggregate whose step has the length that this one takes."""
+        return self._replace(mask=self.length, length=None)
+
+
+def to_length(step: Array, reference: Array) -> Array:
+    """One entry's step, scaled to the norm of another.
+
+    >>> to_length(np.array([3.0, 4.0]), np.array([0.0, 1.0])).round(6).tolist()
+    [0.6, 0.8]
+    """
+    flat = rows_to_length(flatten(to_native(step)), flatten(to_native(reference)))
+    return to_user(flat, spec(step), placement(step))
+
+
+def rows_to_length(steps: Array, references: Array) -> Array:
+    """Steps [..., entry], each scaled to the norm of its reference; a step of zeros stays zero."""
+    if not steps.shape[-1]:
+        return steps
+    ratio = _norms(references) / _or_one(_norms(steps))
+    return cast(cast(steps, "float64") * ratio[..., None], spec(steps).dtype)
+
+
+def _norms(rows: Array) -> Array:
+    """The norm of each row, in float64; squares cannot overflow, and the largest cannot underflow."""
+    wide = cast(rows, "float64")
+    scale = abs(wide).amax(-1) if is_torch(wide) else abs(wide).max(-1)
+    unit = wide / _or_one(scale)[..., None]
+    return scale * (unit * unit).sum(-1) ** 0.5
+
+
+def _or_one(values: Array) -> Array:
+    """The same numbers, with zeros replaced by 1."""
+    return values + (values == 0)
+
+
+def _times(step: Array, mask: Array) -> Array:
+    with np.errstate(over="ignore"):  # a step that is not finite is found before it is committed
+        product = step * move_to(mask, step)
+    return product.to(step.dtype) if is_torch(step) else np.asarray(product, dtype=step.dtype)
 
 
 def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release: bool = False) -> Aggregate:

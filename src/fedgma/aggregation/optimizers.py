@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedgma.aggregation.aggregate import Aggregate
+from fedgma.aggregation.aggregate import Aggregate, to_length
 from fedgma.arrays import FLOATS, Array, Params, cast, detach, is_torch, move_to, spec
 from fedgma.errors import ConfigError, DataError, Diverged
 
 State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
+PREVIOUS = "mask"  # in the state: the mask of the round before, for rules that apply it one round late
 
 
 class Rates(NamedTuple):
@@ -179,13 +180,20 @@ def server_optimizer(
     def move(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
         moved: dict[str, Array] = {}
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
+        if aggregate.next_mask is not None:
+            aggregate = aggregate._replace(mask=state.get(PREVIOUS))
+            moments[PREVIOUS] = dict(aggregate.next_mask or {})
         for key, mean in aggregate.mean.items():
             dtype = _working_type(params[key])
             wide = cast(move_to(mean, params[key]), dtype)
             wide = wide if after else aggregate.masked(key, wide)
             before = {moment: state[moment][key] for moment in used}
             change, z, v = formula(wide, before.get("z"), before.get("v"), rates)
-            change = aggregate.masked(key, change) if after else change
+            if after:
+                change = aggregate.masked(key, change)
+            elif aggregate.length is not None:
+                masked = aggregate.reference.masked(key, cast(move_to(mean, params[key]), dtype))
+                change = to_length(change, formula(masked, before.get("z"), before.get("v"), rates)[0])
             moved[key] = cast(cast(params[key], dtype) + learning_rate * change, spec(params[key]).dtype)
             for moment, array in (("z", z), ("v", v)):
                 if moment in used:
@@ -197,6 +205,15 @@ def server_optimizer(
     coefficients = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
     settings = {"learning_rate": learning_rate, **coefficients, "mask_position": mask_position}
     return ServerOptimizer(name, init, step, settings)
+
+
+def check_can_mask_late(optimizer: ServerOptimizer) -> None:
+    """Raise `ConfigError` for a user-defined optimiser, which does not keep the mask of the round before."""
+    if optimizer.name not in FORMULAS:
+        raise ConfigError(
+            f"a mask of the round before needs one of the library's server optimisers, which keep it in their state: "
+            f"{', '.join(sorted(FORMULAS))}; got {optimizer.name!r}"
+        )
 
 
 def _check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:

@@ -32,17 +32,22 @@ class Rule:
 
     `mask` computes the mask from a tally's votes (None: no mask). `change` replaces that mask, array by array, given
     (name, mean, mask). `prepare` changes one client's update before it is counted. `combine` replaces the weighted
-    mean: it computes an entry from all updates [client, ...], so they must be in memory together. `select` gives the
-    rows of the clients that `combine` reads, out of all updates [client, entry].
+    mean: it computes an entry from all updates [client, ...], so they must be in memory together; if it is `weighted`,
+    from their weights and names too. `select` gives the rows of the clients that `combine` reads, out of all updates
+    [client, entry]. With `keep_length` the server's step with the changed mask is scaled, per array, to the length of
+    its step with the mask of the votes. A rule that is `late` applies a round's mask in the next one.
     """
 
     name: str
     mask: Mask | None = None
     change: Change | None = None
     prepare: Prepare | None = None
-    combine: Callable[[Array], Array] | None = None
+    combine: Callable[..., Array] | None = None
     select: Callable[[Array], Array] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    weighted: bool = False
+    keep_length: bool = False
+    late: bool = False
 
     @property
     def streams(self) -> bool:
@@ -95,13 +100,14 @@ class Rule:
         for update, weight, client in replies:
             prepared = self.prepared(update, buffers)
             if tally.add(prepared, weight, client=client, round=tally.gate.round) is None and self.combine is not None:
-                kept.append(prepared)
+                kept.append((prepared, weight, client))
         merged = self.conclude(tally)
         if self.combine is None:
             return merged
         if self.select is not None:
-            kept = [kept[row] for row in self.select(_flat_stack(kept, list(merged.mean))).tolist()]
-        return merged._replace(mean=_combine(merged.mean, kept, self.combine))
+            rows = self.select(_flat_stack([update for update, _, _ in kept], list(merged.mean)))
+            kept = [kept[row] for row in rows.tolist()]
+        return merged._replace(mean=_combine(merged.mean, kept, self))
 
     def prepared(self, update: Params | Refused, buffers: Collection[str] | None) -> Params | Refused:
         """The update as it is counted; one that could not be read is left for the gate to refuse."""
@@ -111,14 +117,21 @@ class Rule:
         """Compute the aggregate of a tally."""
         return self._change_mask(finish(tally, mask="none" if self.mask is None else self.mask))
 
+    def combined(self, stack: Array, weights: Sequence[float], clients: Sequence[Hashable]) -> Array:
+        """What `combine` makes of one entry of all updates [client, ...]."""
+        assert self.combine is not None
+        return self.combine(stack, weights, clients) if self.weighted else self.combine(stack)
+
     def _change_mask(self, merged: Aggregate) -> Aggregate:
+        if self.late:
+            return merged._replace(mask=None, next_mask=merged.mask)
         if self.change is None or merged.mask is None:
             return merged
         changed = {}
         for name, mask in merged.mask.items():
             flat_mask = self.change(name, flatten(to_native(merged.mean[name])), flatten(to_native(mask)))
             changed[name] = to_user(flat_mask, spec(mask), placement(mask))
-        return merged._replace(mask=changed)
+        return merged._replace(mask=changed, length=merged.mask if self.keep_length else None)
 
 
 def _as_list(updates: Updates) -> list[Any]:
@@ -151,13 +164,14 @@ def _typical_update(updates: list[Any]) -> Params | None:
     return updates[next(client for client, schema in schemas.items() if schema == common)]  # type: ignore[no-any-return]
 
 
-def _combine(means: dict[str, Array], kept: list[Params], combine: Callable[[Array], Array]) -> dict[str, Array]:
+def _combine(means: dict[str, Array], kept: list[tuple[Params, Any, Hashable]], rule: Rule) -> dict[str, Array]:
+    weights, clients = [float(weight) for _, weight, _ in kept], [client for _, _, client in kept]
     result = {}
     for name, like in means.items():
         entry = spec(like)
-        entries = [read_array(name, update[name], spec(update[name]), entry) for update in kept]
+        entries = [read_array(name, update[name], spec(update[name]), entry) for update, _, _ in kept]
         with np.errstate(over="ignore", invalid="ignore"):
-            result[name] = to_user(combine(_stack(entries)), entry, placement(like))
+            result[name] = to_user(rule.combined(_stack(entries), weights, clients), entry, placement(like))
         if kernels.first_nonfinite([flatten(to_native(result[name]))]) is not None:
             raise Diverged(f"the result of {name!r} overflows; nothing was changed, scale the updates down")
     return result

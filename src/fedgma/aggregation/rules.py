@@ -6,8 +6,10 @@
     rlr(threshold)              robust learning rate: the mean, reversed where too few clients agree
     median(), trimmed_mean()    per entry, unweighted
     multi_krum(share)           the mean of the clients whose updates lie closest together, unweighted
-    damped_mean(tau)            control: the plain mean, scaled per array to the norm of the masked mean
-    shuffled_mask(tau, seed)    control: the mask's values, moved to random entries of the array
+    damped_mean(tau)            control: the server's unmasked step, as long per array as its masked step
+    shuffled_mask(tau, seed)    control: the mask's values at random entries of the array, as long as the masked step
+    stale_mask(tau)             control: the mask of the round before
+    cross_fitted(tau, seed)     control: half of the clients votes on the other half's mean
     norm_kept(tau)              the masked mean, scaled per array to the norm of the plain mean
     masked_extra(tau)           the plain mean and, added to it, the masked mean
     clipped(rule, norm)         any rule, over updates of bounded norm
@@ -19,9 +21,10 @@ a list of lists of arrays (entries are then named "0", "1", ...).
 `RULES` is the only list of rules; names, settings, labels and the simulator all read it.
 """
 
+import hashlib
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -29,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
-from fedgma.aggregation.masks import hard_mask, reversing_mask, soft_mask
+from fedgma.aggregation.masks import VoteMask, hard_mask, reversing_mask, signs, soft_mask
 from fedgma.aggregation.rule import Prepare, Rule
 from fedgma.arrays import Array, Params, cast, flatten, is_torch, move_to, placement, spec, to_native, to_user, zeros
 from fedgma.errors import ConfigError
@@ -107,15 +110,39 @@ def multi_krum(share: float = 0.1) -> Rule:
 
 
 def damped_mean(tau: float = 0.4) -> Rule:
-    """Control: the plain mean, scaled per array to the norm that the masked mean would have."""
+    """Control: the step of a server without a mask, scaled per array to the length that its masked step would have."""
     mask = soft_mask(tau)
-    return Rule("damped_mean", mask, change=_damp, settings={"tau": mask.tau})
+    return Rule("damped_mean", mask, change=_no_mask, settings={"tau": mask.tau}, keep_length=True)
 
 
 def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Rule:
-    """Control: the masked mean with each array's mask values moved to random entries of the array."""
+    """Control: each array's mask values moved to random entries of the array; the step is as long as the masked one."""
+    mask, settings = soft_mask(tau), {"seed": seed}
+    change = partial(_shuffle, seed=seed)
+    return Rule("shuffled_mask", mask, change, settings={"tau": mask.tau, **settings}, keep_length=True)
+
+
+def stale_mask(tau: float = 0.4) -> Rule:
+    """Control: masked averaging with the mask of the round before, which knows nothing of this round's noise.
+
+    The first round is not masked. The library's server optimisers keep the mask in their state.
+    """
     mask = soft_mask(tau)
-    return Rule("shuffled_mask", mask, change=partial(_shuffle, seed=seed), settings={"tau": mask.tau, "seed": seed})
+    return Rule("stale_mask", mask, settings={"tau": mask.tau}, late=True)
+
+
+def cross_fitted(tau: float = 0.4, seed: int = 0) -> Rule:
+    """Control: the mask of one half of the clients applied to the other half's mean, and the other way round.
+
+    The halves are drawn by the clients' names, so the order of arrival makes no difference. The result is a mean:
+    moments of a server optimiser see it, as with `mask_position="before"`.
+
+    >>> cross_fitted(tau=1.0)({"w": np.array([[2.0], [4.0], [-1.0], [3.0]])}, [1, 1, 1, 1]).update["w"].shape
+    (1,)
+    """
+    mask = soft_mask(tau)
+    combine = partial(_cross_fit, mask=mask, seed=seed)
+    return Rule("cross_fitted", combine=combine, settings={"tau": mask.tau, "seed": seed}, weighted=True)
 
 
 def norm_kept(tau: float = 0.4) -> Rule:
@@ -214,6 +241,8 @@ RULES: dict[str, RuleRow] = {
     "shuffled_mask": RuleRow(shuffled_mask, "shuffled mask", "the shuffled mask"),
     "norm_kept": RuleRow(norm_kept, "GMA, norm kept", "GMA with its norm kept"),
     "masked_extra": RuleRow(masked_extra, "mean + GMA", "the mean with a masked step added"),
+    "stale_mask": RuleRow(stale_mask, "stale mask", "the stale mask"),
+    "cross_fitted": RuleRow(cross_fitted, "cross-fitted mask", "the cross-fitted mask"),
 }
 BASELINE = "mean"  # the rule that others are compared with
 AGGREGATORS: dict[str, Callable[..., Rule]] = {name: row.make for name, row in RULES.items()}
@@ -243,6 +272,24 @@ def _sorted(values: Array) -> Array:
     return values.sort(0).values if is_torch(values) else np.sort(values, axis=0)
 
 
+def _cross_fit(
+    stack: Array, weights: Sequence[float], clients: Sequence[Hashable], *, mask: VoteMask, seed: int
+) -> Array:
+    """The weighted mean of two halves, each masked by the votes of the other; a client alone is not masked."""
+    drawn = sorted(range(len(clients)), key=lambda place: _draw(seed, clients[place]))
+    flat = stack.reshape(len(stack), -1)
+    total: Any = 0.0
+    for own, others in ((drawn[0::2], drawn[1::2]), (drawn[1::2], drawn[0::2])):
+        summed: Any = sum(weights[place] * cast(flat[place], "float64") for place in own)
+        votes: Any = sum(cast(signs(flat[place]), "int64") for place in others)
+        total = total + (summed * mask(votes, len(others), "float64") if others else summed)
+    return (total / math.fsum(weights)).reshape(stack.shape[1:])
+
+
+def _draw(seed: int, client: Hashable) -> bytes:
+    return hashlib.sha256(f"cross-fit {seed} {client}".encode()).digest()
+
+
 def _trim_and_average(stack: Array, share: float) -> Array:
     """Mean per entry without the lowest and highest `share` of clients; at 0.5 the median."""
     clients = len(stack)
@@ -258,11 +305,8 @@ def _rescale(name: str, mean: Array, mask: Array) -> Array:
     return mask / (mask.mean(-1)[..., None] + 1e-10) if mask.shape[-1] else mask
 
 
-def _damp(name: str, mean: Array, mask: Array) -> Array:
-    """A constant mask: the norm of the masked mean over the norm of the plain mean."""
-    if not mask.shape[-1]:
-        return mask
-    return cast(mask * 0 + _length_ratio(mean, mask)[..., None], spec(mask).dtype)
+def _no_mask(name: str, mean: Array, mask: Array) -> Array:
+    return mask * 0 + 1
 
 
 def _keep_norm(name: str, mean: Array, mask: Array) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
 from fedgma.aggregation.gate import Gate, Refusal, Refused, entry_kind, norm
-from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
+from fedgma.aggregation.optimizers import ServerOptimizer, State, check_can_mask_late, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.share import Capped, cap_share
@@ -62,6 +62,8 @@ class MaskedServer:
         number = isinstance(self.norm_factor, int | float) and not isinstance(self.norm_factor, bool)
         if self.norm_factor is not None and not (number and self.norm_factor > 0):
             raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
+        if self.rule.late:
+            check_can_mask_late(self.optimizer)
         if isinstance(self.quorum, bool) or not isinstance(self.quorum, int) or self.quorum < 1:
             raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
         if self.share_cap is not None and not 0.5 <= self.share_cap < 1:

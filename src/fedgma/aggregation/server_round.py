@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation.gate import Gate, Refused, check_schema, read_array, read_mapping, read_schema
-from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
+from fedgma.aggregation.optimizers import ServerOptimizer, State, check_can_mask_late, sgd
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.stack import Weights, align_clients
@@ -52,6 +52,8 @@ def server_round(
             f"client_params: expected a list with a model for each client, got {type(client_params).__name__}"
         )
     aggregator, optimizer = aggregator or masked_mean(), optimizer or sgd()
+    if aggregator.late:
+        check_can_mask_late(optimizer)
     counts, labels = align_clients(len(client_params), weights, clients, "models")
     tally = Tally(params, buffers=buffers, gate=gate)
     updates = (difference(local, params, cast=tally.gate.cast) for local in client_params)

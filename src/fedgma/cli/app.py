@@ -7,6 +7,7 @@ import typer
 from fedgma.cli import data, flower, paper, report
 from fedgma.cli.convert import convert
 from fedgma.cli.doctor import doctor
+from fedgma.cli.power import power
 from fedgma.cli.run import run
 from fedgma.cli.sweep import sweep
 from fedgma.errors import DataError, FedgmaError
@@ -19,6 +20,7 @@ app.command()(run)
 app.command()(sweep)
 app.command()(report.report)
 app.command()(report.compare)
+app.command()(power)
 app.command()(convert)
 app.command()(doctor)
 

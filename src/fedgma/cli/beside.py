@@ -33,9 +33,9 @@ def compare(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or exported results.")] = None,
     cells: Cells = "",
     quick: Quick = False,
-    statistic: Annotated[
-        str | None, typer.Option(help="best, last10 or final (default: the one that the paper prints).")
-    ] = None,
+    statistic: Annotated[str, typer.Option(help="The accuracy that verdicts are about: last10, best or final.")] = (
+        "last10"
+    ),
     out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: report/ID).")] = None,
     rates: Rates = None,
     unfinished_from: Unfinished = 1.0,
@@ -51,16 +51,15 @@ def compare(
     from fedgma.statistics.arms import Summary
 
     one, paths = experiment(name), runs or [RUNS]
-    if statistic is not None:
-        if statistic not in Summary._fields:
-            raise ConfigError(f"unknown statistic {statistic!r}; known: {', '.join(Summary._fields)}")
-        one = one._replace(statistic=statistic)
+    if statistic not in Summary._fields:
+        raise ConfigError(f"unknown statistic {statistic!r}; known: {', '.join(Summary._fields)}")
     findings = findings_of(one, paths)
     if not one.parts:
         _say_analysis(one, paths, findings)
         return
     entries, unfinished = read_entries(paths, unfinished_from)
-    made = compare_runs(one, entries, read_chosen(rates), Cut(cells=cells, quick=quick), unfinished=unfinished)
+    cut = Cut(cells=cells, quick=quick)
+    made = compare_runs(one, entries, read_chosen(rates), cut, unfinished=unfinished, statistic=statistic)
     if not made.entries:
         raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
     folder = Path("report") / one.id if out is None else out

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Outcome
     from fedgma.records.reader import Run
-    from fedgma.statistics.verdicts import Verdict
 
 Words = Annotated[
     list[str] | None,
@@ -182,7 +181,8 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
         several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
         for cell in comparison.cells:
             where = f"{cell.where}: " if cell.where else ""
-            console.print(Text.assemble(where, (cell.verdict.text, "bold"), f" ({late})"), soft_wrap=True)
+            words = cell.verdict.text if len(comparison.cells) > 1 else comparison.text
+            console.print(Text.assemble(where, (words, "bold"), f" ({late})"), soft_wrap=True)
         if len(comparison.cells) > 1:
             against = f"{comparison.names[0]} against {comparison.names[1]}: " if several else ""
             console.print(f"{against}{comparison.text}", soft_wrap=True)
@@ -198,11 +198,12 @@ def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
     """The outcome as a JSON object, for programs."""
     from fedgma.statistics.arms import Summary
     from fedgma.statistics.comparisons import against_baseline
+    from fedgma.statistics.verdicts import as_object as verdict_object
 
     by_metric = {name: against_baseline(_scored(outcome), metric=name) for name in Summary._fields}
     verdicts = [
         {"where": cell.where, "first": comparison.names[0], "second": comparison.names[1]}
-        | {name: _plain(by_metric[name][which].cells[place].verdict) for name in by_metric}
+        | {name: verdict_object(by_metric[name][which].cells[place].verdict) for name in by_metric}
         for which, comparison in enumerate(outcome.comparisons)
         for place, cell in enumerate(comparison.cells)
     ]
@@ -220,8 +221,3 @@ def _summary(run: "Run") -> dict[str, float] | None:
 
     accuracies = curve(run, "test", "accuracy")
     return summarise(accuracies)._asdict() if accuracies else None
-
-
-def _plain(verdict: "Verdict") -> dict[str, Any]:
-    infinite = (float("inf"), float("-inf"))
-    return {name: None if value in infinite else value for name, value in verdict._asdict().items()}

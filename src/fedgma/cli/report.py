@@ -67,7 +67,7 @@ def compare(
     from fedgma.statistics import comparisons
     from fedgma.statistics.arms import without_extended
 
-    sides = [_side(name, runs or [Path("runs")], where or []) for name in (first, second)]
+    sides = [side(name, runs or [Path("runs")], where or []) for name in (first, second)]
     (ours, spoken), (theirs, also_spoken) = sides
     names = (_name(first, second), _name(second, first))
     apart = [*spoken, *also_spoken]
@@ -96,10 +96,10 @@ def compare(
     typer.echo(f"\n{text(differences_table(made))}")
 
 
-def _side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], list[str]]":
+def side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], list[str]]":
     """The runs of an arm and the settings that its name gives: all of a folder, or those in `runs` that match."""
     from fedgma.records.reader import read_runs
-    from fedgma.statistics.comparisons import select, where
+    from fedgma.statistics.selection import select, where
 
     if Path(name).is_dir():
         return where(read_runs([Path(name)]), filters), []
@@ -119,10 +119,19 @@ def _late(runs: "list[Run]") -> int:
 
 
 def _plain(made: "Comparison") -> dict[str, object]:
-    """The comparison as JSON; a single pair has no interval."""
-    cells = [{**cell._asdict(), "verdict": cell.verdict._asdict()} for cell in made.cells]
-    for cell in cells:
-        if cell["verdict"]["of"] == 1:
-            cell["verdict"].update(low=None, high=None)
+    """The comparison as a JSON object."""
+    from fedgma.statistics.verdicts import as_object
+
+    cells = [
+        {
+            **cell._asdict(),
+            "verdict": as_object(cell.verdict),
+            "best": as_object(cell.best),
+            "settled": None if cell.settled is None else as_object(cell.settled),
+            "convergence": {**cell.convergence._asdict(), "converged": cell.convergence.converged},
+        }
+        for cell in made.cells
+    ]
     apart = [run.folder.name for run in made.apart]
-    return {"text": made.text, **made._asdict(), "cells": cells, "apart": apart}
+    overall = None if made.overall is None else as_object(made.overall)
+    return {"text": made.text, **made._asdict(), "cells": cells, "overall": overall, "apart": apart}

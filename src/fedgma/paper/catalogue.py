@@ -28,7 +28,7 @@ class Claim(NamedTuple):
 
     text: str
     kind: str = "ahead"
-    where: Mapping[str, Any] = {}  # settings of the cells that it is about
+    where: Mapping[str, Any] = {}  # settings of the cells that it is about; a list holds several values
     split: str = "test"
     axis: str = ""
     arm: str = "gma"

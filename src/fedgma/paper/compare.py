@@ -1,15 +1,16 @@
 """Compare our runs with the printed numbers by cell: levels, the paired difference with its 95 % CI, a verdict.
 
-The verdict on a cell depends on our 95 % CI of the paired difference, masked minus plain:
+The verdict on a cell depends on our paired difference, masked minus plain, in the mean of the last ten rounds. It is
+significant if its p value, corrected for all cells of the table, is below 5 %.
 
-    agrees in sign and interval   it excludes zero on the printed side and includes the printed difference
-    agrees in sign                it excludes zero on the printed side
-    inconclusive                  it includes zero
-    contradicts                   it excludes zero on the other side
-    printed as equal              it excludes zero where the printed numbers are equal
+    agrees in sign and interval   significant on the printed side, and the 95 % CI includes the printed difference
+    agrees in sign                significant on the printed side
+    inconclusive                  not significant
+    contradicts                   significant on the other side
+    printed as equal              significant where the printed numbers are equal
     equal                         our arms are equal in every seed
-    one seed                      one seed has no interval
-    masked ahead, plain ahead     it excludes zero, and nothing is printed
+    preliminary                   fewer than four seeds
+    masked ahead, plain ahead     significant, and nothing is printed
 """
 
 from collections import Counter
@@ -26,7 +27,8 @@ from fedgma.paper.printed import Number
 from fedgma.paper.rates import KEYS, Chosen
 from fedgma.records.reader import flat
 from fedgma.statistics.arms import Spread, frozen, spread
-from fedgma.statistics.verdicts import Verdict, paired
+from fedgma.statistics.convergence import Convergence, converge
+from fedgma.statistics.verdicts import Verdict, correct, paired
 
 
 class Agreement(StrEnum):
@@ -38,7 +40,7 @@ class Agreement(StrEnum):
     CONTRADICTS = "contradicts"
     PRINTED_EQUAL = "printed as equal"
     EQUAL = "equal"
-    ONE_SEED = "one seed"
+    PRELIMINARY = "preliminary"
     MASKED_AHEAD = "masked ahead"
     PLAIN_AHEAD = "plain ahead"
     NOT_RUN = "not run"
@@ -46,6 +48,10 @@ class Agreement(StrEnum):
 
 BySeed = Mapping[int, Entry]
 DEFAULTS = dict(flat(Settings().model_dump()))
+PerSeed = dict[int, float]
+PRIMARY = "last10"  # the statistic of verdicts
+CONTROLS = ("damped_mean", "shuffled_mask")
+CONTROLS_SINCE = "2026-11-16T07"  # when runs with the length of the server's step began; earlier ones are shorter
 
 
 class Compared(NamedTuple):
@@ -57,6 +63,9 @@ class Compared(NamedTuple):
     masked: Mapping[int, float]
     printed: tuple[Number | None, Number | None]  # plain, masked
     entries: tuple[BySeed, BySeed] = ({}, {})
+    verdict: Verdict | None = None  # on the paired differences, corrected within its table; None without a pair
+    course: Convergence | None = None  # of the paired runs
+    lost: frozenset[int] = frozenset()  # seeds in which a run diverged
 
     @property
     def differences(self) -> dict[int, float]:
@@ -64,16 +73,35 @@ class Compared(NamedTuple):
         return {seed: self.masked[seed] - self.plain[seed] for seed in sorted(set(self.masked) & set(self.plain))}
 
     @property
-    def verdict(self) -> Verdict | None:
-        """The verdict on the paired differences; None without a pair."""
-        values = list(self.differences.values())
-        return paired(values) if values else None
+    def settled(self) -> Verdict | None:
+        """The verdict without the seeds in which a run diverged, not corrected; None if none did or none is left."""
+        values = [value for seed, value in self.differences.items() if seed not in self.lost]
+        return paired(values) if self.lost and values else None
+
+    @property
+    def converged(self) -> bool:
+        """Whether the paired runs have converged."""
+        return self.course is not None and self.course.converged
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The planned rounds of its runs; usually one number."""
+        return tuple(sorted({int(entry.settings["rounds"]) for side in self.entries for entry in side.values()}))
 
     @property
     def levels(self) -> tuple[Spread | None, Spread | None]:
         """Our mean and standard deviation for each arm."""
         plain, masked = ([*side.values()] for side in (self.plain, self.masked))
         return spread(plain) if plain else None, spread(masked) if masked else None
+
+    def restated(self, statistic: str) -> "Compared":
+        """The same cell by another statistic, with an uncorrected verdict."""
+        plain, masked = (_scores(side, self.split, statistic) for side in self.entries)
+        if statistic == "best" and plain and masked:
+            plain, masked = _best_of_shared_rounds(self, plain, masked)
+        made = self._replace(plain=plain, masked=masked)
+        values = list(made.differences.values())
+        return made._replace(verdict=paired(values) if values else None)
 
     @property
     def printed_difference(self) -> float | None:
@@ -86,29 +114,26 @@ class Compared(NamedTuple):
         """How our difference relates to the printed one."""
         if self.verdict is None:
             return Agreement.NOT_RUN
-        return judge(self.verdict.interval, self.printed_difference)
+        return judge(self.verdict, self.printed_difference)
 
 
-def judge(interval: tuple[float, float] | None, printed: float | None) -> Agreement:
-    """How our 95 % CI relates to the printed difference, or to zero if nothing is printed.
+def judge(verdict: Verdict, printed: float | None) -> Agreement:
+    """How our difference relates to the printed one, or to zero if nothing is printed.
 
-    >>> [str(judge((0.75, 1.65), printed)) for printed in (0.9, 2.0, -0.5)]
+    >>> [str(judge(paired([1.0, 1.2, 1.6, 1.0]), printed)) for printed in (0.9, 2.0, -0.5)]
     ['agrees in sign and interval', 'agrees in sign', 'contradicts']
-    >>> str(judge((-0.5, 0.6), 2.0)), str(judge(None, 2.0))
-    ('inconclusive', 'one seed')
+    >>> str(judge(paired([1.0, -1.2, 1.6, 1.0]), 2.0)), str(judge(paired([1.0, 1.1, 1.0]), 2.0))
+    ('inconclusive', 'preliminary')
     """
-    if interval is None:
-        return Agreement.ONE_SEED
-    low, high = interval
-    if low <= 0 <= high:
-        return Agreement.INCONCLUSIVE if low < high else Agreement.EQUAL
+    if not verdict.significant:
+        return Agreement(verdict.outcome)
     if printed is None:
-        return Agreement.MASKED_AHEAD if low > 0 else Agreement.PLAIN_AHEAD
+        return Agreement.MASKED_AHEAD if verdict.mean > 0 else Agreement.PLAIN_AHEAD
     if printed == 0:
         return Agreement.PRINTED_EQUAL
-    if (printed > 0) != (low > 0):
+    if (printed > 0) != (verdict.mean > 0):
         return Agreement.CONTRADICTS
-    return Agreement.INSIDE if low <= printed <= high else Agreement.SIGN
+    return Agreement.INSIDE if verdict.low <= printed <= verdict.high else Agreement.SIGN
 
 
 class Comparison(NamedTuple):
@@ -118,6 +143,7 @@ class Comparison(NamedTuple):
     compared: tuple[Compared, ...]
     entries: tuple[Entry, ...]  # those that the cells use
     notes: tuple[str, ...]
+    statistic: str = PRIMARY  # that the verdicts are about
 
     def on(self, split: str = "test") -> list[Compared]:
         """The cells on one split."""
@@ -125,9 +151,15 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    experiment: Experiment, entries: Sequence[Entry], chosen: Chosen, cut: Cut = WHOLE, *, unfinished: int = 0
+    experiment: Experiment,
+    entries: Sequence[Entry],
+    chosen: Chosen,
+    cut: Cut = WHOLE,
+    *,
+    unfinished: int = 0,
+    statistic: str = PRIMARY,
 ) -> Comparison:
-    """Find the runs of every cell and compare them with the printed numbers."""
+    """Find the runs of every cell and compare them with the printed numbers; verdicts are about `statistic`."""
     index = _Index(entries)
     chosen_runs = [(cell, *_choose(cell, index)) for cell in cells_of(experiment, chosen, cut)]
     full_length = {cell.part.name for cell, plain, masked, _ in chosen_runs if _as_planned(cell, plain, masked)}
@@ -139,20 +171,50 @@ def compare(
             plain, masked = {}, {}  # cells of a part need the same number of rounds
         fitting |= fits
         used |= {id(entry): entry for entry in (*plain.values(), *masked.values())}
-        compared += [_compared(cell, split, experiment.statistic, plain, masked) for split in experiment.splits]
+        compared += [_compared(cell, split, statistic, plain, masked) for split in experiment.splits]
     measured = {one.split for one in compared if one.plain or one.masked} | {experiment.splits[0]}
-    kept = tuple(one for one in compared if one.split in measured)
+    kept = _corrected([one for one in compared if one.split in measured])
     notes = _notes(experiment, kept, len(fitting - set(used)), unfinished)
-    return Comparison(experiment, kept, tuple(used.values()), (*notes, *_time(list(used.values()))))
+    return Comparison(experiment, kept, tuple(used.values()), (*notes, *_time(list(used.values()))), statistic)
 
 
 def _compared(cell: Cell, split: str, statistic: str, plain: BySeed, masked: BySeed) -> Compared:
-    sides = [
-        {seed: float(getattr(entry.scores[split], statistic)) for seed, entry in side.items() if split in entry.scores}
-        for side in (plain, masked)
-    ]
     printed = (cell.printed.get((split, "plain")), cell.printed.get((split, "masked")))
-    return Compared(cell, split, sides[0], sides[1], printed, (plain, masked))
+    made = Compared(cell, split, {}, {}, printed, (plain, masked)).restated(statistic)
+    seeds = list(made.differences)
+    if not seeds:
+        return made
+    arms = [[(side[seed].scores[split], side[seed].curves.get(split)) for seed in seeds] for side in (plain, masked)]
+    played = min(side[seed].played for side in (plain, masked) for seed in seeds)
+    course, flags = converge(arms, played)
+    lost = frozenset(seed for seed, *gone in zip(seeds, *flags, strict=True) if any(gone))
+    return made._replace(course=course, lost=lost)
+
+
+def _corrected(compared: Sequence[Compared]) -> tuple[Compared, ...]:
+    """The cells with their verdicts corrected together, split by split: a table has the cells of one split."""
+    verdicts: dict[int, Verdict] = {}
+    for split in dict.fromkeys(one.split for one in compared):
+        own = {id(one): one.verdict for one in compared if one.split == split and one.verdict is not None}
+        verdicts |= dict(zip(own, correct(list(own.values())), strict=True))
+    return tuple(one._replace(verdict=verdicts.get(id(one))) for one in compared)
+
+
+def _scores(side: BySeed, split: str, statistic: str) -> PerSeed:
+    return {s: float(getattr(entry.scores[split], statistic)) for s, entry in side.items() if split in entry.scores}
+
+
+def _best_of_shared_rounds(compared: Compared, plain: PerSeed, masked: PerSeed) -> tuple[PerSeed, PerSeed]:
+    """The best of the rounds that both runs of a pair evaluated, if they were not evaluated equally often."""
+    plain, masked = dict(plain), dict(masked)
+    for seed in set(plain) & set(masked):
+        pair = [side[seed] for side in compared.entries]
+        if pair[0].settings.get("evaluate_every") != pair[1].settings.get("evaluate_every"):
+            curves = [entry.curves.get(compared.split, {}) for entry in pair]
+            shared = curves[0].keys() & curves[1].keys()
+            if shared:
+                plain[seed], masked[seed] = (100 * max(curve[round] for round in shared) for curve in curves)
+    return plain, masked
 
 
 class _Index:
@@ -194,6 +256,7 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
     given = any(key in cell.part.settings for key in KEYS) or cell.part.own_rates
     without = LOOSE if given else (*LOOSE, *KEYS)
     sides = [[] if settings is None else index.find(settings, without) for settings in (cell.plain, cell.masked)]
+    sides[1] = _newest_controls(sides[1])
     rates = () if cell.part.own_rates else KEYS
     kinds: dict[str, tuple[dict[int, Entry], dict[int, Entry]]] = {}
     for arm, side in enumerate(sides):
@@ -203,6 +266,16 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
         return {}, {}, set()
     plain, masked = max(kinds.values(), key=lambda pair: _rank(pair, cell))
     return plain, masked, {id(entry) for side in sides for entry in side}
+
+
+def _newest_controls(entries: list[Entry]) -> list[Entry]:
+    """The runs without those of an earlier control of the same name, if there are newer ones."""
+    newer = [entry for entry in entries if entry.settings.get("aggregator") not in CONTROLS or not _is_earlier(entry)]
+    return newer or entries
+
+
+def _is_earlier(entry: Entry) -> bool:
+    return str(entry.facts.get("started", "")) < CONTROLS_SINCE
 
 
 def _as_planned(cell: Cell, plain: BySeed, masked: BySeed) -> bool:
@@ -227,10 +300,15 @@ def _rank(pair: tuple[Mapping[int, Entry], Mapping[int, Entry]], cell: Cell) -> 
 
 
 def _time(entries: Sequence[Entry]) -> list[str]:
-    """How long the runs took; the time of a fleet is divided over its runs."""
-    total = sum(float(entry.facts.get("seconds", 0.0)) for entry in entries)
-    devices = sorted({str(entry.facts.get("device", "an unknown device")) for entry in entries})
-    return [f"{len(entries)} runs took {total / 60:.1f} minutes on {' and '.join(devices)}"] if entries else []
+    """How many runs each device made in which precision, and how long; a fleet's time is divided over its runs."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for entry in entries:
+        place = str(entry.facts.get("device", "an unknown device")), str(entry.facts.get("precision", "fp32"))
+        groups.setdefault(place, []).append(float(entry.facts.get("seconds", 0.0)))
+    return [
+        f"{len(seconds)} runs took {sum(seconds) / 60:.1f} minutes on {device} in {precision}"
+        for (device, precision), seconds in sorted(groups.items())
+    ]
 
 
 def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, unfinished: int) -> list[str]:
@@ -243,11 +321,19 @@ def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, un
         for side in cell.entries:
             rounds |= {int(entry.settings["rounds"]): None for entry in side.values()}
     seeds = sorted({len(cell.differences) or len(cell.plain) or len(cell.masked) for cell in run})
+    both = [cell for cell in run if cell.differences]
     if run:
+        one_arm = f", and {len(run) - len(both)} in one arm only" if len(both) < len(run) else ""
         notes.append(
-            f"{len(run)} of {len(first)} cells were run, with {' or '.join(map(str, seeds))} seeds and "
-            f"{', '.join(map(str, sorted(rounds)))} rounds; accuracy is {experiment.statistic} in percent"
+            f"{len(both)} of {len(first)} cells were run in both arms{one_arm}, with "
+            f"{' or '.join(map(str, seeds))} seeds and {', '.join(map(str, sorted(rounds)))} rounds"
         )
+    slow = [cell for cell in both if not cell.converged]
+    if slow:
+        notes.append(f"{len(slow)} of these {len(both)} cells have not converged")
+    courses = [cell.course for cell in both if cell.course is not None]
+    if lost := sum(sum(course.diverged) for course in courses):
+        notes.append(f"{lost} of {sum(course.of for course in courses)} paired runs diverged")
     left = Counter(str(cell.cell.settings["dataset"]) for cell in first if not cell.plain and not cell.masked)
     used = {id(entry): entry for cell in run for side in cell.entries for entry in side.values()}
     pairs = [(entry.played, int(entry.settings["rounds"])) for entry in used.values()]

@@ -89,9 +89,11 @@ def entry_of(run: Run) -> Entry:
     if isinstance(data := facts.get("data"), Mapping):
         facts["data"] = {name: value for name, value in data.items() if name not in HOLDINGS}
     scores = {split: summarise(found) for split, found in full_curves.items()}
+    # thinned and rounded as in an export, so that both give the same results
     curves = {
-        split: thinned(found) for split, found in full_curves.items()
-    }  # as in an export, so that both give the same results
+        split: {place: round(SCALE * value) / SCALE for place, value in thinned(found).items()}
+        for split, found in full_curves.items()
+    }
     done = run.done or {"rounds": len(run.rounds)}
     return Entry(run.settings, scores, curves, _mask(run), facts, done)
 

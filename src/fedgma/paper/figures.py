@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fedgma.aggregation.rules import BASELINE
-from fedgma.paper.claims import lines, mask_step
 from fedgma.paper.compare import Compared, Comparison
+from fedgma.paper.kinds import lines, mask_step
 from fedgma.paper.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
 from fedgma.paper.plots.robustness import draw_attacks
 from fedgma.paper.printed import DID_NOT_LEARN, Number

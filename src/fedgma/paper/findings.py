@@ -22,6 +22,7 @@ class ClaimVerdict(StrEnum):
     HOLDS = "holds"
     CONTRADICTED = "contradicted"
     INCONCLUSIVE = "inconclusive"
+    PRELIMINARY = "preliminary"  # fewer than four seeds, or no cell has converged
     NOT_RUN = "not run"
 
 

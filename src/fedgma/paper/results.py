@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedgma.paper.analyses import ANALYSES, AnalysisRequest
 from fedgma.paper.catalogue import Experiment, catalogue
-from fedgma.paper.claims import Answer, look_at
+from fedgma.paper.claims import Answer, correct_answers, look_at
 from fedgma.paper.compare import Comparison, compare
 from fedgma.paper.entries import ANALYSES_FOLDER, Entry, read_export, write_export
 from fedgma.paper.figures import draw
@@ -14,6 +14,7 @@ from fedgma.paper.findings import FILE, Finding, read_findings
 from fedgma.paper.plans import Cut
 from fedgma.paper.printed import read_printed
 from fedgma.paper.rates import Chosen
+from fedgma.paper.sensitivity import sensitivity_table
 from fedgma.paper.tables import cells_table, claims_table, taus_note
 from fedgma.reports.pages import page
 from fedgma.reports.plots.style import save
@@ -25,7 +26,9 @@ def make_report(comparison: Comparison, findings: Sequence[Finding] = ()) -> Rep
     """A `Report` of claims, cells of every split and notes; `findings` are those of the analysis."""
     experiment, answers = comparison.experiment, look_at(comparison, findings)
     splits = dict.fromkeys(compared.split for compared in comparison.compared)
-    tables = [claims_table(answers), *(cells_table(comparison, split) for split in splits)]
+    sensitivity = sensitivity_table(comparison)
+    tables = [claims_table(answers), *([sensitivity] if sensitivity else [])]
+    tables += [cells_table(comparison, split) for split in splits]
     note = taus_note(comparison)
     return Report(
         title=f"{experiment.id}: {experiment.title} ({experiment.source})",
@@ -70,13 +73,18 @@ def export(
 
 
 def answers_in(results: Path, chosen: Chosen) -> dict[str, list[Answer]]:
-    """The verdict of the exported runs in a folder on every claim; absent experiments count as not run."""
-    answers = {}
+    """The verdict of the exported runs in a folder on every claim, corrected together; absent ones are not run."""
+    names, answers = [], []
     for name, experiment in catalogue().items():
         there = (results / name / "runs.jsonl").is_file()
         comparison = compare(experiment, read_export(results / name) if there else [], chosen)
-        answers[name] = look_at(comparison, findings_of(experiment, [results]))
-    return answers
+        found = look_at(comparison, findings_of(experiment, [results]))
+        names += [name] * len(found)
+        answers += found
+    page: dict[str, list[Answer]] = {}
+    for name, answer in zip(names, correct_answers(answers), strict=True):
+        page.setdefault(name, []).append(answer)
+    return page
 
 
 def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:

@@ -29,14 +29,22 @@ def choose(comparison: Comparison, *, by_setting: bool = False) -> dict[tuple[st
             groups.setdefault((where, settings["algorithm"]), []).append(compared)
     chosen = {}
     for (dataset, algorithm), cells in groups.items():
-        arms = {
-            "mean": _by_pair([(_pair(compared), _mean(list(compared.plain.values()))) for compared in cells]),
-            "gma": _by_pair([(_pair(compared), _mean(list(compared.masked.values()))) for compared in cells]),
-        }
-        both = {pair: _mean([scores[pair] for scores in arms.values()]) for pair in arms["mean"]}
-        for rule, scores in {"shared": both, **arms}.items():
-            chosen[dataset, algorithm, rule] = best(scores)
+        for rule, pair in best_pairs(cells).items():
+            chosen[dataset, algorithm, rule] = pair
     return chosen
+
+
+def best_pairs(cells: Sequence[Compared]) -> dict[str, Pair]:
+    """The pair that is best for both arms together (`shared`), and the best pair of each arm.
+
+    A pair's score is its mean over the cells that have it, that is, over numbers of clients.
+    """
+    arms = {
+        "mean": _by_pair([(_pair(compared), _mean(list(compared.plain.values()))) for compared in cells]),
+        "gma": _by_pair([(_pair(compared), _mean(list(compared.masked.values()))) for compared in cells]),
+    }
+    both = {pair: _mean([scores[pair] for scores in arms.values()]) for pair in arms["mean"]}
+    return {rule: best(scores) for rule, scores in {"shared": both, **arms}.items()}
 
 
 def _by_pair(scored: Sequence[tuple[Pair, float]]) -> Scores:

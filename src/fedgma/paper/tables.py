@@ -2,19 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedgma.paper.claims import Answer, mask_step
+from fedgma.paper.claims import Answer
 from fedgma.paper.compare import Compared, Comparison
+from fedgma.paper.kinds import mask_step
 from fedgma.paper.printed import Number
 from fedgma.reports.tables import Table, Value
+from fedgma.statistics.convergence import Convergence
 from fedgma.statistics.labels import plain, short
 
 VERDICTS = (
-    "Difference: masked minus plain averaging in points, paired by seed, with its 95 % CI. A cell agrees or "
-    "contradicts only where the CI excludes zero; `inside` says whether the CI includes the printed difference."
+    "Accuracy in percent; verdicts are about `last10`, the mean of the last ten rounds. `best`, the highest "
+    "evaluation, is selected on test data: it favours the arm that fluctuates more, by its distance from `last10`. "
+    "Difference: masked minus plain averaging in points, paired by seed, with its 95 % CI, the p value of the paired "
+    "t test, and p after Holm's correction for the cells of this table, which decides the verdict; fewer than four "
+    "seeds are preliminary. `still rises`: mean of the last quarter of the rounds minus that of the quarter before; a "
+    "cell has converged if it has at least 40 rounds and neither arm still rises by more than a point. `inside`: "
+    "whether the CI includes the printed difference."
 )
 CLAIMS = (
-    "A claim holds or is contradicted where the 95 % CI over seeds excludes zero. Significant cells are counted one by "
-    "one at 5 %, without a correction for their number."
+    "A claim holds or is contradicted where p, corrected by Holm's method for all tests of this page, is below 5 % "
+    "with at least four seeds. It is answered over converged cells. Significant cells are corrected within their table."
 )
 
 
@@ -33,42 +40,68 @@ def summary_table(answers: Mapping[str, Sequence[Answer]]) -> Table:
 
 
 def cells_table(comparison: Comparison, split: str) -> Table:
-    """One row per cell that was run: our levels, the printed ones, both differences and the verdict."""
+    """One row per cell that was run: rounds, our levels and the printed ones, convergence, differences, the verdict."""
     cells = [compared for compared in comparison.on(split) if compared.plain or compared.masked]
     names = list(cells[0].cell.label) if cells else []
-    rows = tuple((*(plain(compared.cell.label[name]) for name in names), *_values(compared)) for compared in cells)
+    statistic = comparison.experiment.statistic
+    rows = tuple(
+        (*(plain(compared.cell.label[name]) for name in names), *_levels(compared, statistic), *_tested(compared))
+        for compared in cells
+    )
     masked = "GMA" if all(compared.cell.arm in ("gma", "mean") for compared in cells) else "masked"
     header = (
         *map(short, names),
-        "seeds",
-        *("AVG", masked, "AVG printed", f"{masked} printed"),
-        *("difference", "CI low", "CI high", "printed difference", "inside", "verdict"),
+        *("rounds", "seeds", "AVG", masked, "AVG best", f"{masked} best", "AVG printed", f"{masked} printed"),
+        *(f"AVG {statistic} minus print", "AVG still rises", f"{masked} still rises", "converged", "diverged"),
+        *("difference", "CI low", "CI high", "p", "p (Holm)", "best difference", "without diverged"),
+        *("printed difference", "inside", "verdict"),
     )
     first = split == comparison.experiment.splits[0]
     name = "cells" if first else f"cells-{split}"
     title = "Cells" if first else f"Cells on {split.replace('_', ' ')}"
-    return Table(name, title, header, rows, f"{comparison.experiment.statistic} accuracy in percent. {VERDICTS}")
+    return Table(name, title, header, rows, VERDICTS)
 
 
-def _values(compared: Compared) -> tuple[Value, ...]:
-    verdict, printed = compared.verdict, compared.printed_difference
-    interval = None if verdict is None else verdict.interval
-    inside = None
-    if printed is not None and interval is not None:
-        inside = "yes" if interval[0] <= printed <= interval[1] else "no"
-    seeds = len(compared.differences) or len(compared.plain) or len(compared.masked)
+def _levels(compared: Compared, statistic: str) -> tuple[Value, ...]:
+    """Rounds and seeds, our levels beside the printed ones, and how far training got."""
+    course, shown = compared.course, compared.restated(statistic).levels
+    number = compared.printed[0]
+    above = None if shown[0] is None or number is None else round(shown[0].mean - number.value, 9) + 0.0
     return (
-        seeds,
+        " or ".join(map(str, compared.rounds)),
+        len(compared.differences) or len(compared.plain) or len(compared.masked),
         *compared.levels,
+        *compared.restated("best").levels,
         *map(_printed, compared.printed),
-        *(
-            None if verdict is None else round(verdict.mean, 9) + 0.0,
-            *(interval or (None, None)),
-            printed,
-            inside,
-            compared.agreement,
-        ),
+        above,
+        *((None, None, None, None) if course is None else (*course.rises, _yes(course.converged), _lost(course))),
     )
+
+
+def _tested(compared: Compared) -> tuple[Value, ...]:
+    """The difference, its tests, and the verdict beside print."""
+    verdict, best = compared.verdict, compared.restated("best").verdict
+    printed, settled = compared.printed_difference, compared.settled
+    if verdict is None or best is None:
+        return (*(None,) * 7, printed, None, compared.agreement)
+    interval = verdict.interval
+    inside = None if printed is None or interval is None else _yes(interval[0] <= printed <= interval[1])
+    return (
+        round(verdict.mean, 9) + 0.0,
+        *(interval or (None, None)),
+        *((verdict.p, verdict.corrected) if verdict.correction else (None, None)),
+        round(best.mean, 9) + 0.0,
+        None if settled is None else settled.mean,
+        *(printed, inside, compared.agreement),
+    )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _lost(course: Convergence) -> str:
+    return f"{sum(course.diverged)} of {course.of}" if any(course.diverged) else "none"
 
 
 def _printed(number: Number | None) -> Value:

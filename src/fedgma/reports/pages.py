@@ -194,8 +194,10 @@ def _fact(value: Any) -> str:
 def _method() -> str:
     return _section(
         "How the verdict is computed",
-        "<p>Runs with the same seed and settings are paired. The verdict is on the mean of the paired differences and "
-        "its 95 % confidence interval (Student's t). An arm is ahead only where the interval excludes zero; otherwise "
-        "the result is inconclusive, and the sentence says how many seeds would give a paired t test at 5 % a power of "
-        "80 %. With several settings, each has a t test of its own, and p values are corrected by Holm's method.</p>",
+        "<p>Runs with the same seed and settings are paired. The verdict is on the mean of the paired differences of "
+        "the last ten rounds, with its 95 % confidence interval (Student's t). Fewer than four seeds are preliminary. "
+        "An arm is ahead only where the p value of the paired t test, corrected by Holm's method, is below 5 %; "
+        "otherwise the result is inconclusive, and the sentence says how many seeds would give the test a power of "
+        "80 %. With several settings, the verdict is over those that have converged, each seed averaged over them; "
+        "single settings are corrected within their table, the comparisons of the page together.</p>",
     )

@@ -19,8 +19,8 @@ from fedgma.reports.tables import (
 )
 from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.comparisons import Comparison, against_baseline
-from fedgma.statistics.comparisons import where as filtered
 from fedgma.statistics.labels import NAMES, plain, short, sortable
+from fedgma.statistics.selection import where as filtered
 
 
 class Report(NamedTuple):

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from fedgma.records.reader import Run, curve
 from fedgma.statistics.arms import Row, Spread, Summary, last_rounds, spread, summarise, telling, trait
 from fedgma.statistics.comparisons import Comparison
+from fedgma.statistics.convergence import converge
 from fedgma.statistics.labels import plain, short
+from fedgma.statistics.power import LEAST_SEEDS
 
 Value = str | float | int | Spread | None
 
@@ -31,13 +33,24 @@ def results_table(rows: Sequence[Row]) -> Table:
     """Best, last10 and final test accuracy of every row, mean and standard deviation over seeds."""
     names = list(rows[0].label) if rows else []
     body: list[tuple[Value, ...]] = [
-        (*map(plain, row.label.values()), len(row.runs), *row.scores.values()) for row in rows
+        (*map(plain, row.label.values()), len(row.runs), row.runs[0].planned, *row.scores.values(), _rises(row))
+        for row in rows
     ]
     note = (
-        f"Test accuracy in percent, {mean_over_seeds(rows)}. `best` is the highest of a run's rounds and so chosen on "
-        f"the test data; `last10` is the mean over the {last_rounds([run for row in rows for run in row.runs])}."
+        f"Test accuracy in percent, {mean_over_seeds(rows)}. `last10`, the mean over the "
+        f"{last_rounds([run for row in rows for run in row.runs])}, is what verdicts are about. `best`, the highest of "
+        "a run's evaluations, is selected on the test data: it lies above `last10` by more, the more a curve "
+        "fluctuates. `still rises`: mean of the last quarter of the rounds minus that of the quarter before, in points."
     )
-    return Table("results", "Accuracy", (*map(short, names), "seeds", *Summary._fields), tuple(body), note)
+    header = (*map(short, names), "seeds", "rounds", *Summary._fields, "still rises")
+    return Table("results", "Accuracy", header, tuple(body), note)
+
+
+def _rises(row: Row) -> float | None:
+    """By how much an arm still rises, without its diverged runs."""
+    curves = [curve(run, "test", "accuracy") for run in row.runs]
+    convergence, _ = converge([[(summarise(values), values) for values in curves if values]], row.runs[0].planned)
+    return convergence.rises[0]
 
 
 def apart_table(rows: Sequence[Row], notes: Sequence[str]) -> Table | None:
@@ -57,12 +70,18 @@ def differences_table(comparison: Comparison) -> Table:
         verdict = cell.verdict
         signs = f"{verdict.ahead} of {verdict.of}"
         numbers = (verdict.mean, *(verdict.interval or (None, None)), signs)
-        tested = (cell.p, cell.corrected) if verdict.of > 1 else (None, None)
-        body.append((*(cell.label[name] for name in names), cell.says(comparison.names), *numbers, *tested))
-    header = (*map(short, names), "verdict", "difference", "CI low", "CI high", "seeds ahead", "p", "p (Holm)")
+        tested = (verdict.p, verdict.corrected) if verdict.of >= LEAST_SEEDS else (None, None)
+        course = cell.convergence
+        further = (course.rounds, "yes" if course.converged else "no", sum(course.diverged), cell.best.mean)
+        settled = None if cell.settled is None else cell.settled.mean
+        body.append((*(cell.label[name] for name in names), cell.says, *numbers, *tested, *further, settled))
+    tested_names = ("verdict", "difference", "CI low", "CI high", "seeds ahead", "p", "p (Holm)")
+    header = (*map(short, names), *tested_names, "rounds", "converged", "diverged", "best", "without diverged")
     note = (
         f"{first} minus {second}, points of {comparison.split} accuracy ({comparison.metric}), paired by seed; "
-        "95 % CI and p of the paired t test."
+        f"95 % CI and p of the paired t test. Fewer than {LEAST_SEEDS} seeds are preliminary. `best`: the difference "
+        "of the best evaluations, over the rounds that both arms evaluated. `without diverged`: the difference without "
+        "the pairs in which a run diverged."
     )
     if len(comparison.cells) > 1:
         note += f" p (Holm) is corrected for {comparison.tests} tests."

@@ -156,13 +156,21 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, state.params)
     chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
     counted = [_train_chunk(fleet, state, lanes, sums, kept, drift, zeros, norms) for lanes in chunks]
-    merged = rules.merge(fleet.rules, sums, kept, state.buffers)
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.masks)
     params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     control = state.control
     if control is not None and drift is not None:
         control = control + (drift / fleet.clients).float()
     rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
-    state = replace(state, rounds=rounds, params=params, buffers=merged.buffers, moments=moments, control=control)
+    state = replace(
+        state,
+        rounds=rounds,
+        params=params,
+        buffers=merged.buffers,
+        moments=moments,
+        control=control,
+        masks=merged.masks,
+    )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
     played = replace(_record(fleet, state, sampled, sums, merged, zeros), counted=tuple(counted))
@@ -189,7 +197,7 @@ def _train_chunk(
     if fleet.attackers is not None:
         sent = trained._replace(flat=attacks.send(fleet.attackers, lane_batch, state.rounds + 1, trained.flat))
     find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
-    added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, find_long)
+    added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):

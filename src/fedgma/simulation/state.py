@@ -43,6 +43,7 @@ class State:
     # per run, the last round whose votes were measured (0: none yet) and which entries passed the threshold then
     looks: tuple[tuple[Tensor, Tensor] | None, ...]
     medians: Tensor | None = None  # float64 [run, round], norms of the last rounds; None where no run bounds them
+    masks: Tensor | None = None  # [run, entry], of the round before, for runs that mask one round late
 
 
 def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
@@ -60,6 +61,8 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
         plain |= {f"own/{moment}/{name}": torch.as_tensor(value).cpu().numpy().copy() for name, value in arrays.items()}
     if state.medians is not None and fleet.specs[run].norm_factor is not None:
         plain["medians"] = state.medians[run].cpu().numpy().copy()
+    if fleet.specs[run].rule.late and state.masks is not None:
+        plain["late_mask"] = state.masks[run].cpu().numpy().copy()
     if (look := state.looks[run]) is not None and int(look[0]):
         plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
     return plain
@@ -100,7 +103,16 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         variates=tuple(variates),
         looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
         medians=medians,
+        masks=_restored_masks(fleet, fresh, states),
     )
+
+
+def _restored_masks(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> Tensor | None:
+    """The masks of the round before; ones for runs that have none."""
+    if not any("late_mask" in plain for plain in states):
+        return None
+    ones = np.ones(fresh.params.shape[1], np.float32)
+    return torch.from_numpy(np.stack([plain.get("late_mask", ones) for plain in states])).to(fleet.device)
 
 
 def _restored_own(fleet: Layout, plain: dict[str, np.ndarray], fresh: OptimizerState | None) -> OptimizerState | None:

@@ -1,18 +1,20 @@
 """Compare two arms: pair runs by seed and settings, test each setting (a cell), and correct for multiple tests.
 
-Only runs with equal identities of data and model are paired; the comparison names those without such a partner.
+Only runs with equal identities of data and model are paired; the comparison names those without such a partner. The
+verdict on the comparison is over the converged cells: the difference of a seed is its mean over cells, since cells that
+share seeds are not independent. Cells are corrected within their table, the comparisons of a page together.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import ConfigError
 from fedgma.records.format import PARTS
-from fedgma.records.reader import Run
-from fedgma.statistics.arms import Summary, frozen, score, telling_names, trait, traits
+from fedgma.records.reader import Run, curve
+from fedgma.statistics.arms import Summary, frozen, score, summarise, telling_names, trait, traits
+from fedgma.statistics.convergence import Convergence, converge
 from fedgma.statistics.labels import (
     AGGREGATION_SETTINGS,
     VERSIONS,
@@ -21,10 +23,10 @@ from fedgma.statistics.labels import (
     spelt,
     spoken,
 )
-from fedgma.statistics.verdicts import Outcome, Verdict, holm, p_value, paired, sign_test
+from fedgma.statistics.power import LEAST_SEEDS
+from fedgma.statistics.verdicts import Verdict, correct, paired, sign_test
 
-SIGNIFICANT = 0.05  # p below which a difference is significant
-WORDS = ("aggregator", "algorithm", "dataset", "model")  # settings in which a bare word such as `gma` is searched
+Pair = tuple[Run, Run]
 
 
 class Cell(NamedTuple):
@@ -33,9 +35,10 @@ class Cell(NamedTuple):
     label: dict[str, str]
     seeds: tuple[int, ...]
     differences: tuple[float, ...]  # first minus second, points, by seed
-    verdict: Verdict
-    p: float
-    corrected: float  # p value with Holm's correction over the cells
+    verdict: Verdict  # corrected within its table
+    best: Verdict  # of the differences of `best`, over the rounds that both runs evaluated; not corrected
+    convergence: Convergence
+    settled: Verdict | None  # without the pairs of diverged runs, not corrected; None if none diverged or none is left
 
     @property
     def where(self) -> str:
@@ -43,23 +46,20 @@ class Cell(NamedTuple):
         return ", ".join(spelt(name, value) for name, value in self.label.items() if value != "")
 
     @property
-    def outcome(self) -> Outcome:
-        """Which arm is ahead after the correction."""
-        if self.verdict.significant and self.corrected >= SIGNIFICANT:
-            return "inconclusive"
-        return self.verdict.outcome
-
-    def says(self, names: tuple[str, str]) -> str:
+    def says(self) -> str:
         """The outcome in words."""
-        match self.outcome:
-            case "first ahead":
-                return f"{names[0]} ahead"
-            case "second ahead":
-                return f"{names[1]} ahead"
-            case "inconclusive" if self.verdict.significant:
-                return "not significant after correction"
-            case outcome:
-                return outcome
+        names = {"first ahead": self.verdict.names[0], "second ahead": self.verdict.names[1]}
+        if self.verdict.significant:
+            return f"{names[self.verdict.outcome]} ahead"
+        corrected_away = self.verdict.outcome == "inconclusive" and paired(self.differences).significant
+        return "not significant after correction" if corrected_away else self.verdict.outcome
+
+    @property
+    def remark(self) -> str:
+        """Whether it converged, what diverged, and the difference without that; empty if there is nothing to say."""
+        if self.settled is None:
+            return self.convergence.text
+        return f"{self.convergence.text}; without their pairs: {self.settled.text}"
 
 
 class Comparison(NamedTuple):
@@ -70,14 +70,15 @@ class Comparison(NamedTuple):
     split: str
     differ: tuple[str, ...]  # the settings in which the arms differ
     cells: tuple[Cell, ...]
+    overall: Verdict | None  # over the converged cells, or all if none has; None if they share no seed
     alone: int  # runs of either arm that have no partner
     apart: tuple[Run, ...] = ()  # runs whose only partners are of other data or of another model
     versions: tuple[str, ...] = ()  # how their data or models differ, in words
 
     @property
     def tests(self) -> int:
-        """The number of cells with two seeds or more, which can be tested."""
-        return sum(cell.verdict.of > 1 for cell in self.cells)
+        """The number of cells with enough seeds for a test."""
+        return sum(cell.verdict.of >= LEAST_SEEDS for cell in self.cells)
 
     @property
     def signs(self) -> str:
@@ -93,7 +94,9 @@ class Comparison(NamedTuple):
         if not self.cells:
             because = f": {' and '.join(self.versions)}" if self.versions else ""
             return f"no two finished runs share seed and settings, so nothing can be paired{because}"
-        return self.cells[0].verdict.text if len(self.cells) == 1 else _over_cells(self)
+        if len(self.cells) > 1 or self.overall is None:
+            return _over_cells(self)
+        return "; ".join(part for part in (self.overall.text, self.cells[0].remark) if part)
 
 
 def compare(
@@ -114,7 +117,7 @@ def compare(
     free = {*apart, *_disjoint(first, second), "seed"}
     pairs, alone = _pairs(first, second, free)
     other = _of_other_versions(first, second, alone, free)
-    groups: dict[str, dict[int, tuple[Run, Run]]] = {}
+    groups: dict[str, dict[int, Pair]] = {}
     for a, b in pairs:
         cell = frozen(traits(a)) + frozen(traits(b))
         groups.setdefault(cell, {}).setdefault(a.seed, (a, b))
@@ -126,6 +129,7 @@ def compare(
         split=split,
         differ=differ,
         cells=tuple(cells),
+        overall=_overall(cells, names),
         alone=len(alone) - len(other),
         apart=tuple(run for run, _ in other),
         versions=_counted(other) if cells else _different(other),
@@ -139,106 +143,73 @@ def against_baseline(runs: Sequence[Run], *, metric: str = "last10", split: str 
         {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
     )
     arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
-    return [
+    compared = [
         compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split) for name, arm in arms.items()
     ]
+    corrected = iter(correct([one.overall for one in compared if one.overall is not None]))
+    return [one if one.overall is None else one._replace(overall=next(corrected)) for one in compared]
 
 
-def _cells(groups: Sequence[Sequence[tuple[Run, Run]]], names: tuple[str, str], metric: str, split: str) -> list[Cell]:
-    """A cell for each group of pairs; cells with one seed are not tested and not counted in the correction."""
-    scored = [[score(a, metric, split) - score(b, metric, split) for a, b in group] for group in groups]
-    p_values = [p_value(differences) for differences in scored]
-    tested = iter(holm([p for p, differences in zip(p_values, scored, strict=True) if len(differences) > 1]))
-    cells = [
-        Cell(
-            label=label,
-            seeds=tuple(a.seed for a, _ in group),
-            differences=tuple(differences),
-            verdict=paired(differences, names),
-            p=p,
-            corrected=next(tested) if len(differences) > 1 else 1.0,
-        )
-        for label, group, differences, p in zip(_labels([g[0] for g in groups]), groups, scored, p_values, strict=True)
-    ]
+def over_seeds(rows: Sequence[Mapping[int, float]]) -> list[float]:
+    """The mean over rows for every seed that all rows share.
+
+    >>> over_seeds([{0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.0, 2: 9.0}])
+    [2.0, 3.0]
+    """
+    seeds = sorted(set.intersection(*(set(row) for row in rows))) if rows else []
+    return [sum(row[seed] for row in rows) / len(rows) for seed in seeds]
+
+
+def _overall(cells: Sequence[Cell], names: tuple[str, str]) -> Verdict | None:
+    """The verdict over the converged cells, or over all if none has converged; None if they share no seed."""
+    counted = [cell for cell in cells if cell.convergence.converged] or cells
+    values = over_seeds([dict(zip(cell.seeds, cell.differences, strict=True)) for cell in counted])
+    return paired(values, names) if values else None
+
+
+def _cells(groups: Sequence[Sequence[Pair]], names: tuple[str, str], metric: str, split: str) -> list[Cell]:
+    """A cell for each group of pairs, the verdicts corrected together."""
+    labels = _labels([group[0] for group in groups])
+    cells = [_cell(label, group, names, metric, split) for label, group in zip(labels, groups, strict=True)]
+    corrected = correct([cell.verdict for cell in cells])
+    cells = [cell._replace(verdict=verdict) for cell, verdict in zip(cells, corrected, strict=True)]
     return sorted(cells, key=lambda cell: [sortable(value) for value in cell.label.values()])
+
+
+def _cell(label: dict[str, str], group: Sequence[Pair], names: tuple[str, str], metric: str, split: str) -> Cell:
+    differences = [_difference(pair, metric, split) for pair in group]
+    arms = [[_course(pair[side], split) for pair in group] for side in (0, 1)]
+    convergence, lost = converge(arms, group[0][0].planned)
+    left = [d for d, *gone in zip(differences, *lost, strict=True) if not any(gone)]
+    return Cell(
+        label=label,
+        seeds=tuple(a.seed for a, _ in group),
+        differences=tuple(differences),
+        verdict=paired(differences, names),
+        best=paired([_difference(pair, "best", split) for pair in group], names),
+        convergence=convergence,
+        settled=paired(left, names) if any(convergence.diverged) and left else None,
+    )
+
+
+def _difference(pair: Pair, metric: str, split: str) -> float:
+    """First minus second, in points; `best` over the rounds that both runs evaluated."""
+    curves = [curve(run, split, "accuracy") for run in pair]
+    shared = curves[0].keys() & curves[1].keys()
+    if metric == "best" and shared:
+        first, second = (max(values[round] for round in shared) for values in curves)
+        return 100 * (first - second)
+    return score(pair[0], metric, split) - score(pair[1], metric, split)
+
+
+def _course(run: Run, split: str) -> tuple[Summary, Mapping[int, float]]:
+    accuracies = curve(run, split, "accuracy")
+    return summarise(accuracies), accuracies
 
 
 def by_seed(group: Mapping[int, tuple[Run, Run]]) -> list[tuple[Run, Run]]:
     """The pairs of a cell, sorted by seed."""
     return [group[seed] for seed in sorted(group)]
-
-
-def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
-    """The runs that an arm such as `gma` or `aggregator=gma,tau=0.4` selects, and the settings in it."""
-    chosen, spoken = list(runs), []
-    for part in wanted.split(","):
-        name, mark, value = (text.strip() for text in part.partition("="))
-        name, value = (_known(runs, name), value) if mark else (_word(runs, name), name)
-        chosen = [run for run in chosen if _same(trait(run, name), value)]
-        spoken.append(name)
-    if not chosen:
-        raise ConfigError(f"no run matches {wanted!r}; the runs have {_choices(runs, spoken[0])}")
-    return chosen, spoken
-
-
-def where(runs: Sequence[Run], filters: str | Sequence[str]) -> list[Run]:
-    """The runs that match every filter such as `dataset=t.npz` or `algorithm=fedavg,fedadam`.
-
-    Any of several values matches; a bare word such as `gma` works as in an arm.
-    """
-    chosen = list(runs)
-    for text in [filters] if isinstance(filters, str) else filters:
-        for name, values in _conditions(runs, text):
-            kept = [run for run in chosen if any(_same(trait(run, name), value) for value in values)]
-            if not kept:
-                raise ConfigError(f"no run has {name}={','.join(values)}; the runs have {_choices(chosen, name)}")
-            chosen = kept
-    return chosen
-
-
-def _conditions(runs: Sequence[Run], text: str) -> list[tuple[str, list[str]]]:
-    """Parse `dataset=a,b,tau=0.4` into names with their accepted values."""
-    conditions: list[tuple[str, list[str]]] = []
-    for part in text.split(","):
-        name, mark, value = (piece.strip() for piece in part.partition("="))
-        if mark:
-            conditions.append((_known(runs, name), [value]))
-        elif conditions:
-            conditions[-1][1].append(name)
-        else:
-            conditions.append((_word(runs, name), [name]))
-    return conditions
-
-
-def _known(runs: Sequence[Run], name: str) -> str:
-    """The full name of a setting: `clients` is `partition.clients` if no other setting ends so."""
-    names = list(dict.fromkeys(key for run in runs for key in (*run.settings, *traits(run))))
-    fits = [key for key in names if key == name] or [key for key in names if key.endswith(f".{name}")]
-    if len(fits) != 1:
-        near = fits or difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:10]
-        raise ConfigError(f"{name!r} does not name exactly one setting; did you mean {' or '.join(near)}?")
-    return fits[0]
-
-
-def _word(runs: Sequence[Run], word: str) -> str:
-    for name in WORDS:
-        if any(_same(run.settings.get(name), word) for run in runs):
-            return name
-    known = "; ".join(f"{name}: {_choices(runs, name)}" for name in WORDS)
-    raise ConfigError(f"no run has {word!r} ({known}); give a folder, one of these, or setting=value")
-
-
-def _choices(runs: Sequence[Run], name: str) -> str:
-    return ", ".join(sorted({plain(trait(run, name)) for run in runs} - {""})) or "none"
-
-
-def _same(value: Any, text: str) -> bool:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value) == float(text)
-        except ValueError:
-            return False
-    return text in (str(value), plain(value))
 
 
 def _disjoint(first: Sequence[Run], second: Sequence[Run]) -> list[str]:
@@ -342,19 +313,34 @@ def _label(a: Run, b: Run) -> dict[str, str]:
 
 
 def _over_cells(comparison: Comparison) -> str:
+    """How many settings each arm is ahead in, the verdict over the converged ones, and single settings."""
     first, second = comparison.names
     means = [cell.verdict.mean for cell in comparison.cells]
     ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
-    outcomes = [cell.outcome for cell in comparison.cells]
+    outcomes = [cell.verdict.outcome for cell in comparison.cells]
     sure = outcomes.count("first ahead"), outcomes.count("second ahead")
     corrected = f"after Holm's correction for {comparison.tests} test{'s' if comparison.tests > 1 else ''}"
     if not comparison.tests:
-        tested = "one seed a setting: no test, at least two seeds are needed"
+        tested = f"single settings are not tested: a verdict needs at least {LEAST_SEEDS} seeds"
     elif any(sure):
-        tested = f"significant {corrected}: {first} ahead in {sure[0]}, {second} in {sure[1]}"
+        tested = f"single settings {corrected}: {first} ahead in {sure[0]}, {second} in {sure[1]}"
     else:
-        tested = f"no difference is significant {corrected}"
+        tested = f"no single setting is significant {corrected}"
+    over = "the settings share no seed" if comparison.overall is None else comparison.overall.text
     return (
-        f"{first} ahead in {ahead} of {len(means)} settings and behind in {behind}, "
-        f"{sum(means) / len(means):+.2f} points on average; {tested}"
+        f"{first} ahead in {ahead} of {len(means)} settings and behind in {behind}; "
+        f"over {_which(comparison.cells)}: {over}; {tested}{_lost(comparison.cells)}"
     )
+
+
+def _which(cells: Sequence[Cell]) -> str:
+    """The cells that the verdict is over, in words."""
+    converged = sum(cell.convergence.converged for cell in cells)
+    if converged == len(cells):
+        return "all settings"
+    return f"the {converged} that converged" if converged else "all settings, none of which converged"
+
+
+def _lost(cells: Sequence[Cell]) -> str:
+    runs = sum(sum(cell.convergence.diverged) for cell in cells)
+    return f"; {runs} of {sum(cell.convergence.of for cell in cells)} runs diverged" if runs else ""

@@ -1,40 +1,65 @@
-"""Inference on paired differences: a 95 % CI, tests and their correction, the number of seeds needed, a sentence.
+"""Inference on paired differences: a 95 % CI, a test, its correction for other tests, and the verdict in words.
 
 A difference is one arm minus the other on the same seed and settings, in percentage points. The interval is Student's
-95 % confidence interval of their mean. An arm is ahead only if the interval excludes zero, that is, if the paired
-t test is significant at 5 %.
+95 % confidence interval of their mean. An arm is ahead only if there are at least four pairs and the p value of the
+paired t test, corrected by Holm's method for the other tests of its page or table, is below 5 %. Fewer pairs are
+preliminary, whatever their interval.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from fedgma.errors import ConfigError
+from fedgma.statistics.power import LEAST_SEEDS, LEVEL, MOST_SEEDS, seeds_for
 
-LEVEL = 0.95
-POWER = 0.8
-MOST_SEEDS = 100  # the largest number that `seeds_needed` considers
-
-Outcome = Literal["first ahead", "second ahead", "inconclusive", "equal", "one seed"]
+LEAST_P = 0.0001  # smaller p values are not told apart
+Outcome = Literal["first ahead", "second ahead", "inconclusive", "equal", "preliminary"]
 
 
 class Verdict(NamedTuple):
-    """The mean difference, its 95 % CI, the outcome, and a sentence."""
+    """What paired differences say: their mean and deviation, p alone and corrected, the outcome, a sentence."""
 
+    names: tuple[str, str]
     mean: float
-    low: float  # -inf, and `high` is inf, for one pair, which has no interval
-    high: float
+    deviation: float  # of the differences; infinite for one pair
     ahead: int  # pairs in which the first arm is ahead
+    behind: int
     of: int
-    outcome: Outcome
-    seeds_needed: int | None  # if inconclusive: to resolve a difference of this size; None if more than 100
-    text: str
+    p: float
+    corrected: float  # p after Holm's correction
+    tests: int = 1  # tests in the correction
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % CI of the mean; None for one pair."""
-        return (self.low, self.high) if self.of > 1 else None
+        from scipy.special import stdtrit
+
+        if self.of < 2:
+            return None
+        half = float(stdtrit(self.of - 1, 1 - LEVEL / 2)) * self.deviation / math.sqrt(self.of)
+        return self.mean - half, self.mean + half
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95 % CI; minus infinity for one pair."""
+        return -math.inf if self.interval is None else self.interval[0]
+
+    @property
+    def high(self) -> float:
+        """Upper end of the 95 % CI; infinity for one pair."""
+        return math.inf if self.interval is None else self.interval[1]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Which arm is ahead after the correction."""
+        if self.of < LEAST_SEEDS:
+            return "preliminary"
+        if self.mean == self.deviation == 0:
+            return "equal"
+        if self.corrected >= LEVEL:
+            return "inconclusive"
+        return "first ahead" if self.mean > 0 else "second ahead"
 
     @property
     def significant(self) -> bool:
@@ -42,66 +67,95 @@ class Verdict(NamedTuple):
         return self.outcome in ("first ahead", "second ahead")
 
     @property
+    def seeds_needed(self) -> int | None:
+        """The seeds for a power of 80 % at the corrected level; None for one pair, or if more than 100.
+
+        True difference and deviation are taken to be those observed. A few seeds estimate both badly: read "about".
+        """
+        return None if self.of < 2 else seeds_for(self.mean, self.deviation, tests=self.tests)
+
+    @property
     def advice(self) -> str:
         """How many seeds would be enough; empty if these are."""
-        if self.outcome == "one seed":
-            return "at least two seeds are needed"
-        if self.outcome != "inconclusive":
+        least = f"a verdict needs at least {LEAST_SEEDS} seeds"
+        if self.of < 2:
+            return least
+        if self.outcome not in ("inconclusive", "preliminary"):
             return ""
-        if self.seeds_needed is None:
-            return f"more than {MOST_SEEDS} seeds would be needed to resolve a difference of this size"
-        return f"about {self.seeds_needed} seeds would resolve a difference of this size"
+        needed = self.seeds_needed
+        enough = f"more than {MOST_SEEDS} seeds" if needed is None else f"about {needed} seeds"
+        resolved = f"{enough} would resolve a difference of this size"
+        return resolved if self.outcome == "inconclusive" else f"{least}; {resolved}"
+
+    @property
+    def correction(self) -> str:
+        """The p value, and what is left of it after the correction; empty where nothing was tested."""
+        if self.of < LEAST_SEEDS:
+            return ""
+        alone = f"p = {_spoken(self.p)}" if self.p >= LEAST_P else f"p {_spoken(self.p)}"
+        return alone if self.tests == 1 else f"{alone}, {_spoken(self.corrected)} corrected for {self.tests} tests"
+
+    @property
+    def text(self) -> str:
+        """The verdict as a sentence."""
+        first, second = self.names
+        between = f"95 % CI {self.low:.2f} to {self.high:.2f}"
+        apart = f"{first} {'behind' if self.mean < 0 else 'ahead'} by {abs(self.mean):.2f} points"
+        tested = f", {self.correction}" if self.tests > 1 else ""
+        match self.outcome:
+            case "preliminary" if self.of == 1:
+                return f"preliminary: {apart}, one seed, no interval; {self.advice}"
+            case "equal":
+                return f"{first} and {second} are equal in {self.of} of {self.of} seeds"
+            case "first ahead":
+                return f"{apart}, {between}, in {self.ahead} of {self.of} seeds{tested}"
+            case "second ahead":
+                ahead = f"{second} ahead by {-self.mean:.2f} points, 95 % CI {-self.high:.2f} to {-self.low:.2f}"
+                return f"{ahead}, in {self.behind} of {self.of} seeds{tested}"
+            case outcome:
+                return f"{outcome}: {apart}, {between}, {self.of} seeds{tested}; {self.advice}"
+
+
+def as_object(verdict: Verdict) -> dict[str, object]:
+    """A verdict as a JSON object; a single pair has no interval and no deviation.
+
+    >>> [as_object(paired([0.5]))[name] for name in ("mean", "low", "deviation", "outcome")]
+    [0.5, None, None, 'preliminary']
+    """
+    low, high = verdict.interval or (None, None)
+    deviation = verdict.deviation if verdict.of > 1 else None
+    numbers = {**verdict._asdict(), "deviation": deviation, "low": low, "high": high}
+    return {**numbers, "outcome": verdict.outcome, "seeds_needed": verdict.seeds_needed, "text": verdict.text}
 
 
 def paired(differences: Sequence[float], names: tuple[str, str] = ("GMA", "the mean")) -> Verdict:
-    """The verdict on paired differences, first arm minus second, in points.
+    """The verdict on paired differences, first arm minus second, in points; `correct` corrects several together.
 
     >>> paired([1.0, 1.2, 1.6, 1.0]).text
     'GMA ahead by 1.20 points, 95 % CI 0.75 to 1.65, in 4 of 4 seeds'
     >>> paired([-3.75, -10.61, -10.88]).text
-    'inconclusive: GMA behind by 8.41 points, 95 % CI -18.45 to 1.62, 3 seeds; about 5 seeds would resolve a \
-difference of this size'
+    'preliminary: GMA behind by 8.41 points, 95 % CI -18.45 to 1.62, 3 seeds; a verdict needs at least 4 seeds; \
+about 5 seeds would resolve a difference of this size'
     """
     values = _checked(differences)
-    mean, half = math.fsum(values) / len(values), _half_width(values)
-    outcome = _outcome(values, mean - half, mean + half)
-    needed = seeds_needed(values) if outcome == "inconclusive" else None
-    ahead = sum(value > 0 for value in values)
-    verdict = Verdict(mean, mean - half, mean + half, ahead, len(values), outcome, needed, "")
-    return verdict._replace(text=_sentence(verdict, sum(value < 0 for value in values), names))
+    mean, p = math.fsum(values) / len(values), p_value(values)
+    ahead, behind = sum(value > 0 for value in values), sum(value < 0 for value in values)
+    return Verdict(names, mean, _deviation(values), ahead, behind, len(values), p, p)
 
 
-def seeds_needed(differences: Sequence[float]) -> int | None:
-    """The smallest number of seeds that would probably give a verdict; None if that is more than 100.
+def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts corrected together by Holm's method, in the order given; those of fewer than four pairs are no tests.
 
-    It is the smallest n for which a two-sided paired t test at 5 % has a power of 80 %, if the true difference and
-    deviation are those observed. Then the t statistic follows a noncentral t distribution with n - 1 degrees of freedom
-    and noncentrality sqrt(n) |mean| / deviation. A few seeds estimate both badly: read it as "about".
-
-    >>> seeds_needed([1.0, -0.2, 0.7]), seeds_needed([0.1, -1.0, 0.7])
-    (15, None)
+    >>> one, two = correct([paired([1.0, 1.2, 1.6, 1.0]), paired([0.1, 0.9, 0.3, 0.7])])
+    >>> one.text
+    'GMA ahead by 1.20 points, 95 % CI 0.75 to 1.65, in 4 of 4 seeds, p = 0.0034, 0.0069 corrected for 2 tests'
     """
-    values = _checked(differences)
-    if len(values) < 2:
-        raise ConfigError("expected two differences or more, got one, which has no deviation; add seeds")
-    mean, error = math.fsum(values) / len(values), _standard_error(values)
-    if mean == 0:
-        return None
-    if error == 0:
-        return 2
-    effect = abs(mean) / (error * math.sqrt(len(values)))
-    numbers = range(2, MOST_SEEDS + 1)
-    at = bisect_left(numbers, True, key=lambda seeds: _is_enough(effect, seeds))
-    return numbers[at] if at < len(numbers) else None
-
-
-def _is_enough(effect: float, seeds: int) -> bool:
-    """Whether the test has the required power; significance in the wrong direction is rare and neglected."""
-    from scipy.special import nctdtr, stdtrit
-
-    critical = stdtrit(seeds - 1, (1 + LEVEL) / 2)
-    missed = nctdtr(seeds - 1, effect * math.sqrt(seeds), critical)
-    return not missed > 1 - POWER  # NaN: the probability is too small to compute
+    tests = sum(verdict.of >= LEAST_SEEDS for verdict in verdicts)
+    p_values = iter(holm([verdict.p for verdict in verdicts if verdict.of >= LEAST_SEEDS]))
+    return [
+        verdict._replace(corrected=next(p_values), tests=tests) if verdict.of >= LEAST_SEEDS else verdict
+        for verdict in verdicts
+    ]
 
 
 def p_value(differences: Sequence[float]) -> float:
@@ -110,13 +164,45 @@ def p_value(differences: Sequence[float]) -> float:
     >>> round(p_value([1.0, 1.2, 1.6, 1.0]), 4)
     0.0034
     """
-    from scipy.special import stdtr
-
     values = _checked(differences)
-    mean, error = math.fsum(values) / len(values), _standard_error(values)
-    if len(values) < 2 or mean == 0:
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
         return 1.0
-    return float(2 * stdtr(len(values) - 1, -abs(mean) / error)) if error else 0.0
+    return _two_sided(mean, _deviation(values) / math.sqrt(len(values)), len(values))
+
+
+def from_interval(
+    mean: float, interval: tuple[float, float] | None, of: int, names: tuple[str, str] = ("GMA", "the mean")
+) -> Verdict:
+    """The verdict on `of` differences of which only the mean and Student's 95 % CI are known; None: one difference.
+
+    >>> round(from_interval(1.2, (0.7463, 1.6537), 4).p, 4)
+    0.0035
+    """
+    from scipy.special import stdtrit
+
+    if interval is None or of < 2:
+        return Verdict(names, mean, math.inf, 0, 0, 1, 1.0, 1.0)
+    error = (interval[1] - interval[0]) / 2 / float(stdtrit(of - 1, 1 - LEVEL / 2))
+    p = _two_sided(mean, error, of)
+    return Verdict(names, mean, error * math.sqrt(of), 0, 0, of, p, p)
+
+
+def p_within(verdict: Verdict, margin: float) -> tuple[float, float]:
+    """p values of two claims: the mean lies within `margin` of zero, and it lies further away.
+
+    Each is twice a one-sided p value, so that it is below 5 % where the 95 % CI lies inside the margin, or outside.
+
+    >>> inside, outside = p_within(paired([0.1, -0.1, 0.2, 0.0]), 1.0)
+    >>> inside < 0.01, outside
+    (True, 1.0)
+    """
+    if verdict.of < 2:
+        return 1.0, 1.0
+    error = verdict.deviation / math.sqrt(verdict.of)
+    gap = margin - abs(verdict.mean)
+    p = _two_sided(gap, error, verdict.of)
+    return (p, 1.0) if gap > 0 else (1.0, p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -144,6 +230,19 @@ def sign_test(ahead: int, behind: int) -> float:
     return float(min(1.0, 2 * tail / 2**of))
 
 
+def _two_sided(mean: float, error: float, of: int) -> float:
+    """Two-sided p value of a mean of `of` values with this standard error."""
+    from scipy.special import stdtr
+
+    if mean == 0:
+        return 1.0
+    return float(2 * stdtr(of - 1, -abs(mean) / error)) if error else 0.0
+
+
+def _spoken(p: float) -> str:
+    return f"{p:.2g}" if p >= LEAST_P else f"< {LEAST_P}"
+
+
 def _checked(differences: Sequence[float]) -> list[float]:
     values = [float(value) for value in differences]
     if not values or not all(map(math.isfinite, values)):
@@ -153,40 +252,9 @@ def _checked(differences: Sequence[float]) -> list[float]:
     return values
 
 
-def _standard_error(values: list[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return math.sqrt(squares / max(len(values) - 1, 1) / len(values))
-
-
-def _half_width(values: list[float]) -> float:
-    from scipy.special import stdtrit
-
+def _deviation(values: list[float]) -> float:
+    """Sample standard deviation; infinite for one value."""
     if len(values) < 2:
         return math.inf
-    return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * _standard_error(values)
-
-
-def _outcome(values: list[float], low: float, high: float) -> Outcome:
-    if len(values) == 1:
-        return "one seed"
-    if not any(values):
-        return "equal"
-    return "first ahead" if low > 0 else "second ahead" if high < 0 else "inconclusive"
-
-
-def _sentence(verdict: Verdict, behind: int, names: tuple[str, str]) -> str:
-    mean, low, high, ahead, of, *_ = verdict
-    first, second = names
-    apart = f"{first} {'behind' if mean < 0 else 'ahead'} by {abs(mean):.2f} points"
-    match verdict.outcome:
-        case "one seed":
-            return f"one seed: {apart}, no interval; {verdict.advice}"
-        case "equal":
-            return f"{first} and {second} are equal in {of} of {of} seeds"
-        case "first ahead":
-            return f"{apart}, 95 % CI {low:.2f} to {high:.2f}, in {ahead} of {of} seeds"
-        case "second ahead":
-            return f"{second} ahead by {-mean:.2f} points, 95 % CI {-high:.2f} to {-low:.2f}, in {behind} of {of} seeds"
-        case "inconclusive":
-            return f"inconclusive: {apart}, 95 % CI {low:.2f} to {high:.2f}, {of} seeds; {verdict.advice}"
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

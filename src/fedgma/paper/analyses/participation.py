@@ -23,7 +23,7 @@ from fedgma.simulation import fleet as fleets
 from fedgma.simulation.device_round import RoundRecord
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
-from fedgma.statistics.verdicts import Verdict, paired
+from fedgma.statistics.verdicts import Verdict, from_interval, paired
 
 ARMS = {"AVG": "mean", "GMA": "gma"}
 GROUPS = (PARTICIPATING, "non_participating")
@@ -190,13 +190,17 @@ def beside(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
             key = row["cohort"], row["group"]
             levels = {f"printed_{arm}_%": means[*key, arm] for arm in ARMS}
             points = {"printed_points": means[*key, "GMA"] - means[*key, "AVG"], "printed_change_%": changed[key]}
-            verdict = judge(_points_interval(row), points["printed_points"])
+            verdict = judge(_points_verdict(row), points["printed_points"])
             rows.append({**row, **levels, **points, "verdict": str(verdict)})
     return rows
 
 
 def _points_interval(row: dict[str, Any]) -> tuple[float, float] | None:
     return None if row["points_low"] is None else (row["points_low"], row["points_high"])
+
+
+def _points_verdict(row: dict[str, Any]) -> Verdict:
+    return from_interval(row["points"], _points_interval(row), row["seeds"])
 
 
 def find(row: dict[str, Any]) -> Finding:
@@ -208,7 +212,7 @@ def find(row: dict[str, Any]) -> Finding:
     printed = f"AVG {row['printed_AVG_%']:.1f} %, {row['printed_points']:.1f} points, {row['printed_change_%']:g} %"
     text = f"{head}: {levels}, relative change {change}; printed {printed}: {row['verdict']}."
     interval = _points_interval(row)
-    verdict = SAYS.get(judge(interval, row["printed_points"]), ClaimVerdict.INCONCLUSIVE)
+    verdict = SAYS.get(judge(_points_verdict(row), row["printed_points"]), ClaimVerdict.INCONCLUSIVE)
     name = f"{row['mode']}/{row['cohort']}/{row['group']}"
     return Finding(name, text, verdict, row["points"], interval, row["seeds"])
 

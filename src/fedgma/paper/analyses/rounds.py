@@ -76,8 +76,9 @@ def open_round(fleet: Fleet, state: State) -> tuple[State, tallies.Sums, tallies
     for run, spec in enumerate(fleet.specs):
         clients = sample_clients(spec, int(state.rounds[run]) + 1)
         trained, weights = train_clients(fleet, state, run, clients.tolist())
-        rules.add(fleet.rules, sums, kept, np.full(len(clients), run), weights, trained)
-    merged = rules.merge(fleet.rules, sums, kept, state.buffers)
+        rules.add(fleet.rules, sums, kept, np.full(len(clients), run), weights, trained, clients)
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.masks)
     params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     after = replace(state, rounds=state.rounds + 1, params=params, buffers=merged.buffers, moments=moments)
+    after = replace(after, masks=merged.masks)
     return after, sums, merged

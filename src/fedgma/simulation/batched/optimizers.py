@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedgma.aggregation.aggregate import Aggregate
+from fedgma.aggregation.aggregate import Aggregate, rows_to_length
 from fedgma.aggregation.optimizers import FORMULAS, MOMENTS, Rates, ServerOptimizer, State
+from fedgma.arrays import to_native
 from fedgma.simulation.batched.tallies import Merged
 from fedgma.training.stacked import Shapes, unflatten
 
@@ -34,6 +35,7 @@ class Optimizers(NamedTuple):
     rates: Rates
     learning_rate: Tensor
     before: Tensor  # bool: the mask goes before the moments (an ablation)
+    any_before: bool
     start: Tensor  # where second moments start
     shapes: Shapes
 
@@ -68,6 +70,7 @@ def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch
         rates=rates,
         learning_rate=column(setting("learning_rate")),
         before=torch.tensor([settings.get("mask_position") == "before" for settings in known], device=device)[:, None],
+        any_before=any(settings.get("mask_position") == "before" for settings in known),
         start=column(starts),
         shapes=shapes,
     )
@@ -95,15 +98,46 @@ def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tenso
     """params + learning_rate * mask * step, for all runs; a run without a counted client keeps weights and moments."""
     delta = merged.mean
     if merged.mask is not None:
-        delta = torch.where(optimizers.before, delta * merged.mask, delta)
+        delta = torch.where(optimizers.before, _masked(optimizers, merged, delta), delta)
     move, z, v = _by_kind(optimizers, delta, moments)
     if merged.mask is not None:
-        move = torch.where(optimizers.before, move, move * merged.mask)
+        move = torch.where(
+            optimizers.before,
+            _as_long_as_masked(optimizers, merged, moments, move),
+            _masked(optimizers, merged, move),
+        )
     alive = merged.alive[:, None]
     new = torch.where(alive, params + optimizers.learning_rate * move, params)
     if z is not moments.z or v is not moments.v:
         moments = moments._replace(z=torch.where(alive, z, moments.z), v=torch.where(alive, v, moments.v))
     return _own_steps(optimizers, merged, moments, params, new) if optimizers.own else (new, moments)
+
+
+def _masked(optimizers: Optimizers, merged: Merged, step: Tensor) -> Tensor:
+    """The steps times their masks; those of controls as long as their masked steps, array by array."""
+    assert merged.mask is not None
+    product = step * merged.mask
+    if merged.scaled is not None and merged.length is not None:
+        rows = merged.scaled
+        product[rows] = _to_length(optimizers, product[rows], step[rows] * merged.length[rows])
+    return product
+
+
+def _as_long_as_masked(optimizers: Optimizers, merged: Merged, moments: Moments, move: Tensor) -> Tensor:
+    """Where the mask goes before the moments: the steps, those of controls as long as with the mask of the votes."""
+    if merged.scaled is None or merged.length is None or not optimizers.any_before:
+        return move
+    reference, _, _ = _by_kind(optimizers, merged.mean * merged.length, moments)
+    move, rows = move.clone(), merged.scaled
+    move[rows] = _to_length(optimizers, move[rows], reference[rows])
+    return move
+
+
+def _to_length(optimizers: Optimizers, steps: Tensor, references: Tensor) -> Tensor:
+    sizes = [shape.numel() for _, shape in optimizers.shapes]
+    arrays = zip(torch.split(steps, sizes, 1), torch.split(references, sizes, 1), strict=True)
+    scaled = [rows_to_length(to_native(step), to_native(reference)) for step, reference in arrays]
+    return torch.cat([torch.as_tensor(array, device=steps.device) for array in scaled], 1)
 
 
 def _by_kind(optimizers: Optimizers, delta: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +162,9 @@ def _own_steps(
         state = states[run]
         if bool(merged.alive[run]) and state is not None:
             mask = None if merged.mask is None else _named(optimizers, merged.mask, run)
-            aggregate = Aggregate(_named(optimizers, merged.mean, run), mask, {})
+            scaled = merged.scaled is not None and run in merged.scaled.tolist()
+            length = _named(optimizers, merged.length, run) if scaled and merged.length is not None else None
+            aggregate = Aggregate(_named(optimizers, merged.mean, run), mask, {}, length=length)
             moved, states[run] = optimizers.optimizers[run].step(aggregate, state, _named(optimizers, params, run))
             new[run] = torch.cat([torch.as_tensor(moved[name]).flatten() for name, _ in optimizers.shapes])
     return new, moments._replace(own=tuple(states))

@@ -25,7 +25,8 @@ from fedgma.simulation.batched.tallies import Merged, Sums
 from fedgma.training.lane_batch import Trained
 from fedgma.training.stacked import Shapes, Stacked, ship, unflatten
 
-Kept = dict[int, list[Tensor]]  # run -> updates [client, entry] of rules that need all of them
+# run -> updates [client, entry] of rules that need all of them, with the clients' weights and ids
+Kept = dict[int, list[tuple[Tensor, np.ndarray, np.ndarray]]]
 
 
 class Rules(NamedTuple):
@@ -34,6 +35,8 @@ class Rules(NamedTuple):
     rules: tuple[Rule, ...]
     tables: tuple[Tensor, Tensor] | None  # votes needed [run, clients + 1], mask below them [run]; None: no vote mask
     changed: tuple[tuple[Rule, Tensor], ...]  # rules that change their mask, and the runs that have them
+    scaled: Tensor | None  # runs whose changed mask keeps the length of the step
+    late: Tensor | None  # runs that apply a mask one round later
     shapes: Shapes
 
     def votes_needed(self, run: int) -> tuple[Tensor, Tensor] | None:
@@ -58,7 +61,13 @@ def lay_out(rules: Sequence[Rule], clients: int, shapes: Shapes, device: torch.d
         if rule.change is not None:
             groups.setdefault(_key(rule.change), []).append(run)
     changed = tuple((rules[rows[0]], torch.tensor(rows, device=device)) for rows in groups.values())
-    return Rules(tuple(rules), _tables(rules, clients, device), changed, shapes)
+    scaled, late = (_rows([getattr(rule, name) for rule in rules], device) for name in ("keep_length", "late"))
+    return Rules(tuple(rules), _tables(rules, clients, device), changed, scaled, late, shapes)
+
+
+def _rows(flags: Sequence[bool], device: torch.device) -> Tensor | None:
+    rows = [row for row, flag in enumerate(flags) if flag]
+    return torch.tensor(rows, device=device) if rows else None
 
 
 def _key(function: Change) -> Hashable:
@@ -88,9 +97,10 @@ def add(
     run: np.ndarray,
     weights: np.ndarray,
     trained: Trained,
+    clients: np.ndarray | None = None,
     find_long: Callable[[np.ndarray, Tensor], Tensor] | None = None,
 ) -> Added:
-    """Add trained lanes to the sums as their runs' rules ask; `run` [lane] is each lane's run.
+    """Add trained lanes to the sums as their runs' rules ask; `run` and `clients` [lane] are those of each lane.
 
     `find_long` says which lanes are refused for the norm of their update, given (run, updates).
     """
@@ -98,7 +108,8 @@ def add(
     longer = None if find_long is None else find_long(run, updates)
     metrics = torch.stack([trained.loss, trained.accuracy], 1)
     counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics, longer)
-    _keep(rules, kept, run, updates, counted)
+    names = np.arange(len(run)) if clients is None else clients
+    _keep(rules, kept, run, (updates, weights, names), counted)
     return Added(updates, counted, longer)
 
 
@@ -128,16 +139,23 @@ def _clipped(updates: Tensor, limits: Tensor, shapes: Shapes) -> Tensor:
     return (updates.double() * factors[:, None]).float()
 
 
-def _keep(rules: Rules, kept: Kept, run: np.ndarray, updates: Tensor, counted: Tensor) -> None:
-    """Keep the counted updates of runs whose rules need all of them at once."""
+def _keep(
+    rules: Rules, kept: Kept, run: np.ndarray, lanes: tuple[Tensor, np.ndarray, np.ndarray], counted: Tensor
+) -> None:
+    """Keep the counted updates of runs whose rules need all of them at once, with weights and client ids."""
+    updates, weights, clients = lanes
     for owner in np.unique(run):
         if not rules.rules[owner].streams:
-            lanes = torch.from_numpy(np.flatnonzero(run == owner)).to(updates.device)
-            kept.setdefault(int(owner), []).append(updates[lanes][counted[lanes]])
+            own = np.flatnonzero((run == owner) & counted.cpu().numpy())
+            rows = torch.from_numpy(own).to(updates.device)
+            kept.setdefault(int(owner), []).append((updates[rows], weights[own], clients[own]))
 
 
-def merge(rules: Rules, sums: Sums, kept: Kept, like: Stacked) -> Merged:
-    """Mean and mask of each run by its rule, and its buffers; `like` holds the buffers before the round."""
+def merge(rules: Rules, sums: Sums, kept: Kept, like: Stacked, masks: Tensor | None = None) -> Merged:
+    """Mean and mask of each run by its rule, and its buffers.
+
+    `like` holds the buffers before the round, `masks` those that late runs apply now.
+    """
     merged = tallies.merge(sums, like)
     mean, mask = _combined(rules, kept, merged.mean), _vote_masks(rules, sums)
     for run, rule in enumerate(rules.rules):
@@ -148,9 +166,22 @@ def merge(rules: Rules, sums: Sums, kept: Kept, like: Stacked) -> Merged:
                 mask[run] = torch.as_tensor(
                     rule.mask(to_native(sums.votes[run]), clients, "float32"), device=mean.device
                 )
+    length = mask
     if mask is not None and rules.changed:
         mask = _changed(rules, mean, mask)
-    return merged._replace(mean=mean, mask=mask)
+    if mask is not None and rules.late is not None:
+        masks, mask = _one_round_late(rules.late, mask, masks, merged.alive)
+    if rules.scaled is not None:
+        merged = merged._replace(length=length, scaled=rules.scaled)
+    return merged._replace(mean=mean, mask=mask, masks=masks)
+
+
+def _one_round_late(late: Tensor, mask: Tensor, masks: Tensor | None, alive: Tensor) -> tuple[Tensor, Tensor]:
+    """The masks for the next round, and those of this one: late runs apply the last round's, at first none."""
+    before = torch.ones_like(mask) if masks is None else masks
+    now = mask.clone()
+    now[late] = before[late]
+    return torch.where(alive[:, None], mask, before), now
 
 
 def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
@@ -159,11 +190,16 @@ def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
         return mean
     mean = mean.clone()
     for run, parts in kept.items():
-        stack, combine, select = torch.cat(parts), rules.rules[run].combine, rules.rules[run].select
-        if select is not None and len(stack):
-            stack = stack[torch.as_tensor(select(to_native(stack)), device=stack.device)]
-        if combine is not None and len(stack):
-            named = {name: combine(to_native(value)) for name, value in unflatten(stack, rules.shapes).items()}
+        stack, rule = torch.cat([updates for updates, _, _ in parts]), rules.rules[run]
+        weights, clients = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
+        if rule.select is not None and len(stack):
+            rows = np.asarray(rule.select(to_native(stack)))
+            stack, weights, clients = stack[ship(rows, stack.device)], weights[rows], clients[rows]
+        if rule.combine is not None and len(stack):
+            named = {
+                name: rule.combined(to_native(value), weights.tolist(), clients.tolist())
+                for name, value in unflatten(stack, rules.shapes).items()
+            }
             mean[run] = torch.cat([_tensor(value, mean).flatten() for value in named.values()])
     return mean
 

@@ -38,6 +38,9 @@ class Merged(NamedTuple):
     mask: Tensor | None  # float32 [run, entry]; None is all ones
     buffers: Stacked
     alive: Tensor  # bool [run]: at least one client was counted
+    length: Tensor | None = None  # [run, entry]: mask of the step whose length a run takes; None: no run does
+    scaled: Tensor | None = None  # the runs whose step takes that length
+    masks: Tensor | None = None  # [run, entry]: what a late run masks with in the next round; None: no run is late
 
 
 def empty(device: torch.device, runs: int, entries: int, buffers: Stacked) -> Sums:

@@ -1,0 +1,63 @@
+"""`fedgma power`: how many seeds a difference needs, and which difference a number of seeds can show."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+POWERS = (0.8, 0.9)
+MOST = 10_000  # seeds
+DIFFERENCES = (0.25, 0.5, 1.0, 2.0, 4.0)  # points
+SEEDS = (4, 5, 6, 8, 10, 12, 16, 20)
+
+
+def power(
+    first: Annotated[
+        str | None, typer.Argument(metavar="[A]", help="An arm of earlier runs: gma, or a folder.")
+    ] = None,
+    second: Annotated[str | None, typer.Argument(metavar="[B]", help="The arm that it is compared with.")] = None,
+    sd: Annotated[float | None, typer.Option(help="Standard deviation of the paired differences, in points.")] = None,
+    difference: Annotated[float | None, typer.Option(help="The difference to show, in points.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=4, help="The number of paired seeds.")] = None,
+    tests: Annotated[int, typer.Option(min=1, help="Tests on the page: p is corrected for their number.")] = 1,
+    runs: Annotated[list[Path] | None, typer.Option("--runs", help="Folders of the earlier runs.")] = None,
+) -> None:
+    """Plan seeds: those that show a difference with a power of 80 or 90 %, or the difference that seeds can show.
+
+    The standard deviation is given, or that of earlier runs: fedgma power gma mean --runs sweep --difference 1
+    """
+    from fedgma.statistics.power import detectable, seeds_for
+
+    deviation = _deviation(first, second, runs or [Path("runs")], sd)
+    level = "5 %" if tests == 1 else f"5 % corrected for {tests} tests"
+    typer.echo(f"Paired t test, two-sided, {level}; standard deviation of the differences {deviation:.3g} points.")
+    if difference is not None or seeds is None:
+        for size in DIFFERENCES if difference is None else (difference,):
+            needed = [seeds_for(size, deviation, least=least, tests=tests, most=MOST) for least in POWERS]
+            words = " and ".join(f"{_number(n)} seeds for {p:.0%}" for n, p in zip(needed, POWERS, strict=True))
+            typer.echo(f"A difference of {abs(size):g} points: {words}.")
+    if seeds is not None or difference is None:
+        for count in SEEDS if seeds is None else (seeds,):
+            sizes = [detectable(deviation, count, least=least, tests=tests) for least in POWERS]
+            words = " and ".join(f"{size:.2f} points with {p:.0%}" for size, p in zip(sizes, POWERS, strict=True))
+            typer.echo(f"{count} seeds show {words}.")
+
+
+def _number(seeds: int | None) -> str:
+    return f"more than {MOST}" if seeds is None else str(seeds)
+
+
+def _deviation(first: str | None, second: str | None, runs: list[Path], sd: float | None) -> float:
+    """The standard deviation that was given, or that of the paired differences of earlier runs."""
+    from fedgma.cli.report import side
+    from fedgma.errors import ConfigError
+    from fedgma.statistics.comparisons import compare
+    from fedgma.statistics.power import pooled_deviation
+
+    if (sd is None) == (first is None) or (first is None) != (second is None):
+        raise ConfigError("expected --sd with a number, or two arms of earlier runs, such as: fedgma power gma mean")
+    if sd is not None:
+        return sd
+    (ours, spoken), (theirs, also) = (side(str(name), runs, []) for name in (first, second))
+    made = compare(ours, theirs, (str(first), str(second)), apart=[*spoken, *also])
+    return pooled_deviation([cell.differences for cell in made.cells])

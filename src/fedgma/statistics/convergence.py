@@ -1,0 +1,98 @@
+"""Whether runs have converged, and which diverged.
+
+A run still rises by what the mean accuracy of the last quarter of its rounds is above that of the quarter before. A
+setting has converged if it has at least 40 rounds, so that the last ten lie in the last quarter, and neither of its
+arms rises by more than one point on average over seeds. A run has diverged if its last ten rounds are below half of its
+own best evaluation, or below half of the median over the runs of its setting.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from fedgma.statistics.arms import WINDOW, Summary
+
+LEAST_ROUNDS = 4 * WINDOW
+FLAT = 1.0  # points
+GRID = 20  # places in a quarter, at which a curve is read
+
+
+class Convergence(NamedTuple):
+    """How far the runs of a setting got: rounds, by how much each arm still rises, how many runs of each diverged."""
+
+    rounds: int
+    rises: tuple[float | None, ...]  # points, by arm; None: too few evaluations to tell
+    diverged: tuple[int, ...]  # runs, by arm
+    of: int  # runs in all
+
+    @property
+    def converged(self) -> bool:
+        """Whether no arm still rises."""
+        return self.rounds >= LEAST_ROUNDS and all(rise is not None and rise <= FLAT for rise in self.rises)
+
+    @property
+    def text(self) -> str:
+        """Why it has not converged, and what diverged; empty if there is nothing to say."""
+        return "; ".join(part for part in (self._still, self._lost) if part)
+
+    @property
+    def _still(self) -> str:
+        if self.converged:
+            return ""
+        if self.rounds < LEAST_ROUNDS:
+            return f"not converged: {self.rounds} rounds, fewer than {LEAST_ROUNDS}"
+        if None in self.rises:
+            return "not known to have converged: too few evaluations, or every run of an arm diverged"
+        most = max(rise for rise in self.rises if rise is not None)
+        return f"not converged: still rises by {most:.1f} points over the last quarter of {self.rounds} rounds"
+
+    @property
+    def _lost(self) -> str:
+        return f"{sum(self.diverged)} of {self.of} runs diverged" if any(self.diverged) else ""
+
+
+def rise(accuracies: Mapping[int, float]) -> float | None:
+    """Mean accuracy of the last quarter of the rounds minus that of the quarter before, in points; shares by round.
+
+    >>> round(rise({r: min(r, 60) / 100 for r in range(1, 101)}), 3), rise({100: 0.5})
+    (2.0, None)
+    """
+    rounds = sorted(accuracies)
+    last = rounds[-1]
+    if not any(0.75 * last < r < last for r in rounds) or not any(0.5 * last <= r <= 0.75 * last for r in rounds):
+        return None
+    places = last * (0.5 + (np.arange(2 * GRID) + 0.5) / (4 * GRID))
+    values = np.interp(places, rounds, [accuracies[r] for r in rounds])
+    return float(100 * (values[GRID:].mean() - values[:GRID].mean()))
+
+
+def diverged(summaries: Sequence[Summary]) -> list[bool]:
+    """Which runs of one setting, both arms together, diverged.
+
+    >>> diverged([Summary(80, 78, 77), Summary(81, 79, 79), Summary(10, 10, 10), Summary(60, 25, 10)])
+    [False, False, True, True]
+    """
+    middle = median(summary.last10 for summary in summaries) if summaries else 0.0
+    return [summary.last10 < max(middle, summary.best) / 2 for summary in summaries]
+
+
+def converge(
+    arms: Sequence[Sequence[tuple[Summary, Mapping[int, float] | None]]], rounds: int
+) -> tuple[Convergence, list[list[bool]]]:
+    """How far the arms of a setting got, and which of their runs diverged; a run is its summary and its curve."""
+    flags = iter(diverged([summary for runs in arms for summary, _ in runs]))
+    lost = [[next(flags) for _ in runs] for runs in arms]
+    rises = tuple(
+        _mean([None if curve is None else rise(curve) for (_, curve), out in zip(runs, outs, strict=True) if not out])
+        for runs, outs in zip(arms, lost, strict=True)
+    )
+    return Convergence(rounds, rises, tuple(map(sum, lost)), sum(map(len, arms))), lost
+
+
+def _mean(rises: Sequence[float | None]) -> float | None:
+    """The mean over seeds; None without a run, or if one cannot be told."""
+    known = [value for value in rises if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(rises) else None

@@ -1,0 +1,52 @@
+import pytest
+from typer.testing import CliRunner
+
+from fedgma.cli.app import app
+from fedgma.errors import ConfigError
+from fedgma.statistics.power import detectable, seeds_for
+from run_folders import write_run
+
+
+def call(*words):
+    done = CliRunner().invoke(app, ["power", *map(str, words)], catch_exceptions=False)
+    return done.output.splitlines()
+
+
+def test_seeds_for_a_difference():
+    head, *lines = call("--sd", 1, "--difference", 1)
+    assert head == "Paired t test, two-sided, 5 %; standard deviation of the differences 1 points."
+    assert lines == ["A difference of 1 points: 10 seeds for 80% and 13 seeds for 90%."]
+
+
+def test_the_level_is_corrected_for_the_tests_of_the_page():
+    head, line = call("--sd", 1, "--difference", 1, "--tests", 49)
+    assert "5 % corrected for 49 tests" in head
+    assert line.startswith(f"A difference of 1 points: {seeds_for(1, 1, tests=49)} seeds for 80%")
+
+
+def test_the_difference_that_seeds_can_show():
+    _, line = call("--sd", 2, "--seeds", 4)
+    assert (
+        line
+        == f"4 seeds show {detectable(2, 4):.2f} points with 80% and {detectable(2, 4, least=0.9):.2f} points with 90%."
+    )
+
+
+def test_both_tables_without_a_difference_or_seeds():
+    lines = call("--sd", 1)
+    assert sum(line.startswith("A difference of") for line in lines) == 5
+    assert sum("seeds show" in line for line in lines) == 8
+    assert call("--sd", 100, "--difference", 0.1)[1].startswith("A difference of 0.1 points: more than 10000 seeds")
+
+
+def test_the_deviation_of_earlier_runs(tmp_path):
+    for seed, lift in enumerate((1.0, 2.0, 4.0)):
+        write_run(tmp_path, aggregator="mean", seed=seed)
+        write_run(tmp_path, aggregator="gma", seed=seed, lift=lift)
+    assert "standard deviation of the differences 1.6" in call("gma", "mean", "--runs", tmp_path, "--seeds", 4)[0]
+
+
+@pytest.mark.parametrize("words", [(), ("gma",), ("gma", "mean", "--sd", 1)])
+def test_a_deviation_is_given_once(words):
+    with pytest.raises(ConfigError, match="expected --sd with a number, or two arms"):
+        call(*words)
