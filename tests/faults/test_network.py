@@ -144,8 +144,8 @@ def test_faults_follow_their_seed():
 @row(
     "F4",
     "requests of nodes are delayed, cut, duplicated and replayed",
-    happens="Flower repeats what was cut, and every reply counts once; a reply that is lost makes its node "
-    "late or failed all the same, and the round is repeated if it misses the quorum",
+    happens="Flower repeats most of what was cut, and no reply counts twice; where one is lost, its node is late or "
+    "failed, and the round is repeated if it misses the quorum",
     seen="`Connection attempt failed, retrying` in the node's log; at worst `gma-late` or `gma-failed`",
 )
 def test_f4_a_run_on_a_bad_network_ends_in_the_undisturbed_model():
