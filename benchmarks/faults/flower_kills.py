@@ -33,11 +33,10 @@ SOURCE = HERE.parents[1] / "src"
 APP = HERE / "kills_app"
 sys.path[:0] = [str(SOURCE), str(APP)]
 
-from kills_app import task  # noqa: E402
-
 import fedgma  # noqa: E402
 from fedgma.flower import processes  # noqa: E402
 from fedgma.records.checkpoints import digest  # noqa: E402
+from kills_app import task  # noqa: E402
 
 TARGETS = ("superlink", "server app", "node", "supervisor")
 NODES, ROUNDS = 2, 3
