@@ -33,8 +33,14 @@ class SavedRun:
     """A run's folder, open for writing; without a folder, nothing is saved."""
 
     def __init__(
-        self, folder: str | Path | None, settings: Mapping[str, Any], params: Mapping[str, np.ndarray]
+        self,
+        folder: str | Path | None,
+        settings: Mapping[str, Any],
+        params: Mapping[str, np.ndarray],
+        *,
+        check_initial: bool = True,
     ) -> None:
+        self._check_initial = check_initial
         self.path = None if folder is None or folder == "" else Path(folder)
         shapes = {name: [*np.shape(array), str(array.dtype)] for name, array in params.items()}
         settings = {"engine": "flower", **settings}
@@ -73,10 +79,10 @@ class SavedRun:
         recorded: dict[str, Any] = {**read_head(self.path)}
         if list(recorded["parameters"]) != list(self._head["parameters"]):
             raise ConfigError(f"{self.path} has the arrays of the model in another order; use another folder")
-        if recorded.get("initial") not in (None, self._head["initial"]):
+        if self._check_initial and recorded.get("initial") not in (None, self._head["initial"]):
             raise ConfigError(
                 f"{self.path} began with another initial model; use another folder, or fix the seed of the initial "
-                f'model so that each start makes the same one; to go on all the same, set "initial" in run.json to null'
+                f"model so that each start makes the same one, or pass check_initial=False to continue from the folder"
             )
 
     def resume(self, server: MaskedServer, rounds: int) -> tuple[int, dict[str, np.ndarray] | None, Result]:

@@ -189,7 +189,7 @@ class RunFolder:
         for name in ("settings", "parameters"):
             if recorded.get(name) != _plain(self.head[name]):
                 raise ConfigError(
-                    f"{file} has different {name} than this run ({_differing(recorded, self.head, name)})"
+                    f"{file} has different {name} than this run ({_differing(recorded, _plain(self.head), name)})"
                 )
         if is_older(self.path):  # a folder has one format, and new rounds are in the current one
             with written_to(self.path):
