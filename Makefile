@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TOOLS := build/tools/bin
 RELEASE := build/release
 
-.PHONY: demo test test-all test-gpu mutants audit sbom docs lint types unit clean
+.PHONY: demo test test-all test-gpu fuzz mutants audit sbom docs lint types unit clean
 
 demo: $(READY)
 	$(BIN)/fedgma run --out runs
@@ -45,6 +45,12 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 	$(TOOLS)/pip --python $(RELEASE) install --quiet --disable-pip-version-check -c constraints.txt \
 		'.[sim,fast,hub,flower]'
 	touch $@
+
+# every parser of files and messages, guided by coverage: make fuzz SECONDS_EACH=60
+SECONDS_EACH ?= 60
+fuzz: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python benchmarks/faults/fuzz/fuzz.py --seconds $(SECONDS_EACH)
 
 # the documentation as a site, in site/
 docs: $(READY)

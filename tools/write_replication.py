@@ -1,6 +1,7 @@
 """Writes the table of claims in docs/replication.md, and tables and figures in results/, from the exported runs there.
 
 python tools/write_replication.py            # the page and all experiments
+python tools/write_replication.py --tables   # without the figures, which take minutes
 python tools/write_replication.py --page     # the page alone
 """
 
@@ -11,8 +12,9 @@ from fedgma.paper.catalogue import catalogue
 from fedgma.paper.compare import compare
 from fedgma.paper.entries import read_export
 from fedgma.paper.rates import read_chosen
-from fedgma.paper.results import answers_in, findings_of, write_comparison
+from fedgma.paper.results import answers_in, findings_of, make_report, write_comparison
 from fedgma.paper.tables import summary_table
+from fedgma.reports.report import write_tables
 from fedgma.reports.tables import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -33,15 +35,19 @@ def page_with(table: str, page: str) -> str:
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}"
 
 
-def write_results() -> None:
+def write_results(*, figures: bool) -> None:
     """Tables and figures of every experiment with exported runs."""
     for name, experiment in catalogue().items():
         if (RESULTS / name / "runs.jsonl").is_file():
             comparison = compare(experiment, read_export(RESULTS / name), read_chosen())
-            write_comparison(comparison, RESULTS / name, html=False, findings=findings_of(experiment, [RESULTS]))
+            findings = findings_of(experiment, [RESULTS])
+            if figures:
+                write_comparison(comparison, RESULTS / name, html=False, findings=findings)
+            else:
+                write_tables(make_report(comparison, findings), RESULTS / name)
 
 
 if __name__ == "__main__":
     PAGE.write_text(page_with(claims(), PAGE.read_text()))
     if "--page" not in sys.argv:
-        write_results()
+        write_results(figures="--tables" not in sys.argv)

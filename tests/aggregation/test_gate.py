@@ -219,7 +219,7 @@ def test_a_client_that_is_not_finite_changes_nothing_for_the_others(name, stack,
     victim = (position % flat.size) // (flat.size // len(weights))
     others = [client for client in range(len(weights)) if client != victim]
     expected = AGGREGATORS[name](
-        {key: entry[others] for key, entry in updates.items()}, [weights[client] for client in others]
+        {key: entry[others] for key, entry in updates.items()}, [weights[client] for client in others], clients=others
     )
     for form in (spoiled, rows(spoiled)):
         merged = AGGREGATORS[name](form, weights)

@@ -9,15 +9,18 @@ from made_runs import write_experiment, write_run
 from fedgma.paper.catalogue import catalogue, experiment
 from fedgma.paper.claims import ANALYSIS, correct_answers, look_at
 from fedgma.paper.compare import compare
-from fedgma.paper.entries import read_entries
+from fedgma.paper.entries import read_entries, read_export
 from fedgma.paper.figures import draw
 from fedgma.paper.findings import ClaimVerdict, Finding
 from fedgma.paper.kinds import mask_step
 from fedgma.paper.plans import Cut, plan_runs
-from fedgma.paper.rates import Chosen
+from fedgma.paper.rates import Chosen, read_chosen
 from fedgma.paper.results import findings_of
+from fedgma.paper.search import doubts
 from fedgma.paper.sensitivity import sensitivity_table
 from fedgma.paper.tables import cells_table
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def findings(out, name, level, *, cells="", rounds=40, seeds=4):
@@ -110,7 +113,7 @@ def test_arms_are_compared_where_both_were_run(tmp_path):
         cut = Cut(seeds=seeds, cells=f"{cells},dataset={datasets},aggregator={arms}")
         write_experiment(tmp_path, experiment("C1"), level, cut=cut, rounds=40)
     found = look_at(compare(experiment("C1"), read_entries([tmp_path])[0], Chosen()))
-    versus = {one.claim.second: one for one in found if one.claim.kind == "versus"}
+    versus = {one.claim.second: one for one in reversed(found) if one.claim.kind == "versus"}  # the first of each
     assert versus["damped_mean"].verdict == "contradicted"
     assert versus["damped_mean"].text.startswith("gma ahead of damped_mean in 0 of 1 cells; -1.00 points")
     assert "gma and shuffled_mask share no seed" in versus["shuffled_mask"].text
@@ -344,3 +347,39 @@ def test_sensitivity_shows_both_statistics_both_sets_of_cells_and_every_number_o
     assert rows["last10", "converged", "all"] == (1, 4, pytest.approx(1.075))
     assert rows["last10", "all", "500"][2] < -8
     assert sensitivity_table(compare(experiment("E15"), [], Chosen())) is None
+
+
+def test_a_search_that_cannot_tell_pairs_apart_says_so(tmp_path):
+    def level(run):
+        return (
+            90.0
+            if run.client_learning_rate == 0.01 and run.aggregator == "gma"
+            else 12.0 + run.server_learning_rate / 9
+        )
+
+    rates = "client_learning_rate=0.001|0.01|0.1,server_learning_rate=0.1|1|2"
+    cut = Cut(seeds=1, cells=f"dataset=mnist,algorithm=fedavg,partition.clients=100,{rates}")
+    for run in plan_runs(experiment("E15"), Chosen(), cut).grid.runs:
+        write_run(tmp_path, run, level(run), splits=("validation",), rounds=11)
+    said = doubts(compare(experiment("E15"), read_entries([tmp_path])[0], Chosen(), cut))
+    assert said == [
+        "mnist, fedavg, mean: 13.2 % at (0.001, 2), 13.2 % at (0.01, 2)",
+        "mnist, fedavg, mean: client rate 0.001 and server rate 2 at the edge of the grid",
+        "mnist, fedavg, gma: 91.0 % at (0.01, 0.1), 91.0 % at (0.01, 1)",
+        "mnist, fedavg, gma: server rate 0.1 at the edge of the grid",
+    ]
+
+
+def test_the_searched_rates_of_cifar_10_are_in_doubt():
+    made = compare(experiment("E15"), read_export(RESULTS / "E15"), read_chosen())
+    said = doubts(made)
+    for arm in ("mean", "gma"):
+        assert f"cifar10, fedadam, {arm}: client rate 0.01 and server rate 0.01 at the edge of the grid" in said
+
+
+def test_iid_cells_with_rates_of_another_partition_are_counted(tmp_path):
+    cells_of_e1(tmp_path, "dataset=mnist,algorithm=fedavg,partition.clients=100", lambda run: 1.0)
+    made = compare(experiment("E1"), read_entries([tmp_path])[0], Chosen())
+    assert "1 of them are iid and use learning rates that were searched with label skew" in made.notes
+    own = compare(experiment("C6"), read_export(RESULTS / "C6"), read_chosen())
+    assert not any("searched with label skew" in note for note in own.notes)

@@ -65,7 +65,7 @@ def test_the_runs_are_compared(played, tmp_path):
     words = ("paper", "compare", "e10", played[0], "--quick", "--cells", "clients=10", "--out", tmp_path / "page")
     code, printed, _ = call(*words)
     assert code == 0
-    assert "1 of 1 cells were run, with 1 seeds and 2 rounds" in printed
+    assert "1 of 1 cells were run in both arms, with 1 seeds and 2 rounds" in printed
     assert (tmp_path / "page" / "report.html").exists()
     assert (tmp_path / "page" / "tables" / "cells.tex").exists()
 
@@ -79,7 +79,7 @@ def test_results_can_be_compared_in_place_of_run_folders(tmp_path):
     assert {path.name for path in results.iterdir()} == {"runs.json", "runs.jsonl", "report.md", "tables", "pictures"}
     code, printed, _ = call("paper", "compare", "E12", results, "--out", tmp_path / "page")
     assert code == 0
-    assert "2 of 2 cells were run, with 2 seeds and 11 rounds" in printed
+    assert "2 of 2 cells were run in both arms, with 2 seeds and 11 rounds" in printed
 
 
 def test_rates_are_searched_on_held_out_samples(tmp_path):

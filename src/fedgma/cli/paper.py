@@ -156,7 +156,7 @@ def search(
     from fedgma.paper.entries import read_entries
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
-    from fedgma.paper.search import write_search
+    from fedgma.paper.search import doubts, write_search
 
     one, chosen = experiment("C5" if by_setting else "E15"), read_chosen(rates)
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
@@ -168,6 +168,8 @@ def search(
     found = write_search(searched, chosen, to, by_setting=by_setting)
     for (dataset, algorithm, rule), (client, server) in found.items():
         typer.echo(f"{dataset} {algorithm} {rule}: client {client:g}, server {server:g}")
+    for doubt in doubts(searched, by_setting=by_setting):
+        typer.echo(f"in doubt: {doubt}")
     typer.echo(f"written: {to / 'rates.csv'}, {to / 'chosen.toml'}")
 
 

@@ -21,11 +21,12 @@ from flwr.serverapp.strategy import Result
 from fedgma.aggregation.gate import Refusal
 from fedgma.aggregation.server import MaskedServer, unpack_state
 from fedgma.errors import ConfigError, FedgmaError, IntegrityError
-from fedgma.records.checkpoints import checkpoint_rounds, digest, write_atomic
-from fedgma.records.reader import complete_lines, is_done, read_head, read_lines
+from fedgma.records.checkpoints import checkpoint_rounds, digest, write_atomic, written_to
+from fedgma.records.reader import complete_lines, is_done, read_content, read_head, read_lines
 from fedgma.records.writer import RunFolder, dump, is_running
 
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
+INITIAL = "initial"  # the file with the SHA-256 of the initial model
 FAILED = "failed"  # the file that says why a server app gave up
 
 
@@ -33,18 +34,13 @@ class SavedRun:
     """A run's folder, open for writing; without a folder, nothing is saved."""
 
     def __init__(
-        self,
-        folder: str | Path | None,
-        settings: Mapping[str, Any],
-        params: Mapping[str, np.ndarray],
-        *,
-        check_initial: bool = True,
+        self, folder: str | Path | None, settings: Mapping[str, Any], params: Mapping[str, np.ndarray]
     ) -> None:
-        self._check_initial = check_initial
         self.path = None if folder is None or folder == "" else Path(folder)
         shapes = {name: [*np.shape(array), str(array.dtype)] for name, array in params.items()}
         settings = {"engine": "flower", **settings}
-        self._head: dict[str, Any] = {"settings": settings, "parameters": shapes, "initial": digest(params)}
+        self._head: dict[str, Any] = {"settings": settings, "parameters": shapes}
+        self._initial = f"{digest(params)}\n".encode()
         self._folder: RunFolder | None = None
 
     def __enter__(self) -> "SavedRun":
@@ -76,13 +72,16 @@ class SavedRun:
     def _check_initial_model(self) -> None:
         """Compare the initial model with the one that the folder began with."""
         assert self.path is not None
-        recorded: dict[str, Any] = {**read_head(self.path)}
-        if list(recorded["parameters"]) != list(self._head["parameters"]):
+        if list(read_head(self.path)["parameters"]) != list(self._head["parameters"]):
             raise ConfigError(f"{self.path} has the arrays of the model in another order; use another folder")
-        if self._check_initial and recorded.get("initial") not in (None, self._head["initial"]):
+        file = self.path / INITIAL
+        if not file.exists():
+            with written_to(self.path):
+                write_atomic(file, self._initial)
+        elif read_content(file) != self._initial:
             raise ConfigError(
                 f"{self.path} began with another initial model; use another folder, or fix the seed of the initial "
-                f"model so that each start makes the same one, or pass check_initial=False to continue from the folder"
+                f"model so that each start makes the same one; to go on all the same, delete {file}"
             )
 
     def resume(self, server: MaskedServer, rounds: int) -> tuple[int, dict[str, np.ndarray] | None, Result]:

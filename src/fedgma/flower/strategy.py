@@ -174,19 +174,16 @@ class Masked(FedAvg):
         evaluate_fn: EvaluateFn | None = None,
         *,
         folder: str | Path | None = None,
-        check_initial: bool = True,
     ) -> Result:
         """Run the rounds; with `folder`, save each one there and resume a stopped run from there.
 
-        A round waits `timeout` seconds for replies. A resumed run gives the same bits as one without interruption. A
-        folder that began with other initial arrays is refused, unless `check_initial` is False.
+        A round waits `timeout` seconds for replies. A resumed run gives the same bits as one without interruption.
         """
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
         first = {name: array.numpy() for name, array in initial_arrays.items()}
         configs = {"train_config": dict(train_config or {}), "evaluate_config": dict(evaluate_config or {})}
-        settings = {**self.settings, **_plain(configs)}
-        with SavedRun(folder, settings, first, check_initial=check_initial) as saved:
+        with SavedRun(folder, {**self.settings, **_plain(configs)}, first) as saved:
             completed, params, result = saved.resume(self.server, num_rounds)
             arrays = initial_arrays if params is None else to_record(params)
             if completed == 0 and evaluate_fn is not None:

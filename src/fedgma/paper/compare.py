@@ -311,6 +311,12 @@ def _time(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
+def _has_foreign_rates(cell: Cell) -> bool:
+    """Whether the rates of a cell were searched with another partition than its own: E15 searches with label skew."""
+    given = any(key in cell.part.settings for key in KEYS)
+    return not given and cell.part.rates != "setting" and cell.settings["partition.name"] == "iid"
+
+
 def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, unfinished: int) -> list[str]:
     """Notes on the runs: how many were run, stopped or left out."""
     notes = list(experiment.notes)
@@ -328,9 +334,10 @@ def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, un
             f"{len(both)} of {len(first)} cells were run in both arms{one_arm}, with "
             f"{' or '.join(map(str, seeds))} seeds and {', '.join(map(str, sorted(rounds)))} rounds"
         )
-    slow = [cell for cell in both if not cell.converged]
-    if slow:
-        notes.append(f"{len(slow)} of these {len(both)} cells have not converged")
+    if slow := sum(not cell.converged for cell in both):
+        notes.append(f"{slow} of these {len(both)} cells have not converged")
+    if foreign := sum(_has_foreign_rates(cell.cell) for cell in both):
+        notes.append(f"{foreign} of them are iid and use learning rates that were searched with label skew")
     courses = [cell.course for cell in both if cell.course is not None]
     if lost := sum(sum(course.diverged) for course in courses):
         notes.append(f"{lost} of {sum(course.of for course in courses)} paired runs diverged")

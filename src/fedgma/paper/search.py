@@ -12,6 +12,7 @@ from fedgma.paper.rates import KEYS, Chosen, Pair, setting_of, written
 from fedgma.reports.tables import Table, comma_separated
 
 SPLIT = "validation"
+CLOSE = 1.0  # points of validation accuracy; pairs that are closer are not told apart
 Scores = dict[Pair, float]
 
 
@@ -21,17 +22,31 @@ def choose(comparison: Comparison, *, by_setting: bool = False) -> dict[tuple[st
     The mean is over seeds and over all numbers of clients searched: a pair that diverges at one of them is not chosen.
     With `by_setting` every partition and number of clients has its own rates.
     """
-    groups: dict[tuple[str, str], list[Compared]] = {}
-    for compared in comparison.on(SPLIT):
-        if compared.plain and compared.masked:
-            settings = compared.cell.settings
-            where = setting_of(settings) if by_setting else str(settings["dataset"])
-            groups.setdefault((where, settings["algorithm"]), []).append(compared)
     chosen = {}
-    for (dataset, algorithm), cells in groups.items():
+    for (dataset, algorithm), cells in _groups(comparison, by_setting).items():
         for rule, pair in best_pairs(cells).items():
             chosen[dataset, algorithm, rule] = pair
     return chosen
+
+
+def doubts(comparison: Comparison, *, by_setting: bool = False) -> list[str]:
+    """Choices that the search does not support: pairs that it cannot tell apart, and rates at the edge of the grid."""
+    found = []
+    for (where, algorithm), cells in _groups(comparison, by_setting).items():
+        for arm, scores in _scores(cells).items():
+            first, *others = sorted(scores, key=lambda pair: scores[pair], reverse=True)
+            name = f"{where}, {algorithm}, {arm}"
+            if others and scores[first] - scores[others[0]] < CLOSE:
+                shown = [f"{scores[pair]:.1f} % at ({pair[0]:g}, {pair[1]:g})" for pair in (first, others[0])]
+                found.append(f"{name}: {', '.join(shown)}")
+            grid = [sorted({pair[axis] for pair in scores}) for axis in (0, 1)]
+            edges = [
+                f"{side} rate {first[axis]:g}"
+                for axis, side in enumerate(("client", "server"))
+                if len(grid[axis]) > 1 and first[axis] in (grid[axis][0], grid[axis][-1])
+            ]
+            found += [f"{name}: {' and '.join(edges)} at the edge of the grid"] if edges else []
+    return found
 
 
 def best_pairs(cells: Sequence[Compared]) -> dict[str, Pair]:
@@ -39,12 +54,28 @@ def best_pairs(cells: Sequence[Compared]) -> dict[str, Pair]:
 
     A pair's score is its mean over the cells that have it, that is, over numbers of clients.
     """
-    arms = {
+    arms = _scores(cells)
+    both = {pair: _mean([scores[pair] for scores in arms.values()]) for pair in arms["mean"]}
+    return {rule: best(scores) for rule, scores in {"shared": both, **arms}.items()}
+
+
+def _groups(comparison: Comparison, by_setting: bool) -> dict[tuple[str, str], list[Compared]]:
+    """The cells that were run in both arms, by data set (or setting) and algorithm."""
+    groups: dict[tuple[str, str], list[Compared]] = {}
+    for compared in comparison.on(SPLIT):
+        if compared.plain and compared.masked:
+            settings = compared.cell.settings
+            where = setting_of(settings) if by_setting else str(settings["dataset"])
+            groups.setdefault((where, settings["algorithm"]), []).append(compared)
+    return groups
+
+
+def _scores(cells: Sequence[Compared]) -> dict[str, Scores]:
+    """The mean validation accuracy of each arm at each pair."""
+    return {
         "mean": _by_pair([(_pair(compared), _mean(list(compared.plain.values()))) for compared in cells]),
         "gma": _by_pair([(_pair(compared), _mean(list(compared.masked.values()))) for compared in cells]),
     }
-    both = {pair: _mean([scores[pair] for scores in arms.values()]) for pair in arms["mean"]}
-    return {rule: best(scores) for rule, scores in {"shared": both, **arms}.items()}
 
 
 def _by_pair(scored: Sequence[tuple[Pair, float]]) -> Scores:

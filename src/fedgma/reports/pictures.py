@@ -19,6 +19,7 @@ from fedgma.statistics.arms import Row, Spread, frozen
 from fedgma.statistics.labels import AGGREGATION, arm, plain, spelt, title_of
 
 MOST = 12  # settings whose accuracy is drawn
+MOST_SAMPLES = 10**12  # of a class at a client; a record of more is damaged
 CLOSELY = 4  # settings whose masks and clients are drawn
 RATES = ("server_learning_rate", "client_learning_rate")
 
@@ -258,7 +259,8 @@ def _dealt(run: Run) -> tuple[Any, tuple[str, ...]] | None:
     recorded = recorded if isinstance(recorded, dict) else {}
     counts = recorded.get("counts")
     if isinstance(counts, list) and counts and all(numbers({"": row}, "") for row in counts):
-        table = np.array(counts, np.int64) if len({len(row) for row in counts}) == 1 else None
+        valid = len({len(row) for row in counts}) == 1 and all(0 <= n <= MOST_SAMPLES for row in counts for n in row)
+        table = np.array(counts, np.int64) if valid else None
         return None if table is None else (table, _class_names(recorded.get("classes"), table.shape[1]))
     return _dealt_again(run)
 

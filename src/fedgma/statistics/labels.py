@@ -133,7 +133,7 @@ def sortable(value: Any) -> tuple[int, float, str]:
     """
     try:
         return (0, float(value), "")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return (1, 0.0, plain(value))
 
 
