@@ -176,6 +176,25 @@ def test_the_shuffled_mask_is_drawn_from_the_seed_and_the_entrys_name(convert):
     assert not np.array_equal(shuffled, plain)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        fedgma.and_mask(1.0, inverse_sparsity_scale=True),
+        fedgma.damped_mean(1.0),
+        fedgma.shuffled_mask(1.0, seed=7),
+        fedgma.norm_kept(1.0),
+        fedgma.masked_extra(1.0),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_a_mask_on_another_device_is_changed_in_the_same_way(rule):
+    # inside, arrays on the CPU are numpy's; tensors are those of other devices
+    mean, mask = np.array([[1.0, -2.0, 4.0]] * 2), np.array([[1.0, 0.0, 0.5], [0.0, 0.0, 1.0]])
+    changed = rule.change("w", torch.from_numpy(mean), torch.from_numpy(mask))
+    assert isinstance(changed, torch.Tensor)
+    np.testing.assert_allclose(changed.numpy(), rule.change("w", mean, mask), rtol=1e-15)
+
+
 def test_a_mask_that_keeps_the_norm_turns_the_step_and_does_not_shorten_it():
     merged = fedgma.norm_kept(1.0)({**UPDATES, "none": np.ones((3, 0))})
     ratio = math.hypot(2, 1 / 3) / math.hypot(2, 1)  # as above
