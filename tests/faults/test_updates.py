@@ -40,7 +40,7 @@ def assert_only_it_is_left_out(rule, bad, reason, weight=10, **options):
     """A bad client in the middle: refused for this reason, and the result is that of the others, bit for bit."""
     merged = rule([GOOD[0], bad, *GOOD[1:]], [10, weight, 10, 10], like=MODEL, **options)
     assert reasons(merged) == [(1, reason)]
-    assert same_bits(merged.update, rule(GOOD, [10] * 3, like=MODEL, **options).update)
+    assert same_bits(merged.update, rule(GOOD, [10] * 3, clients=[0, 2, 3], like=MODEL, **options).update)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -418,6 +418,8 @@ def test_a20_a_single_client_is_averaged(rule):
     wanted = plain(GOOD[:1], [10]).update
     if rule.name == "rlr":  # one vote, where it asks for two
         wanted = {name: -array for name, array in wanted.items()}
+    if rule.name == "masked_extra":  # the mean and the masked mean
+        wanted = {name: 2 * array for name, array in wanted.items()}
     assert same_bits(rule(GOOD[:1], [10]).update, wanted)
 
 
@@ -506,7 +508,7 @@ def test_a24_tau_zero_is_the_plain_mean(stack):
 def test_a25_only_the_first_update_of_a_client_counts(rule, name):
     merged = rule([*GOOD, GOOD[0]], [10] * 4, clients=["x", name, "y", name])
     assert reasons(merged) == [(name, "duplicate")]
-    assert same_bits(merged.update, rule(GOOD, [10] * 3).update)
+    assert same_bits(merged.update, rule(GOOD, [10] * 3, clients=["x", name, "y"]).update)
     tally = Tally()
     tally.add(GOOD[0], 10, client=name)
     again = fedgma.from_bytes(fedgma.to_bytes(tally))

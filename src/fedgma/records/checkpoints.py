@@ -193,7 +193,7 @@ def _read(folder: Path, round: int, problem: Callable[[int, Record | None], str]
         raise IntegrityError(f"checkpoint {folder} {why}")
     try:
         state = load(payload)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, KeyError) as error:
         raise IntegrityError(f"checkpoint {folder} is damaged ({error})") from None
     if order is not None and (not isinstance(order, list) or sorted(map(str, order)) != sorted(state)):
         raise IntegrityError(f"checkpoint {folder} has other entries than its manifest lists")
