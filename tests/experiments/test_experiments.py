@@ -171,7 +171,7 @@ def test_federations_are_made_once_for_runs_that_share_them(small):
 
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_when_no_client_gives_anything_finite_to_the_end_there_are_too_few_clients(small):
-    with pytest.raises(NotEnoughClients, match=r"\(8 were not finite\); lower client_learning_rate"):
+    with pytest.raises(NotEnoughClients, match=r"\(8 were refused\); lower client_learning_rate"):
         experiments.run(
             {**small, "model": "lenet", "client_learning_rate": 1e30, "momentum": 0.0, "rounds": 3, "seed": 0}
         )
