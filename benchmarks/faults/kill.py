@@ -2,12 +2,12 @@
 
     python benchmarks/faults/kill.py --points 1000 --workers 14
 
-FedAvg, FedProx, FedAdam, FedYogi and SCAFFOLD, each with and without the mask, write a checkpoint after every round.
-A point is a run that is killed and then resumed. Half of the points are system calls of the run's writer: the process
-dies before the call, after it, or after half of what it writes. The others are moments from the run's start to its end.
-At every tenth point, the resumed run is killed as well, three times in a row. Compared are the final hash, every record
-of every round with its mask statistics (not the seconds it took), and the state in the last checkpoint. At most the
-round in progress may be lost.
+FedAvg, FedProx, FedAdam, FedYogi and SCAFFOLD, each with and without the mask, write a checkpoint after every round. A
+point is a run that is killed and then resumed. Half of the points are system calls of the run's writer: the process
+dies before the call, after it, or after half of what it writes. The others are moments after a random round was
+written. At every tenth point, the resumed run is killed as well, three times in a row. Compared are the final hash,
+every record of every round with its mask statistics (not the seconds it took), and the state in the last checkpoint. At
+most the round in progress may be lost.
 """
 
 import os
@@ -25,6 +25,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import crashes  # noqa: E402
 
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 SEED, FOLDER, REFERENCES = 0, Path(), []
 
 
@@ -39,8 +40,10 @@ def killed(arm, out, rng, by_call):
                 crashes.play(arm, out)
 
         return crashes.ended(crashes.fork(run)) == -signal.SIGKILL
-    process = crashes.fork(lambda: crashes.play(arm, out))
-    time.sleep(rng.uniform(0, 1.1 * seconds))
+    process, rounds = crashes.fork(lambda: crashes.play(arm, out)), rng.randrange(crashes.SETTINGS["rounds"])
+    while crashes.left_behind(out)[0] < rounds and os.waitid(os.P_PID, process, ENDED) is None:
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0, seconds / 3))
     os.kill(process, signal.SIGKILL)
     return crashes.ended(process) == -signal.SIGKILL
 

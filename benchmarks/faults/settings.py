@@ -156,7 +156,7 @@ def usual() -> dict[str, list[str]]:
     from fedgma.experiments.grid import every_name
     from fedgma.experiments.settings import ALGORITHMS, MODELS
 
-    some = {name: [text for text in FITTING if _fits(name, text)] for name in every_name()}
+    some = {name: [text for text in FITTING if _fits(name, text)] or NUMBERS for name in every_name()}
     named = {
         "dataset": ["fmnist-mini", "mnist", "mine.npz"],
         "model": [*MODELS, "net.py:Net"],

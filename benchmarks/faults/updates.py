@@ -6,7 +6,8 @@ A case is a round of one to six clients: numpy arrays, torch tensors and lists o
 order; NaN, infinities, subnormal numbers, both zeros, values near the limit; weights and names of every kind, right and
 wrong; duplicates, strangers and late updates. It goes in through one of `Tally.add`, `add_many`, `merge`, bytes, a rule
 over a list or a stack, `server_round` and the deployments' server. Votes, masks, counters and the reasons of refusals
-must be exact, means right to the last digit, inputs unchanged, and nothing but the library's own errors raised. A case
+must be exact, weighted means right to the last digit, inputs unchanged, and nothing but the library's own errors
+raised. A case
 is drawn from its number: `--first N --count 1` repeats case N. The cases are drawn in
 tests/helpers/update_cases.py and checked in update_checks.py.
 """

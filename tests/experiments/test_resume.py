@@ -322,19 +322,19 @@ def test_a_checkpoint_keeps_the_order_of_its_entries(tmp_path):
     assert list(read_checkpoint(tmp_path).state) == list(state)
 
 
-def test_lines_that_are_lost_without_a_kill_are_reported(tmp_path, caplog):
+def test_a_lost_record_is_refused_and_not_begun_again(tmp_path):
     play(STATEFUL, tmp_path, rounds=4)
     for lines in tmp_path.rglob("rounds.jsonl"):
         lines.unlink()
-    play(STATEFUL, tmp_path, rounds=4)
-    assert "it has 0 rounds, but there is a checkpoint of round 4; resuming from round 0" in caplog.text
+    with pytest.raises(IntegrityError, match="has 0 complete lines"):
+        play(STATEFUL, tmp_path, rounds=4)
 
 
 def test_checkpoints_without_settings_are_refused(tmp_path):
     play(STATEFUL, tmp_path, rounds=2)
     for head in tmp_path.rglob("run.json"):
         head.unlink()
-    with pytest.raises(IntegrityError, match="has checkpoints but no run"):
+    with pytest.raises(IntegrityError, match="is missing; restore it"):
         play(STATEFUL, tmp_path)
 
 

@@ -541,6 +541,16 @@ def test_d19_names_that_no_file_has_are_refused(tmp_path, monkeypatch, path):
 
 
 @row("D19")
+@pytest.mark.parametrize(
+    "words", [("report",), ("convert",), ("compare", "gma"), ("sweep", "seed=0", "--status", "--out")]
+)
+def test_d19_a_folder_whose_name_is_too_long_is_one_sentence(words):
+    code, _, said = call(*words, "x" * 400)
+    assert code in (2, 3)
+    assert len(said.splitlines()) == 1
+
+
+@row("D19")
 def test_d19_a_home_folder_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     npz_file(tmp_path / "mine.npz", x=IMAGES, y=np.arange(4) % 2)

@@ -37,6 +37,9 @@ def run_app() -> None:
     except FedgmaError as error:
         typer.echo(f"fedgma: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # a name that is too long, a disk that is full, a folder without permission
+        typer.echo(f"fedgma: {error.strerror or error}: {str(error.filename)[:200]!r}", err=True)
+        sys.exit(DataError.exit_code)
     except MemoryError as error:
         typer.echo(f"fedgma: not enough memory ({error}); use less data, smaller batches or fewer epochs", err=True)
         sys.exit(DataError.exit_code)
