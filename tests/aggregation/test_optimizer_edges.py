@@ -119,6 +119,13 @@ def test_a_state_without_a_moment_or_without_an_entry_is_refused(missing):
             server.step(merged, state, params)
 
 
+def test_a_moment_of_another_shape_is_refused():
+    server, params = fedgma.adam(), {"w": np.ones(2)}
+    state = {**server.init(params), "v": {"w": np.ones(1)}}
+    with pytest.raises(fedgma.DataError, match="the optimiser's 'v' of 'w' has another shape"):
+        server.step(Aggregate({"w": np.ones(2)}, None, {}), state, params)
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,9 @@ UPDATES = {"w": np.array([[1.0, 4.0], [3.0, -2.0], [2.0, 1.0]])}
         (fedgma.trimmed_mean(), "trimmed_mean", {"share": 0.1}),
         (fedgma.damped_mean(), "damped_mean", {"tau": 0.4}),
         (fedgma.shuffled_mask(), "shuffled_mask", {"tau": 0.4, "seed": 0}),
+        (fedgma.multi_krum(), "multi_krum", {"share": 0.1}),
+        (fedgma.stale_mask(), "stale_mask", {"tau": 0.4}),
+        (fedgma.cross_fitted(), "cross_fitted", {"tau": 0.4, "seed": 0}),
         (fedgma.norm_kept(), "norm_kept", {"tau": 0.4}),
         (fedgma.masked_extra(), "masked_extra", {"tau": 0.4}),
         (fedgma.clipped(fedgma.masked_mean(0.3), 2.0), "clipped_gma", {"tau": 0.3, "norm": 2.0}),
@@ -82,6 +85,18 @@ def test_a_share_of_half_the_clients_or_more_is_refused(share):
         fedgma.trimmed_mean(share)
 
 
+@pytest.mark.parametrize("clients", [3, 7])
+@pytest.mark.parametrize("share", [0.0, 0.15, 0.3, 0.45])
+def test_multi_krum_averages_the_clients_that_lie_closest_together(clients, share):
+    rows = generator(clients, "krum", "rows").standard_normal((clients, 3))
+    left_out = int(share * clients)
+    nearest = max(1, clients - left_out - 2)
+    distances = [sorted(float(((row - other) ** 2).sum()) for other in rows)[1:] for row in rows]
+    scores = [sum(of_client[:nearest]) for of_client in distances]
+    kept = sorted(range(clients), key=scores.__getitem__)[: clients - left_out]
+    np.testing.assert_allclose(fedgma.multi_krum(share)({"w": rows}).update["w"], rows[kept].mean(0), rtol=1e-13)
+
+
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +121,15 @@ def test_an_update_is_scaled_down_over_all_trainable_entries_together():
     named = clip(update, 1.0, buffers=["b"])
     assert named["b"] is update["b"]
     assert math.hypot(*named["w"], *named["bn.running_mean"]) == pytest.approx(1.0, rel=1e-15)
+
+
+def test_an_update_whose_norm_overflows_is_scaled_down_too():
+    assert clip({"w": np.array([1.5e308, -1.5e308])}, 1.0)["w"].tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)])
+
+
+def test_a_limit_below_one_is_a_limit():
+    rule = fedgma.clipped(fedgma.mean(), 0.5)
+    assert rule([{"w": np.array([3.0, 4.0])}]).update["w"].tolist() == pytest.approx([0.3, 0.4], rel=1e-15)
 
 
 @pytest.mark.parametrize("limit", [5.0, 5.1])
@@ -174,6 +198,13 @@ def test_the_shuffled_mask_is_drawn_from_the_seed_and_the_entrys_name(convert):
     shuffled = np.asarray(fedgma.shuffled_mask(1.0, seed=7)({"w": convert(rows)}).mask["w"])
     assert np.array_equal(shuffled, plain[generator(7, "shuffled mask", "w").permutation(50)])
     assert not np.array_equal(shuffled, plain)
+
+
+@pytest.mark.parametrize("control", [fedgma.damped_mean(1.0), fedgma.shuffled_mask(1.0, seed=7)], ids=lambda r: r.name)
+def test_a_control_steps_as_far_as_the_masked_mean(control):
+    rows = generator(5, "some", "updates").standard_normal((4, 50))
+    lengths = [np.linalg.norm(rule({"w": rows}).update["w"]) for rule in (control, fedgma.masked_mean(1.0))]
+    assert lengths[0] == pytest.approx(lengths[1], rel=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from fedgma.flower.certificates import check_certificates, check_private, check_
 from fedgma.flower.processes import MARK
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # a host that means all addresses, and one of this machine
+# a host that means all addresses, and one of this machine
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # nosec B104: a user's host is looked up here, not bound
 NAME = "fedgma"  # of the connection in Flower's configuration
 
 
