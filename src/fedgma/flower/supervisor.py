@@ -26,7 +26,7 @@ from fedgma.records.reader import read_lines
 from fedgma.records.writer import is_running
 
 POLL_INTERVAL = 0.5  # seconds between checks of processes and files
-STATUS_INTERVAL = 20.0  # seconds between requests for the status of an app whose process is not seen
+STATUS_INTERVAL = 20.0  # seconds between status requests, each a process; 15 times as long if the app's process is seen
 START_TIMEOUT = 300.0  # seconds for a SuperLink to accept connections
 NODE_PAUSE = 0.5  # seconds before the first restart of a node; twice as long before every further one
 LEAST_FREE, LOW_FREE = 64 * 2**20, 2**30  # bytes of disk without which nothing is started; with which it is reported
@@ -120,13 +120,16 @@ class Supervisor:
         return None
 
     def _end_earlier_runs(self) -> None:
-        """Stop runs that Flower would start or continue beside the new one, and end their processes."""
+        """Stop runs that Flower would start or continue beside the new one, and end their processes.
+
+        Nodes started here are restarted. A node whose SuperLink died while it fetched a message may still produce a
+        reply to it; Flower's node then sends that one in place of the next, and stays one reply behind for ever.
+        """
         for run in self.programs.command(self.deployment.runs()).get("runs") or []:
             if not str(run.get("status", "")).startswith("finished"):
                 self.programs.command(self.deployment.stop(str(run["run-id"])))
         processes.end(self.deployment.state, home="superlink", program="flwr-serverapp")
-        for number in range(self.deployment.nodes):
-            processes.end(self.deployment.state, home=f"node-{number}", program="flwr-clientapp")
+        self.programs.terminate([f"node-{number}" for number in range(self.deployment.nodes)])
 
     # -- the SuperLink -------------------------------------------------------------------------------------------------
 
@@ -237,8 +240,8 @@ class Supervisor:
             if app_seen and not app_lives:
                 return None if self._new_marks() else "the server app died"
             app_seen = app_seen or app_lives
-            asks = not app_lives and time.monotonic() - self._status_checked > STATUS_INTERVAL
-            if asks and (ending := self._ended()) is not None:
+            interval = STATUS_INTERVAL if not app_lives else 15 * STATUS_INTERVAL
+            if time.monotonic() - self._status_checked > interval and (ending := self._ended()) is not None:
                 return None if self._new_marks() else ending
             time.sleep(POLL_INTERVAL)
         return None
