@@ -41,7 +41,7 @@ from kills_app import task  # noqa: E402
 TARGETS = ("superlink", "server app", "node", "supervisor")
 NODES, ROUNDS = 2, 3
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "flower", "up", str(APP), "--insecure"]
-PORTS: Iterator[int] = count(20000 + os.getpid() % 1000 * 30, NODES + 2)
+PORTS: Iterator[int] = count(10000 + os.getpid() % 500 * 40, NODES + 2)  # below those of outgoing connections
 
 
 class Outcome(NamedTuple):

@@ -145,6 +145,14 @@ def test_an_earlier_run_is_stopped_before_the_app_is_submitted_again(stage, tmp_
     assert earlier[0].wait() == -signal.SIGKILL
 
 
+def test_nodes_started_here_begin_anew_with_every_submission(stage):
+    """A node whose SuperLink died while it fetched a message would stay one reply behind for ever."""
+    _, messages, code = supervised(replace(stage, nodes=1), ["round", "done"])
+    assert code == 0
+    assert len([text for text in messages if text.startswith("node-0 started")]) == 2
+    assert not [text for text in messages if "died (exit code" in text]
+
+
 def test_keys_that_were_not_registered_are_registered_after_the_next_start(stage, tmp_path, monkeypatch):
     write_keys(tmp_path / "keys", 2)
     plan = replace(stage, insecure=False, certificates=write_certificates(tmp_path / "c"), keys=tmp_path / "keys")
@@ -185,8 +193,8 @@ def test_an_address_that_cannot_be_used_is_named_and_costs_no_database(stage):
     stage.database.parent.mkdir()
     made(stage.database, "CREATE TABLE run (id)").close()
     (stage.state / "superlink" / "occupied").touch()
-    with pytest.raises(ConfigError, match=f"the SuperLink cannot listen at 127.0.0.1:{stage.port}"):
-        supervised(stage, ["done"])
+    with pytest.raises(FedgmaError, match=f"the SuperLink cannot listen at 127.0.0.1:{stage.port}; no further round"):
+        supervised(stage, ["done"], restarts=1)
     assert stage.database.exists()
     with pytest.raises(SystemExit) as ending:  # an address that no machine has
         Server("127.0.0.1:8000", "token").run(app=None, host="192.0.2.1", port=8001)

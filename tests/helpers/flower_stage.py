@@ -112,7 +112,7 @@ def set_stage(folder, port, patch=None):
         (deployment, "_superlink_program"): lambda: [str(folder / "flower-superlink")],
         (supervisor, "POLL_INTERVAL"): 0.02,
         (supervisor, "STATUS_INTERVAL"): 0.05,
-        (supervisor, "NODE_PAUSE"): 0.01,
+        (supervisor, "PAUSE"): 0.01,
         (supervisor, "START_TIMEOUT"): 1e9,
         (supervisor, "LOW_FREE"): 0,
         (supervisor, "LEAST_FREE"): 0,

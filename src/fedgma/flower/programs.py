@@ -91,9 +91,9 @@ class Programs:
         """Kill all other processes of this state folder, which an earlier supervisor or a dead program left."""
         return processes.end(self.deployment.state, self.deployment.addresses())
 
-    def stop(self) -> list[str]:
-        """Stop all programs, nodes first; kill those that do not end in time, and everything they started."""
-        alive = [name for name in reversed(self.processes) if name != GUARD and self.is_alive(name)]
+    def terminate(self, names: list[str]) -> list[str]:
+        """Ask these programs to end, kill those that do not end in time; returns the names of those that ran."""
+        alive = [name for name in names if self.is_alive(name)]
         for name in alive:
             self.processes[name].terminate()
         deadline = time.monotonic() + STOP_TIMEOUT
@@ -102,6 +102,12 @@ class Programs:
                 self.processes[name].wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self.processes[name].kill()
+                self.processes[name].wait()
+        return alive
+
+    def stop(self) -> list[str]:
+        """Stop all programs, nodes first; kill those that do not end in time, and everything they started."""
+        alive = self.terminate([name for name in reversed(self.processes) if name != GUARD])
         self.end_strays()
         for process in self.processes.values():
             if process.stdin is not None:

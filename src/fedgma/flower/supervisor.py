@@ -26,9 +26,9 @@ from fedgma.records.reader import read_lines
 from fedgma.records.writer import is_running
 
 POLL_INTERVAL = 0.5  # seconds between checks of processes and files
-STATUS_INTERVAL = 20.0  # seconds between requests for the status of an app whose process is not seen
+STATUS_INTERVAL = 20.0  # seconds between status requests, each a process; 15 times as long if the app's process is seen
 START_TIMEOUT = 300.0  # seconds for a SuperLink to accept connections
-NODE_PAUSE = 0.5  # seconds before the first restart of a node; twice as long before every further one
+PAUSE = 0.5  # seconds before a restart without a round in between; twice as long before every further one
 LEAST_FREE, LOW_FREE = 64 * 2**20, 2**30  # bytes of disk without which nothing is started; with which it is reported
 
 Marks = dict[str, tuple[int, int]]
@@ -99,7 +99,13 @@ class Supervisor:
                 logs = self.deployment.state / "logs"
                 raise FedgmaError(f"{problem}; no further round after {self.restarts} restarts, see {logs}")
             self.say(f"{problem}; restarting after round {rounds}")
+            self._pause(PAUSE * 2 ** (failed_starts - 1) if failed_starts else 0.0)
         return 0  # stopped by the caller, who sets the exit code
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.stopping():
+            time.sleep(min(POLL_INTERVAL, seconds))
 
     def _begin(self) -> str | None:
         """Start SuperLink and nodes if they are not running, and submit the app; returns a problem or None."""
@@ -120,13 +126,16 @@ class Supervisor:
         return None
 
     def _end_earlier_runs(self) -> None:
-        """Stop runs that Flower would start or continue beside the new one, and end their processes."""
+        """Stop runs that Flower would start or continue beside the new one, and end their processes.
+
+        Nodes started here are restarted. A node whose SuperLink died while it fetched a message may still produce a
+        reply to it; Flower's node then sends that one in place of the next, and stays one reply behind for ever.
+        """
         for run in self.programs.command(self.deployment.runs()).get("runs") or []:
             if not str(run.get("status", "")).startswith("finished"):
                 self.programs.command(self.deployment.stop(str(run["run-id"])))
         processes.end(self.deployment.state, home="superlink", program="flwr-serverapp")
-        for number in range(self.deployment.nodes):
-            processes.end(self.deployment.state, home=f"node-{number}", program="flwr-clientapp")
+        self.programs.terminate([f"node-{number}" for number in range(self.deployment.nodes)])
 
     # -- the SuperLink -------------------------------------------------------------------------------------------------
 
@@ -143,7 +152,7 @@ class Supervisor:
             if not self.programs.is_alive("superlink"):
                 code = self.programs.exit_code("superlink")
                 if code == OCCUPIED:
-                    raise ConfigError(f"the SuperLink cannot listen at {self.deployment.host}:{self.deployment.port}")
+                    return f"the SuperLink cannot listen at {self.deployment.host}:{self.deployment.port}"
                 if had_database and code is not None and code > 0:
                     self._replace_database("the SuperLink does not start with it")
                 return f"the SuperLink failed to start (exit code {code})"
@@ -206,7 +215,7 @@ class Supervisor:
                 continue
             if name not in self._node_pauses:
                 failures = self._node_failures[name] = self._node_failures.get(name, 0) + 1
-                self._node_pauses[name] = time.monotonic() + NODE_PAUSE * 2 ** (failures - 1)
+                self._node_pauses[name] = time.monotonic() + PAUSE * 2 ** (failures - 1)
                 end = f"it was restarted {self.restarts} times and is given up" if self._is_given_up(name) else ""
                 self.say(f"{name} died (exit code {self.programs.exit_code(name)}){end and f'; {end}'}")
             else:
@@ -237,8 +246,8 @@ class Supervisor:
             if app_seen and not app_lives:
                 return None if self._new_marks() else "the server app died"
             app_seen = app_seen or app_lives
-            asks = not app_lives and time.monotonic() - self._status_checked > STATUS_INTERVAL
-            if asks and (ending := self._ended()) is not None:
+            interval = STATUS_INTERVAL if not app_lives else 15 * STATUS_INTERVAL
+            if time.monotonic() - self._status_checked > interval and (ending := self._ended()) is not None:
                 return None if self._new_marks() else ending
             time.sleep(POLL_INTERVAL)
         return None
