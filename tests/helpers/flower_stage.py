@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
 import socket
 import stat
 import sys
+from itertools import count as count_from
 
 import pytest
 
@@ -84,16 +86,19 @@ print(json.dumps({"run-id": None if step == "refuse" else str(count + 7), "error
 
 @contextlib.contextmanager
 def held_port(count=4):
-    """The first of some ports that no other program is given meanwhile; sockets that say so too may share them."""
-    while True:
+    """The first of some ports that no other program is given meanwhile; sockets that say so too may share them.
+
+    They lie below those that systems give to outgoing connections, so that they stay free after the end too.
+    """
+    for first in count_from(10000 + os.getpid() % 500 * 40, count):
         with contextlib.ExitStack() as stack:
-            first = 0
             try:
-                for number in range(count):
+                for port in range(first, first + count):
+                    with socket.socket() as alone:
+                        alone.bind(("127.0.0.1", port))  # nobody holds it, also not another test
                     holder = stack.enter_context(socket.socket())
                     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                    holder.bind(("127.0.0.1", first + number if number else 0))
-                    first = first or holder.getsockname()[1]
+                    holder.bind(("127.0.0.1", port))
             except OSError:
                 continue
             yield first
