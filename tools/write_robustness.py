@@ -13,7 +13,7 @@ from fedgma.paper.plots.robustness import draw_attacks
 from fedgma.paper.rates import Chosen
 from fedgma.paper.robustness import NO_ATTACK, Matrix, matrices
 from fedgma.reports.plots.style import plain_text, save
-from fedgma.statistics.verdicts import Verdict
+from fedgma.statistics.verdicts import Verdict, correct
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "robustness.md"
@@ -72,10 +72,13 @@ def _levels(matrix: Matrix, attack: str) -> str:
 
 def _gma(matrix: Matrix, attacks: Sequence[str]) -> str:
     """In how many attacks GMA is ahead of and behind the mean, and by how much at most."""
-    verdicts = {attack: matrix.versus(attack, "GMA", "mean") for attack in attacks}
+    corrected = correct([matrix.versus(attack, "GMA", "mean") for attack in attacks])
+    verdicts = dict(zip(attacks, corrected, strict=True))
     ahead = [attack for attack, verdict in verdicts.items() if verdict.outcome == "first ahead"]
     behind = [attack for attack, verdict in verdicts.items() if verdict.outcome == "second ahead"]
-    said = [f"GMA is significantly ahead in {len(ahead)} and behind in {len(behind)}"]
+    said = [
+        f"corrected for {len(verdicts)} tests, GMA is significantly ahead in {len(ahead)} and behind in {len(behind)}"
+    ]
     if ahead:
         most = max(ahead, key=lambda attack: verdicts[attack].mean)
         said.append(f"ahead by at most {verdicts[most].mean:.1f} points ({most})")
