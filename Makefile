@@ -16,7 +16,7 @@ test: lint types unit
 
 # with the long ones
 test-all: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
 
 # what needs a GPU, by any Python that has torch, triton and pytest: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))
@@ -64,10 +64,8 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# one process more than there are cores, because some tests wait for other programs
-WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
 
 # torch goes in first and alone, so that nothing that depends on it can pull another build
 $(READY): pyproject.toml constraints.txt

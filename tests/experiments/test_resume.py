@@ -207,6 +207,7 @@ def dying(monkeypatch, at):
     return done
 
 
+@pytest.mark.slow  # tests/faults/test_crash_resume.py has a shorter one
 @pytest.mark.parametrize(("ahead", "every", "deaths"), [(False, 0.0, 15), (True, 1e9, 5)])
 def test_death_at_any_step_of_writing_costs_nothing(tmp_path, whole, ahead, every, deaths):
     with pytest.MonkeyPatch.context() as patch:
@@ -240,6 +241,7 @@ main()
 """
 
 
+@pytest.mark.slow  # tests/faults/test_crash_resume.py has a shorter one
 def test_killed_for_real_again_and_again(tmp_path, whole):
     asked = [*COMMAND[3:], *words(STATEFUL), "--out", str(tmp_path)]
     for syncs in (21, 12):  # in the middle of a checkpoint of the second round, and of the one after that
@@ -259,6 +261,7 @@ def wait_for_rounds(out, process):
         time.sleep(0.01)
 
 
+@pytest.mark.slow  # tests/faults/test_crash_resume.py has a shorter one
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_folder_that_goes_on(tmp_path, number, code):
     endless = {**SMALL, "rounds": 100_000, "aggregator": "gma", "seed": 0}
