@@ -93,6 +93,6 @@ def converge(
 
 
 def _mean(rises: Sequence[float | None]) -> float | None:
-    """The mean over seeds; None without a run, or if one cannot be told."""
+    """The mean over seeds; None without a run, or if one has no value."""
     known = [value for value in rises if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(rises) else None
