@@ -133,14 +133,14 @@ def disturbed(state: Path, targets: list[str], rng: random.Random) -> Outcome:
     """One run with a kill of each of these targets."""
     moments = sorted(rng.sample(range(-1, ROUNDS), len(targets)))
     pace, began = measured_pace(), time.monotonic()
-    process = start(state, timeout=max(20.0, 10 * pace))
+    process = start(state, timeout=max(10.0, 10 * pace))
     killed = []
     for target, after in zip(targets, moments, strict=True):
         killed.append(kill(process, state, target, after, rng, pace))
         if target == "supervisor" and process.wait() == -signal.SIGKILL:
             while processes.find(state):
                 time.sleep(0.1)
-            process = start(state, timeout=max(20.0, 10 * pace))
+            process = start(state, timeout=max(10.0, 10 * pace))
     code = process.wait()
     left = processes.find(state)
     done = state / "run" / "done"
