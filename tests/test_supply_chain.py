@@ -1,25 +1,19 @@
 """What the source must not do with what it reads, the versions it is tested with, and the tools that check both."""
 
 import ast
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from scripts import load_script
+
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PICKLES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "pd.read_pickle"}
 ARGUMENTS = {("weights_only", False), ("allow_pickle", True), ("shell", True), ("verify", False)}
-
-
-def load_tool(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def dangers(source):
@@ -86,7 +80,7 @@ def test_the_pins_are_versions_that_the_package_accepts():
 
 
 def test_packages_that_could_not_be_looked_up_are_not_called_clean():
-    audit = load_tool("audit")
+    audit = load_script("tools/audit.py")
     rows = [{"name": "a", "version": "1", "vulns": []}, {"name": "b", "skip_reason": "not found"}]
     said = audit.advisories(rows, ["a", "b", "c"], "")
     assert "1 of 3 packages looked up" in said
@@ -112,4 +106,4 @@ def test_packages_that_could_not_be_looked_up_are_not_called_clean():
     ],
 )
 def test_mutants_are_small_changes_of_code_and_not_of_text(source, changed):
-    assert {mutant.now for mutant in load_tool("mutations").mutants(source, "module.py")} == changed
+    assert {mutant.now for mutant in load_script("tools/mutations.py").mutants(source, "module.py")} == changed

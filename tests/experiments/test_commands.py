@@ -1,6 +1,5 @@
 """The commands as a whole: never a traceback, always a documented code; the doctor; the docs."""
 
-import importlib.util
 import io
 import json
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedgma.cli.live import spark
 from fedgma.experiments import doctor
 from fedgma.experiments.grid import every_name
 from fedgma.records.checkpoints import digest
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,17 +67,13 @@ def test_the_doctor_measures_speed():
 
 
 def test_the_settings_reference_is_that_of_the_models():
-    spec = importlib.util.spec_from_file_location("write_settings", ROOT / "tools" / "write_settings.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_script("tools/write_settings.py")
     page = (ROOT / "docs" / "experiments.md").read_text()
     assert tool.page_with(tool.reference(), page) == page, "run: python tools/write_settings.py"
 
 
 def test_the_example_gives_a_verdict(capsys):
-    spec = importlib.util.spec_from_file_location("own_data", ROOT / "examples" / "own_data.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = load_script("examples/own_data.py")
     outcome = example.main()
     assert outcome.comparisons[0].cells[0].verdict.of == 4
     assert "seeds" in capsys.readouterr().out

@@ -4,7 +4,6 @@ import gzip
 import io
 import struct
 import tarfile
-import tracemalloc
 import zipfile
 
 import numpy as np
@@ -17,6 +16,7 @@ from fedgma.data.files.own import load_npz
 from fedgma.data.files.reader import SMALL, VARIABLE
 from fedgma.data.files.tinyimagenet import find_tinyimagenet
 from fedgma.errors import ConfigError, DataError
+from peak_memory import peak
 from rows import row
 
 MB = 1 << 20
@@ -25,16 +25,6 @@ MB = 1 << 20
 @pytest.fixture(autouse=True)
 def no_limit_of_the_user(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-
-
-def peak(action):
-    """The most bytes that an action takes."""
-    tracemalloc.start()
-    try:
-        action()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def refused(action, said):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import time
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from fedgma.documents import parse_json
 from fedgma.errors import ConfigError, DataError, FedgmaError, IntegrityError
 from fedgma.experiments.grid import read_file, read_grid
 from file_server import Server
+from peak_memory import peak
 from rows import row
 
 ROOT = Path(__file__).parents[2]
@@ -46,16 +46,6 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDGMA_DATA", raising=False)
     monkeypatch.delenv(VARIABLE, raising=False)
-
-
-def peak(action):
-    """The most bytes that an action takes."""
-    tracemalloc.start()
-    try:
-        action()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 # -- settings files -------------------------------------------------------------------------------

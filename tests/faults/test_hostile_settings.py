@@ -1,9 +1,7 @@
 """D1 to D3 and D20: settings with wrong names, wrong values and contradictions; any command line."""
 
-import importlib.util
 import math
 import random
-from pathlib import Path
 
 import pytest
 
@@ -14,17 +12,13 @@ from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
 from fedgma.experiments.settings import LARGE, MOST
 from rows import row
-
-FILE = Path(__file__).parents[2] / "benchmarks" / "faults" / "settings.py"
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def harness():
     """The program of the long campaign."""
-    spec = importlib.util.spec_from_file_location("fuzz_settings", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/faults/settings.py")
 
 
 @pytest.fixture

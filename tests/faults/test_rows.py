@@ -1,9 +1,10 @@
 """The page of faults: every row of the matrix has a test or a reason, and the page says what the tests do."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 MATRIX = {"A": 31, "B": 12, "C": 22, "D": 20, "E": 7, "F": 20, "G": 12}
@@ -13,9 +14,7 @@ MATRIX = {"A": 31, "B": 12, "C": 22, "D": 20, "E": 7, "F": 20, "G": 12}
 def writer():
     for package in ("flwr", "torch"):
         pytest.importorskip(package)
-    spec = importlib.util.spec_from_file_location("write_faults", ROOT / "tools" / "write_faults.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("tools/write_faults.py")
     module.tables()  # imports every test of a fault
     return module
 

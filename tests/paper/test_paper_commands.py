@@ -1,12 +1,10 @@
 """`fedgma paper`: what the commands print, write and refuse; a cut experiment from end to end on embedded images."""
 
 import csv
-import importlib.util
 import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from made_runs import write_experiment
@@ -21,6 +19,7 @@ from fedgma.paper.findings import ClaimVerdict, Finding, read_findings, write_fi
 from fedgma.paper.fleets import kind, pack_alike
 from fedgma.paper.plans import Cut
 from fedgma.paper.rates import read_chosen
+from scripts import load_script
 
 CUT = ("--quick", "--cells", "clients=10", "--seeds", "1", "--rounds", "2", "--device", "cpu", "--no-estimate")
 
@@ -241,9 +240,6 @@ def test_the_time_is_measured_in_a_few_rounds_and_leaves_no_folder(tmp_path, mon
 
 
 def test_the_replication_page_says_what_the_exported_runs_say():
-    root = Path(__file__).parents[2]
-    spec = importlib.util.spec_from_file_location("write_replication", root / "tools" / "write_replication.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_script("tools/write_replication.py")
     page = tool.PAGE.read_text()
     assert tool.page_with(tool.claims(), page) == page, "run: python tools/write_replication.py"

@@ -1,21 +1,19 @@
 """Where the exported runs come from: every one is accounted for, and what was not recorded is said to be lost."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from scripts import load_script
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("write_provenance", ROOT / "tools" / "write_provenance.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/write_provenance.py")
 
 
 def test_the_page_lists_every_exported_run(tool):

@@ -1,6 +1,5 @@
 """Rules under attack: what C7 plans, which runs it finds again, and what the page says of them."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,14 @@ from fedgma.paper.plans import Cut, plan_runs
 from fedgma.paper.rates import Chosen
 from fedgma.paper.results import export
 from fedgma.paper.robustness import NO_ATTACK, matrices
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 CUT = Cut(rounds=11, seeds=4, cells="partition.name=iid")
 
 
 def tool():
-    spec = importlib.util.spec_from_file_location("write_robustness", ROOT / "tools" / "write_robustness.py")
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return load_script("tools/write_robustness.py")
 
 
 def level(settings):

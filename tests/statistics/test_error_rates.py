@@ -1,19 +1,13 @@
 """The simulation of error rates, on few pages: verdicts keep their level, uncorrected ones do not."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "error_rates.py"
+from scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("error_rates", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/error_rates.py")
 
 
 def test_verdicts_keep_their_level_and_uncorrected_ones_do_not(script):

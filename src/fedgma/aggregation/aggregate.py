@@ -74,19 +74,19 @@ def rows_to_length(steps: Array, references: Array) -> Array:
     """Steps [..., entry], each scaled to the norm of its reference; a step of zeros stays zero."""
     if not steps.shape[-1]:
         return steps
-    ratio = _norms(references) / _or_one(_norms(steps))
+    ratio = row_norms(references) / or_one(row_norms(steps))
     return cast(cast(steps, "float64") * ratio[..., None], spec(steps).dtype)
 
 
-def _norms(rows: Array) -> Array:
+def row_norms(rows: Array) -> Array:
     """The norm of each row, in float64; squares cannot overflow, and the largest cannot underflow."""
     wide = cast(rows, "float64")
     scale = abs(wide).amax(-1) if is_torch(wide) else abs(wide).max(-1)
-    unit = wide / _or_one(scale)[..., None]
+    unit = wide / or_one(scale)[..., None]
     return scale * (unit * unit).sum(-1) ** 0.5
 
 
-def _or_one(values: Array) -> Array:
+def or_one(values: Array) -> Array:
     """The same numbers, with zeros replaced by 1."""
     return values + (values == 0)
 

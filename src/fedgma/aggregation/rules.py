@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgma.aggregation.aggregate import or_one, row_norms
 from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
 from fedgma.aggregation.masks import VoteMask, hard_mask, reversing_mask, signs, soft_mask
 from fedgma.aggregation.rule import Prepare, Rule
@@ -313,25 +314,12 @@ def _keep_norm(name: str, mean: Array, mask: Array) -> Array:
     """The mask over the ratio by which it shortens the mean; a mask that leaves nothing stays."""
     if not mask.shape[-1]:
         return mask
-    return mask / cast(_replace_zeros(_length_ratio(mean, mask)), spec(mask).dtype)[..., None]
+    ratio = row_norms(cast(mean, "float64") * mask) / or_one(row_norms(mean))
+    return mask / cast(or_one(ratio), spec(mask).dtype)[..., None]
 
 
 def _add_one(name: str, mean: Array, mask: Array) -> Array:
     return mask + 1
-
-
-def _length_ratio(mean: Array, mask: Array) -> Array:
-    """The norm of the masked mean over the norm of the plain mean, in float64; 1 where the mean is zero."""
-    wide = cast(mean, "float64")
-    scale = abs(wide).max(-1) if not is_torch(wide) else abs(wide).amax(-1)
-    unit = wide / _replace_zeros(scale)[..., None]  # squares cannot overflow, and the largest cannot underflow
-    masked_norm, plain_norm = ((values * values).sum(-1) ** 0.5 for values in (unit * mask, unit))
-    return masked_norm / _replace_zeros(plain_norm) + (plain_norm == 0)
-
-
-def _replace_zeros(values: Array) -> Array:
-    """The same numbers, with zeros replaced by 1."""
-    return values + (values == 0)
 
 
 def _shuffle(name: str, mean: Array, mask: Array, seed: int) -> Array:
