@@ -80,7 +80,7 @@ def test_the_runs_are_compared(played, tmp_path):
     words = ("paper", "compare", "e10", played[0], "--quick", "--cells", "clients=10", "--out", tmp_path / "page")
     code, printed, _ = call(*words)
     assert code == 0
-    assert "1 of 1 cells were run in both arms, with 1 seeds and 2 rounds" in printed
+    assert "1 of 1 cells were run in both arms, with 1 seed and 2 rounds" in printed
     assert (tmp_path / "page" / "report.html").exists()
     assert (tmp_path / "page" / "tables" / "cells.tex").exists()
 
