@@ -57,21 +57,24 @@ class Bench:
     client: Tensor  # [lane]
     rates: Tensor  # [4, lane]: lr, momentum, mu, clip
     loss: Tensor  # [lane]
-    hits: Tensor  # [lane]
+    measures: Tensor  # [lane, column], sums of the task's
 
 
 @without_hints()
-def train(task: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
+def train(
+    task: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False, measures: int = 1
+) -> Trained:
     """Train all lanes of the batch together; the result equals that of `loop.train` up to rounding of float32.
 
-    `padding` means that the gradients ignore padding in any batch, also for models that mix samples.
+    `padding` means that the gradients ignore padding in any batch, also for models that mix samples. `measures` is the
+    number of columns that the gradient function returns beside the loss.
     """
     model, lane_batch, pools, start, buffers, correction = task
     order = np.argsort(-lane_batch.steps, kind="stable")
     lane_batch, device = lane_batch.take(order), pools[0].y.device
     features = features_of(lane_batch, correction)
     rows = ship(lane_batch.run, device)
-    bench = lay_out(lane_batch, features, start, buffers, rows)
+    bench = lay_out(lane_batch, features, start, buffers, rows, measures)
     if correction:
         bench.correction = take_rows(correction, ship(order, device))
     find = gradients or lane_gradients(model)
@@ -124,6 +127,7 @@ def lay_out(
     start: Stacked,
     buffers: Stacked,
     rows: Tensor,
+    measures: int = 1,
 ) -> Bench:
     """The working tensors of the lane batch, on the device of `rows`; each host array is copied once."""
     device, lanes = rows.device, len(rows)
@@ -139,7 +143,7 @@ def lay_out(
         client=ship(lane_batch.client, device),
         rates=ship(rates_of(lane_batch), device),
         loss=torch.zeros(lanes, device=device),
-        hits=torch.zeros(lanes, device=device),
+        measures=torch.zeros(lanes, measures, device=device),
     )
 
 
@@ -179,7 +183,7 @@ def learn(
     all_busy: bool,
 ) -> None:
     """Gradient and step of all lanes on a batch, in place; only tensor operations, to be compiled and captured."""
-    grads, buffers, loss, hits = gradients(bench.params, bench.buffers, x, y, count)
+    grads, buffers, loss, measures = gradients(bench.params, bench.buffers, x, y, count)
     busy = None if all_busy else count > 0
     descend(bench, grads, features, busy)
     for name, value in buffers.items():
@@ -187,7 +191,7 @@ def learn(
             value if busy is None else torch.where(_wide(busy, value), value, bench.buffers[name])
         )
     bench.loss.add_(loss)
-    bench.hits.add_(hits)
+    bench.measures.add_(measures)
 
 
 def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None) -> None:
@@ -216,7 +220,7 @@ def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None)
 
 
 def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Trained:
-    """Updates, buffers, loss and accuracy of the first lanes; `order` is how they were sorted, and is undone."""
+    """Updates, buffers, loss and measures of the first lanes; `order` is how they were sorted, and is undone."""
     lanes = len(order)
     if np.array_equal(order, np.arange(lanes)):
         back: Rows = slice(lanes)
@@ -229,9 +233,9 @@ def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Tra
         began = start[name] if len(start[name]) == 1 else start[name].index_select(0, rows)
         torch.sub(bench.params[name], began, out=row)
     seen = bench.counts.sum(0).clamp(min=1)
-    loss, accuracy = (bench.loss / seen)[back], (bench.hits / seen)[back]
+    loss, measures = (bench.loss / seen)[back], (bench.measures / seen[:, None])[back]
     buffers = {name: value[back] for name, value in bench.buffers.items()}
-    return Trained(flat[back], shapes, buffers, loss, accuracy)
+    return Trained(flat[back], shapes, buffers, loss, measures)
 
 
 def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,7 +264,7 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
         client=bench.client[rows],
         rates=bench.rates[:, rows],
         loss=bench.loss[rows],
-        hits=bench.hits[rows],
+        measures=bench.measures[rows],
     )
 
 
@@ -270,7 +274,7 @@ def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
         for key, value in getattr(part, name).items():
             getattr(bench, name)[key].index_copy_(0, rows, value)
     bench.loss.index_copy_(0, rows, part.loss)
-    bench.hits.index_copy_(0, rows, part.hits)
+    bench.measures.index_copy_(0, rows, part.measures)
 
 
 def take_rows(stacked: Stacked, rows: Rows) -> Stacked:
