@@ -56,11 +56,11 @@ def line_of(record: RoundRecord, seconds: float) -> Line:
     """One line of `rounds.jsonl`; what was not measured in this round is absent."""
     line: dict[str, Any] = {
         "round": record.round,
-        "train": {"loss": record.train_loss, "accuracy": record.train_accuracy},
+        "train": record.train,
         **record.scores,
     }
-    if record.client_accuracies is not None:
-        line["clients"] = client_figures(record.client_accuracies, record.sampled)
+    if record.client_scores is not None:
+        line["clients"] = client_figures(record.client_scores, record.sampled)
     if record.votes is not None:
         line["mask"] = mask_figures(record.votes)
     line["counted"] = record.clients
