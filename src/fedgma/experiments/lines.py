@@ -45,8 +45,8 @@ def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) 
 
 
 def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
-    """Samples of each class at each client, unless the table would be too long."""
-    if len(clients) * len(data.classes) > MOST:
+    """Samples of each class at each client, unless there are no classes or the table would be too long."""
+    if data.target != "class" or len(clients) * len(data.classes) > MOST:
         return {}
     counts = class_counts(Partition(tuple(clients)), data.train.y, len(data.classes))
     return {"classes": list(data.classes), "counts": counts.tolist()}

@@ -95,7 +95,7 @@ def assemble(
         model=model,
         shapes=shapes,
         train=choose(
-            trainer, model, pools, precision=precision, form=form, beyond_kernels=beyond_kernels(specs), task=task
+            trainer, model, pools, precision=precision, form=form, task=task, beyond_kernels=beyond_kernels(specs)
         ),
         score=choose_scorer(trainer, model, sample, form=form, task=task),
         task=task,

@@ -45,16 +45,16 @@ def choose(
     *,
     precision: str = "fp32",
     form: bool = True,
-    beyond_kernels: Sequence[str] = (),
     task: Task = CLASSIFICATION,
+    beyond_kernels: Sequence[str] = (),
 ) -> LocalTrainer:
     """The trainer with the given name.
 
     "loop" trains one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU,
     "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU; on a CPU the
     kernels where there are any, else the loop (lanes for logistic regression). `form=False` uses torch's own gradients
-    where hand-written ones exist. `beyond_kernels` names settings of the runs that the CPU kernels do not have. Kernels
-    and hand-written gradients are for classification.
+    where hand-written ones exist; these and the kernels are for classification. `beyond_kernels` names settings of the
+    runs that the CPU kernels do not have.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
@@ -62,7 +62,7 @@ def choose(
     if trainer == "kernels" and beyond_kernels:
         raise ConfigError(f"the CPU kernels have no {', '.join(beyond_kernels)}; use trainer 'auto'")
     classifies = task is CLASSIFICATION
-    wanted = classifies and trainer in ("auto", "kernels") and not beyond_kernels
+    wanted = trainer in ("auto", "kernels") and classifies and not beyond_kernels
     kernel = _cpu_kernel(model, pools) if wanted else None
     if kernel is not None:
         return kernel_trainer(kernel, pools)

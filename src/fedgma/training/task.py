@@ -108,7 +108,7 @@ def measure_sums(task: Task, output: Tensor, y: Tensor) -> Tensor:
 def sample_means(task: Task, loss: Tensor, found: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Means over the samples of loss [..., sample] and measures [..., sample, column]."""
     if task.weight is None:
-        return loss.mean(-1), found.float().mean(-2)
+        return loss.mean(-1), (found if found.is_floating_point() else found.float()).mean(-2)
     return weighted_means(loss, found, task.weight(y))
 
 
