@@ -48,8 +48,8 @@ def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) 
 
 
 def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
-    """Samples of each class at each client, unless the table would be too long."""
-    if len(clients) * len(data.classes) > MOST:
+    """Samples of each class at each client, unless there are no classes or the table would be too long."""
+    if data.target != "class" or len(clients) * len(data.classes) > MOST:
         return {}
     counts = class_counts(Partition(tuple(clients)), data.train.y, len(data.classes))
     return {"classes": list(data.classes), "counts": counts.tolist()}
@@ -59,11 +59,11 @@ def line_of(record: RoundRecord, seconds: float) -> Line:
     """One line of `rounds.jsonl`; what was not measured in this round is absent."""
     line: dict[str, Any] = {
         "round": record.round,
-        "train": {"loss": record.train_loss, "accuracy": record.train_accuracy},
+        "train": record.train,
         **record.scores,
     }
-    if record.client_accuracies is not None:
-        line["clients"] = client_figures(record.client_accuracies, record.sampled)
+    if record.client_scores is not None:
+        line["clients"] = client_figures(record.client_scores, record.sampled)
     if record.votes is not None:
         line["mask"] = mask_figures(record.votes)
     line["counted"] = record.clients
