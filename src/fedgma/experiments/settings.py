@@ -26,7 +26,7 @@ Positive = Annotated[float, Field(gt=0, le=LARGE)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
-MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
+MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
 
 # algorithm -> server optimiser and its default rate; adaptive steps have a size near 1, so their rates are small
 ALGORITHMS: dict[str, tuple[str, float]] = {

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
+from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
 
@@ -23,7 +24,8 @@ def train(task: Assignment) -> Trained:
     for lane, run in enumerate(lane_batch.run.tolist()):
         weights = {name: value[run] for name, value in start.items()}
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
-        model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
+        # not strict: of tied weights only the first name is given
+        model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}}, strict=False)
         trained.append(train_client(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra))
     updates, after, losses, accuracies = zip(*trained, strict=True)
     flat = flatten(stack(updates))
@@ -60,7 +62,7 @@ def train_client(
             loss_sum += loss.detach() * count
             hits += (logits.detach().argmax(1) == y).sum()
     update = {name: value.detach() - start[name] for name, value in trainable.items()}
-    after = {name: value.detach().clone() for name, value in model.state_dict().items() if name not in trainable}
+    after = {name: value.clone() for name, value in named_tensors(model)[1].items()}
     return update, after, loss_sum / max(seen, 1), hits / max(seen, 1)
 
 
