@@ -102,16 +102,23 @@ def needs_more(a, b, c):
 @pytest.mark.parametrize("ready", [False, True])
 def test_lazy_layers_get_their_size_from_the_data_and_their_weights_from_the_seed(ready):
     def make(shape=None, classes=None):
-        return nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+        norm = nn.Identity() if ready else nn.LazyBatchNorm1d()
+        return nn.Sequential(nn.LazyLinear(5), norm, nn.ReLU(), nn.LazyLinear(3))
 
     model = make() if ready else make
     first, again, other = (build(model, (4,), 3, seed=s) for s in (0, 0, 1))
     assert first[0].weight.shape == (5, 4)
     assert torch.equal(first[0].weight, again[0].weight)
     assert not torch.equal(first[0].weight, other[0].weight)
-    assert not first[1].running_mean.any()  # the samples that gave the sizes leave no statistics
+    assert ready or not first[1].running_mean.any()  # the samples that gave the sizes leave no statistics
     assert first.training
     try_model(first, POOL, "net")
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_a_module_that_torch_cannot_copy_is_refused_with_the_fix():
+    with pytest.raises(ConfigError, match="could not be copied .*; pass a function that makes it"):
+        build(nn.Sequential(nn.LazyBatchNorm1d()), (4,), 3, seed=0)
 
 
 class Tied(nn.Module):

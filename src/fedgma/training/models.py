@@ -161,11 +161,21 @@ def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if isinstance(model, nn.Module):
-            return _materialised(copy.deepcopy(model), shape)
+            return _materialised(_copied(model), shape)
         network = _call(factory_of(model), tuple(shape), classes)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"expected a model factory to return a torch.nn.Module, got {type(network).__name__}")
         return _materialised(network, shape)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except ValueError as error:  # torch cannot copy a lazy buffer
+        raise ConfigError(
+            f"the module {type(model).__name__} could not be copied ({str(error).splitlines()[0][:100]}); "
+            "pass a function that makes it, or apply it to a batch first"
+        ) from error
 
 
 def _call(factory: Factory, shape: tuple[int, ...], classes: int) -> nn.Module:
