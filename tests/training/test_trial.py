@@ -117,7 +117,7 @@ def test_lazy_layers_get_their_size_from_the_data_and_their_weights_from_the_see
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_a_module_that_torch_cannot_copy_is_refused_with_the_fix():
-    with pytest.raises(ConfigError, match="could not be copied .*; pass a function that makes it"):
+    with pytest.raises(ConfigError, match=r"could not be copied .*; pass a function that makes it"):
         build(nn.Sequential(nn.LazyBatchNorm1d()), (4,), 3, seed=0)
 
 
@@ -151,7 +151,6 @@ def test_tied_weights_train_alike_in_loop_lanes_and_engine_and_as_plain_torch_do
     three = Engine(lane_gradients(model), compile=False)(task)
     assert distance(one.updates, two.updates) < 1e-9
     assert distance(one.updates, three.updates) < 1e-9
-    assert {name: value.tolist() for name, value in one.buffers.items()} == {"scale": [0.5, 0.5]}
     for client in range(2):
         plain = plainly_trained(model, pool, federation.clients[client], client)
         found = {name: start[name][0] + value[client] for name, value in one.updates.items()}
