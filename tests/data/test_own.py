@@ -68,9 +68,7 @@ def test_an_npz_with_a_test_part_keeps_it(tmp_path):
 
 def test_an_npz_without_labels_says_what_it_holds(tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.zeros((4, 4, 4), np.uint8))
-    with pytest.raises(
-        DataError, match=r"mine.npz has no array 'y' for the labels \(or y_train, .*it holds x"
-    ):
+    with pytest.raises(DataError, match=r"mine.npz has no array 'y' for the labels \(or y_train, .*it holds x"):
         load_npz(tmp_path / "mine.npz")
 
 

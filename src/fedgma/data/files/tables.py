@@ -96,6 +96,8 @@ def is_table(value: Any) -> bool:
 
 def columns_of(table: Any) -> dict[str, Column]:
     """The columns of a table object."""
+    if hasattr(table, "with_format"):  # of `datasets`: keeps the types of arrays and decodes images
+        table = table.with_format("numpy")
     names: Iterable[Any] = table.column_names if hasattr(table, "column_names") else table.columns
     return {str(name): _array(table[name]) for name in names}
 
@@ -181,7 +183,10 @@ def _stacked(column: Column, name: str, where: str) -> npt.NDArray[Any]:
     if len({cell.shape for cell in cells}) > 1:
         raise DataError(f"{where}: all cells of column {name!r} must have one shape; resize or pad them")
     stacked = np.stack(cells)
-    return stacked.astype(np.float32) if stacked.dtype.kind == "f" else stacked
+    pixels = (
+        stacked.dtype.kind in "iu" and stacked.ndim > 2 and 0 <= stacked.min(initial=0) <= stacked.max(initial=0) < 256
+    )
+    return stacked.astype(np.uint8) if pixels else stacked
 
 
 def _cell(cell: Any) -> npt.NDArray[Any]:
