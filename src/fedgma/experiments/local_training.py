@@ -7,7 +7,7 @@ from pydantic import Field
 
 from fedgma.errors import ConfigError
 from fedgma.experiments.section import Count, Factor, Section, Share, Whole
-from fedgma.training.schedules import Schedule
+from fedgma.training.schedules import Schedule, check_last_rate
 
 Run = Any  # the settings of a run, whose class has sections of this module
 AXES = ("round_schedule", "step_schedule")
@@ -56,6 +56,7 @@ def check_local(settings: Run) -> None:
         for name in needed:
             if getattr(section, name) is None:
                 raise ConfigError(f"{axis}: {section.name!r} needs {name}; set {axis}.{name}")
+    check_last_rate(settings.client_learning_rate, schedule_of(settings.round_schedule), settings.rounds)
     if settings.nesterov and settings.client_optimizer == "sgd" and not settings.momentum:
         raise ConfigError("nesterov: expected momentum above 0, got momentum = 0")
     if settings.algorithm == "scaffold" and settings.client_optimizer != "sgd":

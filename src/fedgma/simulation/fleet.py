@@ -84,7 +84,8 @@ def assemble(
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
-    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget)
+    moments = 2 if specs[0].client_optimizer == "adamw" else 1
+    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, moments=moments)
     return Fleet(
         specs=specs,
         model=model,

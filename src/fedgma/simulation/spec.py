@@ -16,7 +16,7 @@ from fedgma.errors import ConfigError
 from fedgma.simulation.attacks import Attack
 from fedgma.training.local_steps import OPTIMIZERS
 from fedgma.training.models import Model
-from fedgma.training.schedules import CONSTANT, Schedule
+from fedgma.training.schedules import CONSTANT, Schedule, check_last_rate
 
 
 class Federation(Protocol):
@@ -110,6 +110,7 @@ class RunSpec:
             )
         if self.nesterov and not (self.client_optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov needs client_optimizer 'sgd' with momentum above 0")
+        check_last_rate(self.client_learning_rate, self.round_schedule, self.rounds)
         if self.scaffold and self.client_optimizer != "sgd":
             raise ConfigError(
                 "SCAFFOLD reads the clients' mean gradient from how far SGD moved them, so it needs client_optimizer "

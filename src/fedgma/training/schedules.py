@@ -82,3 +82,12 @@ def factors(schedule: Schedule, total: int) -> np.ndarray:
     [1.0, 0.5, 0.25, 0.125]
     """
     return np.array([factor(schedule, position, total) for position in range(total)])
+
+
+def check_last_rate(rate: float, schedule: Schedule, rounds: int) -> None:
+    """Refuse a schedule over rounds that ends at a rate of 0: nothing would be learned, and SCAFFOLD divides by it."""
+    if schedule.changes and not np.float32(rate * factor(schedule, rounds - 1, rounds)) > 0:
+        raise ConfigError(
+            f"round_schedule: the learning rate falls to 0 before the last of {rounds} rounds; "
+            "set its floor above 0, or let it fall more slowly"
+        )
