@@ -12,6 +12,7 @@ from fedgma.training.choose import choose
 from fedgma.training.memory import measure
 from fedgma.training.models import build
 from fedgma.training.schedules import Schedule
+from fedgma.training.tasks import REGRESSION
 from plain_pools import make_federation
 from run_specs import make_spec
 
@@ -77,6 +78,11 @@ def test_scaffolds_variates_are_the_clients_gradients_whatever_the_rates():
     [
         ({"client_optimizer": "lion"}, "unknown client_optimizer 'lion'; known: sgd, adamw"),
         ({"weight_decay": -0.1}, "expected weight_decay >= 0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
+        (
+            {"label_smoothing": 0.1, "task": REGRESSION},
+            "label_smoothing is for the tasks classification and next_token",
+        ),
         ({"client_epsilon": 0.0}, "client_epsilon > 0"),
         ({"client_beta2": 1.0}, "client_beta1 and client_beta2 at least 0 and below 1"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov needs client_optimizer 'sgd' with momentum above 0"),
@@ -92,16 +98,24 @@ def test_local_training_that_makes_no_sense_is_refused(settings, said):
 
 
 def test_a_fleet_has_one_local_optimiser():
-    with pytest.raises(ConfigError, match="must share model, batch size, augmentation, local optimiser"):
+    with pytest.raises(ConfigError, match=r"must share .*client_optimizer, label_smoothing and the shape of inputs"):
         assemble([run_of(), run_of(client_optimizer="adamw")])
 
 
-def test_adamw_is_left_to_torch_and_never_to_the_cpu_kernels():
+@pytest.mark.parametrize("settings", [ADAMW[0], {"label_smoothing": 0.1}], ids=["adamw", "smoothing"])
+def test_what_the_cpu_kernels_do_not_have_is_left_to_torch(settings):
     federation, model = make_federation(SIZES, SHAPE), build("logistic", SHAPE, 10, seed=0)
     assert beyond_kernels([run_of(**SGD[2])]) == []
-    beyond = beyond_kernels([run_of(**ADAMW[0])])
-    with pytest.raises(ConfigError, match="the CPU kernels have no client_optimizer 'adamw'; use trainer 'auto'"):
-        choose("kernels", model, [federation.train], beyond_kernels=beyond)
+    (beyond,) = beyond_kernels([run_of(**settings)])
+    with pytest.raises(ConfigError, match=f"the CPU kernels have no {beyond}; use trainer 'auto'"):
+        choose("kernels", model, [federation.train], beyond_kernels=[beyond])
+
+
+def test_labels_are_smoothed_in_training_and_not_in_evaluation():
+    specs = [run_of(label_smoothing=share, rounds=1, lr=1e-12) for share in (0.0, 0.5)]
+    plain, smooth = (next(play([spec], trainer="lanes")).records[0] for spec in specs)
+    assert smooth.scores["test"]["loss"] == pytest.approx(plain.scores["test"]["loss"])
+    assert abs(smooth.train["loss"] - plain.train["loss"]) > 1e-3
 
 
 def test_a_lane_of_adamw_takes_one_more_copy_of_the_weights():

@@ -8,13 +8,18 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedgma.errors import ConfigError
+from fedgma.experiments.local_training import SMOOTHED
 from fedgma.training import lanes, loop
 from fedgma.training.batches import effective_rates
+from fedgma.training.choose import written_form
 from fedgma.training.cuda_graphs import Engine
-from fedgma.training.gradients import lane_gradients
+from fedgma.training.fast.written import form_gradients
+from fedgma.training.gradients import lane_gradients, multiplied
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import build
 from fedgma.training.schedules import SCHEDULES, Schedule, factor, factors
+from fedgma.training.task import mean_loss
+from fedgma.training.tasks import CLASSIFICATION, TASKS, smoothed
 from lane_twins import correction_like, distance, make_lane_batch, start_of
 from plain_pools import DoublePool, make_federation
 
@@ -108,6 +113,33 @@ class Idle(torch.nn.Module):
 
     def forward(self, x):
         return self.linear(x.flatten(1))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_labels_of_classes_are_smoothed_as_in_torch_and_others_are_refused(name):
+    if name not in SMOOTHED:
+        with pytest.raises(ConfigError, match=f"label_smoothing is for the tasks .*, got task '{name}'"):
+            smoothed(TASKS[name], 0.1)
+        return
+    task, generator = smoothed(TASKS[name], 0.3), torch.Generator().manual_seed(0)
+    logits = torch.randn(4, *([5] if name == "next_token" else []), 7, generator=generator)
+    y = torch.randint(7, logits.shape[:-1], generator=generator)
+    wanted = F.cross_entropy(logits.reshape(-1, 7), y.reshape(-1), label_smoothing=0.3)
+    torch.testing.assert_close(task.loss(logits, y).mean(), wanted)
+    torch.testing.assert_close(mean_loss(task, logits, y), wanted)
+    assert smoothed(TASKS[name], 0.0) is TASKS[name]
+
+
+def test_hand_written_gradients_smooth_labels_as_autograd_does():
+    model = build("logistic", SHAPE, 10, seed=0).double()
+    generator = torch.Generator().manual_seed(0)
+    params = {n: torch.randn((3, *v.shape), generator=generator).double() for n, v in model.named_parameters()}
+    x, y = torch.randn((3, 4, *SHAPE), generator=generator).double(), torch.arange(12).view(3, 4) % 10
+    count = torch.tensor([4, 2, 0])
+    wanted = lane_gradients(model, task=smoothed(CLASSIFICATION, 0.3))(params, {}, x, y, count)
+    found = form_gradients(written_form(model), "fp32", 0.3)(params, {}, x, y, count)
+    assert distance(wanted[0], multiplied(found[0])) < 1e-9
+    torch.testing.assert_close(found[2], wanted[2])
 
 
 @given(

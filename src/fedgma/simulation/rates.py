@@ -33,4 +33,8 @@ def learning_rates(specs: Sequence[RunSpec], rounds: np.ndarray, runs: np.ndarra
 
 def beyond_kernels(specs: Sequence[RunSpec]) -> list[str]:
     """The settings in use that the CPU kernels do not have."""
-    return [f"client_optimizer {spec.client_optimizer!r}" for spec in specs[:1] if spec.client_optimizer != "sgd"]
+    used = {
+        "client_optimizer 'adamw'": any(spec.client_optimizer == "adamw" for spec in specs),
+        "label_smoothing": any(spec.label_smoothing for spec in specs),
+    }
+    return [name for name, is_used in used.items() if is_used]
