@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedgma.cli.live import Stopping, obeying_signals
-from fedgma.cli.play import Manner, end, say_plan
+from fedgma.cli.play import Manner, end, put_label, say_plan
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import missing
@@ -26,6 +26,7 @@ def spread_grid(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, addr
     """Train the missing runs on a cluster and print the outcome; after a signal every fleet writes a checkpoint."""
     if not re.fullmatch(r"ray(:[^:/]+:\d+)?", address):
         raise ConfigError(f"--on: expected here, ray or ray:HOST:PORT, got {address!r}")
+    put_label(planned, manner)
     with obeying_signals() as stopping:
         errors = _play(grid, planned, manner, address, stopping) if missing(planned) else []
     if errors and not stopping():
