@@ -9,37 +9,41 @@ import typer
 from fedgma.cli.runs import at_terminal
 
 if TYPE_CHECKING:
-    from fedgma.cli.play import Manner
+    from rich.console import Console
+
     from fedgma.experiments.estimate import Estimate
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import Planned
 
+Facts = dict[str, object]
 VERY_LONG = 1800.0  # seconds; a longer job is begun at a terminal only if the user agrees
 
 
 def say_estimate(
-    planned: "Sequence[Planned]", packed: "Sequence[Sequence[Planned]]", materials: "Materials", manner: "Manner"
+    console: "Console",
+    packed: "Sequence[Sequence[Planned]]",
+    materials: "Materials",
+    *,
+    facts: dict[str, object] | None,
 ) -> None:
-    """`--dry-run`: print what the missing runs would take."""
+    """`--dry-run`: print what the missing runs would take; with `facts`, as a JSON object beside them."""
     from fedgma.experiments.estimate import estimate
 
     guess = estimate(packed, materials)
-    if manner.as_json:
-        left = sum(map(len, packed))
-        plan = {"runs": len(planned), "missing": left, "fleets": len(packed), "device": str(materials.device)}
-        typer.echo(json.dumps({"out": str(manner.out), **plan, **guess._asdict()}))
+    if facts is not None:
+        typer.echo(json.dumps({**facts, "missing": sum(map(len, packed)), "fleets": len(packed), **guess._asdict()}))
     elif packed:
-        manner.console.print(in_words(guess), soft_wrap=True)
+        console.print(in_words(guess), soft_wrap=True)
 
 
-def agreed(packed: "Sequence[Sequence[Planned]]", materials: "Materials", manner: "Manner") -> bool:
+def agreed(console: "Console", packed: "Sequence[Sequence[Planned]]", materials: "Materials") -> bool:
     """Print how long a long job will take; at a terminal, ask before a very long one."""
     from fedgma.experiments.estimate import estimate, is_long
 
-    if manner.silent or manner.yes or not is_long(packed, materials):
+    if not is_long(packed, materials):
         return True
     guess = estimate(packed, materials)
-    manner.console.print(in_words(guess), soft_wrap=True)
+    console.print(in_words(guess), soft_wrap=True)
     return guess.seconds < VERY_LONG or not at_terminal() or typer.confirm("begin?", default=True)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fedgma.cli import beside
+from fedgma.cli import beside, queue
 from fedgma.cli.beside import RUNS, Cells, Quick, Rates
 from fedgma.cli.play import Checkpoints, Device, Precision, Quiet, say_plan
 from fedgma.cli.runs import Json
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from fedgma.paper.catalogue import Experiment
     from fedgma.paper.plans import Cut, Plan
 
-app = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, search, run, compare, all, results.")
+app = typer.Typer(
+    no_args_is_help=True, help="The paper's experiments: list, queue, search, run, compare, all, results."
+)
+app.command()(queue.queue)
 app.command()(beside.compare)
 app.command()(beside.results)
 
@@ -40,6 +43,12 @@ Minutes = Annotated[
 ]
 
 
+Done = Annotated[
+    list[Path] | None,
+    typer.Option(help="Exported results or run folders of another machine: their runs are not made again."),
+]
+
+
 class How(NamedTuple):
     """The options that are the same for every experiment."""
 
@@ -52,6 +61,7 @@ class How(NamedTuple):
     minutes: float | None
     checkpoint_seconds: float
     keep: bool = False
+    done: tuple[Path, ...] = ()
     quiet: bool = False
 
 
@@ -93,6 +103,7 @@ def run(
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
     keep: Keep = False,
+    done: Done = None,
     quiet: Quiet = False,
 ) -> None:
     """Train the runs of experiments, or part of them. Finished runs are not repeated; stopped runs are resumed.
@@ -103,7 +114,8 @@ def run(
     from fedgma.paper.plans import Cut
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet)
+    earlier = tuple(done or ())
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, earlier, quiet)
     _check_data([name for one in [experiment(name) for name in ids] for name in _play(one, cut, how)])
 
 
@@ -130,7 +142,7 @@ def run_all(
     from fedgma.paper.rates import Chosen
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet=quiet)
     absent = []
     for one in catalogue().values():
         if not cells or plan_runs(one, Chosen(), cut).runs:
@@ -149,8 +161,11 @@ def search(
     quick: Quick = False,
     out: Out = RUNS,
     to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
+    plan: Annotated[
+        str, typer.Option(metavar="ID", help="The search: E15 as in the paper, or C5, C9, C11 for each setting alone.")
+    ] = "",
     by_setting: Annotated[
-        bool, typer.Option(help="Search separately for each partition and number of clients (C5), not as in E15.")
+        bool, typer.Option(help="Search separately for each partition and number of clients: the same as --plan C5.")
     ] = False,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -159,24 +174,30 @@ def search(
     fleet: Fleet = None,
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
+    done: Done = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
+    from fedgma.errors import ConfigError
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.compare import compare as compare_runs
-    from fedgma.paper.entries import read_entries
+    from fedgma.paper.entries import merged, read_entries
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
-    from fedgma.paper.search import doubts, write_search
+    from fedgma.paper.search import SPLIT, doubts, write_search
 
-    one, chosen = experiment("C5" if by_setting else "E15"), read_chosen(rates)
+    one, chosen = experiment(plan or ("C5" if by_setting else "E15")), read_chosen(rates)
+    if one.splits != (SPLIT,):
+        raise ConfigError(f"--plan expects a search of learning rates, such as E15 or C5, got {one.id}: {one.title}")
+    by_setting = one.id != "E15"
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, quiet=quiet or as_json)
+    earlier, silent = tuple(done or ()), quiet or as_json
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier, quiet=silent)
     _play(one, cut, how)
-    entries, unfinished = read_entries([out])
-    searched = compare_runs(one, entries, chosen, cut, unfinished=unfinished)
+    entries, unfinished = read_entries([*([out] if out.is_dir() else []), *earlier])
+    searched = compare_runs(one, merged(entries), chosen, cut, unfinished=unfinished)
     found = write_search(searched, chosen, to, by_setting=by_setting)
     doubtful = doubts(searched, by_setting=by_setting)
     written = [str(to / "rates.csv"), str(to / "chosen.toml")]
@@ -248,7 +269,7 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> list[str]:
         from fedgma.experiments.materials import Materials
 
         materials = Materials(how.device, precision=how.precision)
-        grid, absent = _with_data(plan.grid, console)
+        grid, absent = _with_data(_without_done(plan.grid, how, console), console)
         planned = plans.plan(grid, materials, how.out)
         undone = plans.missing(planned)
         left, reasons = fleets.playable(undone, materials)
@@ -291,6 +312,18 @@ def _play_fleets(
         options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
         play_fleets([members], materials, watch, stopping, **options)
         console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
+
+
+def _without_done(grid: "Grid", how: "How", console: "Console") -> "Grid":
+    """The runs that were not made elsewhere; says how many were."""
+    if not how.done:
+        return grid
+    from fedgma.paper.entries import merged, read_entries
+    from fedgma.paper.queue import not_made
+
+    left = not_made(grid.runs, merged(read_entries(how.done)[0]))
+    console.print(f"{len(grid.runs) - len(left)} runs are done in {', '.join(map(str, how.done))}", soft_wrap=True)
+    return grid._replace(runs=tuple(left))
 
 
 def _with_data(grid: "Grid", console: "Console") -> "tuple[Grid, list[str]]":

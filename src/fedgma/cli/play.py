@@ -110,9 +110,10 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         packed = pack(left, materials)
         say_plan(console, planned, left, len(packed), str(materials.device))
         if manner.dry:
-            say_estimate(planned, packed, materials, manner)
+            facts = {"out": str(manner.out), "runs": len(planned), "device": str(materials.device)}
+            say_estimate(console, packed, materials, facts=facts if manner.as_json else None)
             return
-        if not agreed(packed, materials, manner):
+        if not (manner.silent or manner.yes or agreed(console, packed, materials)):
             return
         put_label(planned, manner)
         watch = Watch(console, quiet=manner.silent, names=arm_names(planned))

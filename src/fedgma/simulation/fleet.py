@@ -2,13 +2,13 @@
 
 Everything is batched over runs: local training over all sampled clients of all runs; tally, mask and server over
 [run, entry]; evaluation over runs. The random draws of a run depend only on its own seed, round and clients, so they
-are the same whichever other runs are in the fleet. The state is passed in and returned, so a run can be stopped and
-resumed.
+are the same whichever other runs are in the fleet. The state is passed in and returned, so that runs can be resumed.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ from fedgma.errors import ConfigError
 from fedgma.seeds import seed
 from fedgma.simulation.batched import attacks, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
+from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
 from fedgma.simulation.sampling import draw_batches, sample_all_clients
 from fedgma.simulation.spec import SHARED, RunSpec
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
-from fedgma.training.batches import effective_steps
+from fedgma.training.batches import effective_rates
 from fedgma.training.choose import choose, choose_scorer
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
@@ -33,9 +34,7 @@ from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer
 from fedgma.training.models import build
 from fedgma.training.same_pools import distinct
 from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten
-
-# rates of a lane, and the settings that they come from
-RATES = {"lr": "client_learning_rate", "momentum": "momentum", "mu": "mu", "clip": "gradient_clip"}
+from fedgma.training.task import Columns, Task, columns_of, figures, sample_means
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +46,12 @@ class Fleet:
     shapes: tuple[tuple[str, torch.Size], ...]  # of the trainable parameters, in order
     train: LocalTrainer
     score: Scorer
+    task: Task
+    columns: Columns  # of the task's measures
     precision: str
     pools: tuple[Pool, ...]  # distinct training pools
     pool: np.ndarray  # [run], position in `pools`
+    rates: dict[str, np.ndarray]  # of local training, float32 [run] each
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal pools are one object
     optimizers: optimizers.Optimizers
     rules: rules.Rules
@@ -72,7 +74,7 @@ def assemble(
     chunk: int | None = None,
     form: bool = True,
 ) -> Fleet:
-    """Check that the runs can share a fleet, and prepare everything that is the same in every round.
+    """Check that the runs can share a fleet, and prepare all that is the same in every round.
 
     `trainer`, `precision` and `form` are those of `training.choose.choose`. `budget` is the memory for lanes in bytes,
     by default a share of the device's. `chunk` is the number of lanes trained at a time; it replaces the budget.
@@ -85,16 +87,23 @@ def assemble(
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
-    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget)
+    task = specs[0].task
+    columns = columns_of(task, model, sample)
+    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task)
     return Fleet(
         specs=specs,
         model=model,
         shapes=shapes,
-        train=choose(trainer, model, pools, precision=precision, form=form),
-        score=choose_scorer(trainer, model, sample, form=form),
+        train=choose(
+            trainer, model, pools, precision=precision, form=form, task=task, beyond_kernels=beyond_kernels(specs)
+        ),
+        score=choose_scorer(trainer, model, sample, form=form, task=task),
+        task=task,
+        columns=columns,
         precision=precision,
         pools=pools,
         pool=pool,
+        rates=run_rates(specs),
         tests=_shared_tests(specs),
         optimizers=optimizers.lay_out([spec.optimizer for spec in specs], shapes, device),
         rules=rules.lay_out(
@@ -147,7 +156,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
-    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
+    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers, fleet.columns.number)
     drift = torch.zeros_like(sums.total) if state.control is not None else None
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
@@ -214,8 +223,10 @@ def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> 
     runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
     specs = [fleet.specs[run] for run, _ in lanes]
     drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
-    rates = {name: np.array([getattr(spec, setting) for spec in specs], np.float32) for name, setting in RATES.items()}
-    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, seeds=drawn.seeds, **rates), drawn.samples
+    rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
+    lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
+    rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
+    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), drawn.samples
 
 
 def _correction(state: State, lane_batch: LaneBatch) -> Tensor:
@@ -237,7 +248,7 @@ def _update_variates(
     displacement amounts to, else the variates would be too large by up to 1 / (1 - momentum).
     """
     assert state.control is not None
-    scale = lane_batch.lr * effective_steps(lane_batch.steps, lane_batch.momentum)
+    scale = effective_rates(lane_batch.lr, lane_batch.steps, lane_batch.momentum, lane_batch.nesterov)
     run, steps = ship(lane_batch.run, fleet.device), ship(scale.astype(np.float32), fleet.device)
     change = -state.control[run] - updates / steps[:, None]
     change = torch.where(counted[:, None], change, 0.0)
@@ -257,8 +268,9 @@ def _record(
     zeros: Tensor,
 ) -> Round:
     """The round's numbers, still on the device."""
-    weight = sums.weight.clamp(min=1)[:, None]
-    columns = [sums.metrics / weight, sums.clients[:, None].double(), sums.weight[:, None]]
+    trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
+    scored = figures(fleet.task, fleet.columns, trained[:, 0], trained[:, 1:])
+    columns = [scored, sums.clients[:, None].double(), sums.weight[:, None]]
     mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
     agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
     columns += [mask[:, None].double(), agreement[:, None].double()]
@@ -274,6 +286,7 @@ def _record(
             if fleet.specs[run].is_measured(int(state.rounds[run]))
         },
         client_scores=clients,
+        names=fleet.task.names,
     )
 
 
@@ -304,7 +317,7 @@ def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor,
 def _evaluate(
     fleet: Fleet, state: State, runs: list[int]
 ) -> tuple[dict[str, tuple[np.ndarray, Tensor]], dict[int, Tensor]]:
-    """Evaluate the runs that are due on their test pools: name -> (runs, [run, 2]), and run -> [client]."""
+    """Evaluate the runs that are due on their test pools: name -> (runs, [run, figure]), and run -> [client]."""
     scores: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     clients: dict[int, Tensor] = {}
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
@@ -313,11 +326,14 @@ def _evaluate(
         params = unflatten(state.params[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
-            loss, hit = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
-        scores.setdefault(name, []).append((rows, torch.stack([loss.mean(1), hit.float().mean(1)], 1)))
+            loss, found = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
+        means = sample_means(fleet.task, loss, found, pool.y)
+        scores.setdefault(name, []).append((rows, figures(fleet.task, fleet.columns, *means)))
+        weight = None if fleet.task.weight is None else fleet.task.weight(pool.y)
         for row, run in enumerate(rows.tolist()):
             if name == "test" and (samples := fleet.client_tests[run]) is not None:
-                clients[run] = client_means(hit[row], samples)
+                of_clients = client_means(loss[row], found[row], samples, weight)
+                clients[run] = figures(fleet.task, fleet.columns, *of_clients)[:, fleet.task.first]
     return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in scores.items()}, clients
 
 
@@ -392,7 +408,7 @@ def _check_together(specs: tuple[RunSpec, ...]) -> None:
         same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
         if not same or shape != first:
             raise ConfigError(
-                "the runs of a fleet must share model, batch size, augmentation and input shape; "
+                "the runs of a fleet must share model, batch size, augmentation, local optimiser and input shape; "
                 "put runs that differ in another fleet"
             )
         if spec.federation.train.y.device != specs[0].federation.train.y.device:
