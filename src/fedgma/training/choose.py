@@ -53,15 +53,9 @@ def choose(
 
     "loop" trains one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU,
     "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU; on a CPU the
-<<<<<<< HEAD
     kernels where there are any, else the loop (lanes for dense layers alone). `form=False` uses torch's own gradients
-    where hand-written ones exist; these and the kernels are for classification. `beyond_kernels` names settings of the
-    runs that the CPU kernels do not have.
-=======
-    kernels where there are any, else the loop (lanes for logistic regression). `form=False` uses torch's own gradients
     where hand-written ones exist; these and the kernels are for classification. `smoothing` is that of the labels.
     `beyond_kernels` names settings of the runs that the CPU kernels do not have.
->>>>>>> 74562b7
     """
     check_precision(precision)
     if trainer not in TRAINERS:
@@ -78,14 +72,9 @@ def choose(
         raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
     on_gpu = pools[0].y.device.type == "cuda"
     if trainer == "auto":  # lanes of convolutions are slower than the loop on a CPU
-<<<<<<< HEAD
         trainer = "engine" if on_gpu else "lanes" if type(model) in (Logistic, MLP) else "loop"
-    reason = why_not_lanes(model, pools[0], task) if trainer != "loop" else None
-=======
-        trainer = "engine" if on_gpu else "lanes" if type(model) is Logistic else "loop"
     goal = smoothed(task, smoothing)
     reason = why_not_lanes(model, pools[0], goal) if trainer != "loop" else None
->>>>>>> 74562b7
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
     if trainer == "loop" or reason is not None:
