@@ -25,15 +25,15 @@ def made(folder, name="E12", cut=ONE_SEED, level=90.0, **options):
 
 
 def test_every_job_of_the_queue_plans_runs_with_four_seeds_or_is_a_search():
-    jobs, searched = read_queue(), set()
-    for job in jobs:
+    searched: set[str] = set()
+    for job in read_queue():
         plan = plan_runs(experiment(job.id), read_chosen(), Cut(cells=job.cells, seeds=1))
         assert plan.runs, job
         assert job.search == (experiment(job.id).splits == ("validation",))
         assert job.search or experiment(job.id).seeds >= 4, job
-        datasets = {run.dataset for _, run in plan.runs}
-        assert not plan.unrated or datasets <= searched, f"{job.id} needs rates that no job before it searches"
-        searched |= datasets if job.search else set()
+        needed = experiment(job.id).search
+        assert not plan.unsearched or needed in searched, f"{job.id} needs the rates of {needed} first"
+        searched |= {job.id} if job.search else set()
 
 
 def test_runs_of_folders_and_exports_are_done_and_the_others_are_left(tmp_path):

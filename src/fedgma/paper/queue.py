@@ -60,7 +60,7 @@ class Left(NamedTuple):
     runs: int  # missing runs
     samples: int
     seconds: float | None  # on a GPU, at the rates of the records; None if there are no records of such runs
-    unrated: tuple[str, ...] = ()  # data sets and algorithms whose rates have not been searched yet
+    unsearched: tuple[str, ...] = ()  # data sets and algorithms whose rates have not been searched yet
 
     @property
     def rate(self) -> float | None:
@@ -102,7 +102,7 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[s
     total = None if None in seconds else sum(one for one in seconds if one is not None)
     done = len(plan.grid.runs) - len(missing) - earlier
     trained = sum(samples(settings) for settings in missing)
-    return Left(job, len(plan.grid.runs), done, outdated, earlier, len(missing), trained, total, plan.unrated)
+    return Left(job, len(plan.grid.runs), done, outdated, earlier, len(missing), trained, total, plan.unsearched)
 
 
 def not_made(runs: Iterable[Settings], entries: Sequence[Entry]) -> list[Settings]:
