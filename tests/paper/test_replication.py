@@ -56,6 +56,15 @@ def test_levels_count_cells_near_and_above_print(found):
     assert (levels.run, levels.printed) == (32, 32)
 
 
+def test_a_verdict_that_is_not_decided_has_a_reason(found):
+    reasons = {answer.claim.text: overview.reason(answer) for listed in found.answers.values() for answer in listed}
+    assert reasons["The gain grows with the number of local epochs"] == "not converged"
+    assert reasons["Plain and masked averaging share their best pair of learning rates"] == "one seed"
+    assert reasons["With clients of very different sizes, masked averaging is ahead"] == "not converged, 2 seeds"
+    convex = "On a convex objective with label skew masked averaging is ahead on training data too"
+    assert reasons[convex] == "not significant after the correction"
+
+
 def test_every_claim_has_a_short_name(found):
     shorts = [(name, answer.claim.short) for name, listed in found.answers.items() for answer in listed]
     assert all(short for _, short in shorts)
