@@ -132,6 +132,12 @@ def _notes(
         for one in queued
         for why, count in one.outdated.items()
     ]
+    notes += [
+        f"{one.job.id}: the runs that have to be made again are in {', '.join(sorted(one.precisions))}, not in "
+        f"{one.job.precision}; runs in another precision would not pair with the other arms"
+        for one in queued
+        if one.precisions - {one.job.precision}
+    ]
     if unfinished:
         notes.append(f"{unfinished} unfinished runs count as missing; where their folders are, they are resumed")
     parts = [f"{one.job.id} {one.done} of {one.planned}" for one in others if one.done < one.planned]
