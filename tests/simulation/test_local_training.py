@@ -90,7 +90,7 @@ def test_scaffolds_variates_are_the_clients_gradients_whatever_the_rates():
         ({"round_schedule": Schedule("exponential", decay=1e-30)}, "falls to 0 before the last of 3 rounds"),
         ({"client_optimizer": "adamw", "scaffold": True}, "so it needs client_optimizer 'sgd', got 'adamw'"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_local_training_that_makes_no_sense_is_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
