@@ -88,6 +88,15 @@ def spoken(aggregator: str) -> str:
     return aggregator if row is None else row.noun or row.label
 
 
+def is_rule(aggregator: str) -> bool:
+    """Whether a run names a rule of the library, or a user's own as `file.py:name`.
+
+    >>> is_rule("gma"), is_rule("mine.py:rule"), is_rule("gmaa")
+    (True, True, False)
+    """
+    return aggregator in RULES or ":" in aggregator
+
+
 def spelt(name: str, value: Any) -> str:
     """A setting in a title: the value alone for some settings, else name and value.
 
