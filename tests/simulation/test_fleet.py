@@ -250,7 +250,7 @@ def test_batch_normalisation_statistics_take_the_mean_and_counters_the_maximum()
 
 def test_runs_that_do_not_fit_together_are_refused():
     one = run_of(make_federation(UNEVEN, SHAPE))
-    with pytest.raises(ConfigError, match="share model, batch size, augmentation, local optimiser and input shape"):
+    with pytest.raises(ConfigError, match="must share task, model, batch_size, augment"):
         assemble([one, run_of(one.federation, batch_size=4)])
     with pytest.raises(ConfigError, match="at least one run"):
         assemble([])
@@ -396,7 +396,7 @@ def test_a_round_that_was_sent_reads_the_same():
     for _ in range(2):
         state, played = play_round(fleet, state)
         for one, two in zip(played.records, played.sent().records, strict=True):
-            accuracies, others = one.client_accuracies, two.client_accuracies
+            accuracies, others = one.client_scores, two.client_scores
             assert accuracies.dtype == others.dtype
             assert np.array_equal(accuracies, others)
-            assert one._replace(client_accuracies=None) == two._replace(client_accuracies=None)
+            assert one._replace(client_scores=None) == two._replace(client_scores=None)

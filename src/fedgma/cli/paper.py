@@ -1,13 +1,16 @@
 """`fedgma paper list | search | run | all`: run the experiments behind the paper's tables and figures."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fedgma.cli import beside
+from fedgma.cli import beside, queue
 from fedgma.cli.beside import RUNS, Cells, Quick, Rates
-from fedgma.cli.play import Checkpoints, Device, Precision, say_plan
+from fedgma.cli.play import Checkpoints, Device, Precision, Quiet, say_plan
+from fedgma.cli.runs import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
     from fedgma.paper.catalogue import Experiment
     from fedgma.paper.plans import Cut, Plan
 
-app = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, search, run, compare, all, results.")
+app = typer.Typer(
+    no_args_is_help=True, help="The paper's experiments: list, queue, search, run, compare, all, results."
+)
+app.command()(queue.queue)
 app.command()(beside.compare)
 app.command()(beside.results)
 
@@ -37,6 +43,12 @@ Minutes = Annotated[
 ]
 
 
+Done = Annotated[
+    list[Path] | None,
+    typer.Option(help="Exported results or run folders of another machine: their runs are not made again."),
+]
+
+
 class How(NamedTuple):
     """The options that are the same for every experiment."""
 
@@ -49,28 +61,30 @@ class How(NamedTuple):
     minutes: float | None
     checkpoint_seconds: float
     keep: bool = False
+    done: tuple[Path, ...] = ()
+    quiet: bool = False
 
 
 @app.command("list")
-def list_experiments(rates: Rates = None) -> None:
+def list_experiments(rates: Rates = None, as_json: Json = False) -> None:
     """List every experiment: its number of runs, the samples they train on, and whether this machine has the data."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from fedgma.cli.tables import say_table
     from fedgma.paper.catalogue import catalogue
     from fedgma.paper.plans import absent_data, plan_runs, samples
     from fedgma.paper.rates import read_chosen
+    from fedgma.reports.tables import Table
 
     chosen = read_chosen(rates)
-    table = Table("id", "what", "printed in", "runs", "samples", "data", box=None, header_style="bold")
+    rows = []
     for one in catalogue().values():
         runs = plan_runs(one, chosen).grid.runs
         absent = absent_data(run.dataset for run in runs)
         data = "an analysis" if not runs else "here" if not absent else f"absent: {', '.join(absent)}"
         total = sum(samples(run) for run in runs)
         count = (str(len(runs)), f"{total / 1e6:,.0f} M") if runs else ("", "")
-        table.add_row(one.id, one.title, one.source, *count, data)
-    Console(highlight=False).print(table)
+        rows.append((one.id, one.title, one.source, *count, data))
+    header = ("id", "what", "printed in", "runs", "samples", "data")
+    say_table(Table("experiments", "", header, tuple(rows)), as_json=as_json)
 
 
 @app.command()
@@ -89,15 +103,20 @@ def run(
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
     keep: Keep = False,
+    done: Done = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Train the runs of experiments, or part of them. Finished runs are not repeated; stopped runs are resumed."""
+    """Train the runs of experiments, or part of them. Finished runs are not repeated; stopped runs are resumed.
+
+    Runs whose data set is not on this machine are left out, and the exit code is then 3.
+    """
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.plans import Cut
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep)
-    for one in [experiment(name) for name in ids]:
-        _play(one, cut, how)
+    earlier = tuple(done or ())
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, earlier, quiet)
+    _check_data([name for one in [experiment(name) for name in ids] for name in _play(one, cut, how)])
 
 
 @app.command("all")
@@ -115,6 +134,7 @@ def run_all(
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
     keep: Keep = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run every experiment in order, or part of each. Experiments without a cell that fits --cells are skipped."""
     from fedgma.paper.catalogue import catalogue
@@ -122,10 +142,12 @@ def run_all(
     from fedgma.paper.rates import Chosen
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet=quiet)
+    absent = []
     for one in catalogue().values():
         if not cells or plan_runs(one, Chosen(), cut).runs:
-            _play(one, cut, how)
+            absent += _play(one, cut, how)
+    _check_data(absent)
 
 
 @app.command()
@@ -139,8 +161,11 @@ def search(
     quick: Quick = False,
     out: Out = RUNS,
     to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
+    plan: Annotated[
+        str, typer.Option(metavar="ID", help="The search: E15 as in the paper, or C5, C9, C11 for each setting alone.")
+    ] = "",
     by_setting: Annotated[
-        bool, typer.Option(help="Search separately for each partition and number of clients (C5), not as in E15.")
+        bool, typer.Option(help="Search separately for each partition and number of clients: the same as --plan C5.")
     ] = False,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -149,39 +174,69 @@ def search(
     fleet: Fleet = None,
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
+    done: Done = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
+    from fedgma.errors import ConfigError
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.compare import compare as compare_runs
-    from fedgma.paper.entries import read_entries
+    from fedgma.paper.entries import merged, read_entries
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
-    from fedgma.paper.search import doubts, write_search
+    from fedgma.paper.search import SPLIT, doubts, write_search
 
-    one, chosen = experiment("C5" if by_setting else "E15"), read_chosen(rates)
+    one, chosen = experiment(plan or ("C5" if by_setting else "E15")), read_chosen(rates)
+    if one.splits != (SPLIT,):
+        raise ConfigError(f"--plan expects a search of learning rates, such as E15 or C5, got {one.id}: {one.title}")
+    by_setting = one.id != "E15"
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
+    earlier, silent = tuple(done or ()), quiet or as_json
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier, quiet=silent)
     _play(one, cut, how)
-    entries, unfinished = read_entries([out])
-    searched = compare_runs(one, entries, chosen, cut, unfinished=unfinished)
+    entries, unfinished = read_entries([*([out] if out.is_dir() else []), *earlier])
+    searched = compare_runs(one, merged(entries), chosen, cut, unfinished=unfinished)
     found = write_search(searched, chosen, to, by_setting=by_setting)
-    for (dataset, algorithm, rule), (client, server) in found.items():
-        typer.echo(f"{dataset} {algorithm} {rule}: client {client:g}, server {server:g}")
-    for doubt in doubts(searched, by_setting=by_setting):
+    doubtful = doubts(searched, by_setting=by_setting)
+    written = [str(to / "rates.csv"), str(to / "chosen.toml")]
+    names = ("dataset", "algorithm", "rule", "client", "server")
+    chosen_rates = [dict(zip(names, (*key, *rates), strict=True)) for key, rates in found.items()]
+    if as_json:
+        typer.echo(json.dumps({"rates": chosen_rates, "in doubt": doubtful, "written": written}))
+    elif not quiet:
+        _say_search(chosen_rates, doubtful, written)
+
+
+def _say_search(rates: "list[dict[str, Any]]", doubtful: "Sequence[str]", written: list[str]) -> None:
+    for row in rates:
+        typer.echo("{dataset} {algorithm} {rule}: client {client:g}, server {server:g}".format(**row))
+    for doubt in doubtful:
         typer.echo(f"in doubt: {doubt}")
-    typer.echo(f"written: {to / 'rates.csv'}, {to / 'chosen.toml'}")
+    typer.echo(f"written: {', '.join(written)}")
 
 
-def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
-    """Run one experiment: print its plan, train its runs, do its analysis."""
+def _check_data(absent: list[str]) -> None:
+    """Raise an error if data sets were missing."""
+    from fedgma.errors import DataError
+
+    if absent:
+        names = ", ".join(dict.fromkeys(absent))
+        raise DataError(
+            f"runs were left out because these data sets are missing: {names}; `fedgma data list` says how to get each"
+        )
+
+
+def _play(one: "Experiment", cut: "Cut", how: "How") -> list[str]:
+    """Run one experiment: print its plan, train its runs, do its analysis; return the data sets that are missing."""
     from rich.console import Console
 
     from fedgma.errors import ConfigError
     from fedgma.paper.plans import plan_runs
     from fedgma.paper.rates import read_chosen
 
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, quiet=how.quiet)
     console.print(f"{one.id}: {one.title} ({one.source})", soft_wrap=True)
     plan = plan_runs(one, read_chosen(how.rates), cut)
     if cut.cells and not plan.runs:
@@ -190,21 +245,23 @@ def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
         )
     if plan.unrated:
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
+    absent = _play_runs(plan, how, console) if plan.runs else []
     if plan.runs:
-        _play_runs(plan, how, console)
         console.print(f"compare with: fedgma paper compare {one.id} {how.out}", soft_wrap=True)
     if one.analysis:
         from fedgma.paper.results import run_analysis
 
         for line in run_analysis(one, cut, how.out, device=how.device):
             console.print(line, soft_wrap=True)
+    return absent
 
 
-def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
-    """Train the missing runs of a plan, with progress bars; runs without data on this machine are skipped."""
+def _play_runs(plan: "Plan", how: "How", console: "Console") -> list[str]:
+    """Train the missing runs of a plan, with progress bars; return the data sets that this machine does not have."""
     from fedgma.cli.live import obeying_signals
     from fedgma.cli.play import leave_if_stopped
     from fedgma.experiments import plan as plans
+    from fedgma.experiments.progress import duration
     from fedgma.paper import fleets
     from fedgma.paper.plans import samples
 
@@ -212,7 +269,8 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
         from fedgma.experiments.materials import Materials
 
         materials = Materials(how.device, precision=how.precision)
-        planned = plans.plan(_with_data(plan.grid, console), materials, how.out)
+        grid, absent = _with_data(_without_done(plan.grid, how, console), console)
+        planned = plans.plan(grid, materials, how.out)
         undone = plans.missing(planned)
         left, reasons = fleets.playable(undone, materials)
         for reason in reasons:
@@ -226,9 +284,10 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
             console.print("no run to train")
         seconds = fleets.estimate(packed, materials) if how.estimate and packed and not stopping() else None
         if seconds is not None:
-            console.print(f"about {fleets.spoken(seconds)} at the rate of the first rounds")
+            console.print(f"about {duration(seconds)} at the rate of the first rounds")
         _play_fleets(packed, materials, how, stopping, console)
     leave_if_stopped(stopping, how.out)
+    return absent
 
 
 def _play_fleets(
@@ -236,7 +295,8 @@ def _play_fleets(
 ) -> None:
     """Train fleet after fleet and print a line for each; stop before one that is not expected to end in time."""
     from fedgma.cli.live import Watch
-    from fedgma.cli.play import names_of, play_fleets
+    from fedgma.cli.play import play_fleets
+    from fedgma.experiments.progress import arm_names
     from fedgma.paper import fleets
 
     clock = fleets.Clock()
@@ -248,18 +308,30 @@ def _play_fleets(
                 f"{len(packed) - number + 1} fleets were not started: they would end after {how.minutes:g} minutes"
             )
             return
-        watch = Watch(console, quiet=False, names=names_of(members))
+        watch = Watch(console, quiet=how.quiet, names=arm_names(members))
         options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
         play_fleets([members], materials, watch, stopping, **options)
         console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
 
-def _with_data(grid: "Grid", console: "Console") -> "Grid":
-    """The runs whose data set is on this machine; absent data sets are reported."""
+def _without_done(grid: "Grid", how: "How", console: "Console") -> "Grid":
+    """The runs that were not made elsewhere; says how many were."""
+    if not how.done:
+        return grid
+    from fedgma.paper.entries import merged, read_entries
+    from fedgma.paper.queue import not_made
+
+    left = not_made(grid.runs, merged(read_entries(how.done)[0]))
+    console.print(f"{len(grid.runs) - len(left)} runs are done in {', '.join(map(str, how.done))}", soft_wrap=True)
+    return grid._replace(runs=tuple(left))
+
+
+def _with_data(grid: "Grid", console: "Console") -> "tuple[Grid, list[str]]":
+    """The runs whose data set is on this machine, and the absent data sets, which are reported."""
     from fedgma.paper.plans import absent_data
 
     absent = absent_data(run.dataset for run in grid.runs)
     for name in absent:
         count = sum(run.dataset == name for run in grid.runs)
         console.print(f"data set {name} is missing: {count} runs are left out (see `fedgma data list`)")
-    return grid._replace(runs=tuple(run for run in grid.runs if run.dataset not in absent))
+    return grid._replace(runs=tuple(run for run in grid.runs if run.dataset not in absent)), absent

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgma.cli import play
+from fedgma.cli.runs import Yes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +37,19 @@ def sweep(
     checkpoint_seconds: play.Checkpoints = 10.0,
     state: play.State = True,
     model_version: play.Version = None,
+    name: play.Name = None,
+    note: play.Note = None,
+    dry_run: play.DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Train every combination of the lists in a settings file, here or on Ray; list the states of the runs first."""
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import plan
+    from fedgma.records.label import make_label
 
     grid = play.grid_of_words(words)
     manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
+    manner = manner._replace(label=make_label(name, note), dry=dry_run, yes=yes)
     planned = plan(grid, Materials("cpu", folder=grid.folder, precision=precision, version=model_version), out)
     states = {run.fingerprint: state_of(run) for run in planned}
     if status and as_json:
@@ -51,7 +58,7 @@ def sweep(
     print_states(manner.console, planned, states)
     if status:
         return
-    if on == "here":
+    if on == "here" or dry_run:
         play.play_grid(grid, manner)
     else:
         from fedgma.cli.spread import spread_grid
@@ -61,14 +68,11 @@ def sweep(
 
 def state_of(run: "Planned") -> str:
     """done, running, stopped (it will be resumed), or missing."""
-    from fedgma.records.reader import is_done
-    from fedgma.records.writer import is_running
+    from fedgma.records.lookup import state_of as state_of_folder
 
     if run.folder is None or not (run.folder / "run.json").exists():
         return "missing"
-    if is_done(run.folder):
-        return "done"
-    return "running" if is_running(run.folder) else "stopped"
+    return state_of_folder(run.folder)
 
 
 def print_states(console: "Console", planned: "Sequence[Planned]", states: dict[str, str]) -> None:
@@ -76,7 +80,9 @@ def print_states(console: "Console", planned: "Sequence[Planned]", states: dict[
     from rich.table import Table
     from rich.text import Text
 
-    names = play.names_of(planned)
+    from fedgma.experiments.progress import arm_names
+
+    names = arm_names(planned)
     table = Table("arm", "seeds", "state", box=None, header_style="bold")
     for name in dict.fromkeys(names.values()):
         of_arm = [states[fingerprint] for fingerprint in names if names[fingerprint] == name]

@@ -20,7 +20,8 @@ from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
 from fedgma.simulation.attacks import ATTACKS
 
-MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
+MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
+TASKS = ("classification",)
 
 # algorithm -> server optimiser and its default rate; adaptive steps have a size near 1, so their rates are small
 ALGORITHMS: dict[str, tuple[str, float]] = {
@@ -127,6 +128,10 @@ class Settings(Section):
     dataset: str = Field(
         default="fmnist-mini", description="a known data set, or the path of an .npz file or of a folder of images"
     )
+    task: str = Field(
+        default="classification",
+        description=f"what the model learns: {', '.join(TASKS)}, or your own as `file.py:Name`",
+    )
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
     attack: AttackSettings = AttackSettings()
@@ -195,6 +200,9 @@ class Settings(Section):
     client_beta1: BelowOne = Field(default=0.9, description="for `adamw`: decay of the first moment")
     client_beta2: BelowOne = Field(default=0.999, description="for `adamw`: decay of the second moment")
     client_epsilon: Positive = Field(default=1e-8, description="for `adamw`: added to the denominator")
+    label_smoothing: BelowOne = Field(
+        default=0.0, description="in local training: share of each label that is spread evenly over all classes"
+    )
     gradient_clip: Positive | None = Field(
         default=None, description="largest norm of a local gradient; by default not clipped"
     )
@@ -235,6 +243,10 @@ class Settings(Section):
         if self.model is not None and ":" not in self.model and self.model not in MODELS:
             raise ValueError(
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
+            )
+        if ":" not in self.task and self.task not in TASKS:
+            raise ValueError(
+                f"task: unknown task {self.task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'"
             )
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
@@ -356,11 +368,14 @@ def record(settings: Settings) -> dict[str, Any]:
         nested["inverse_sparsity_scale"] = None
     if settings.augment == "none":  # keeps fingerprints from before this setting existed
         del nested["augment"]
+    if settings.task == "classification":  # as above
+        del nested["task"]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
-    file, sign, name = str(settings.model).rpartition(":")
-    if file.endswith(".py"):
-        nested["model"] = f"{PurePath(file).name}{sign}{name}"
+    for own in ("model", "task"):
+        file, sign, name = str(getattr(settings, own)).rpartition(":")
+        if file.endswith(".py"):
+            nested[own] = f"{PurePath(file).name}{sign}{name}"
     return local_training.trimmed(nested, settings)

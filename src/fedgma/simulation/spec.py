@@ -16,7 +16,9 @@ from fedgma.errors import ConfigError
 from fedgma.simulation.attacks import Attack
 from fedgma.training.local_steps import OPTIMIZERS
 from fedgma.training.models import Model
-from fedgma.training.schedules import CONSTANT, Schedule
+from fedgma.training.schedules import CONSTANT, Schedule, check_last_rate
+from fedgma.training.task import Task
+from fedgma.training.tasks import CLASSIFICATION, smoothed
 
 
 class Federation(Protocol):
@@ -36,7 +38,7 @@ class Federation(Protocol):
 
 
 # settings that are equal in all runs of a fleet; so are input shape and device of their data
-SHARED = ("model", "batch_size", "augment", "client_optimizer")
+SHARED = ("task", "model", "batch_size", "augment", "client_optimizer", "label_smoothing")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +47,14 @@ class RunSpec:
 
     federation: Federation
     model: Model = "lenet"
+    task: Task = CLASSIFICATION  # what the model learns: loss and metrics
     seed: int = 0
     rounds: int = 1
     clients_per_round: int = 10
     local_epochs: int = 1
     local_steps: int | None = None  # largest number of local steps; None: all of `local_epochs`
     batch_size: int = 32
+    smallest_batch: int = 1  # a last batch of fewer samples is left out, and so is a client with fewer samples
     augment: str = "none"  # or "crop_flip": every training image moved and flipped at random
     client_optimizer: str = "sgd"  # or "adamw"; its moments start at zero in every round
     client_learning_rate: float = 0.05
@@ -62,6 +66,7 @@ class RunSpec:
     client_beta1: float = 0.9  # of AdamW, as are the next two
     client_beta2: float = 0.999
     client_epsilon: float = 1e-8
+    label_smoothing: float = 0.0  # share of each label that is spread over all classes, in the loss of training
     mu: float = 0.0  # FedProx
     gradient_clip: float = math.inf  # largest norm of a local gradient
     scaffold: bool = False
@@ -72,7 +77,7 @@ class RunSpec:
     evaluate_every: int = 1  # rounds; the last round is always evaluated; 0 is never
     evaluate_on: tuple[str, ...] = ("test",)
     evaluate_last: int = 0  # this many rounds at the end are all evaluated
-    per_client: bool = False  # accuracy on every client's own test samples too, where the federation has them
+    per_client: bool = False  # scores on every client's own test samples too, where the federation has them
     mask_every: int = 0  # rounds between statistics of the votes; the first and the last are measured too
 
     def __post_init__(self) -> None:
@@ -99,6 +104,9 @@ class RunSpec:
     def _check_local_training(self) -> None:
         if self.client_optimizer not in OPTIMIZERS:
             raise ConfigError(f"unknown client_optimizer {self.client_optimizer!r}; known: {', '.join(OPTIMIZERS)}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+        smoothed(self.task, self.label_smoothing)
         if self.weight_decay < 0 or self.client_epsilon <= 0:
             raise ConfigError(
                 f"expected weight_decay >= 0 and client_epsilon > 0, got {self.weight_decay} and {self.client_epsilon}"
@@ -110,6 +118,7 @@ class RunSpec:
             )
         if self.nesterov and not (self.client_optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov needs client_optimizer 'sgd' with momentum above 0")
+        check_last_rate(self.client_learning_rate, self.round_schedule, self.rounds)
         if self.scaffold and self.client_optimizer != "sgd":
             raise ConfigError(
                 "SCAFFOLD reads the clients' mean gradient from how far SGD moved them, so it needs client_optimizer "
