@@ -13,6 +13,7 @@ from fedgma.aggregation.rules import masked_mean
 from fedgma.data.augmentations import AUGMENTATIONS
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
+from fedgma.simulation.algorithms import Algorithm, fedavg
 from fedgma.simulation.attacks import Attack
 from fedgma.training.models import Model
 
@@ -52,9 +53,8 @@ class RunSpec:
     augment: str = "none"  # or "crop_flip": every training image moved and flipped at random
     client_learning_rate: float = 0.05
     momentum: float = 0.9  # of the clients, from zero in every round
-    mu: float = 0.0  # FedProx
     gradient_clip: float = math.inf  # largest norm of a local gradient
-    scaffold: bool = False
+    algorithm: Algorithm = field(default_factory=fedavg)  # what it adds to federated averaging
     rule: Rule = field(default_factory=masked_mean)  # how updates become one step
     optimizer: ServerOptimizer = field(default_factory=sgd)  # how the server applies the step
     norm_factor: float | None = None  # an update of more than this many times the usual norm is refused
@@ -81,6 +81,10 @@ class RunSpec:
             raise ConfigError(
                 f"expected 0 <= momentum < 1 and client_learning_rate > 0, got {self.momentum} and "
                 f"{self.client_learning_rate}"
+            )
+        if self.algorithm.lookahead and self.optimizer.name != "momentum":
+            raise ConfigError(
+                f"a lookahead (FedACG) needs the server optimiser 'momentum', got {self.optimizer.name!r}"
             )
         if self.norm_factor is not None and not self.norm_factor > 0:
             raise ConfigError(f"norm_factor must be a number above 0, or None for no bound, got {self.norm_factor!r}")

@@ -16,6 +16,18 @@ from fedgma.data.pools import Pool
 from fedgma.training.stacked import Shapes, Stacked, ship, unflatten
 
 
+class Tilt(NamedTuple):
+    """What is subtracted from the gradient of a lane before it is perturbed, [lane, ...] each: FedSMOO's mu_i and s."""
+
+    own: Stacked  # every local step adds the perturbation minus `shared`
+    shared: Stacked
+    last: Stacked  # the perturbation of the last step; zeros before the first
+
+    def mapped(self, change: Callable[[Stacked], Stacked]) -> "Tilt":
+        """The same with every part changed."""
+        return Tilt(*map(change, self))
+
+
 class Trained(NamedTuple):
     """The result of local training, lane axis first; loss and accuracy are means over the training batches."""
 
@@ -24,6 +36,7 @@ class Trained(NamedTuple):
     buffers: Stacked
     loss: Tensor  # [lane]
     accuracy: Tensor  # [lane]
+    tilt: Tilt | None = None  # after the last step; None if none was given
 
     @property
     def updates(self) -> Stacked:
@@ -31,7 +44,8 @@ class Trained(NamedTuple):
         return unflatten(self.flat, self.shapes)
 
 
-LANE_WISE = ("run", "client", "pool", "order", "lr", "momentum", "mu", "clip", "seeds")
+RATES = ("lr", "momentum", "mu", "clip", "scale", "rho", "unit", "blend", "tilted")  # float32 [lane]
+LANE_WISE = ("run", "client", "pool", "order", *RATES, "seeds")
 
 
 @dataclass(frozen=True)
@@ -47,10 +61,15 @@ class LaneBatch:
     order: np.ndarray  # int64 [lane], the row of `orders`
     orders: np.ndarray  # int32 [order, step, batch]; entries after the count are padding
     counts: np.ndarray  # int64 [lane, step]; 0 after the lane's last step
-    lr: np.ndarray  # float32 [lane], as are the next three
+    lr: np.ndarray  # float32 [lane], as are all up to `tilted`
     momentum: np.ndarray
-    mu: np.ndarray
+    mu: np.ndarray  # proximal coefficient
     clip: np.ndarray  # inf for no clipping
+    scale: np.ndarray  # factor of the gradient; a correction is added afterwards
+    rho: np.ndarray  # size of the perturbation at which a second gradient is taken
+    unit: np.ndarray  # 1: `rho` is the length of the perturbation; 0: a factor of the gradient
+    blend: np.ndarray  # share of the second gradient; 0 for none
+    tilted: np.ndarray  # 1: the lane has a tilt
     seeds: np.ndarray  # int64 [lane], of dropout masks
 
     @property
@@ -92,6 +111,18 @@ class Assignment(NamedTuple):
     start: Stacked
     buffers: Stacked
     correction: Stacked | None = None  # [lane, ...], added to every gradient: SCAFFOLD's c - c_i
+    tilt: Tilt | None = None
+
+    def take(self, rows: np.ndarray) -> "Assignment":
+        """The same for some of the lanes, in the order of `rows`; arrays of lanes are copied."""
+        picked = ship(rows, self.pools[0].y.device)
+
+        def take_rows(stacked: Stacked) -> Stacked:
+            return {name: value[picked] for name, value in stacked.items()}
+
+        correction = take_rows(self.correction) if self.correction else None
+        tilt = None if self.tilt is None else self.tilt.mapped(take_rows)
+        return self._replace(lane_batch=self.lane_batch.take(rows), correction=correction, tilt=tilt)
 
 
 LocalTrainer = Callable[[Assignment], Trained]

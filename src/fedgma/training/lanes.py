@@ -16,7 +16,8 @@ from torch import Tensor
 from fedgma.data.pools import Pool
 from fedgma.training.gradients import Found, GradientFunction, lane_gradients, mixes_samples, multiplied
 from fedgma.training.hints import without_hints
-from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators, ship_batches
+from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
+from fedgma.training.perturbations import Ascent, second_gradients, turn
 from fedgma.training.stacked import Stacked, shapes_of, ship, unflatten
 
 Rows = slice | Tensor
@@ -37,7 +38,10 @@ class Features(NamedTuple):
     momentum: bool
     prox: bool
     clip: bool
+    scale: bool
     correction: bool
+    second: bool  # gradients at a perturbed point
+    tilt: bool
 
 
 @dataclass
@@ -51,11 +55,12 @@ class Bench:
     momentum: Stacked  # empty if no lane needs it, as are the next two
     anchor: Stacked
     correction: Stacked
+    tilt: Tilt | None  # None if no lane needs it
     buffers: Stacked
     index: Tensor  # [step, lane, batch]
     counts: Tensor  # [step, lane]
     client: Tensor  # [lane]
-    rates: Tensor  # [4, lane]: lr, momentum, mu, clip
+    rates: Tensor  # [9, lane]: `RATES`
     loss: Tensor  # [lane]
     hits: Tensor  # [lane]
 
@@ -66,14 +71,13 @@ def train(task: Assignment, *, gradients: GradientFunction | None = None, paddin
 
     `padding` means that the gradients ignore padding in any batch, also for models that mix samples.
     """
-    model, lane_batch, pools, start, buffers, correction = task
-    order = np.argsort(-lane_batch.steps, kind="stable")
-    lane_batch, device = lane_batch.take(order), pools[0].y.device
-    features = features_of(lane_batch, correction)
+    order = np.argsort(-task.lane_batch.steps, kind="stable")
+    model, lane_batch, pools, start, buffers, correction, tilt = task = task.take(order)
+    device = pools[0].y.device
+    features = features_of(task)
     rows = ship(lane_batch.run, device)
     bench = lay_out(lane_batch, features, start, buffers, rows)
-    if correction:
-        bench.correction = take_rows(correction, ship(order, device))
+    bench.correction, bench.tilt = correction or {}, tilt
     find = gradients or lane_gradients(model)
     model.train()
     with keyed_generators(device, int(lane_batch.seeds[0])):
@@ -112,10 +116,18 @@ def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
     return [Work(step, tuple(np.flatnonzero(counts == size).tolist()), int(size), True) for size in sizes]
 
 
-def features_of(lane_batch: LaneBatch, correction: Stacked | None) -> Features:
-    """The features that the hyper-parameters of this lane batch need."""
-    clips = bool(np.isfinite(lane_batch.clip).any())
-    return Features(bool(lane_batch.momentum.any()), bool(lane_batch.mu.any()), clips, bool(correction))
+def features_of(task: Assignment) -> Features:
+    """The features that the hyper-parameters of these lanes need."""
+    lane_batch = task.lane_batch
+    return Features(
+        momentum=bool(lane_batch.momentum.any()),
+        prox=bool(lane_batch.mu.any()),
+        clip=bool(np.isfinite(lane_batch.clip).any()),
+        scale=bool((lane_batch.scale != 1).any()),
+        correction=bool(task.correction),
+        second=bool(lane_batch.blend.any()),
+        tilt=task.tilt is not None,
+    )
 
 
 def lay_out(
@@ -128,11 +140,16 @@ def lay_out(
     """The working tensors of the lane batch, on the device of `rows`; each host array is copied once."""
     device, lanes = rows.device, len(rows)
     params = take_rows(start, rows)
+
+    def zeros(needed: bool) -> Stacked:
+        return {name: torch.zeros_like(value) for name, value in params.items()} if needed else {}
+
     return Bench(
         params=params,
-        momentum={name: torch.zeros_like(value) for name, value in params.items()} if features.momentum else {},
+        momentum=zeros(features.momentum),
         anchor={name: value.clone() for name, value in params.items()} if features.prox else {},
-        correction={name: torch.zeros_like(value) for name, value in params.items()} if features.correction else {},
+        correction=zeros(features.correction),
+        tilt=Tilt(zeros(True), zeros(True), zeros(True)) if features.tilt else None,
         buffers=take_rows(buffers, rows),
         index=ship_batches(lane_batch, device),
         counts=ship(lane_batch.counts.T, device),
@@ -144,8 +161,8 @@ def lay_out(
 
 
 def rates_of(lane_batch: LaneBatch) -> np.ndarray:
-    """Hyper-parameters as float32 [4, lane]."""
-    return np.stack([lane_batch.lr, lane_batch.momentum, lane_batch.mu, lane_batch.clip]).astype(np.float32)
+    """Hyper-parameters as float32 [9, lane], in the order of `RATES`."""
+    return np.stack([getattr(lane_batch, name) for name in RATES]).astype(np.float32)
 
 
 def play(
@@ -181,6 +198,12 @@ def learn(
     """Gradient and step of all lanes on a batch, in place; only tensor operations, to be compiled and captured."""
     grads, buffers, loss, hits = gradients(bench.params, bench.buffers, x, y, count)
     busy = None if all_busy else count > 0
+    if features.second:
+        ascent = Ascent(*bench.rates[5:])
+        find = lambda params: multiplied(gradients(params, bench.buffers, x, y, count)[0])  # noqa: E731
+        grads, moves = second_gradients(find, bench.params, multiplied(grads), ascent, bench.tilt)
+        if bench.tilt is not None:
+            turn(bench.tilt, moves, ascent, busy)
     descend(bench, grads, features, busy)
     for name, value in buffers.items():
         bench.buffers[name].copy_(
@@ -192,7 +215,7 @@ def learn(
 
 def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None) -> None:
     """SGD with momentum on every lane, as in torch.optim.SGD; idle lanes are not changed."""
-    lr, rho, mu, clip = bench.rates
+    lr, rho, mu, clip, scale = bench.rates[:5]
     if not any(features):  # products are subtracted without computing the gradient
         for name, value in found.items():
             if not isinstance(value, Tensor):
@@ -203,7 +226,9 @@ def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None)
         grads = {n: g + _wide(mu, g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
         norm = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
-        scale = (clip / (norm + 1e-6)).clamp(max=1.0)
+        shorter = (clip / (norm + 1e-6)).clamp(max=1.0)
+        grads = {n: g * _wide(shorter, g) for n, g in grads.items()}
+    if features.scale:
         grads = {n: g * _wide(scale, g) for n, g in grads.items()}
     for name, gradient in grads.items():
         step = gradient + bench.correction[name] if features.correction else gradient
@@ -230,8 +255,9 @@ def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Tra
         torch.sub(bench.params[name], began, out=row)
     seen = bench.counts.sum(0).clamp(min=1)
     loss, accuracy = (bench.loss / seen)[back], (bench.hits / seen)[back]
-    buffers = {name: value[back] for name, value in bench.buffers.items()}
-    return Trained(flat[back], shapes, buffers, loss, accuracy)
+    buffers = take_rows(bench.buffers, back)
+    tilt = None if bench.tilt is None else bench.tilt.mapped(lambda part: take_rows(part, back))
+    return Trained(flat[back], shapes, buffers, loss, accuracy, tilt)
 
 
 def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,6 +280,7 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
         momentum=take_rows(bench.momentum, rows),
         anchor=take_rows(bench.anchor, rows),
         correction=take_rows(bench.correction, rows),
+        tilt=None if bench.tilt is None else bench.tilt.mapped(lambda part: take_rows(part, rows)),
         buffers=take_rows(bench.buffers, rows),
         index=bench.index[:, rows],
         counts=bench.counts[:, rows],
@@ -266,11 +293,17 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
 
 def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
     """Write the copies of chosen lanes back into the working tensors."""
-    for name in ("params", "momentum", "buffers"):
-        for key, value in getattr(part, name).items():
-            getattr(bench, name)[key].index_copy_(0, rows, value)
+    for whole, some in zip(changing(bench), changing(part), strict=True):
+        for key, value in some.items():
+            whole[key].index_copy_(0, rows, value)
     bench.loss.index_copy_(0, rows, part.loss)
     bench.hits.index_copy_(0, rows, part.hits)
+
+
+def changing(bench: Bench) -> list[Stacked]:
+    """The arrays of lanes that a step changes, besides loss and hits."""
+    tilt = () if bench.tilt is None else (bench.tilt.own, bench.tilt.last)
+    return [bench.params, bench.momentum, bench.buffers, *tilt]
 
 
 def take_rows(stacked: Stacked, rows: Rows) -> Stacked:

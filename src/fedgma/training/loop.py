@@ -4,6 +4,7 @@ The tests compare all other trainers with it. It also trains models that cannot 
 """
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,31 +12,42 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
-from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators
+from fedgma.training.lane_batch import Assignment, LaneBatch, Tilt, Trained, keyed_generators
+from fedgma.training.perturbations import TINY
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
 
 
 def train(task: Assignment) -> Trained:
     """Train each lane of the batch."""
-    model, lane_batch, pools, start, buffers, correction = task
+    model, lane_batch, pools, start, buffers, correction, tilt = task
     model = copy.deepcopy(model)
+    tilt = None if tilt is None else tilt.mapped(lambda part: {name: value.clone() for name, value in part.items()})
     trained = []
     for lane, run in enumerate(lane_batch.run.tolist()):
         weights = {name: value[run] for name, value in start.items()}
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
+        turned = None if tilt is None else tilt.mapped(lambda part, lane=lane: {n: v[lane] for n, v in part.items()})
         model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
-        trained.append(train_client(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra))
+        pool = pools[lane_batch.pool[lane]]
+        trained.append(train_client(model, lane_batch, lane, pool, weights, extra, turned))
     updates, after, losses, accuracies = zip(*trained, strict=True)
     flat = flatten(stack(updates))
-    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(accuracies))
+    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(accuracies), tilt)
 
 
 def train_client(
-    model: nn.Module, lane_batch: LaneBatch, lane: int, pool: Pool, start: Stacked, correction: Stacked | None = None
+    model: nn.Module,
+    lane_batch: LaneBatch,
+    lane: int,
+    pool: Pool,
+    start: Stacked,
+    correction: Stacked | None = None,
+    tilt: Tilt | None = None,
 ) -> tuple[Stacked, Stacked, Tensor, Tensor]:
     """One client's local training: update, buffers, mean loss and accuracy over the training batches.
 
-    The model starts with the global weights, of which `start` is a copy, and ends with the client's.
+    The model starts with the global weights, of which `start` is a copy, and ends with the client's. The client's tilt
+    is changed in place.
     """
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     optimizer = torch.optim.SGD(
@@ -54,7 +66,9 @@ def train_client(
             logits = model(x)
             loss = F.cross_entropy(logits, y)
             loss.backward()  # type: ignore[no-untyped-call]
-            _adjust(trainable, start, correction, mu=float(lane_batch.mu[lane]), clip=float(lane_batch.clip[lane]))
+            if lane_batch.blend[lane]:
+                _take_second_gradient(model, trainable, lambda x=x, y=y: F.cross_entropy(model(x), y), lane_batch, lane, tilt)
+            _adjust(trainable, start, correction, lane_batch, lane)
             optimizer.step()
             seen += count
             loss_sum += loss.detach() * count
@@ -64,16 +78,48 @@ def train_client(
     return update, after, loss_sum / max(seen, 1), hits / max(seen, 1)
 
 
-def _adjust(
-    trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, *, mu: float, clip: float
+def _take_second_gradient(
+    model: nn.Module,
+    trainable: dict[str, nn.Parameter],
+    loss: Callable[[], Tensor],
+    lane_batch: LaneBatch,
+    lane: int,
+    tilt: Tilt | None,
 ) -> None:
-    """Change a gradient as the algorithm asks: proximal term (FedProx), clipping, drift correction (SCAFFOLD)."""
+    """Blend the gradient with that at a perturbed point (see `perturbations`); weights and buffers stay as they are."""
+    rho, unit, blend, tilted = (float(getattr(lane_batch, name)[lane]) for name in ("rho", "unit", "blend", "tilted"))
+    first = {name: value.grad.clone() for name, value in trainable.items() if value.grad is not None}
+    toward = {name: g - tilt.own[name] - tilt.shared[name] if tilt else g for name, g in first.items()}
+    length = torch.stack([value.square().sum() for value in toward.values()]).sum().sqrt()
+    factor = rho / (length + TINY) if unit else rho
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for name, value in toward.items():
+            trainable[name].add_(factor * value)
+    model.zero_grad()
+    loss().backward()  # type: ignore[no-untyped-call]
+    model.load_state_dict(before)
+    for name, gradient in first.items():
+        second = trainable[name].grad
+        trainable[name].grad = gradient if second is None else torch.lerp(gradient, second, blend)
+    if tilt is not None and tilted:
+        for name, value in toward.items():
+            tilt.last[name].copy_(factor * value)
+            tilt.own[name].add_(tilt.last[name] - tilt.shared[name])
+
+
+def _adjust(
+    trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, lane_batch: LaneBatch, lane: int
+) -> None:
+    """Change a gradient as the algorithm asks: proximal term, clipping, scale, correction (see `LaneBatch`)."""
+    mu, clip, scale = (float(getattr(lane_batch, name)[lane]) for name in ("mu", "clip", "scale"))
     for name, value in trainable.items():
         if mu and value.grad is not None:
             value.grad += mu * (value.detach() - start[name])
     if clip != float("inf"):
         nn.utils.clip_grad_norm_(trainable.values(), clip)
-    if correction:
-        for name, value in trainable.items():
-            if value.grad is not None:
-                value.grad += correction[name]
+    for name, value in trainable.items():
+        if scale != 1 and value.grad is not None:
+            value.grad *= scale
+        if correction and value.grad is not None:
+            value.grad += correction[name]
