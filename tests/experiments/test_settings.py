@@ -52,7 +52,7 @@ def test_known_models_are_those_that_can_be_built():
 def test_algorithms_name_server_optimisers_that_exist():
     from fedgma.aggregation.optimizers import FORMULAS
 
-    assert {server for server, _ in ALGORITHMS.values()} == set(FORMULAS)
+    assert {row.server for row in ALGORITHMS.values()} == set(FORMULAS)
 
 
 def test_every_conditional_setting_is_a_setting():

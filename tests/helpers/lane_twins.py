@@ -5,19 +5,18 @@ import torch
 
 from fedgma.training.batches import batch_order, stack_orders
 from fedgma.training.gradients import named_tensors
-from fedgma.training.lane_batch import LaneBatch
+from fedgma.training.lane_batch import RATES, LaneBatch
+
+PLAIN = {"lr": 0.05, "momentum": 0.9, "mu": 0.0, "clip": np.inf, "scale": 1.0, "unit": 1.0}  # other rates are zero
 
 
-def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, momentum=0.9, mu=0.0, clip=np.inf):
+def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, **chosen):
     orders = [
         batch_order(federation.clients[c], seed=0, round=round, client=c, epochs=epochs, batch=batch) for c in clients
     ]
     index, counts = stack_orders(orders, batch)
     lanes = len(clients)
-    rates = {
-        name: np.full(lanes, value, np.float32)
-        for name, value in zip(("lr", "momentum", "mu", "clip"), (lr, momentum, mu, clip), strict=True)
-    }
+    rates = {name: np.full(lanes, {**PLAIN, **chosen}.get(name, 0.0), np.float32) for name in RATES}
     run = np.zeros(lanes, np.int64)
     order = np.arange(lanes)
     return LaneBatch(run, np.array(clients), run.copy(), order, index, counts, seeds=np.arange(lanes), **rates)

@@ -27,8 +27,9 @@ from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, data_identity, is_installed, model_identity
-from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
+from fedgma.experiments.settings import OWN, Settings, algorithm_of, is_path
 from fedgma.records.format import Identity
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
@@ -211,9 +212,8 @@ class Materials:
             augment=settings.augment,
             client_learning_rate=settings.client_learning_rate,
             momentum=settings.momentum,
-            mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
             gradient_clip=settings.gradient_clip or float("inf"),
-            scaffold=settings.algorithm == "scaffold",
+            algorithm=algorithm_of(settings),
             rule=rule_of(settings),
             optimizer=optimizer_of(settings),
             norm_factor=settings.norm_factor,
@@ -292,12 +292,12 @@ def attack_of(settings: Settings) -> Attack | None:
 
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
-    kind, usual = ALGORITHMS[settings.algorithm]
+    row = ALGORITHMS[settings.algorithm]
     return server_optimizer(
-        kind,
-        settings.server_learning_rate or usual,
+        row.server,
+        settings.server_learning_rate or row.learning_rate,
         settings.mask_position,
-        beta1=settings.beta1,
+        beta1=getattr(settings, row.momentum),
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedgma.experiments.grid import Grid, expand, read_grid
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.settings import Settings, complete, record
+from fedgma.experiments.settings import Settings, algorithm_of, complete, record
 from fedgma.records.format import Identity, fingerprint, lineage
 from fedgma.records.reader import is_done
 from fedgma.simulation.spec import SHARED
@@ -97,7 +97,8 @@ def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
     pool = first.federation.train
     none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
     entries = parameter_count(build(first.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0))
-    variates = max(len(first.federation.clients) * 4 if m.settings.algorithm == "scaffold" else 0 for m in members)
+    arrays = max(algorithm_of(member.settings).arrays_of_a_client for member in members)
+    variates = len(first.federation.clients) * 4 * arrays
     on_gpu = materials.device.type == "cuda"
     free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()
     return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates))))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedgma.aggregation.rules import RULES
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
+from fedgma.simulation.algorithms import ALGORITHMS, Algorithm
 from fedgma.simulation.attacks import ATTACKS
 
 MOST = 10**9  # of anything that is counted
@@ -27,17 +28,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
-
-# algorithm -> server optimiser and its default rate; adaptive steps have a size near 1, so their rates are small
-ALGORITHMS: dict[str, tuple[str, float]] = {
-    "fedavg": ("sgd", 1.0),
-    "fedprox": ("sgd", 1.0),
-    "scaffold": ("sgd", 1.0),
-    "fedavgm": ("momentum", 1.0),
-    "fedadagrad": ("adagrad", 0.01),
-    "fedadam": ("adam", 0.01),
-    "fedyogi": ("yogi", 0.01),
-}
 
 # data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
 PAPER: dict[str, tuple[str, int, int]] = {
@@ -52,6 +42,8 @@ OWN = "own:"  # prefix of the name of data or of a model that was passed in Pyth
 SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
 
 
+# settings of algorithms; where one is None, the algorithm has a default of its own
+ALGORITHM_SETTINGS = tuple(dict.fromkeys(name for row in ALGORITHMS.values() for name in row.settings))
 # settings that rules read; a rule's `seed` is that of the run
 RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"))
 
@@ -146,8 +138,8 @@ class Settings(Section):
         default=None,
         description="a known model, `file.py:Name` or `package.module:Name`; by default lenet or resnet18-gn",
     )
-    algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm", "fedadagrad", "scaffold"] = Field(
-        default="fedavg", description="local objective and server optimiser"
+    algorithm: Literal[*ALGORITHMS] = Field(  # type: ignore[valid-type]
+        default="fedavg", description="local training and server optimiser"
     )
     aggregator: Literal[*RULES] = Field(  # type: ignore[valid-type]
         default="gma", description="the rule by which updates become one step"
@@ -196,6 +188,25 @@ class Settings(Section):
         default=None, description="largest norm of a local gradient; by default not clipped"
     )
     mu: Positive = Field(default=0.01, description="for `fedprox`: proximal coefficient")
+    alpha: Positive | None = Field(
+        default=None,
+        description="for `feddyn`: proximal coefficient, by default 0.01; for `fedcm`: share of the client's gradient "
+        "in a step, by default 0.1; for `fedspeed`: share of the gradient at the perturbed point, by default 1",
+    )
+    beta: Positive | None = Field(
+        default=None,
+        description="for `fedacg`: proximal coefficient, by default 0.01; for `mofedsam`: share of a client's own "
+        "gradient in a step, by default 0.1; for `fedsmoo`: 1 / proximal coefficient, by default 10",
+    )
+    lambda_: Positive | None = Field(
+        default=None,
+        description="for `fedacg`: momentum of the server, by default 0.85; for `fedspeed`: 1 / proximal coefficient, "
+        "by default 10",
+    )
+    rho: Positive | None = Field(
+        default=None,
+        description="size of the perturbation of fedsam, mofedsam, fedspeed and fedsmoo; by default 0.1",
+    )
     server_learning_rate: Positive | None = Field(
         default=None, description="by default 1; 0.01 for fedadagrad, fedadam and fedyogi"
     )
@@ -267,22 +278,32 @@ def complete(settings: Settings) -> Settings:
         raise ConfigError(
             f"{settings.dataset} needs its shift, got shift.name = 'none'; for images without one use dataset = 'mnist'"
         )
+    algorithm = ALGORITHMS[settings.algorithm]
+    own = {name: value for name, value in algorithm.settings.items() if getattr(settings, name) is None}
     filled = settings.model_copy(
         update={
+            **own,
             "partition": part.model_copy(update=open_part),
             "shift": settings.shift.model_copy(update={"name": shift}),
             "attack": _complete_attack(settings.attack),
             "model": settings.model or model,
             "local_epochs": settings.local_epochs or epochs,
             "clients_per_round": settings.clients_per_round or (10 if clients is None else min(10, clients)),
-            "server_learning_rate": settings.server_learning_rate or ALGORITHMS[settings.algorithm][1],
+            "server_learning_rate": settings.server_learning_rate or algorithm.learning_rate,
         }
     )
+    algorithm_of(filled)  # its settings are checked here
     if clients is not None and filled.clients_per_round is not None and filled.clients_per_round > clients:
         raise ConfigError(
             f"clients_per_round: expected at most partition.clients = {clients}, got {filled.clients_per_round}"
         )
     return filled
+
+
+def algorithm_of(settings: Settings) -> Algorithm:
+    """The algorithm that complete settings name, made from the settings that it reads."""
+    row = ALGORITHMS[settings.algorithm]
+    return row.make(**{name: getattr(settings, name) for name in row.settings})
 
 
 def _complete_attack(attack: AttackSettings) -> AttackSettings:
@@ -314,8 +335,11 @@ def _algorithms(*known: str) -> Callable[[Settings], bool]:
 # settings that only some runs use; if no run of a file uses one, the file is refused
 USED: dict[str, Callable[[Settings], bool]] = {
     **{name: _reads(name) for name in RULE_SETTINGS},
-    "mask_position": lambda s: "votes" in RULES[s.aggregator].needs and ALGORITHMS[s.algorithm][0] != "sgd",
-    "mu": _algorithms("fedprox"),
+    "mask_position": lambda s: "votes" in RULES[s.aggregator].needs and ALGORITHMS[s.algorithm].server != "sgd",
+    **{
+        name: _algorithms(*(key for key, row in ALGORITHMS.items() if name in row.settings))
+        for name in ALGORITHM_SETTINGS
+    },
     "beta1": _algorithms("fedadam", "fedyogi", "fedavgm"),
     "beta2": _algorithms("fedadam", "fedyogi"),
     "epsilon": _algorithms("fedadam", "fedyogi", "fedadagrad"),

@@ -53,6 +53,11 @@ class Algorithm:
             raise ConfigError(f"an algorithm that keeps {self.keeps} needs mu > 0, got {self.mu}")
 
     @property
+    def changes_gradients(self) -> bool:
+        """Whether a gradient is scaled or taken at a perturbed point, not only added to."""
+        return self.scale != 1 or self.blend > 0
+
+    @property
     def on_clients(self) -> bool:
         """Whether every client keeps an array between rounds."""
         return self.keeps in ("gradients", "duals", "sent duals")

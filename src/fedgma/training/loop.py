@@ -4,7 +4,6 @@ The tests compare all other trainers with it. It also trains models that cannot 
 """
 
 import copy
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ def train(task: Assignment) -> Trained:
     for lane, run in enumerate(lane_batch.run.tolist()):
         weights = {name: value[run] for name, value in start.items()}
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
-        turned = None if tilt is None else tilt.mapped(lambda part, lane=lane: {n: v[lane] for n, v in part.items()})
+        turned = None if tilt is None else Tilt(*({n: v[lane] for n, v in part.items()} for part in tilt))
         model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
         pool = pools[lane_batch.pool[lane]]
         trained.append(train_client(model, lane_batch, lane, pool, weights, extra, turned))
@@ -67,7 +66,7 @@ def train_client(
             loss = F.cross_entropy(logits, y)
             loss.backward()  # type: ignore[no-untyped-call]
             if lane_batch.blend[lane]:
-                _take_second_gradient(model, trainable, lambda x=x, y=y: F.cross_entropy(model(x), y), lane_batch, lane, tilt)
+                _take_second_gradient(model, trainable, (x, y), lane_batch, lane, tilt)
             _adjust(trainable, start, correction, lane_batch, lane)
             optimizer.step()
             seen += count
@@ -81,7 +80,7 @@ def train_client(
 def _take_second_gradient(
     model: nn.Module,
     trainable: dict[str, nn.Parameter],
-    loss: Callable[[], Tensor],
+    batch: tuple[Tensor, Tensor],
     lane_batch: LaneBatch,
     lane: int,
     tilt: Tilt | None,
@@ -97,7 +96,7 @@ def _take_second_gradient(
         for name, value in toward.items():
             trainable[name].add_(factor * value)
     model.zero_grad()
-    loss().backward()  # type: ignore[no-untyped-call]
+    F.cross_entropy(model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
     model.load_state_dict(before)
     for name, gradient in first.items():
         second = trainable[name].grad
