@@ -251,3 +251,11 @@ def test_a_stack_refuses_clients_by_name_weight_and_selection():
     ]
     assert tally.add_many({"w": np.ones((1, 1))}, clients=["a"])[0].reason == "duplicate"
     assert tally.clients == 1
+
+
+def test_after_a_bad_update_the_next_valid_one_of_the_same_name_counts():
+    stack = {"w": np.array([[np.nan], [1.0], [2.0], [4.0]])}
+    tally = Tally()
+    refusals = tally.add_many(stack, [1, 0, 1, 1], clients=["a", "a", "a", "a"])
+    assert [refusal.reason for refusal in refusals] == ["nonfinite", "empty", "duplicate"]
+    assert (tally.clients, finish(tally).mean["w"].item()) == (1, 2.0)

@@ -6,8 +6,17 @@ import torch
 from fedgma.training.batches import batch_order, stack_orders
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import RATES, LaneBatch
+from fedgma.training.models import ResNet18, build, two_groups
 
 PLAIN = {"lr": 0.05, "momentum": 0.9, "mu": 0.0, "clip": np.inf, "scale": 1.0, "unit": 1.0}  # other rates are zero
+NORMS = {"resnet18-gn": two_groups, "resnet18-bn": torch.nn.BatchNorm2d}
+
+
+def make_model(name, shape, classes=10):
+    """The model of that name; a ResNet18 is thin, with eight channels in its first stage."""
+    if name not in NORMS:
+        return build(name, shape, classes, seed=0)
+    return build(lambda shape, classes: ResNet18(shape, classes, NORMS[name], width=8), shape, classes, seed=0)
 
 
 def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, **chosen):

@@ -199,8 +199,9 @@ class Tally:
         for row, client in enumerate(stack.clients):
             try:
                 self._check_identity(client if stack.named else None, self.gate.round)
-                if stack.named and client in named and not self._refuse_rows(stack, keep, [named[client]], row):
+                if (first := named.get(client)) is not None and not self._refuse_rows(stack, keep, [first], row):
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; only the first one counts")
+                named.pop(client, None)  # not finite: the next one may count
                 value = read_weight(stack.weights[row], self.gate.max_weight)
                 self._check_row_norm(stack, row)
             except Refused as refused:
@@ -356,8 +357,7 @@ class Tally:
             self._check_norm(voters)
 
     def _refuse(self, client: Hashable, reason: str, detail: str) -> Refusal:
-        label = f"{client!r:.60}" if reason == "client" else client
-        self.refused.append(Refusal(label, reason, detail))
+        self.refused.append(Refusal(f"{client!r:.60}" if reason == "client" else client, reason, detail))
         return self.refused[-1]
 
     def _add_weight(self, weight: float) -> None:
