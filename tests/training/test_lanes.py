@@ -89,7 +89,7 @@ def test_every_lane_has_its_own_hyper_parameters():
     federation, model = make_federation(RAGGED, (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
     columns = {
-        "lr": [0.1, 0.01, 0.2, 0.05],
+        "lr": [[0.1], [0.01], [0.2], [0.05]],
         "momentum": [0.9, 0.0, 0.5, 0.9],
         "mu": [0.0, 1.0, 0.1, 0.0],
         "clip": [1.0, np.inf, 0.1, np.inf],

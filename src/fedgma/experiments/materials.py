@@ -22,6 +22,7 @@ from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, data_identity, model_identity
+from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.own_code import file_of, load_code
 from fedgma.experiments.settings import OWN, Settings, algorithm_of, is_path
 from fedgma.records.format import Identity
@@ -207,9 +208,7 @@ class Materials:
             local_steps=settings.local_steps,
             batch_size=settings.batch_size,
             augment=settings.augment,
-            client_learning_rate=settings.client_learning_rate,
-            momentum=settings.momentum,
-            gradient_clip=settings.gradient_clip or float("inf"),
+            **_local(settings),
             algorithm=algorithm_of(settings),
             rule=rule_of(settings),
             optimizer=optimizer_of(settings),
@@ -302,6 +301,17 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )
+
+
+def _local(settings: Settings) -> dict[str, Any]:
+    """The local training of a run: optimiser, rates and schedules."""
+    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay")
+    return {
+        **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
+        **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},
+        "nesterov": settings.nesterov and settings.client_optimizer == "sgd",
+        "gradient_clip": settings.gradient_clip or float("inf"),
+    }
 
 
 def _details(settings: Settings) -> dict[str, Any]:

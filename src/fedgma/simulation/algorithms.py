@@ -58,6 +58,11 @@ class Algorithm:
         return self.scale != 1 or self.blend > 0
 
     @property
+    def reads_gradients(self) -> bool:
+        """Whether mean gradients are computed from how far SGD moved the clients."""
+        return self.keeps in ("gradients", "direction")
+
+    @property
     def on_clients(self) -> bool:
         """Whether every client keeps an array between rounds."""
         return self.keeps in ("gradients", "duals", "sent duals")

@@ -44,7 +44,9 @@ class Trained(NamedTuple):
         return unflatten(self.flat, self.shapes)
 
 
-RATES = ("lr", "momentum", "mu", "clip", "scale", "rho", "unit", "blend", "tilted")  # float32 [lane]
+# hyper-parameters of a lane that stay the same during a round: those of the algorithm, then those of the optimiser
+TERMS = ("mu", "scale", "rho", "unit", "blend", "tilted")
+RATES = (*TERMS, "clip", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "epsilon")
 LANE_WISE = ("run", "client", "pool", "order", *RATES, "seeds")
 
 
@@ -61,16 +63,22 @@ class LaneBatch:
     order: np.ndarray  # int64 [lane], the row of `orders`
     orders: np.ndarray  # int32 [order, step, batch]; entries after the count are padding
     counts: np.ndarray  # int64 [lane, step]; 0 after the lane's last step
-    lr: np.ndarray  # float32 [lane], as are all up to `tilted`
-    momentum: np.ndarray
-    mu: np.ndarray  # proximal coefficient
-    clip: np.ndarray  # inf for no clipping
+    lr: np.ndarray  # float32 [lane, step]
+    mu: np.ndarray  # proximal coefficient; float32 [lane], as are the other `RATES`
     scale: np.ndarray  # factor of the gradient; a correction is added afterwards
     rho: np.ndarray  # size of the perturbation at which a second gradient is taken
     unit: np.ndarray  # 1: `rho` is the length of the perturbation; 0: a factor of the gradient
     blend: np.ndarray  # share of the second gradient; 0 for none
     tilted: np.ndarray  # 1: the lane has a tilt
+    clip: np.ndarray  # inf for no clipping
+    momentum: np.ndarray
+    weight_decay: np.ndarray
+    nesterov: np.ndarray  # 1 for Nesterov's step, else 0
+    beta1: np.ndarray  # of AdamW, as are the next two
+    beta2: np.ndarray
+    epsilon: np.ndarray
     seeds: np.ndarray  # int64 [lane], of dropout masks
+    optimizer: str = "sgd"  # of all lanes: "sgd" or "adamw"
 
     @property
     def size(self) -> int:
@@ -99,7 +107,7 @@ class LaneBatch:
         parts = {name: getattr(self, name)[rows] for name in LANE_WISE}
         used, parts["order"] = np.unique(parts["order"], return_inverse=True)
         orders = self.orders if len(used) == len(self.orders) else self.orders[used]
-        return replace(self, **parts, orders=orders[:, :last], counts=counts[:, :last])
+        return replace(self, **parts, orders=orders[:, :last], counts=counts[:, :last], lr=self.lr[rows, :last])
 
 
 class Assignment(NamedTuple):

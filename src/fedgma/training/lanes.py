@@ -17,6 +17,7 @@ from fedgma.data.pools import Pool
 from fedgma.training.gradients import Found, GradientFunction, lane_gradients, mixes_samples, multiplied
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
+from fedgma.training.local_steps import adamw, sgd, wide
 from fedgma.training.perturbations import Ascent, second_gradients, turn
 from fedgma.training.stacked import Stacked, shapes_of, ship, unflatten
 
@@ -42,6 +43,15 @@ class Features(NamedTuple):
     correction: bool
     second: bool  # gradients at a perturbed point
     tilt: bool
+    decay: bool
+    nesterov: bool
+    adamw: bool
+    schedule: bool  # rates that change within a round
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is the gradient times the rate, and nothing else."""
+        return not any(self._replace(schedule=False))
 
 
 @dataclass
@@ -52,7 +62,8 @@ class Bench:
     """
 
     params: Stacked
-    momentum: Stacked  # empty if no lane needs it, as are the next two
+    momentum: Stacked  # or AdamW's first moment; empty if no lane needs it, as are the next three
+    squares: Stacked  # AdamW's second moment
     anchor: Stacked
     correction: Stacked
     tilt: Tilt | None  # None if no lane needs it
@@ -60,7 +71,8 @@ class Bench:
     index: Tensor  # [step, lane, batch]
     counts: Tensor  # [step, lane]
     client: Tensor  # [lane]
-    rates: Tensor  # [9, lane]: `RATES`
+    lr: Tensor  # [step, lane], or [1, lane] if no rate changes within the round
+    rates: Tensor  # [rate, lane], in the order of `RATES`
     loss: Tensor  # [lane]
     hits: Tensor  # [lane]
 
@@ -119,14 +131,19 @@ def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
 def features_of(task: Assignment) -> Features:
     """The features that the hyper-parameters of these lanes need."""
     lane_batch = task.lane_batch
+    by_sgd = lane_batch.optimizer == "sgd"
     return Features(
-        momentum=bool(lane_batch.momentum.any()),
+        momentum=by_sgd and bool(lane_batch.momentum.any()),
         prox=bool(lane_batch.mu.any()),
         clip=bool(np.isfinite(lane_batch.clip).any()),
         scale=bool((lane_batch.scale != 1).any()),
         correction=bool(task.correction),
         second=bool(lane_batch.blend.any()),
         tilt=task.tilt is not None,
+        decay=bool(lane_batch.weight_decay.any()),
+        nesterov=by_sgd and bool(lane_batch.nesterov.any()),
+        adamw=not by_sgd,
+        schedule=bool((lane_batch.lr != lane_batch.lr[:, :1]).any()),
     )
 
 
@@ -146,7 +163,8 @@ def lay_out(
 
     return Bench(
         params=params,
-        momentum=zeros(features.momentum),
+        momentum=zeros(features.momentum or features.adamw),
+        squares=zeros(features.adamw),
         anchor={name: value.clone() for name, value in params.items()} if features.prox else {},
         correction=zeros(features.correction),
         tilt=Tilt(zeros(True), zeros(True), zeros(True)) if features.tilt else None,
@@ -154,6 +172,7 @@ def lay_out(
         index=ship_batches(lane_batch, device),
         counts=ship(lane_batch.counts.T, device),
         client=ship(lane_batch.client, device),
+        lr=ship(step_rates_of(lane_batch, features), device),
         rates=ship(rates_of(lane_batch), device),
         loss=torch.zeros(lanes, device=device),
         hits=torch.zeros(lanes, device=device),
@@ -161,8 +180,13 @@ def lay_out(
 
 
 def rates_of(lane_batch: LaneBatch) -> np.ndarray:
-    """Hyper-parameters as float32 [9, lane], in the order of `RATES`."""
+    """Hyper-parameters as float32 [rate, lane]."""
     return np.stack([getattr(lane_batch, name) for name in RATES]).astype(np.float32)
+
+
+def step_rates_of(lane_batch: LaneBatch, features: Features) -> np.ndarray:
+    """Learning rates as float32 [step, lane]; one row if they do not change within the round."""
+    return lane_batch.lr.T if features.schedule else lane_batch.lr.T[:1]
 
 
 def play(
@@ -180,7 +204,8 @@ def play(
     part = bench if work.lanes == len(bench.client) else take_part(bench, rows)
     host_rows = slice(work.lanes) if isinstance(work.lanes, int) else list(work.lanes)
     x, y = gather(pools, pool[host_rows], part.index[work.step, :, : work.batch], part.client)
-    learn(part, x, y, part.counts[work.step], features, gradients, all_busy=work.all_busy)
+    step = torch.full((1,), work.step, device=bench.client.device)
+    learn(part, x, y, part.counts[work.step], step, features, gradients, all_busy=work.all_busy)
     if isinstance(rows, Tensor):
         _put_back(bench, part, rows)
 
@@ -190,54 +215,96 @@ def learn(
     x: Tensor,
     y: Tensor,
     count: Tensor,
+    step: Tensor,
     features: Features,
     gradients: GradientFunction,
     *,
     all_busy: bool,
 ) -> None:
-    """Gradient and step of all lanes on a batch, in place; only tensor operations, to be compiled and captured."""
+    """Gradient and step of all lanes on a batch, in place; only tensor operations, to be compiled and captured.
+
+    `step` [1] is the number of the local step, counted from 0.
+    """
     grads, buffers, loss, hits = gradients(bench.params, bench.buffers, x, y, count)
     busy = None if all_busy else count > 0
     if features.second:
-        ascent = Ascent(*bench.rates[5:])
-        find = lambda params: multiplied(gradients(params, bench.buffers, x, y, count)[0])  # noqa: E731
-        grads, moves = second_gradients(find, bench.params, multiplied(grads), ascent, bench.tilt)
-        if bench.tilt is not None:
-            turn(bench.tilt, moves, ascent, busy)
-    descend(bench, grads, features, busy)
+        grads = _second(bench, grads, (x, y, count), gradients, busy)
+    descend(bench, grads, step, features, busy)
     for name, value in buffers.items():
-        bench.buffers[name].copy_(
-            value if busy is None else torch.where(_wide(busy, value), value, bench.buffers[name])
-        )
+        _replace(bench.buffers[name], value, busy)
     bench.loss.add_(loss)
     bench.hits.add_(hits)
 
 
-def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None) -> None:
-    """SGD with momentum on every lane, as in torch.optim.SGD; idle lanes are not changed."""
-    lr, rho, mu, clip, scale = bench.rates[:5]
-    if not any(features):  # products are subtracted without computing the gradient
+def _second(
+    bench: Bench, found: Found, batch: tuple[Tensor, Tensor, Tensor], gradients: GradientFunction, busy: Tensor | None
+) -> Stacked:
+    """The gradients, blended with those at perturbed weights; tilts change in place."""
+    rates = dict(zip(RATES, bench.rates, strict=True))
+    ascent = Ascent(*(rates[name] for name in Ascent._fields))
+
+    def find(params: Stacked) -> Stacked:
+        return multiplied(gradients(params, bench.buffers, *batch)[0])
+
+    grads, moves = second_gradients(find, bench.params, multiplied(found), ascent, bench.tilt)
+    if bench.tilt is not None:
+        turn(bench.tilt, moves, ascent, busy)
+    return grads
+
+
+def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: Tensor | None) -> None:
+    """A step of every lane: the algorithm's changes to the gradient, then the optimiser; idle lanes do not change."""
+    rates = dict(zip(RATES, bench.rates, strict=True))
+    lr = bench.lr.index_select(0, step)[0] if features.schedule else bench.lr[0]
+    if features.plain:  # products are subtracted without computing the gradient
         for name, value in found.items():
             if not isinstance(value, Tensor):
                 value.subtract_from(bench.params[name], lr)  # zero for an idle lane: it has no loss
         found = {name: value for name, value in found.items() if isinstance(value, Tensor)}
     grads = multiplied(found)
     if features.prox:
-        grads = {n: g + _wide(mu, g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
+        grads = {n: g + wide(rates["mu"], g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
         norm = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
-        shorter = (clip / (norm + 1e-6)).clamp(max=1.0)
-        grads = {n: g * _wide(shorter, g) for n, g in grads.items()}
+        shorter = (rates["clip"] / (norm + 1e-6)).clamp(max=1.0)
+        grads = {n: g * wide(shorter, g) for n, g in grads.items()}
     if features.scale:
-        grads = {n: g * _wide(scale, g) for n, g in grads.items()}
+        grads = {n: g * wide(rates["scale"], g) for n, g in grads.items()}
+    if features.correction:
+        grads = {n: g + bench.correction[n] for n, g in grads.items()}
     for name, gradient in grads.items():
-        step = gradient + bench.correction[name] if features.correction else gradient
-        if features.momentum:
-            velocity = bench.momentum[name]
-            step = torch.addcmul(step, velocity, _wide(rho, step))
-            velocity.copy_(step if busy is None else torch.where(_wide(busy, step), step, velocity))
-        move = _wide(lr, step) * step
-        bench.params[name].sub_(move if busy is None else torch.where(_wide(busy, move), move, 0.0))
+        _step(bench, name, gradient, lr, rates, step, features, busy)
+
+
+def _step(
+    bench: Bench,
+    name: str,
+    gradient: Tensor,
+    lr: Tensor,
+    rates: Stacked,
+    step: Tensor,
+    features: Features,
+    busy: Tensor | None,
+) -> None:
+    """The optimiser's step of one parameter, in place."""
+    weight, decay = bench.params[name], rates["weight_decay"] if features.decay else None
+    if features.adamw:
+        betas, moments = (rates["beta1"], rates["beta2"]), (bench.momentum[name], bench.squares[name])
+        move, new = adamw(gradient, weight, moments, step, lr=lr, betas=betas, epsilon=rates["epsilon"], decay=decay)
+        for old, value in zip(moments, new, strict=True):
+            _replace(old, value, busy)
+    else:
+        nesterov = rates["nesterov"] if features.nesterov else None
+        velocity = bench.momentum.get(name)
+        move, moved = sgd(gradient, weight, velocity, lr=lr, momentum=rates["momentum"], decay=decay, nesterov=nesterov)
+        if velocity is not None and moved is not None:
+            _replace(velocity, moved, busy)
+    weight.sub_(move if busy is None else torch.where(wide(busy, move), move, 0.0))
+
+
+def _replace(old: Tensor, new: Tensor, busy: Tensor | None) -> None:
+    """Write new values over old ones, in place; idle lanes keep theirs."""
+    old.copy_(new if busy is None else torch.where(wide(busy, new), new, old))
 
 
 def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Trained:
@@ -278,6 +345,7 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
     return Bench(
         params=take_rows(bench.params, rows),
         momentum=take_rows(bench.momentum, rows),
+        squares=take_rows(bench.squares, rows),
         anchor=take_rows(bench.anchor, rows),
         correction=take_rows(bench.correction, rows),
         tilt=None if bench.tilt is None else bench.tilt.mapped(lambda part: take_rows(part, rows)),
@@ -285,6 +353,7 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
         index=bench.index[:, rows],
         counts=bench.counts[:, rows],
         client=bench.client[rows],
+        lr=bench.lr[:, rows],
         rates=bench.rates[:, rows],
         loss=bench.loss[rows],
         hits=bench.hits[rows],
@@ -303,14 +372,9 @@ def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
 def changing(bench: Bench) -> list[Stacked]:
     """The arrays of lanes that a step changes, besides loss and hits."""
     tilt = () if bench.tilt is None else (bench.tilt.own, bench.tilt.last)
-    return [bench.params, bench.momentum, bench.buffers, *tilt]
+    return [bench.params, bench.momentum, bench.squares, bench.buffers, *tilt]
 
 
 def take_rows(stacked: Stacked, rows: Rows) -> Stacked:
     """The same rows of every array."""
     return {name: value[rows] for name, value in stacked.items()}
-
-
-def _wide(per_lane: Tensor, like: Tensor) -> Tensor:
-    """[lane] as [lane, 1, 1, ...] to multiply with."""
-    return per_lane.view(-1, *(1,) * (like.dim() - 1))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
-from fedgma.training.lane_batch import Assignment, LaneBatch, Tilt, Trained, keyed_generators
+from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.perturbations import TINY
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
 
@@ -49,15 +49,14 @@ def train_client(
     is changed in place.
     """
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    optimizer = torch.optim.SGD(
-        trainable.values(), lr=float(lane_batch.lr[lane]), momentum=float(lane_batch.momentum[lane])
-    )
+    optimizer = _optimizer(list(trainable.values()), lane_batch, lane)
     device, who = pool.y.device, int(lane_batch.client[lane])
     loss_sum, hits, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
     model.train()
     with keyed_generators(device, int(lane_batch.seeds[lane])):
         batches = lane_batch.orders[lane_batch.order[lane]].astype(np.int64)
-        for index, count in zip(batches, lane_batch.counts[lane].tolist(), strict=True):
+        plan = zip(batches, lane_batch.counts[lane].tolist(), lane_batch.lr[lane].tolist(), strict=True)
+        for index, count, lr in plan:
             if count == 0:
                 break
             x, y = pool.batch(torch.from_numpy(index[:count]).to(device), torch.tensor(who, device=device))
@@ -68,6 +67,7 @@ def train_client(
             if lane_batch.blend[lane]:
                 _take_second_gradient(model, trainable, (x, y), lane_batch, lane, tilt)
             _adjust(trainable, start, correction, lane_batch, lane)
+            optimizer.param_groups[0]["lr"] = lr
             optimizer.step()
             seen += count
             loss_sum += loss.detach() * count
@@ -75,6 +75,17 @@ def train_client(
     update = {name: value.detach() - start[name] for name, value in trainable.items()}
     after = {name: value.detach().clone() for name, value in model.state_dict().items() if name not in trainable}
     return update, after, loss_sum / max(seen, 1), hits / max(seen, 1)
+
+
+def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:
+    """The lane's optimiser, with fresh moments; the rate is set before every step."""
+    rate = {name: float(getattr(lane_batch, name)[lane]) for name in RATES}
+    decay = rate["weight_decay"]
+    if lane_batch.optimizer == "adamw":
+        betas = (rate["beta1"], rate["beta2"])
+        return torch.optim.AdamW(trainable, betas=betas, eps=rate["epsilon"], weight_decay=decay)
+    nesterov = bool(rate["nesterov"])
+    return torch.optim.SGD(trainable, momentum=rate["momentum"], weight_decay=decay, nesterov=nesterov)
 
 
 def _take_second_gradient(
@@ -87,7 +98,7 @@ def _take_second_gradient(
 ) -> None:
     """Blend the gradient with that at a perturbed point (see `perturbations`); weights and buffers stay as they are."""
     rho, unit, blend, tilted = (float(getattr(lane_batch, name)[lane]) for name in ("rho", "unit", "blend", "tilted"))
-    first = {name: value.grad.clone() for name, value in trainable.items() if value.grad is not None}
+    first = {n: torch.zeros_like(v) if v.grad is None else v.grad.clone() for n, v in trainable.items()}
     toward = {name: g - tilt.own[name] - tilt.shared[name] if tilt else g for name, g in first.items()}
     length = torch.stack([value.square().sum() for value in toward.values()]).sum().sqrt()
     factor = rho / (length + TINY) if unit else rho
@@ -113,7 +124,8 @@ def _adjust(
     """Change a gradient as the algorithm asks: proximal term, clipping, scale, correction (see `LaneBatch`)."""
     mu, clip, scale = (float(getattr(lane_batch, name)[lane]) for name in ("mu", "clip", "scale"))
     for name, value in trainable.items():
-        if mu and value.grad is not None:
+        value.grad = torch.zeros_like(value) if value.grad is None else value.grad  # else it would not be decayed
+        if mu:
             value.grad += mu * (value.detach() - start[name])
     if clip != float("inf"):
         nn.utils.clip_grad_norm_(trainable.values(), clip)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgma.training.lane_batch import Tilt
+from fedgma.training.local_steps import wide
 from fedgma.training.stacked import Stacked
 
 TINY = 1e-12  # added to a norm that is divided by
@@ -32,20 +33,15 @@ def second_gradients(
     toward = grads if tilt is None else {n: g - tilt.own[n] - tilt.shared[n] for n, g in grads.items()}
     norm = torch.stack([value.flatten(1).square().sum(1) for value in toward.values()]).sum(0).sqrt()
     factor = ascent.rho * torch.where(ascent.unit > 0, 1 / (norm + TINY), 1.0)
-    moves = {name: _wide(factor, value) * value for name, value in toward.items()}
+    moves = {name: wide(factor, value) * value for name, value in toward.items()}
     second = find({name: value + moves[name] for name, value in params.items()})
-    return {name: torch.lerp(g, second[name], _wide(ascent.blend, g)) for name, g in grads.items()}, moves
+    return {name: torch.lerp(g, second[name], wide(ascent.blend, g)) for name, g in grads.items()}, moves
 
 
 def turn(tilt: Tilt, moves: Stacked, ascent: Ascent, busy: Tensor | None) -> None:
     """Add the perturbation minus the shared tilt to every tilted lane's own, and keep it as the last; in place."""
     changes = ascent.tilted > 0 if busy is None else (ascent.tilted > 0) & busy
     for name, move in moves.items():
-        changing = _wide(changes, move)
+        changing = wide(changes, move)
         tilt.own[name].add_(torch.where(changing, move - tilt.shared[name], 0.0))
         tilt.last[name].copy_(torch.where(changing, move, tilt.last[name]))
-
-
-def _wide(per_lane: Tensor, like: Tensor) -> Tensor:
-    """[lane] as [lane, 1, 1, ...] to multiply with."""
-    return per_lane.view(-1, *(1,) * (like.dim() - 1))

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedgma.simulation.algorithms import Algorithm
 from fedgma.simulation.batched.tallies import Merged, Sums
 from fedgma.simulation.spec import RunSpec
-from fedgma.training.batches import effective_steps
+from fedgma.training.batches import effective_rates
 from fedgma.training.lane_batch import LaneBatch, Tilt, Trained
 from fedgma.training.stacked import Shapes, Stacked, flatten, ship, unflatten
 
@@ -169,7 +169,7 @@ def gather(
     if algorithms is None or sums is None or carried.control is None:
         return
     device = counted.device
-    moved = lane_batch.lr * effective_steps(lane_batch.steps, lane_batch.momentum)
+    moved = effective_rates(lane_batch.lr, lane_batch.steps, lane_batch.momentum, lane_batch.nesterov)
     run, scale = ship(lane_batch.run, device), ship(moved.astype(np.float32), device)
     owner = ship(lane_batch.run == np.arange(len(algorithms.clients))[:, None], device).double()  # [run, lane]
     weight = ship(weights.astype(np.float64), device) * counted
