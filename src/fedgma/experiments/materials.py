@@ -24,7 +24,7 @@ from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, data_identity, model_identity
 from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.own_code import file_of, load_code
-from fedgma.experiments.settings import OWN, Settings, algorithm_of, is_path
+from fedgma.experiments.settings import OWN, Settings, is_path
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
@@ -209,7 +209,7 @@ class Materials:
             batch_size=settings.batch_size,
             augment=settings.augment,
             **_local(settings),
-            algorithm=algorithm_of(settings),
+            algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=rule_of(settings),
             optimizer=optimizer_of(settings),
             norm_factor=settings.norm_factor,

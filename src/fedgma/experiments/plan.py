@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from fedgma.experiments.grid import Grid, expand, read_grid
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.settings import Settings, algorithm_of, complete, record
-from fedgma.records.format import Identity, fingerprint, lineage
-from fedgma.records.reader import is_done
+from fedgma.experiments.settings import Settings, complete, record
+from fedgma.records.format import FORMAT, Done, Head, Identity, Record, fingerprint, lineage
+from fedgma.records.reader import Run, flat, is_done
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.spec import SHARED
 from fedgma.training.models import build, parameter_count
 
@@ -65,6 +66,21 @@ def _planned(settings: Settings, materials: Materials, out: Path | None) -> Plan
     )
 
 
+def as_run(run: Planned, lines: Sequence[Record] = ()) -> Run:
+    """A planned run as the reader would return it, for reports."""
+    done = Done(rounds=len(lines), sha256="") if len(lines) == run.settings.rounds else None
+    return Run(run.folder or Path(run.fingerprint), head_of(run), dict(flat(run.recorded)), tuple(lines), done)
+
+
+def head_of(run: Planned) -> Head:
+    """The part of a run's head that is known before it starts."""
+    head = Head(format=FORMAT, fingerprint=run.fingerprint, lineage=run.lineage, settings=run.recorded)
+    head["identity"] = run.identity
+    if run.notes:
+        head["notes"] = list(run.notes)
+    return head
+
+
 def missing(runs: Sequence[Planned]) -> list[Planned]:
     """The runs that are not done yet."""
     return [run for run in runs if run.folder is None or not is_done(run.folder)]
@@ -97,7 +113,7 @@ def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
     pool = first.federation.train
     none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
     entries = parameter_count(build(first.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0))
-    arrays = max(algorithm_of(member.settings).arrays_of_a_client for member in members)
+    arrays = max(ALGORITHMS[m.settings.algorithm].read(m.settings).arrays_of_a_client for m in members)
     variates = len(first.federation.clients) * 4 * arrays
     on_gpu = materials.device.type == "cuda"
     free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()

@@ -18,10 +18,11 @@ from fedgma.errors import ConfigError
 from fedgma.experiments import local_training
 from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
-from fedgma.simulation.algorithms import ALGORITHMS, Algorithm
+from fedgma.simulation.algorithms import ALGORITHMS, readers
 from fedgma.simulation.attacks import ATTACKS
 
 MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
+TASKS = ("classification",)
 
 # data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
 PAPER: dict[str, tuple[str, int, int]] = {
@@ -119,6 +120,10 @@ class Settings(Section):
     dataset: str = Field(
         default="fmnist-mini", description="a known data set, or the path of an .npz file or of a folder of images"
     )
+    task: str = Field(
+        default="classification",
+        description=f"what the model learns: {', '.join(TASKS)}, or your own as `file.py:Name`",
+    )
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
     attack: AttackSettings = AttackSettings()
@@ -191,25 +196,10 @@ class Settings(Section):
         default=None, description="largest norm of a local gradient; by default not clipped"
     )
     mu: Positive = Field(default=0.01, description="for `fedprox`: proximal coefficient")
-    alpha: Positive | None = Field(
-        default=None,
-        description="for `feddyn`: proximal coefficient, by default 0.01; for `fedcm`: share of the client's gradient "
-        "in a step, by default 0.1; for `fedspeed`: share of the gradient at the perturbed point, by default 1",
-    )
-    beta: Positive | None = Field(
-        default=None,
-        description="for `fedacg`: proximal coefficient, by default 0.01; for `mofedsam`: share of a client's own "
-        "gradient in a step, by default 0.1; for `fedsmoo`: 1 / proximal coefficient, by default 10",
-    )
-    lambda_: Positive | None = Field(
-        default=None,
-        description="for `fedacg`: momentum of the server, by default 0.85; for `fedspeed`: 1 / proximal coefficient, "
-        "by default 10",
-    )
-    rho: Positive | None = Field(
-        default=None,
-        description="size of the perturbation of fedsam, mofedsam, fedspeed and fedsmoo; by default 0.1",
-    )
+    alpha: Positive | None = Field(default=None, description=f"as in the papers of {readers('alpha')}")
+    beta: Positive | None = Field(default=None, description=f"as in the papers of {readers('beta')}")
+    lambda_: Positive | None = Field(default=None, description=f"as in the papers of {readers('lambda_')}")
+    rho: Positive | None = Field(default=None, description=f"size of the perturbation of {readers('rho')}")
     server_learning_rate: Positive | None = Field(
         default=None, description="by default 1; 0.01 for fedadagrad, fedadam and fedyogi"
     )
@@ -246,6 +236,10 @@ class Settings(Section):
         if self.model is not None and ":" not in self.model and self.model not in MODELS:
             raise ValueError(
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
+            )
+        if ":" not in self.task and self.task not in TASKS:
+            raise ValueError(
+                f"task: unknown task {self.task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'"
             )
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
@@ -296,19 +290,13 @@ def complete(settings: Settings) -> Settings:
             "server_learning_rate": settings.server_learning_rate or algorithm.learning_rate,
         }
     )
-    algorithm_of(filled)  # its settings are checked here
+    algorithm.read(filled)  # checks its settings
     local_training.check_local(filled)
     if clients is not None and filled.clients_per_round is not None and filled.clients_per_round > clients:
         raise ConfigError(
             f"clients_per_round: expected at most partition.clients = {clients}, got {filled.clients_per_round}"
         )
     return filled
-
-
-def algorithm_of(settings: Settings) -> Algorithm:
-    """The algorithm that complete settings name, made from the settings that it reads."""
-    row = ALGORITHMS[settings.algorithm]
-    return row.make(**{name: getattr(settings, name) for name in row.settings})
 
 
 def _complete_attack(attack: AttackSettings) -> AttackSettings:
@@ -380,11 +368,14 @@ def record(settings: Settings) -> dict[str, Any]:
         nested["inverse_sparsity_scale"] = None
     if settings.augment == "none":  # keeps fingerprints from before this setting existed
         del nested["augment"]
+    if settings.task == "classification":  # as above
+        del nested["task"]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
-    file, sign, name = str(settings.model).rpartition(":")
-    if file.endswith(".py"):
-        nested["model"] = f"{PurePath(file).name}{sign}{name}"
+    for own in ("model", "task"):
+        file, sign, name = str(getattr(settings, own)).rpartition(":")
+        if file.endswith(".py"):
+            nested[own] = f"{PurePath(file).name}{sign}{name}"
     return local_training.trimmed(nested, settings)

@@ -158,6 +158,10 @@ class AlgorithmRow(NamedTuple):
         """The settings of the algorithm's own, with their defaults."""
         return {name: entry.default for name, entry in inspect.signature(self.make).parameters.items()}
 
+    def read(self, settings: object) -> Algorithm:
+        """The algorithm with the values that the settings of a run have for its own settings."""
+        return self.make(**{name: getattr(settings, name) for name in self.settings})
+
 
 # adaptive server steps have a size near 1, so their rates are small
 ALGORITHMS: dict[str, AlgorithmRow] = {
@@ -176,6 +180,19 @@ ALGORITHMS: dict[str, AlgorithmRow] = {
     "fedspeed": AlgorithmRow(fedspeed),
     "fedsmoo": AlgorithmRow(fedsmoo),
 }
+
+
+def readers(setting: str) -> str:
+    """The algorithms that read a setting, with their defaults, in words.
+
+    >>> readers("lambda_")
+    'fedacg (by default 0.85), fedspeed (10)'
+    """
+    found = {name: row.settings[setting] for name, row in ALGORITHMS.items() if setting in row.settings}
+    words = [
+        f"{name} ({'by default ' if not place else ''}{value:g})" for place, (name, value) in enumerate(found.items())
+    ]
+    return ", ".join(words)
 
 
 def _positive(**named: float) -> float:

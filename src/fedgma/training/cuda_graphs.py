@@ -74,11 +74,13 @@ class Engine:
         precision: str = "fp32",
         compile: bool = True,
         graphs: bool = True,
+        measures: int = 1,
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
         self.precision = precision
         self.graphs = graphs
+        self.measures = measures  # columns that the gradient function returns beside the loss
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
@@ -193,7 +195,7 @@ class Engine:
         if not any(station.graphs for station in self._stations):
             self._memory = None  # it was freed with its last graph
         rows = ship(lane_batch.run, device)
-        bench = lanes.lay_out(lane_batch, features, task.start, task.buffers, rows)
+        bench = lanes.lay_out(lane_batch, features, task.start, task.buffers, rows, self.measures)
         # room for other lane batches: the number of steps is part of the compiled shape
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))
@@ -224,12 +226,12 @@ def _step(
 def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
     """The results of lanes that were trained in groups; `back` restores the order of the lanes."""
     buffers = _joined([part.buffers for part in parts], back)
-    flat, loss, accuracy = (
-        torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.accuracy) for p in parts), strict=True)
+    flat, loss, measures = (
+        torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.measures) for p in parts), strict=True)
     )
     tilts = [part.tilt for part in parts if part.tilt is not None]
     tilt = Tilt(*(_joined(column, back) for column in zip(*tilts, strict=True))) if tilts else None
-    return Trained(flat, parts[0].shapes, buffers, loss, accuracy, tilt)
+    return Trained(flat, parts[0].shapes, buffers, loss, measures, tilt)
 
 
 def _joined(parts: Sequence[Stacked], back: Tensor) -> Stacked:
@@ -243,7 +245,7 @@ def _cloned(stacked: Stacked) -> Stacked:
 def _changing(station: Station) -> list[Tensor]:
     """The tensors that a step changes; they are restored after a step is prepared."""
     bench = station.bench
-    return [*(v for part in lanes.changing(bench) for v in part.values()), bench.loss, bench.hits, station.step]
+    return [*(v for part in lanes.changing(bench) for v in part.values()), bench.loss, bench.measures, station.step]
 
 
 def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
@@ -276,5 +278,5 @@ def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     for target, lane_wise in given:
         for name, value in lane_wise.items():
             target[name][: len(value)].copy_(value)
-    for value in (*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.hits, station.step):
+    for value in (*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures, station.step):
         value.zero_()

@@ -8,17 +8,18 @@ import copy
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.perturbations import TINY
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
+from fedgma.training.task import Task, mean_loss, measure_sums
+from fedgma.training.tasks import CLASSIFICATION
 
 
-def train(task: Assignment) -> Trained:
+def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     """Train each lane of the batch."""
-    model, lane_batch, pools, start, buffers, correction, tilt = task
+    model, lane_batch, pools, start, buffers, correction, tilt = assignment
     model = copy.deepcopy(model)
     tilt = None if tilt is None else tilt.mapped(lambda part: {name: value.clone() for name, value in part.items()})
     trained = []
@@ -28,10 +29,10 @@ def train(task: Assignment) -> Trained:
         turned = None if tilt is None else Tilt(*({n: v[lane] for n, v in part.items()} for part in tilt))
         model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
         pool = pools[lane_batch.pool[lane]]
-        trained.append(train_client(model, lane_batch, lane, pool, weights, extra, turned))
-    updates, after, losses, accuracies = zip(*trained, strict=True)
+        trained.append(train_client(model, lane_batch, lane, pool, weights, extra, turned, task))
+    updates, after, losses, measures = zip(*trained, strict=True)
     flat = flatten(stack(updates))
-    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(accuracies), tilt)
+    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(measures), tilt)
 
 
 def train_client(
@@ -42,8 +43,9 @@ def train_client(
     start: Stacked,
     correction: Stacked | None = None,
     tilt: Tilt | None = None,
+    task: Task = CLASSIFICATION,
 ) -> tuple[Stacked, Stacked, Tensor, Tensor]:
-    """One client's local training: update, buffers, mean loss and accuracy over the training batches.
+    """One client's local training: update, buffers, means of loss and measures over the training batches.
 
     The model starts with the global weights, of which `start` is a copy, and ends with the client's. The client's tilt
     is changed in place.
@@ -51,7 +53,7 @@ def train_client(
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     optimizer = _optimizer(list(trainable.values()), lane_batch, lane)
     device, who = pool.y.device, int(lane_batch.client[lane])
-    loss_sum, hits, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
+    loss_sum, measured, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
     model.train()
     with keyed_generators(device, int(lane_batch.seeds[lane])):
         batches = lane_batch.orders[lane_batch.order[lane]].astype(np.int64)
@@ -61,20 +63,20 @@ def train_client(
                 break
             x, y = pool.batch(torch.from_numpy(index[:count]).to(device), torch.tensor(who, device=device))
             optimizer.zero_grad()
-            logits = model(x)
-            loss = F.cross_entropy(logits, y)
+            output = model(x)
+            loss = mean_loss(task, output, y)
             loss.backward()  # type: ignore[no-untyped-call]
             if lane_batch.blend[lane]:
-                _take_second_gradient(model, trainable, (x, y), lane_batch, lane, tilt)
+                _take_second_gradient(model, trainable, (task, x, y), lane_batch, lane, tilt)
             _adjust(trainable, start, correction, lane_batch, lane)
             optimizer.param_groups[0]["lr"] = lr
             optimizer.step()
             seen += count
             loss_sum += loss.detach() * count
-            hits += (logits.detach().argmax(1) == y).sum()
+            measured = measured + measure_sums(task, output.detach(), y)
     update = {name: value.detach() - start[name] for name, value in trainable.items()}
     after = {name: value.detach().clone() for name, value in model.state_dict().items() if name not in trainable}
-    return update, after, loss_sum / max(seen, 1), hits / max(seen, 1)
+    return update, after, loss_sum / max(seen, 1), measured / max(seen, 1)
 
 
 def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:
@@ -91,7 +93,7 @@ def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) 
 def _take_second_gradient(
     model: nn.Module,
     trainable: dict[str, nn.Parameter],
-    batch: tuple[Tensor, Tensor],
+    batch: tuple[Task, Tensor, Tensor],
     lane_batch: LaneBatch,
     lane: int,
     tilt: Tilt | None,
@@ -107,7 +109,8 @@ def _take_second_gradient(
         for name, value in toward.items():
             trainable[name].add_(factor * value)
     model.zero_grad()
-    F.cross_entropy(model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
+    task, x, y = batch
+    mean_loss(task, model(x), y).backward()  # type: ignore[no-untyped-call]
     model.load_state_dict(before)
     for name, gradient in first.items():
         second = trainable[name].grad

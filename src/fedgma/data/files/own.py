@@ -12,10 +12,11 @@ from fedgma.data.files.dataset import Dataset, Labels, Source, Split, check_spli
 from fedgma.data.files.images import FORMATS, decode
 from fedgma.data.files.npy import read_npz
 from fedgma.data.files.reader import largest, sha256_of
+from fedgma.data.files.targets import guess, with_targets
 from fedgma.errors import ConfigError, DataError
 from fedgma.seeds import generator
 
-Pair = tuple[npt.ArrayLike, npt.ArrayLike]
+Pair = tuple[npt.ArrayLike, npt.ArrayLike | None]
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 MOST_CLASSES = 100_000
 LARGEST_IMAGE = 1 << 26  # bytes of a file
@@ -23,7 +24,7 @@ LARGEST_IMAGE = 1 << 26  # bytes of a file
 
 def from_arrays(
     x: npt.ArrayLike,
-    y: npt.ArrayLike,
+    y: npt.ArrayLike | None,
     *,
     test: Pair | None = None,
     client: npt.ArrayLike | None = None,
@@ -31,15 +32,23 @@ def from_arrays(
     name: str = "own",
     test_share: float = 0.2,
     seed: int = 0,
+    target: str = "class",
 ) -> Dataset:
     """A data set from arrays: uint8 images [n, h, w], [n, c, h, w] or [n, h, w, c], or float features of any shape.
 
-    Without `test`, a random share of each class becomes the test set.
+    Without `test`, a random share of each class becomes the test set. `target` is the kind of the targets `y`: "class",
+    "float", "labels", "tokens" (see `targets`), or "any" for the kind that they look like.
 
     >>> data = from_arrays(np.zeros((10, 8, 8), np.uint8), [0, 1] * 5)
     >>> data.train.x.shape, sorted(data.test.y.tolist())
     ((8, 1, 8, 8), [0, 1])
     """
+    kind = target if target != "any" else "tokens" if y is None else guess(y)
+    if kind != "class":
+        pairs = [(x if kind == "tokens" else _images(x, name), y) for x, y in [(x, y), *([test] if test else [])]]
+        more = pairs[1] if test else None
+        shared: Any = {"client": client, "classes": classes, "name": name, "test_share": test_share, "seed": seed}
+        return with_targets(*pairs[0], kind, test=more, **shared)
     samples = Split(_images(x, name), integers(y, name), None if client is None else integers(client, name))
     given_test = None if test is None else Split(_images(test[0], name), integers(test[1], name))
     if classes is None:
@@ -56,17 +65,21 @@ def from_arrays(
     return Dataset(name, train, test_split, classes, Source("arrays", name, digest.hexdigest()))
 
 
-def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0) -> Dataset:
-    """Load an .npz file with `x` and `y`, and optionally `client`, `x_test` and `y_test`, `classes`."""
+def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0, target: str = "class") -> Dataset:
+    """Load an .npz file with `x` and `y`, and optionally `client`, `x_test` and `y_test`, `classes`.
+
+    `target` is the kind of its targets, as in `from_arrays`; a file of tokens may hold `x` alone.
+    """
     arrays = read_npz(path)
     test = None
+    alone = target in ("tokens", "any") and "y" not in arrays  # the next tokens are the targets
     if "x_test" in arrays or "y_test" in arrays:
-        test = get_array(arrays, "x_test", path.name), get_array(arrays, "y_test", path.name)
+        y_test = None if alone else get_array(arrays, "y_test", path.name)
+        test = get_array(arrays, "x_test", path.name), y_test
     classes = tuple(map(str, arrays["classes"].reshape(-1))) if "classes" in arrays else None
-    x, y = get_array(arrays, "x", path.name), get_array(arrays, "y", path.name)
-    data = from_arrays(
-        x, y, test=test, client=arrays.get("client"), classes=classes, name=path.stem, test_share=test_share, seed=seed
-    )
+    x, y = get_array(arrays, "x", path.name), None if alone else get_array(arrays, "y", path.name)
+    shared: Any = {"classes": classes, "name": path.stem, "test_share": test_share, "seed": seed, "target": target}
+    data = from_arrays(x, y, test=test, client=arrays.get("client"), **shared)
     return data._replace(source=Source("folder", path.name, sha256_of([path])))
 
 
