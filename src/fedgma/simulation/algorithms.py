@@ -73,6 +73,11 @@ class Algorithm:
         return self.keeps in ("gradients", "duals", "direction")
 
     @property
+    def arrays_of_a_lane(self) -> int:
+        """How many more arrays of the size of the model a lane needs for a second pass and a tilt."""
+        return 3 * (self.blend > 0) + 3 * self.tilted
+
+    @property
     def arrays_of_a_client(self) -> int:
         """How many arrays of the size of the model a client keeps between rounds."""
         return int(self.on_clients) + int(self.tilted)

@@ -88,7 +88,8 @@ def assemble(
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
     task = specs[0].task
     columns = columns_of(task, model, sample)
-    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task)
+    more = max(spec.algorithm.arrays_of_a_lane for spec in specs)
+    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task, more=more)
     return Fleet(
         specs=specs,
         model=model,

@@ -245,7 +245,7 @@ def _second(
 ) -> Stacked:
     """The gradients, blended with those at perturbed weights; tilts change in place."""
     rates = dict(zip(RATES, bench.rates, strict=True))
-    ascent = Ascent(*(rates[name] for name in Ascent._fields))
+    ascent = Ascent(rates["rho"], rates["unit"], rates["blend"], rates["tilted"])
 
     def find(params: Stacked) -> Stacked:
         return multiplied(gradients(params, bench.buffers, *batch)[0])

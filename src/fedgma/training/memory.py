@@ -22,9 +22,12 @@ class Capacity(NamedTuple):
 
 
 def measure(
-    model: nn.Module, pool: Pool, batch: int, *, budget: int | None = None, task: Task = CLASSIFICATION
+    model: nn.Module, pool: Pool, batch: int, *, budget: int | None = None, task: Task = CLASSIFICATION, more: int = 0
 ) -> Capacity:
-    """Lanes that can be trained and samples that can be evaluated at a time within the budget in bytes."""
+    """Lanes that can be trained and samples that can be evaluated at a time within the budget in bytes.
+
+    `more` is how many further arrays of the size of the model a lane needs for its algorithm.
+    """
     device = pool.y.device
     if budget is None:
         cuda = device.type == "cuda"
@@ -32,7 +35,7 @@ def measure(
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     activations = activation_bytes(model, pool, batch, task)
     # weights, anchor, momentum, gradient, correction and update; activations and their gradients
-    lane = 6 * weights + 2 * activations
+    lane = (6 + more) * weights + 2 * activations
     return Capacity(max(1, budget // lane), max(1, budget // (4 * max(1, activations // batch))))
 
 

@@ -35,7 +35,7 @@ def second_gradients(
     factor = ascent.rho * torch.where(ascent.unit > 0, 1 / (norm + TINY), 1.0)
     moves = {name: wide(factor, value) * value for name, value in toward.items()}
     second = find({name: value + moves[name] for name, value in params.items()})
-    return {name: torch.lerp(g, second[name], wide(ascent.blend, g)) for name, g in grads.items()}, moves
+    return {name: torch.lerp(g, second[name], wide(ascent.blend, g).to(g.dtype)) for name, g in grads.items()}, moves
 
 
 def turn(tilt: Tilt, moves: Stacked, ascent: Ascent, busy: Tensor | None) -> None:
