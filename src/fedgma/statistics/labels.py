@@ -112,10 +112,10 @@ def plain(value: Any) -> str:
 def short(name: str) -> str:
     """The name of a setting in a heading.
 
-    >>> short("partition.name"), short("partition.alpha"), short("client_learning_rate")
-    ('partition', 'alpha', 'client learning rate')
+    >>> short("partition.name"), short("partition.alpha"), short("client_learning_rate"), short("lambda_")
+    ('partition', 'alpha', 'client learning rate', 'lambda')
     """
-    return name.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ")
+    return name.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ").strip()
 
 
 def rank(name: str) -> int:

@@ -160,35 +160,48 @@ def gather(
     trained: Trained,
     counted: Tensor,
 ) -> None:
-    """Update the arrays of the counted clients after local training, in place, and add to the sums of the round.
-
-    With SCAFFOLD (option II) c_i moves to the mean gradient of its local steps, (global - local) / (K lr). Under
-    momentum K is the number of plain gradients that the displacement amounts to, else the variates would be too large
-    by up to 1 / (1 - momentum). A dual g_i moves by -mu (local - start).
-    """
+    """Update the arrays of the counted clients after local training, in place, and add to the sums of the round."""
     if algorithms is None or sums is None or carried.control is None:
         return
-    device = counted.device
     moved = effective_rates(lane_batch.lr, lane_batch.steps, lane_batch.momentum, lane_batch.nesterov)
-    run, scale = ship(lane_batch.run, device), ship(moved.astype(np.float32), device)
-    owner = ship(lane_batch.run == np.arange(len(algorithms.clients))[:, None], device).double()  # [run, lane]
-    weight = ship(weights.astype(np.float64), device) * counted
-    sums.rates += owner @ (weight * scale)
-    change = -carried.control[run] - trained.flat / scale[:, None]
-    if any("duals" in one.keeps for one in algorithms.algorithms):
-        is_dual = ship(np.array(["duals" in algorithms.algorithms[row].keeps for row in lane_batch.run]), device)
-        change = torch.where(is_dual[:, None], -algorithms.mu[run] * trained.flat, change)
+    scale = ship(moved.astype(np.float32), counted.device)
+    if len(algorithms.directions):
+        owner = ship(lane_batch.run == np.arange(len(algorithms.clients))[:, None], counted.device).double()
+        sums.rates += owner @ (ship(weights.astype(np.float64), counted.device) * counted * scale)
+    if any(one.on_clients for one in algorithms.algorithms):
+        _move_variates(algorithms, carried, sums, lane_batch, trained.flat, scale, counted)
+    if sums.tilt is not None and trained.tilt is not None:
+        own, last = flatten(trained.tilt.own), flatten(trained.tilt.last)
+        for lane, tilt in _lanes(lane_batch, carried.tilts):
+            tilt.copy_(torch.where(counted[lane], own[lane], tilt))
+            sums.tilt[lane_batch.run[lane]] += torch.where(counted[lane], own[lane] - last[lane], 0.0)
+
+
+def _move_variates(
+    algorithms: Algorithms,
+    carried: Carried,
+    sums: RoundSums,
+    lane_batch: LaneBatch,
+    updates: Tensor,
+    scale: Tensor,
+    counted: Tensor,
+) -> None:
+    """SCAFFOLD's c_i move to the mean gradient of their local steps, duals by -mu (local - start).
+
+    The mean gradient is (global - local) / (K lr), option II. Under momentum K is the number of plain gradients that
+    the displacement amounts to, else the variates would be too large by up to 1 / (1 - momentum).
+    """
+    assert carried.control is not None
+    run, kinds = ship(lane_batch.run, counted.device), [algorithms.algorithms[row].keeps for row in lane_batch.run]
+    change = -carried.control[run] - updates / scale[:, None]
+    if any("duals" in kind for kind in kinds):
+        is_dual = ship(np.array(["duals" in kind for kind in kinds]), counted.device)
+        change = torch.where(is_dual[:, None], -algorithms.mu[run] * updates, change)
     change = torch.where(counted[:, None], change, 0.0)
     for lane, variate in _lanes(lane_batch, carried.variates):
         variate += change[lane]
-        if algorithms.algorithms[lane_batch.run[lane]].keeps == "gradients":
+        if kinds[lane] == "gradients":
             sums.drift[lane_batch.run[lane]] += change[lane]
-    if sums.tilt is not None and trained.tilt is not None:
-        own = flatten(trained.tilt.own)
-        away = own - flatten(trained.tilt.last)
-        for lane, tilt in _lanes(lane_batch, carried.tilts):
-            tilt.copy_(torch.where(counted[lane], own[lane], tilt))
-            sums.tilt[lane_batch.run[lane]] += torch.where(counted[lane], away[lane], 0.0)
 
 
 def conclude(
