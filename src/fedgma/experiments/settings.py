@@ -21,7 +21,7 @@ from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Posi
 from fedgma.simulation.algorithms import ALGORITHMS, readers
 from fedgma.simulation.attacks import ATTACKS
 
-MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
+MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
 TASKS = ("classification",)
 
 # data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images

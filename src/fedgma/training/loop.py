@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.data.pools import Pool
+from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.perturbations import TINY
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
@@ -27,7 +28,8 @@ def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
         weights = {name: value[run] for name, value in start.items()}
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
         turned = None if tilt is None else Tilt(*({n: v[lane] for n, v in part.items()} for part in tilt))
-        model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
+        # not strict: of tied weights only the first name is given
+        model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}}, strict=False)
         pool = pools[lane_batch.pool[lane]]
         trained.append(train_client(model, lane_batch, lane, pool, weights, extra, turned, task))
     updates, after, losses, measures = zip(*trained, strict=True)
@@ -75,7 +77,7 @@ def train_client(
             loss_sum += loss.detach() * count
             measured = measured + measure_sums(task, output.detach(), y)
     update = {name: value.detach() - start[name] for name, value in trainable.items()}
-    after = {name: value.detach().clone() for name, value in model.state_dict().items() if name not in trainable}
+    after = {name: value.clone() for name, value in named_tensors(model)[1].items()}
     return update, after, loss_sum / max(seen, 1), measured / max(seen, 1)
 
 
