@@ -132,11 +132,11 @@ def plain(value: Any) -> str:
 def short(name: str) -> str:
     """The name of a setting in a heading.
 
-    >>> short("partition.name"), short("partition.alpha"), short("client_learning_rate"), short("step_schedule.decay")
-    ('partition', 'alpha', 'client learning rate', 'step schedule decay')
+    >>> short("partition.name"), short("partition.alpha"), short("step_schedule.decay"), short("lambda_")
+    ('partition', 'alpha', 'step schedule decay', 'lambda')
     """
     section, _, last = name.removesuffix(".name").rpartition(".")
-    return (f"{section} {last}" if section.endswith("_schedule") else last).replace("_", " ")
+    return (f"{section} {last}" if section.endswith("_schedule") else last).replace("_", " ").strip()
 
 
 def rank(name: str) -> int:
