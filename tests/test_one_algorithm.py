@@ -6,6 +6,7 @@ Every rule and every optimiser of the tables takes part, so a new row inherits t
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -59,22 +60,24 @@ def by_server_round(rule, optimizer):
 
 
 def stepped(optimizer, aggregates):
-    state = optimizer.init(MODELS[0])
+    state, handed = optimizer.init(MODELS[0]), None
     for model, aggregate in zip(MODELS, aggregates, strict=True):
-        moved, state = optimizer.step(aggregate, state, model)
+        merged = aggregate(handed)
+        moved, state = optimizer.step(merged, state, model)
+        handed = merged.state
         yield moved
 
 
 def by_stack(rule, optimizer):
-    return stepped(optimizer, (rule(updates, SIZES) for updates in UPDATES))
+    return stepped(optimizer, (lambda state, updates=updates: rule(updates, SIZES, state=state) for updates in UPDATES))
 
 
 def by_merged_tallies(rule, optimizer):
-    return stepped(optimizer, (rule.conclude(merged(rule, round)) for round in range(ROUNDS)))
+    return stepped(optimizer, (partial(rule.conclude, merged(rule, round)) for round in range(ROUNDS)))
 
 
 def merged(rule, round):
-    tallies = [fedgma.Tally(MODELS[0]), fedgma.Tally(MODELS[0])]
+    tallies = [rule.open(MODELS[0]), rule.open(MODELS[0])]
     for client, update in enumerate(client_updates(round)):
         ready = update if rule.prepare is None else rule.prepare(update, None)
         assert tallies[client % 2].add(ready, SIZES[client], client=client) is None

@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedgma.aggregation.kernels.plain import PAIRS, Sums
+from fedgma.arrays import Array
 
 SLACK = 1e-9  # share by which the rounding of sums may break an inequality
 
@@ -23,11 +24,11 @@ def find_contradiction(sums: Sums, clients: int, weight: float, largest: float) 
             return "holds a mean outside its number type"
         if sums.votes is None:
             return None
-        return _find_in_votes(sums, clients) or _find_in_further(sums, clients, weight, reach, largest)
+        wrong = _find_in_votes(sums.total, sums.rest, sums.votes, clients)
+        return wrong or _find_in_further(sums, clients, weight, reach, largest)
 
 
-def _find_in_votes(sums: Sums, clients: int) -> str | None:
-    total, rest, votes = sums[:3]
+def _find_in_votes(total: Array, rest: Array, votes: Array, clients: int) -> str | None:
     if int(votes.max()) > clients or int(votes.min()) < -clients:
         return f"holds more than {clients} votes from {clients} clients"
     united = abs(votes) == clients
@@ -45,20 +46,22 @@ def _find_in_further(sums: Sums, clients: int, weight: float, reach: float, larg
         small = SLACK * abs(sums.positive)
         if bool(((sums.positive > reach) | (sums.positive + small < sums.total)).any()):
             return "holds positive parts that do not fit its sum"
-    if sums.positives is not None and sums.votes is not None:
+    if sums.positives is not None:
         positives = sums.positives.astype(np.int64)
         if bool(((positives < sums.votes) | (positives < 0) | (2 * positives - sums.votes > clients)).any()):
             return "holds positive values of more clients than there are"
-    if sums.positive_weight is not None and sums.negative_weight is not None:
+    if sums.positive_weight is not None:
         both = sums.positive_weight + sums.negative_weight
         if bool(((sums.positive_weight < 0) | (sums.negative_weight < 0) | (both > weight * (1 + SLACK))).any()):
             return "holds more weight than its clients have"
     if sums.squares is not None:
         mean = (sums.total + sums.rest) / weight
-        if bool(((sums.squares > reach * largest) | (mean * mean * weight > sums.squares * (1 + SLACK) + 1e-300)).any()):
+        if bool(
+            ((sums.squares > reach * largest) | (mean * mean * weight > sums.squares * (1 + SLACK) + 1e-300)).any()
+        ):
             return "holds squares that do not fit its sum"
     return None
 
 
-def _is_not_a_positive_sum(total: np.ndarray | None, rest: np.ndarray | None, clients: int) -> bool:
-    return total is not None and rest is not None and bool(((total < 0) | (abs(rest) > lost(clients) * total)).any())
+def _is_not_a_positive_sum(total: Array, rest: Array, clients: int) -> bool:
+    return total is not None and bool(((total < 0) | (abs(rest) > lost(clients) * total)).any())

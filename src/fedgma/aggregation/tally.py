@@ -20,7 +20,6 @@ import numpy as np
 
 from fedgma.aggregation import kernels
 from fedgma.aggregation.gate import (
-    MIN_WEIGHT,
     Gate,
     Refusal,
     Refused,
@@ -55,8 +54,6 @@ from fedgma.arrays import (
     to_user,
 )
 from fedgma.errors import DataError, NotEnoughClients
-
-PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
 
 
 class Tally:
@@ -209,7 +206,7 @@ class Tally:
 
     def admit(self, stack: Stack) -> dict[int, float]:
         """Rows of a stack whose client, weight and norm pass the gate, with weights; NaNs are not checked yet."""
-        if (plain := self._plain_weights(stack)) is not None:
+        if (plain := stack.plain_weights(self.gate)) is not None:
             return plain
         keep: dict[int, float] = {}
         named: dict[Hashable, int] = {}
@@ -299,11 +296,11 @@ class Tally:
             if name in self.sums:
                 self.sums[name] = widen_votes(self.sums[name], self.clients)
             elif kind != "maximum" and self.schema is not None:
-                entry = self.schema[name]
-                self.sums[name] = empty_sums(
-                    *(math.prod(entry.shape), entry.dtype, self.clients, kind == "masked", self.device_sample),
-                    further=self.further,
-                )
+                self.sums[name] = self._empty_sums(self.schema[name], kind, self.clients)
+
+    def _empty_sums(self, entry: Spec, kind: str, clients: int) -> Sums:
+        size = math.prod(entry.shape)
+        return empty_sums(size, entry.dtype, clients, kind == "masked", self.device_sample, self.further)
 
     def _add_arrays(self, arrays: Mapping[str, Array], weight: float, client: Hashable) -> None:
         self.count([weight], [client])
@@ -341,15 +338,6 @@ class Tally:
         self.seen |= other.seen
         self.refused.extend(other.refused)
         self.norms.extend(other.norms)
-
-    def _plain_weights(self, stack: Stack) -> dict[int, float] | None:
-        """All rows with weights, if only weights need a check and all of them pass; else None."""
-        only_weights = not stack.named and self.gate.selected is None and self.gate.max_norm == math.inf
-        if not only_weights or not {type(weight) for weight in stack.weights} <= PLAIN_NUMBERS:
-            return None
-        values = np.array(stack.weights, np.float64)
-        valid = bool(((values >= MIN_WEIGHT) & (values <= self.gate.max_weight)).all())
-        return dict(enumerate(values.tolist())) if valid else None
 
     def _check_norm(self, arrays: Sequence[Array]) -> None:
         """Refuse finite arrays whose norm is above the limit."""
@@ -390,10 +378,7 @@ class Tally:
             for name, kind in kinds.items():
                 if kind != "maximum":
                     part = move_to(stack.select(name, keep), self.device_sample)
-                    fresh[name] = empty_sums(
-                        *(part.shape[1], stack.schema[name].dtype, len(keep), kind == "masked", self.device_sample),
-                        further=self.further,
-                    )
+                    fresh[name] = self._empty_sums(stack.schema[name], kind, len(keep))
                     finite = kernels.add_rows(fresh[name], part, weights) and finite
             if finite or not self.refuse_nonfinite(stack, keep):
                 return fresh

@@ -6,7 +6,7 @@ for those that carry bytes:
     "fedgma tally 2\\n" | length of the table, 8 bytes | table, JSON: [key, number type, length] of each array |
     the arrays' bytes in the table's order | SHA-256 of all that; numbers are little-endian
 
-A tally with further sums (`Tally(further=...)`) is written in format 3, which names them; one without stays in format 2.
+A tally with further sums (`Tally(further=...)`) is written in format 3, which names them; one without, in format 2.
 
 Received data is checked before it is used: nothing is executed, and sizes are bounded before anything is parsed. A
 tally that cannot be a sum over clients raises `DataError`: more votes than clients, votes of all for one sign and a sum

@@ -126,6 +126,7 @@ def start(fleet: Fleet) -> State:
         variates=tuple(None if v is None else v.to(fleet.device) for v in variates),
         looks=(None,) * len(fleet.specs),
         medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
+        rule=rules.first_state(fleet.rules, params),
     )
 
 
@@ -147,7 +148,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
-    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
+    sums = tallies.empty(state.params, state.buffers, fleet.rules.further)
     drift = torch.zeros_like(sums.total) if state.control is not None else None
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
@@ -156,20 +157,19 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, state.params)
     chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
     counted = [_train_chunk(fleet, state, lanes, sums, kept, drift, zeros, norms) for lanes in chunks]
-    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.masks)
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.rule)
     params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     control = state.control
     if control is not None and drift is not None:
         control = control + (drift / fleet.clients).float()
-    rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
     state = replace(
         state,
-        rounds=rounds,
+        rounds=state.rounds + np.isin(np.arange(len(fleet.specs)), busy),
         params=params,
         buffers=merged.buffers,
         moments=moments,
         control=control,
-        masks=merged.masks,
+        rule=merged.state,
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
@@ -274,6 +274,7 @@ def _record(
             if fleet.specs[run].is_measured(int(state.rounds[run]))
         },
         client_scores=clients,
+        broken=merged.broken,
     )
 
 

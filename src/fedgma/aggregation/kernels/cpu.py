@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from fedgma.aggregation.kernels.plain import Sums
+from fedgma.aggregation.kernels.plain import Sums, select
 from fedgma.arrays import Array
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -36,10 +36,9 @@ def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
 
     def work(pieces: list[Piece]) -> None:
         for position, part in pieces:
-            total, rest, votes = sums[position][:3]
-            update = updates[position][part]
-            _add(total[part], rest[part], votes[part], update, weight)
-            _add_further(sums[position], part, update, weight)
+            update, block = updates[position][part], select(sums[position], part)
+            _add(*block[:3], update, weight)
+            _add_further(block, update, weight)
 
     _run_in_threads(work, [update.size for update in updates])
 
@@ -54,22 +53,22 @@ def add_rows(sums: Sums, updates: Array, weights: Array) -> bool:
             for start in range(part.start, part.stop, WIDE):
                 block = slice(start, min(start + WIDE, part.stop))
                 for client in range(len(updates)):
-                    _add_further(sums, block, updates[client, block], float(weights[client]))
+                    _add_further(select(sums, block), updates[client, block], float(weights[client]))
         return finite
 
     return all(_run_in_threads(work, [updates.shape[1]]))
 
 
-def _add_further(sums: Sums, part: slice, update: Array, weight: float) -> None:
+def _add_further(sums: Sums, update: Array, weight: float) -> None:
     """Add one client's update to the sums that are kept on demand."""
-    if sums.positive is not None and sums.positive_rest is not None:
-        _add_positive(sums.positive[part], sums.positive_rest[part], update, weight)
+    if sums.positive is not None:
+        _add_positive(sums.positive, sums.positive_rest, update, weight)
     if sums.positives is not None:
-        _count_positive(sums.positives[part], update)
-    if sums.positive_weight is not None and sums.negative_weight is not None:
-        _add_weights(sums.positive_weight[part], sums.negative_weight[part], update, weight)
-    if sums.squares is not None and sums.squares_rest is not None:
-        _add_squares(sums.squares[part], sums.squares_rest[part], update, weight)
+        _count_positive(sums.positives, update)
+    if sums.positive_weight is not None:
+        _add_weights(sums.positive_weight, sums.negative_weight, update, weight)
+    if sums.squares is not None:
+        _add_squares(sums.squares, sums.squares_rest, update, weight)
 
 
 def first_nonfinite(arrays: Sequence[Array]) -> int | None:

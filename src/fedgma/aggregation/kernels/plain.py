@@ -23,13 +23,13 @@ class Sums(NamedTuple):
     total: Array  # float64: weighted sum of updates
     rest: Array  # rounding error of `total`; float64 for float64 updates, else float32
     votes: Array | None  # sum of signs, in the smallest integer type
-    positive: Array | None = None  # float64: weighted sum of positive values
-    positive_rest: Array | None = None
-    positives: Array | None = None  # clients with a positive value, in the type of the votes
-    positive_weight: Array | None = None  # float64: their weight
-    negative_weight: Array | None = None  # that of clients with a negative value
-    squares: Array | None = None  # float64: weighted sum of squares
-    squares_rest: Array | None = None
+    positive: Array = None  # float64: weighted sum of positive values
+    positive_rest: Array = None
+    positives: Array = None  # clients with a positive value, in the type of the votes
+    positive_weight: Array = None  # float64: their weight
+    negative_weight: Array = None  # that of clients with a negative value
+    squares: Array = None  # float64: weighted sum of squares
+    squares_rest: Array = None
 
 
 # sums that are kept on demand, by what they give: parts of the update by sign, clients and weight of each sign, squares
@@ -43,9 +43,7 @@ COUNTS = ("votes", "positives")
 PAIRS = (("total", "rest"), ("positive", "positive_rest"), ("squares", "squares_rest"))
 
 
-def empty_sums(
-    size: int, dtype: str, clients: int, voting: bool, like: Array, further: Collection[str] = ()
-) -> Sums:
+def empty_sums(size: int, dtype: str, clients: int, voting: bool, like: Array, further: Collection[str] = ()) -> Sums:
     """Sums over no clients yet, with a vote type that holds the votes of `clients`."""
     rest = "float64" if dtype == "float64" else "float32"
     kept = ["total", "rest", "votes", *(name for group in further for name in FURTHER[group])]
@@ -89,7 +87,7 @@ def _add(sums: Sums, update: Array, weight: float) -> None:
             _add_term(sums.positive, sums.positive_rest, part, term * (block > 0))
         if sums.positives is not None:
             sums.positives[part] += block > 0
-        if sums.positive_weight is not None and sums.negative_weight is not None:
+        if sums.positive_weight is not None:
             sums.positive_weight[part] += cast(block > 0, "float64") * weight
             sums.negative_weight[part] += cast(block < 0, "float64") * weight
         if sums.squares is not None:
