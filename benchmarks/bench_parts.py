@@ -39,7 +39,6 @@ SECONDS = 0.4  # that one timing takes, about
 LENET, LENET_64, LOGISTIC_64 = Rounds("W1"), Rounds("W1", runs=64), Rounds("logistic", runs=64)
 CNN = Rounds("cnn", precision="tf32")
 RESNET, RESNET_4 = Rounds("resnet", precision="bf16"), Rounds("resnet", runs=4, precision="bf16")
-RESNET_8 = Rounds("resnet", runs=8, precision="bf16")
 RESNET_BN = Rounds("resnet-bn", precision="tf32")
 RESNET_SIZE, LENET_SIZE = 11_173_962, 61_706  # parameters
 
@@ -85,15 +84,8 @@ GROUPS = {
         kernel("conv_thread", "LeNet, 10 lanes, fp32", LENET),
         kernel("conv_thread", "LeNet, 640 lanes, fp32", LENET_64),
         kernel("conv_matrix", "small CNN, 50 lanes, tf32", CNN),
-        kernel("group_norm", "ResNet18-GN, 10 lanes, bf16", RESNET),
         Part("dense gradients not multiplied out", "small CNN, 50 lanes, tf32", CNN,
              replace(CNN, change="multiplied out")),
-    ],
-    "40 lanes": [
-        kernel("group_norm", "ResNet18-GN, 40 lanes, bf16", RESNET_4),
-    ],
-    "80 lanes": [
-        kernel("group_norm", "ResNet18-GN, 80 lanes, bf16", RESNET_8),
     ],
     "more": [
         written("ResNet18-GN, 40 lanes, bf16", RESNET_4),

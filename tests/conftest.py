@@ -13,7 +13,7 @@ if find_spec("hypothesis") is not None:  # a GPU machine may have pytest alone
     from hypothesis import HealthCheck, settings
 
     slow = [HealthCheck.too_slow]  # drawing takes longer beside other processes
-    settings.register_profile("steady", deadline=None, max_examples=60, derandomize=True, suppress_health_check=slow)
+    settings.register_profile("steady", deadline=None, max_examples=40, derandomize=True, suppress_health_check=slow)
     settings.load_profile("steady")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedgma.experiments.grid import every_name
-from fedgma.experiments.settings import LARGE, MOST, Settings
+from fedgma.experiments.section import LARGE, MOST
+from fedgma.experiments.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "experiments.md"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import fedgma
 from fedgma import Gate, Tally, finish
+from fedgma.aggregation.gate import MIN_WEIGHT, norm
 from strategies import rows, same_bits, stacks
 from tables import AGGREGATORS, OPTIMIZERS
 
@@ -292,3 +293,28 @@ def test_arbitrary_values_are_refused(data):
     weight = data.draw(rubbish)
     if outcome(update, weight) is None:
         pytest.fail(f"{update!r} with weight {weight!r} was counted")
+
+
+def test_selected_clients_may_be_named_in_any_collection():
+    gate = Gate(selected=["a", "b"])
+    assert gate.selected == frozenset({"a", "b"})
+    assert hash(gate) == hash(Gate(selected=("b", "a")))
+
+
+def test_a_limit_says_how_far_it_goes():
+    with pytest.raises(fedgma.ConfigError, match=r"max_share must be a number above 0 and at most 1, got 2"):
+        Gate(max_share=2)
+    with pytest.raises(fedgma.ConfigError, match=r"max_norm must be a number above 0, got 0"):
+        Gate(max_norm=0)
+
+
+def test_the_heaviest_and_the_lightest_weight_allowed_count():
+    tally = Tally(gate=Gate(max_weight=5))
+    assert tally.add({"w": np.ones(1)}, weight=5) is None
+    assert tally.add({"w": np.ones(1)}, weight=MIN_WEIGHT) is None
+    assert tally.add_many({"w": np.ones((2, 1))}, [5.0, MIN_WEIGHT]) == []
+    assert tally.clients == 4
+
+
+def test_an_update_without_values_has_no_norm():
+    assert norm([np.empty((0, 3))]) == 0.0

@@ -351,3 +351,25 @@ def test_large_arrays_take_the_compiled_path_with_the_same_answer(monkeypatch):
     assert same_bits(compiled.update, streamed.update)
     assert compiled.notes == fallback.notes
     assert [refusal.client for refusal in compiled.notes["refused"]] == [2]
+
+
+def test_the_total_weight_is_the_exact_sum_of_the_clients_weights():
+    tally = fedgma.Tally()
+    for _ in range(10):
+        tally.add({"w": np.ones(1)}, weight=0.1)
+    assert tally.weight == 1.0  # a plain sum gives 0.9999999999999999
+
+
+def test_a_client_without_a_weight_counts_once():
+    tally = fedgma.Tally()
+    tally.add({"w": np.array([1.0])})
+    tally.add({"w": np.array([4.0])}, weight=2)
+    assert tally.weight == 3
+    assert fedgma.finish(tally).mean["w"].tolist() == [3.0]
+
+
+def test_a_stack_of_another_model_is_refused_as_a_whole():
+    tally = fedgma.Tally(like={"w": np.zeros(2)})
+    with pytest.raises(fedgma.DataError, match="updates:"):
+        tally.add_many({"w": np.ones((3, 3))})
+    assert tally.clients == 0

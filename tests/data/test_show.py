@@ -1,14 +1,10 @@
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-import fedgma as fedgma_package
+from commands import call
 from fedgma.data.federation import federate
 from fedgma.data.files import load
 from fedgma.data.partitions import dirichlet, iid
@@ -17,16 +13,17 @@ from fedgma.data.skew import class_counts
 from fedgma.reports.plots import draw_classes, draw_images, draw_sizes, examples
 
 
-def fedgma(*arguments, cwd, **environment):
-    command = [sys.executable, "-c", "from fedgma.cli import main; main()", *arguments]
-    package = Path(fedgma_package.__file__).parents[1]
-    env = {**os.environ, **environment, "COLUMNS": "200", "PYTHONPATH": str(package)}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+@pytest.fixture(autouse=True)
+def inside(tmp_path, monkeypatch):
+    """Commands run in a folder of their own, with a cache of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path))
 
 
 def test_show_writes_three_pictures_and_the_figures(tmp_path):
-    done = fedgma("data", "show", "fmnist-mini", "--clients", "20", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, printed, said = call("data", "show", "fmnist-mini", "--clients", "20", "--out", "out")
+    assert code == 0, said
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "classes.png",
         "images.png",
@@ -36,19 +33,19 @@ def test_show_writes_three_pictures_and_the_figures(tmp_path):
     report = json.loads((tmp_path / "out" / "skew.json").read_text())
     assert report["skew"]["classes_max"] == 2
     assert report["source"]["name"] == "fmnist_mini.npz"
-    assert "effective clients      20.0" in done.stdout
+    assert "effective clients      20.0" in printed
 
 
 def test_show_writes_svg_too(tmp_path):
     request = ["fmnist-mini", "--partition", "dirichlet", "--alpha", "0.1", "--clients", "5"]
-    assert fedgma("data", "show", *request, "--format", "svg", "--out", "o", cwd=tmp_path).returncode == 0
+    assert call("data", "show", *request, "--format", "svg", "--out", "o")[0] == 0
     assert "<svg" in (tmp_path / "o" / "classes.svg").read_text()
 
 
-def test_list_says_where_a_set_is(tmp_path):
-    done = fedgma("data", "list", cwd=tmp_path, FEDGMA_CACHE=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    rows = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
+def test_list_says_where_a_set_is():
+    code, printed, said = call("data", "list")
+    assert code == 0, said
+    rows = {line.split()[0]: line for line in printed.splitlines()[1:]}
     assert "in the package" in rows["fmnist-mini"]
     assert "fedgma data get cifar100" in rows["cifar100"]
 
@@ -66,12 +63,12 @@ def test_list_says_where_a_set_is(tmp_path):
         ("data show fmnist-mini --folder nowhere --partition natural", 3, "the natural partition needs an owner id"),
     ],
 )
-def test_an_invalid_request_gives_one_sentence_and_an_exit_code(tmp_path, arguments, code, sentence):
-    done = fedgma(*arguments.split(), cwd=tmp_path, FEDGMA_CACHE=str(tmp_path))
-    assert done.returncode == code
-    assert done.stderr.startswith("fedgma: ")
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_invalid_request_gives_one_sentence_and_an_exit_code(arguments, code, sentence):
+    found, _, said = call(*arguments.split())
+    assert found == code
+    assert said.startswith("fedgma: ")
+    assert sentence in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("clients", [1, 10, 500, 3000])

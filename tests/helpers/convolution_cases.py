@@ -78,7 +78,7 @@ def by_kernels(family, case, x, weight, bias, grads, *, pieces=1, tile=None):
 def main():
     from fedgma.training.fast.gpu import conv_matrix, conv_thread
 
-    for family, tile, cases in ((conv_thread, (32, 3, 1), NARROW), (conv_matrix, (32, 16), CASES)):
+    for family, tile, cases in ((conv_thread, (32, 3, 1), NARROW), (conv_matrix, (32, 16), [*NARROW[1:4], *WIDE])):
         for case in cases:
             given = draw(case)
             pieces = 2 if case.samples == 2 else 1

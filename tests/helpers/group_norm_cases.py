@@ -1,17 +1,10 @@
-"""Group normalisation with shortcut and ReLU: by the GPU kernels and by autograd, in float64.
-
-Run as a script under TRITON_INTERPRET=1 it takes the kernels through triton's interpreter (`test_group_norms`).
-"""
+"""Group normalisation with shortcut and ReLU: as written over lanes, and by autograd in float64."""
 
 import itertools
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from fedgma.training.fast.normalisations import Norm, normalise, normalise_back
 
@@ -29,7 +22,7 @@ class Case(NamedTuple):
     parts: int  # of the output's gradient
 
 
-SHAPES = ((2, 3, 4, 4, 2), (1, 2, 2, 32, 2), (2, 1, 8, 8, 1), (1, 1, 32, 64, 2))  # the last needs several steps
+SHAPES = ((2, 3, 4, 4, 2), (1, 2, 2, 32, 2), (2, 1, 8, 8, 1))
 CASES = [
     Case(*shape, relu, beside, parts)
     for shape, (relu, beside, parts) in itertools.product(SHAPES, [(0, 0, 1), (1, 0, 1), (1, 1, 1), (1, 1, 2)])
@@ -72,31 +65,8 @@ def found_by_form(case, x, beside, weight, bias, grads):
     return dict(zip(NAMES, values, strict=True))
 
 
-def found_by_kernels(case, x, beside, weight, bias, grads):
-    """The same by the operators of the kernels, whatever the device."""
-    from fedgma.training.fast.normalisations import _fused, _fused_back
-
-    out, mean, scale = _fused(x, weight, bias, beside, case.groups, 1e-5, bool(case.relu))
-    first, second = (*grads, None)[:2]
-    cut = out if case.beside else None
-    inner, other, plain, along = _fused_back(first, second, cut, x, mean, scale, weight, bias, bool(case.relu))
-    return dict(zip(NAMES, (out, inner, other if case.beside else None, along.sum(1), plain.sum(1)), strict=True))
-
-
 def distances(wanted, found):
     """How far each result is from the wanted one, relative to the largest value of it."""
     assert {name for name in NAMES if wanted[name] is None} == {name for name in NAMES if found[name] is None}
     there = [name for name in NAMES if wanted[name] is not None]
     return {name: ((found[name] - wanted[name]).abs().max() / wanted[name].abs().max()).item() for name in there}
-
-
-def main():
-    for dtype, bound in ((torch.float32, 2e-6), (torch.bfloat16, 2e-2)):
-        for case in CASES:
-            drawn = draw(case, dtype=dtype)
-            off = distances(wanted(case, *drawn), found_by_kernels(case, *drawn))
-            assert max(off.values()) < bound, (case, dtype, off)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,21 +6,35 @@ import torch
 from fedgma.training.batches import batch_order, stack_orders
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import LaneBatch
+from fedgma.training.models import ResNet18, build, two_groups
+
+NORMS = {"resnet18-gn": two_groups, "resnet18-bn": torch.nn.BatchNorm2d}
 
 
-def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, momentum=0.9, mu=0.0, clip=np.inf):
+def make_model(name, shape, classes=10):
+    """The model of that name; a ResNet18 is thin, with eight channels in its first stage."""
+    if name not in NORMS:
+        return build(name, shape, classes, seed=0)
+    return build(lambda shape, classes: ResNet18(shape, classes, NORMS[name], width=8), shape, classes, seed=0)
+
+
+OFF = {"momentum": 0.9, "mu": 0.0, "clip": np.inf, "weight_decay": 0.0, "nesterov": 0.0}
+ADAMW = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+
+
+def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, optimizer="sgd", **rates):
+    """Lanes of these clients; `lr` is a number, or one for each step."""
     orders = [
         batch_order(federation.clients[c], seed=0, round=round, client=c, epochs=epochs, batch=batch) for c in clients
     ]
     index, counts = stack_orders(orders, batch)
     lanes = len(clients)
-    rates = {
-        name: np.full(lanes, value, np.float32)
-        for name, value in zip(("lr", "momentum", "mu", "clip"), (lr, momentum, mu, clip), strict=True)
-    }
-    run = np.zeros(lanes, np.int64)
-    order = np.arange(lanes)
-    return LaneBatch(run, np.array(clients), run.copy(), order, index, counts, seeds=np.arange(lanes), **rates)
+    columns = {name: np.full(lanes, value, np.float32) for name, value in {**OFF, **ADAMW, **rates}.items()}
+    steps = np.array(np.broadcast_to(np.atleast_1d(np.float32(lr))[: counts.shape[1]], counts.shape))
+    run, order, who = np.zeros(lanes, np.int64), np.arange(lanes), np.array(clients)
+    return LaneBatch(
+        *(run, who, run.copy(), order, index, counts), **columns, lr=steps, seeds=np.arange(lanes), optimizer=optimizer
+    )
 
 
 def start_of(model):

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -10,15 +11,25 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedgma as fedgma_package
+from commands import call
 from fedgma.cli.app import app
 from fedgma.errors import FedgmaError
 from run_folders import write_duel, write_run
 
 
+class Done(NamedTuple):
+    """What a command in this process did."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 def fedgma(*arguments, cwd):
-    command = [sys.executable, "-c", "from fedgma.cli import main; main()", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(Path(fedgma_package.__file__).parents[1]), "COLUMNS": "200"}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd)
+        patch.setenv("COLUMNS", "200")
+        return Done(*call(*arguments))
 
 
 def test_report_prints_the_verdict_first_and_says_where_the_page_is(tmp_path):

@@ -265,3 +265,12 @@ def test_what_is_no_number_is_refused(differences):
     for function in (paired, p_value):
         with pytest.raises(ConfigError, match="expected one finite difference or more"):
             function(differences)
+
+
+def test_a_corrected_p_of_exactly_five_percent_is_not_enough():
+    assert paired(AHEAD)._replace(corrected=0.05).outcome == "inconclusive"
+
+
+def test_two_seeds_have_a_deviation_and_one_has_none():
+    assert as_object(paired([1.0, 2.0]))["deviation"] == pytest.approx(np.sqrt(0.5))
+    assert as_object(paired([1.0]))["deviation"] is None

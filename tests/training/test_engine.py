@@ -19,7 +19,7 @@ from fedgma.training.lane_batch import Assignment
 from fedgma.training.memory import measure
 from fedgma.training.models import ResNet18, build
 from fedgma.training.same_pools import distinct
-from lane_twins import correction_like, distance, make_lane_batch, start_of
+from lane_twins import correction_like, distance, make_lane_batch, make_model, start_of
 from plain_pools import DoublePool, make_federation, make_pool
 
 FORMS = [
@@ -37,7 +37,7 @@ def written_gradients(model, precision="fp32"):
 
 
 def some_lanes(name, shape, lanes=3, batch=6):
-    model = build(name, shape, 10, seed=0)
+    model = make_model(name, shape)
     if name == "cnn":
         model.dropout = (0.0, 0.0)
     generator = torch.Generator().manual_seed(1)
@@ -212,7 +212,7 @@ def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
 
 @pytest.mark.parametrize("written", [False, True])
 def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools(written):
-    federation, model = make_federation([7, 3], (3, 16, 16)), build("resnet18-bn", (3, 16, 16), 10, seed=0)
+    federation, model = make_federation([7, 3], (3, 16, 16)), make_model("resnet18-bn", (3, 16, 16))
     gradients = written_gradients(model) if written else lane_gradients(model)
     engine = Engine(gradients, padding=written, compile=False)
     lane_batch, pools = (
@@ -226,7 +226,7 @@ def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools(writte
 
 @pytest.mark.parametrize("trainer", ["lanes", "engine"])
 def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shape(trainer):
-    federation, model = make_federation([6, 4, 7], (3, 8, 8)), build("resnet18-bn", (3, 8, 8), 10, seed=0).double()
+    federation, model = make_federation([6, 4, 7], (3, 8, 8)), make_model("resnet18-bn", (3, 8, 8)).double()
     pool = DoublePool(federation.train.x, federation.train.y, 10)
     train, (start, buffers) = choose(trainer, model, [pool]), start_of(model)
     rounds = {"lanes": ([0, 1, 2],), "engine": ([0, 1, 2], [2, 0])}  # the second leaves a lane of the station idle
@@ -268,7 +268,7 @@ def test_precision_is_set_inside_and_put_back():
 
 
 def test_more_memory_fits_more_lanes_and_measuring_moves_nothing():
-    federation, model = make_federation([8, 8], (3, 8, 8)), build("resnet18-bn", (3, 8, 8), 10, seed=0)
+    federation, model = make_federation([8, 8], (3, 8, 8)), make_model("resnet18-bn", (3, 8, 8))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     small, large = (measure(model, federation.train, 4, budget=size * 2**30) for size in (1, 4))
     assert 1 <= small.lanes < large.lanes <= 4 * small.lanes + 4

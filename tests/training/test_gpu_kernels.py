@@ -1,4 +1,4 @@
-"""On a GPU: the kernels of convolutions and group normalisation against autograd."""
+"""On a GPU: the kernels of convolutions, and written normalisation, against autograd."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_the_fused_convolutions_keep_float32_where_it_is_asked_for(case, family)
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (8, 256), (4, 512), (7, 12)])
-def test_fused_group_normalisation_has_the_gradients_of_autograd(side, channels, dtype, bound):
+def test_written_group_normalisation_has_the_gradients_of_autograd(side, channels, dtype, bound):
     for relu, beside, parts in ((False, False, 1), (True, False, 1), (True, True, 1), (True, True, 2)):
         case = norms.Case(2, 3, side, channels, 2, relu, beside, parts)
         drawn = norms.draw(case, "cuda", dtype)

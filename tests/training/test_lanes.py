@@ -14,7 +14,16 @@ from fedgma.training.batches import batch_order, effective_steps
 from fedgma.training.gradients import mixes_samples, why_not_lanes
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import build
-from lane_twins import correction_like, distance, local_weights, make_lane_batch, mean_buffers, mean_weights, start_of
+from lane_twins import (
+    correction_like,
+    distance,
+    local_weights,
+    make_lane_batch,
+    make_model,
+    mean_buffers,
+    mean_weights,
+    start_of,
+)
 from plain_pools import DoublePool, PlainPool, make_federation, make_pool
 
 EVEN, RAGGED = [8, 8, 8], [9, 3, 17, 1]
@@ -50,7 +59,7 @@ def test_lanes_equal_the_loop_after_three_rounds(name, shape, sizes, settings):
 @pytest.mark.parametrize("sizes", [[4, 4], [7, 3]], ids=["even", "ragged"])
 @pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
 def test_a_resnet_in_lanes_equals_the_loop_after_two_rounds(name, sizes):
-    federation, model = make_federation(sizes, (3, 8, 8)), build(name, (3, 8, 8), 10, seed=0).double()
+    federation, model = make_federation(sizes, (3, 8, 8)), make_model(name, (3, 8, 8)).double()
     pool, slow = doubled(federation.train), start_of(model)
     fast = slow
     for round in (1, 2):
@@ -80,7 +89,7 @@ def test_every_lane_has_its_own_hyper_parameters():
     federation, model = make_federation(RAGGED, (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
     columns = {
-        "lr": [0.1, 0.01, 0.2, 0.05],
+        "lr": [[0.1], [0.01], [0.2], [0.05]],
         "momentum": [0.9, 0.0, 0.5, 0.9],
         "mu": [0.0, 1.0, 0.1, 0.0],
         "clip": [1.0, np.inf, 0.1, np.inf],

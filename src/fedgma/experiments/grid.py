@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from fedgma.documents import parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
+from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.settings import (
     SECTIONS,
     USED,
@@ -37,6 +38,8 @@ _MODELS: dict[str, type[BaseModel]] = {
     "partition": PartitionSettings,
     "shift": ShiftSettings,
     "attack": AttackSettings,
+    "round_schedule": ScheduleSettings,
+    "step_schedule": ScheduleSettings,
 }
 
 

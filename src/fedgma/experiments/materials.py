@@ -3,11 +3,6 @@
 Runs share them: each data set is loaded and placed once, and each federation is made once.
 """
 
-import contextlib
-import importlib.util
-import os
-import sys
-from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +21,9 @@ from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
-from fedgma.experiments.identity import ModelIdentity, data_identity, is_installed, model_identity
+from fedgma.experiments.identity import ModelIdentity, data_identity, model_identity
+from fedgma.experiments.local_training import AXES, schedule_of
+from fedgma.experiments.own_code import file_of, load_code
 from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
 from fedgma.records.format import Identity
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
@@ -187,7 +184,8 @@ class Materials:
                 raise ConfigError(f"model {name!r} was passed in Python; pass it again as model=...")
             return self.model
         if (file := self._model_file(name)) is not None and name not in self._models:
-            self._models[name] = _from_file(file, name.rpartition(":")[2])
+            short = name.rpartition(":")[2]
+            self._models[name] = load_code(file, short, setting="model", arguments="shape, classes")
         return self._models.get(name, name)
 
     def spec(self, settings: Settings) -> RunSpec:
@@ -209,10 +207,8 @@ class Materials:
             local_steps=settings.local_steps,
             batch_size=settings.batch_size,
             augment=settings.augment,
-            client_learning_rate=settings.client_learning_rate,
-            momentum=settings.momentum,
+            **_local(settings),
             mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
-            gradient_clip=settings.gradient_clip or float("inf"),
             scaffold=settings.algorithm == "scaffold",
             rule=rule_of(settings),
             optimizer=optimizer_of(settings),
@@ -264,12 +260,16 @@ class Materials:
 
     def _model_file(self, name: str) -> Path | None:
         """The Python file of a model named `file.py:Name`; None for other names."""
-        path, _, _ = name.rpartition(":")
-        if not path.endswith(".py"):
+        return self._code_file(name, "model")
+
+    def _code_file(self, name: str, setting: str) -> Path | None:
+        """The Python file of a setting's `file.py:name`; None for other names."""
+        path = file_of(name)
+        if path is None:
             return None
         file = self._find(path)
         if file is None:
-            raise ConfigError(f"model: no file {path!r} in the current folder or in that of the settings file")
+            raise ConfigError(f"{setting}: no file {path!r} in the current folder or in that of the settings file")
         return file
 
     def _find(self, name: str) -> Path | None:
@@ -303,6 +303,17 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
     )
 
 
+def _local(settings: Settings) -> dict[str, Any]:
+    """The local training of a run: optimiser, rates and schedules."""
+    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay")
+    return {
+        **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
+        **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},
+        "nesterov": settings.nesterov and settings.client_optimizer == "sgd",
+        "gradient_clip": settings.gradient_clip or float("inf"),
+    }
+
+
 def _details(settings: Settings) -> dict[str, Any]:
     """The settings that this kind of partition reads."""
     part = settings.partition
@@ -324,50 +335,3 @@ def _shift(settings: Settings) -> Shift | None:
         names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
         return Colour(**{name: getattr(chosen, name) for name in names})
     return None
-
-
-def _from_file(file: Path, name: str) -> Callable[..., nn.Module]:
-    """The function or class `name` of a Python file."""
-    spec = importlib.util.spec_from_file_location(f"fedgma_own_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"model: {file.name} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        with _fresh_imports(file.resolve().parent):
-            spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"model: {file.name} could not be executed ({type(error).__name__}: {error})") from error
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        raise ConfigError(f"model: {file.name} has no {name!r} that can be called as {name}(shape, classes)")
-    return factory  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _fresh_imports(folder: Path) -> Iterator[None]:
-    """Inside, a file imports the current versions of the modules in its folder, even if older ones are loaded.
-
-    So the code that runs is the code that was fingerprinted, in a notebook too. Modules that were loaded before are
-    put back afterwards.
-    """
-
-    def beside() -> dict[str, Any]:
-        files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
-        inside = {name for name, file in files.items() if file.startswith(f"{folder}{os.sep}")}
-        return {name: sys.modules[name] for name in inside if name != "__main__" and not is_installed(files[name])}
-
-    aside, written = beside(), sys.dont_write_bytecode
-    for name in aside:
-        del sys.modules[name]
-    sys.path.insert(0, str(folder))
-    sys.dont_write_bytecode = True  # leaves no __pycache__ in the user's folder
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = written
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(folder))
-        for name in beside():
-            del sys.modules[name]
-        sys.modules.update(aside)

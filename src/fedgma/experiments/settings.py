@@ -10,21 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedgma.aggregation.rules import RULES
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
+from fedgma.experiments import local_training
+from fedgma.experiments.local_training import ScheduleSettings
+from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
 from fedgma.simulation.attacks import ATTACKS
-
-MOST = 10**9  # of anything that is counted
-LARGE = 1e30  # training computes in float32, which ends at 3.4e38
-Whole = Annotated[int, Field(ge=1, le=MOST)]
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Angle = Annotated[float, Field(ge=-360, le=360)]
-Positive = Annotated[float, Field(gt=0, le=LARGE)]
-Share = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
 
@@ -59,12 +53,6 @@ RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in r
 def _readers(name: str) -> str:
     """The names of the rules that read a setting."""
     return ", ".join(rule for rule, row in RULES.items() if name in row.settings)
-
-
-class Section(BaseModel):
-    """A group of settings: unknown names are refused, nothing is converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class PartitionSettings(Section):
@@ -142,6 +130,8 @@ class Settings(Section):
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
     attack: AttackSettings = AttackSettings()
+    round_schedule: ScheduleSettings = ScheduleSettings()
+    step_schedule: ScheduleSettings = ScheduleSettings()
     model: str | None = Field(
         default=None,
         description="a known model, `file.py:Name` or `package.module:Name`; by default lenet or resnet18-gn",
@@ -188,10 +178,23 @@ class Settings(Section):
         default="none",
         description="`crop_flip` shifts training images by up to 4 pixels and flips them, at random in every batch",
     )
-    client_learning_rate: Positive = Field(default=0.05, description="learning rate of local training")
+    client_optimizer: Literal["sgd", "adamw"] = Field(
+        default="sgd", description="optimiser of local training; its moments start at zero in every round"
+    )
+    client_learning_rate: Positive = Field(
+        default=0.05, description="learning rate of local training, before `round_schedule` and `step_schedule`"
+    )
     momentum: BelowOne = Field(
         default=0.9, description="momentum of local training; its buffer starts at zero in every round"
     )
+    nesterov: bool = Field(default=False, description="for `sgd`: Nesterov's momentum")
+    weight_decay: NotNegative = Field(
+        default=0.0,
+        description="decay of the weights in local training: in the gradient of `sgd`, decoupled in `adamw`",
+    )
+    client_beta1: BelowOne = Field(default=0.9, description="for `adamw`: decay of the first moment")
+    client_beta2: BelowOne = Field(default=0.999, description="for `adamw`: decay of the second moment")
+    client_epsilon: Positive = Field(default=1e-8, description="for `adamw`: added to the denominator")
     gradient_clip: Positive | None = Field(
         default=None, description="largest norm of a local gradient; by default not clipped"
     )
@@ -238,7 +241,7 @@ class Settings(Section):
         return self
 
 
-SECTIONS = ("partition", "shift", "attack")
+SECTIONS = ("partition", "shift", "attack", *local_training.AXES)
 
 
 def is_path(dataset: str) -> bool:
@@ -272,12 +275,14 @@ def complete(settings: Settings) -> Settings:
             "partition": part.model_copy(update=open_part),
             "shift": settings.shift.model_copy(update={"name": shift}),
             "attack": _complete_attack(settings.attack),
+            "round_schedule": local_training.completed(settings.round_schedule, settings.rounds),
             "model": settings.model or model,
             "local_epochs": settings.local_epochs or epochs,
             "clients_per_round": settings.clients_per_round or (10 if clients is None else min(10, clients)),
             "server_learning_rate": settings.server_learning_rate or ALGORITHMS[settings.algorithm][1],
         }
     )
+    local_training.check_local(filled)
     if clients is not None and filled.clients_per_round is not None and filled.clients_per_round > clients:
         raise ConfigError(
             f"clients_per_round: expected at most partition.clients = {clients}, got {filled.clients_per_round}"
@@ -332,6 +337,7 @@ USED: dict[str, Callable[[Settings], bool]] = {
     "attack.scale": _attacks(*(name for name in ATTACKS if name != "zero")),
     "attack.target": _attacks("backdoor"),
     "attack.poisoned": _attacks("backdoor"),
+    **local_training.USED,
 }
 
 
@@ -357,4 +363,4 @@ def record(settings: Settings) -> dict[str, Any]:
     file, sign, name = str(settings.model).rpartition(":")
     if file.endswith(".py"):
         nested["model"] = f"{PurePath(file).name}{sign}{name}"
-    return nested
+    return local_training.trimmed(nested, settings)

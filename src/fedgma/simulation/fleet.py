@@ -2,13 +2,13 @@
 
 Everything is batched over runs: local training over all sampled clients of all runs; tally, mask and server over
 [run, entry]; evaluation over runs. The random draws of a run depend only on its own seed, round and clients, so they
-are the same whichever other runs are in the fleet. The state is passed in and returned, so a run can be stopped and
-resumed.
+are the same whichever other runs are in the fleet. The state is passed in and returned, so that runs can be resumed.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ from fedgma.errors import ConfigError
 from fedgma.seeds import seed
 from fedgma.simulation.batched import attacks, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
+from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
 from fedgma.simulation.sampling import draw_batches, sample_all_clients
 from fedgma.simulation.spec import SHARED, RunSpec
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
-from fedgma.training.batches import effective_steps
+from fedgma.training.batches import effective_rates
 from fedgma.training.choose import choose, choose_scorer
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
@@ -33,9 +34,6 @@ from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer
 from fedgma.training.models import build
 from fedgma.training.same_pools import distinct
 from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten
-
-# rates of a lane, and the settings that they come from
-RATES = {"lr": "client_learning_rate", "momentum": "momentum", "mu": "mu", "clip": "gradient_clip"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +48,7 @@ class Fleet:
     precision: str
     pools: tuple[Pool, ...]  # distinct training pools
     pool: np.ndarray  # [run], position in `pools`
+    rates: dict[str, np.ndarray]  # of local training, float32 [run] each
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal pools are one object
     optimizers: optimizers.Optimizers
     rules: rules.Rules
@@ -72,7 +71,7 @@ def assemble(
     chunk: int | None = None,
     form: bool = True,
 ) -> Fleet:
-    """Check that the runs can share a fleet, and prepare everything that is the same in every round.
+    """Check that the runs can share a fleet, and prepare all that is the same in every round.
 
     `trainer`, `precision` and `form` are those of `training.choose.choose`. `budget` is the memory for lanes in bytes,
     by default a share of the device's. `chunk` is the number of lanes trained at a time; it replaces the budget.
@@ -90,11 +89,12 @@ def assemble(
         specs=specs,
         model=model,
         shapes=shapes,
-        train=choose(trainer, model, pools, precision=precision, form=form),
+        train=choose(trainer, model, pools, precision=precision, form=form, beyond_kernels=beyond_kernels(specs)),
         score=choose_scorer(trainer, model, sample, form=form),
         precision=precision,
         pools=pools,
         pool=pool,
+        rates=run_rates(specs),
         tests=_shared_tests(specs),
         optimizers=optimizers.lay_out([spec.optimizer for spec in specs], shapes, device),
         rules=rules.lay_out(
@@ -214,8 +214,10 @@ def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> 
     runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
     specs = [fleet.specs[run] for run, _ in lanes]
     drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
-    rates = {name: np.array([getattr(spec, setting) for spec in specs], np.float32) for name, setting in RATES.items()}
-    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, seeds=drawn.seeds, **rates), drawn.samples
+    rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
+    lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
+    rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
+    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), drawn.samples
 
 
 def _correction(state: State, lane_batch: LaneBatch) -> Tensor:
@@ -237,7 +239,7 @@ def _update_variates(
     displacement amounts to, else the variates would be too large by up to 1 / (1 - momentum).
     """
     assert state.control is not None
-    scale = lane_batch.lr * effective_steps(lane_batch.steps, lane_batch.momentum)
+    scale = effective_rates(lane_batch.lr, lane_batch.steps, lane_batch.momentum, lane_batch.nesterov)
     run, steps = ship(lane_batch.run, fleet.device), ship(scale.astype(np.float32), fleet.device)
     change = -state.control[run] - updates / steps[:, None]
     change = torch.where(counted[:, None], change, 0.0)
@@ -393,7 +395,7 @@ def _check_together(specs: tuple[RunSpec, ...]) -> None:
         same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
         if not same or shape != first:
             raise ConfigError(
-                "the runs of a fleet must share model, batch size, augmentation and input shape; "
+                "the runs of a fleet must share model, batch size, augmentation, local optimiser and input shape; "
                 "put runs that differ in another fleet"
             )
         if spec.federation.train.y.device != specs[0].federation.train.y.device:

@@ -14,7 +14,9 @@ from fedgma.data.augmentations import AUGMENTATIONS
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.simulation.attacks import Attack
+from fedgma.training.local_steps import OPTIMIZERS
 from fedgma.training.models import Model
+from fedgma.training.schedules import CONSTANT, Schedule
 
 
 class Federation(Protocol):
@@ -34,7 +36,7 @@ class Federation(Protocol):
 
 
 # settings that are equal in all runs of a fleet; so are input shape and device of their data
-SHARED = ("model", "batch_size", "augment")
+SHARED = ("model", "batch_size", "augment", "client_optimizer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +52,16 @@ class RunSpec:
     local_steps: int | None = None  # largest number of local steps; None: all of `local_epochs`
     batch_size: int = 32
     augment: str = "none"  # or "crop_flip": every training image moved and flipped at random
+    client_optimizer: str = "sgd"  # or "adamw"; its moments start at zero in every round
     client_learning_rate: float = 0.05
-    momentum: float = 0.9  # of the clients, from zero in every round
+    round_schedule: Schedule = CONSTANT  # of the rate over the rounds
+    step_schedule: Schedule = CONSTANT  # of the rate over the local steps of a round
+    momentum: float = 0.9  # of SGD, as is the next
+    nesterov: bool = False
+    weight_decay: float = 0.0  # in the gradient for SGD, apart from it for AdamW
+    client_beta1: float = 0.9  # of AdamW, as are the next two
+    client_beta2: float = 0.999
+    client_epsilon: float = 1e-8
     mu: float = 0.0  # FedProx
     gradient_clip: float = math.inf  # largest norm of a local gradient
     scaffold: bool = False
@@ -82,8 +92,29 @@ class RunSpec:
                 f"expected 0 <= momentum < 1 and client_learning_rate > 0, got {self.momentum} and "
                 f"{self.client_learning_rate}"
             )
+        self._check_local_training()
         if self.norm_factor is not None and not self.norm_factor > 0:
             raise ConfigError(f"norm_factor must be a number above 0, or None for no bound, got {self.norm_factor!r}")
+
+    def _check_local_training(self) -> None:
+        if self.client_optimizer not in OPTIMIZERS:
+            raise ConfigError(f"unknown client_optimizer {self.client_optimizer!r}; known: {', '.join(OPTIMIZERS)}")
+        if self.weight_decay < 0 or self.client_epsilon <= 0:
+            raise ConfigError(
+                f"expected weight_decay >= 0 and client_epsilon > 0, got {self.weight_decay} and {self.client_epsilon}"
+            )
+        if not (0 <= self.client_beta1 < 1 and 0 <= self.client_beta2 < 1):
+            raise ConfigError(
+                "expected client_beta1 and client_beta2 at least 0 and below 1, got "
+                f"{self.client_beta1} and {self.client_beta2}"
+            )
+        if self.nesterov and not (self.client_optimizer == "sgd" and self.momentum > 0):
+            raise ConfigError("nesterov needs client_optimizer 'sgd' with momentum above 0")
+        if self.scaffold and self.client_optimizer != "sgd":
+            raise ConfigError(
+                "SCAFFOLD reads the clients' mean gradient from how far SGD moved them, so it needs client_optimizer "
+                f"'sgd', got {self.client_optimizer!r}"
+            )
 
     def is_due(self, round: int) -> bool:
         """Whether the run is evaluated after this round."""

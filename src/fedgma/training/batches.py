@@ -43,14 +43,28 @@ def stack_orders(orders: Sequence[tuple[np.ndarray, np.ndarray]], batch: int) ->
     return index, counts
 
 
-def effective_steps(steps: np.ndarray, momentum: np.ndarray) -> np.ndarray:
+def effective_steps(steps: np.ndarray, momentum: np.ndarray, nesterov: np.ndarray | None = None) -> np.ndarray:
     """How many plain gradients a lane's displacement amounts to, in units of its learning rate.
 
-    A gradient computed j steps before the end acts (1 - rho^j) / (1 - rho) times under momentum rho. Without momentum
-    this is the number of steps, SCAFFOLD's K.
+    A gradient computed j steps before the end acts (1 - rho^j) / (1 - rho) times under momentum rho, and with
+    Nesterov's step (1 - rho^(j + 1)) / (1 - rho) times. Without momentum this is the number of steps, SCAFFOLD's K.
 
     >>> effective_steps(np.array([3, 2]), np.array([0.0, 0.5])).tolist()
     [3.0, 2.5]
     """
     rho = momentum.astype(np.float64)
-    return np.asarray((steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho))
+    first = rho if nesterov is None else np.where(nesterov > 0, rho * rho, rho)
+    return np.asarray((steps - first * (1 - rho**steps) / (1 - rho)) / (1 - rho))
+
+
+def effective_rates(lr: np.ndarray, steps: np.ndarray, momentum: np.ndarray, nesterov: np.ndarray) -> np.ndarray:
+    """How far a constant gradient of 1 moves a lane: SCAFFOLD's K times the rate, for any rates [lane, step].
+
+    >>> effective_rates(np.array([[0.5, 0.25, 9.0]]), np.array([2]), np.array([0.5]), np.array([0.0])).tolist()
+    [0.875]
+    """
+    if (lr == lr[:, :1]).all():
+        return np.asarray(lr[:, 0] * effective_steps(steps, momentum, nesterov))
+    step, rho = np.arange(lr.shape[1]), momentum.astype(np.float64)[:, None]
+    gathered = (1 - rho ** (step + 1 + (nesterov[:, None] > 0))) / (1 - rho)  # gradients in the step, by their weights
+    return np.asarray((lr * gathered * (step < steps[:, None])).sum(1))

@@ -43,18 +43,22 @@ def choose(
     *,
     precision: str = "fp32",
     form: bool = True,
+    beyond_kernels: Sequence[str] = (),
 ) -> LocalTrainer:
     """The trainer with the given name.
 
     "loop" trains one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU,
     "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU; on a CPU the
     kernels where there are any, else the loop (lanes for logistic regression). `form=False` uses torch's own gradients
-    where hand-written ones exist.
+    where hand-written ones exist. `beyond_kernels` names settings of the runs that the CPU kernels do not have.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
-    kernel = _cpu_kernel(model, pools) if trainer in ("auto", "kernels") else None
+    if trainer == "kernels" and beyond_kernels:
+        raise ConfigError(f"the CPU kernels have no {', '.join(beyond_kernels)}; use trainer 'auto'")
+    wanted = trainer in ("auto", "kernels") and not beyond_kernels
+    kernel = _cpu_kernel(model, pools) if wanted else None
     if kernel is not None:
         return kernel_trainer(kernel, pools)
     if trainer == "kernels":

@@ -203,6 +203,7 @@ class Engine:
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))
         bench.index = F.pad(bench.index, (0, 0, 0, 0, 0, room))
+        bench.lr = F.pad(bench.lr, (0, 0, 0, room if features.schedule else 0))
         station = Station(bench, rows, torch.zeros(1, dtype=torch.int64, device=rows.device), features)
         self._stations.append(station)
         return station
@@ -221,7 +222,7 @@ def _step(
     index = bench.index.index_select(0, step)[0, :, :batch]
     count = bench.counts.index_select(0, step)[0]
     x, y = pool.batch(index, bench.client[:, None])
-    lanes.learn(bench, x, y, count, features, gradients, all_busy=all_busy)
+    lanes.learn(bench, x, y, count, step, features, gradients, all_busy=all_busy)
     step.add_(1)
 
 
@@ -237,7 +238,7 @@ def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
 def _changing(station: Station) -> list[Tensor]:
     """The tensors that a step changes; they are restored after a step is prepared."""
     bench = station.bench
-    stacks = (bench.params, bench.momentum, bench.buffers)
+    stacks = (bench.params, bench.momentum, bench.squares, bench.buffers)
     return [*(v for part in stacks for v in part.values()), bench.loss, bench.hits, station.step]
 
 
@@ -247,8 +248,9 @@ def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
     if not idle:
         return lane_batch
     counts = np.pad(lane_batch.counts, ((0, idle), (0, 0)))
-    padded = {name: np.pad(getattr(lane_batch, name), (0, idle), mode="edge") for name in LANE_WISE}
-    return replace(lane_batch, counts=counts, **padded)
+    lr = np.pad(lane_batch.lr, ((0, idle), (0, 0)), mode="edge")
+    padded: dict[str, Any] = {name: np.pad(getattr(lane_batch, name), (0, idle), mode="edge") for name in LANE_WISE}
+    return replace(lane_batch, counts=counts, lr=lr, **padded)
 
 
 def _load(
@@ -261,6 +263,8 @@ def _load(
     bench.counts.zero_()
     bench.counts[:steps].copy_(ship(lane_batch.counts.T, device))
     bench.client.copy_(ship(lane_batch.client, device))
+    rates = lanes.step_rates_of(lane_batch, station.features)
+    bench.lr[: len(rates)].copy_(ship(rates, device))
     bench.rates.copy_(ship(lanes.rates_of(lane_batch), device))
     for source, targets in ((start, (bench.params, bench.anchor)), (buffers, (bench.buffers,))):
         for target in targets:
@@ -268,5 +272,5 @@ def _load(
                 torch.index_select(source[name], 0, station.rows, out=value)
     for name, value in (correction or {}).items():
         bench.correction[name][: len(value)].copy_(value)
-    for value in (*bench.momentum.values(), bench.loss, bench.hits, station.step):
+    for value in (*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.hits, station.step):
         value.zero_()

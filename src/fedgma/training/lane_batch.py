@@ -31,7 +31,9 @@ class Trained(NamedTuple):
         return unflatten(self.flat, self.shapes)
 
 
-LANE_WISE = ("run", "client", "pool", "order", "lr", "momentum", "mu", "clip", "seeds")
+# hyper-parameters of a lane that stay the same during a round
+RATES = ("momentum", "mu", "clip", "weight_decay", "nesterov", "beta1", "beta2", "epsilon")
+LANE_WISE = ("run", "client", "pool", "order", *RATES, "seeds")
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,17 @@ class LaneBatch:
     order: np.ndarray  # int64 [lane], the row of `orders`
     orders: np.ndarray  # int32 [order, step, batch]; entries after the count are padding
     counts: np.ndarray  # int64 [lane, step]; 0 after the lane's last step
-    lr: np.ndarray  # float32 [lane], as are the next three
-    momentum: np.ndarray
+    lr: np.ndarray  # float32 [lane, step]
+    momentum: np.ndarray  # float32 [lane], as are the other `RATES`
     mu: np.ndarray
     clip: np.ndarray  # inf for no clipping
+    weight_decay: np.ndarray
+    nesterov: np.ndarray  # 1 for Nesterov's step, else 0
+    beta1: np.ndarray  # of AdamW, as are the next two
+    beta2: np.ndarray
+    epsilon: np.ndarray
     seeds: np.ndarray  # int64 [lane], of dropout masks
+    optimizer: str = "sgd"  # of all lanes: "sgd" or "adamw"
 
     @property
     def size(self) -> int:
@@ -80,7 +88,7 @@ class LaneBatch:
         parts = {name: getattr(self, name)[rows] for name in LANE_WISE}
         used, parts["order"] = np.unique(parts["order"], return_inverse=True)
         orders = self.orders if len(used) == len(self.orders) else self.orders[used]
-        return replace(self, **parts, orders=orders[:, :last], counts=counts[:, :last])
+        return replace(self, **parts, orders=orders[:, :last], counts=counts[:, :last], lr=self.lr[rows, :last])
 
 
 class Assignment(NamedTuple):

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedgma.data.pools import Pool
 from fedgma.training.gradients import Found, GradientFunction, lane_gradients, mixes_samples, multiplied
 from fedgma.training.hints import without_hints
-from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators, ship_batches
+from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Trained, keyed_generators, ship_batches
+from fedgma.training.local_steps import adamw, sgd, wide
 from fedgma.training.stacked import Stacked, shapes_of, ship, unflatten
 
 Rows = slice | Tensor
@@ -38,6 +39,15 @@ class Features(NamedTuple):
     prox: bool
     clip: bool
     correction: bool
+    decay: bool = False
+    nesterov: bool = False
+    adamw: bool = False
+    schedule: bool = False  # rates that change within a round
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is the gradient times the rate, and nothing else."""
+        return not any(self._replace(schedule=False))
 
 
 @dataclass
@@ -48,14 +58,16 @@ class Bench:
     """
 
     params: Stacked
-    momentum: Stacked  # empty if no lane needs it, as are the next two
+    momentum: Stacked  # or AdamW's first moment; empty if no lane needs it, as are the next three
+    squares: Stacked  # AdamW's second moment
     anchor: Stacked
     correction: Stacked
     buffers: Stacked
     index: Tensor  # [step, lane, batch]
     counts: Tensor  # [step, lane]
     client: Tensor  # [lane]
-    rates: Tensor  # [4, lane]: lr, momentum, mu, clip
+    lr: Tensor  # [step, lane], or [1, lane] if no rate changes within the round
+    rates: Tensor  # [rate, lane], in the order of `RATES`
     loss: Tensor  # [lane]
     hits: Tensor  # [lane]
 
@@ -114,8 +126,17 @@ def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
 
 def features_of(lane_batch: LaneBatch, correction: Stacked | None) -> Features:
     """The features that the hyper-parameters of this lane batch need."""
-    clips = bool(np.isfinite(lane_batch.clip).any())
-    return Features(bool(lane_batch.momentum.any()), bool(lane_batch.mu.any()), clips, bool(correction))
+    by_sgd = lane_batch.optimizer == "sgd"
+    return Features(
+        momentum=by_sgd and bool(lane_batch.momentum.any()),
+        prox=bool(lane_batch.mu.any()),
+        clip=bool(np.isfinite(lane_batch.clip).any()),
+        correction=bool(correction),
+        decay=bool(lane_batch.weight_decay.any()),
+        nesterov=by_sgd and bool(lane_batch.nesterov.any()),
+        adamw=not by_sgd,
+        schedule=bool((lane_batch.lr != lane_batch.lr[:, :1]).any()),
+    )
 
 
 def lay_out(
@@ -128,15 +149,21 @@ def lay_out(
     """The working tensors of the lane batch, on the device of `rows`; each host array is copied once."""
     device, lanes = rows.device, len(rows)
     params = take_rows(start, rows)
+
+    def zeros(needed: bool) -> Stacked:
+        return {name: torch.zeros_like(value) for name, value in params.items()} if needed else {}
+
     return Bench(
         params=params,
-        momentum={name: torch.zeros_like(value) for name, value in params.items()} if features.momentum else {},
+        momentum=zeros(features.momentum or features.adamw),
+        squares=zeros(features.adamw),
         anchor={name: value.clone() for name, value in params.items()} if features.prox else {},
-        correction={name: torch.zeros_like(value) for name, value in params.items()} if features.correction else {},
+        correction=zeros(features.correction),
         buffers=take_rows(buffers, rows),
         index=ship_batches(lane_batch, device),
         counts=ship(lane_batch.counts.T, device),
         client=ship(lane_batch.client, device),
+        lr=ship(step_rates_of(lane_batch, features), device),
         rates=ship(rates_of(lane_batch), device),
         loss=torch.zeros(lanes, device=device),
         hits=torch.zeros(lanes, device=device),
@@ -144,8 +171,13 @@ def lay_out(
 
 
 def rates_of(lane_batch: LaneBatch) -> np.ndarray:
-    """Hyper-parameters as float32 [4, lane]."""
-    return np.stack([lane_batch.lr, lane_batch.momentum, lane_batch.mu, lane_batch.clip]).astype(np.float32)
+    """Hyper-parameters as float32 [rate, lane]."""
+    return np.stack([getattr(lane_batch, name) for name in RATES]).astype(np.float32)
+
+
+def step_rates_of(lane_batch: LaneBatch, features: Features) -> np.ndarray:
+    """Learning rates as float32 [step, lane]; one row if they do not change within the round."""
+    return lane_batch.lr.T if features.schedule else lane_batch.lr.T[:1]
 
 
 def play(
@@ -163,7 +195,8 @@ def play(
     part = bench if work.lanes == len(bench.client) else take_part(bench, rows)
     host_rows = slice(work.lanes) if isinstance(work.lanes, int) else list(work.lanes)
     x, y = gather(pools, pool[host_rows], part.index[work.step, :, : work.batch], part.client)
-    learn(part, x, y, part.counts[work.step], features, gradients, all_busy=work.all_busy)
+    step = torch.full((1,), work.step, device=bench.client.device)
+    learn(part, x, y, part.counts[work.step], step, features, gradients, all_busy=work.all_busy)
     if isinstance(rows, Tensor):
         _put_back(bench, part, rows)
 
@@ -173,46 +206,76 @@ def learn(
     x: Tensor,
     y: Tensor,
     count: Tensor,
+    step: Tensor,
     features: Features,
     gradients: GradientFunction,
     *,
     all_busy: bool,
 ) -> None:
-    """Gradient and step of all lanes on a batch, in place; only tensor operations, to be compiled and captured."""
+    """Gradient and step of all lanes on a batch, in place; only tensor operations, to be compiled and captured.
+
+    `step` [1] is the number of the local step, counted from 0.
+    """
     grads, buffers, loss, hits = gradients(bench.params, bench.buffers, x, y, count)
     busy = None if all_busy else count > 0
-    descend(bench, grads, features, busy)
+    descend(bench, grads, step, features, busy)
     for name, value in buffers.items():
-        bench.buffers[name].copy_(
-            value if busy is None else torch.where(_wide(busy, value), value, bench.buffers[name])
-        )
+        _replace(bench.buffers[name], value, busy)
     bench.loss.add_(loss)
     bench.hits.add_(hits)
 
 
-def descend(bench: Bench, found: Found, features: Features, busy: Tensor | None) -> None:
-    """SGD with momentum on every lane, as in torch.optim.SGD; idle lanes are not changed."""
-    lr, rho, mu, clip = bench.rates
-    if not any(features):  # products are subtracted without computing the gradient
+def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: Tensor | None) -> None:
+    """A step of every lane: the algorithm's changes to the gradient, then the optimiser; idle lanes do not change."""
+    rates = dict(zip(RATES, bench.rates, strict=True))
+    lr = bench.lr.index_select(0, step)[0] if features.schedule else bench.lr[0]
+    if features.plain:  # products are subtracted without computing the gradient
         for name, value in found.items():
             if not isinstance(value, Tensor):
                 value.subtract_from(bench.params[name], lr)  # zero for an idle lane: it has no loss
         found = {name: value for name, value in found.items() if isinstance(value, Tensor)}
     grads = multiplied(found)
     if features.prox:
-        grads = {n: g + _wide(mu, g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
+        grads = {n: g + wide(rates["mu"], g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
         norm = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
-        scale = (clip / (norm + 1e-6)).clamp(max=1.0)
-        grads = {n: g * _wide(scale, g) for n, g in grads.items()}
+        scale = (rates["clip"] / (norm + 1e-6)).clamp(max=1.0)
+        grads = {n: g * wide(scale, g) for n, g in grads.items()}
+    if features.correction:
+        grads = {n: g + bench.correction[n] for n, g in grads.items()}
     for name, gradient in grads.items():
-        step = gradient + bench.correction[name] if features.correction else gradient
-        if features.momentum:
-            velocity = bench.momentum[name]
-            step = torch.addcmul(step, velocity, _wide(rho, step))
-            velocity.copy_(step if busy is None else torch.where(_wide(busy, step), step, velocity))
-        move = _wide(lr, step) * step
-        bench.params[name].sub_(move if busy is None else torch.where(_wide(busy, move), move, 0.0))
+        _step(bench, name, gradient, lr, rates, step, features, busy)
+
+
+def _step(
+    bench: Bench,
+    name: str,
+    gradient: Tensor,
+    lr: Tensor,
+    rates: Stacked,
+    step: Tensor,
+    features: Features,
+    busy: Tensor | None,
+) -> None:
+    """The optimiser's step of one parameter, in place."""
+    weight, decay = bench.params[name], rates["weight_decay"] if features.decay else None
+    if features.adamw:
+        betas, moments = (rates["beta1"], rates["beta2"]), (bench.momentum[name], bench.squares[name])
+        move, new = adamw(gradient, weight, moments, step, lr=lr, betas=betas, epsilon=rates["epsilon"], decay=decay)
+        for old, value in zip(moments, new, strict=True):
+            _replace(old, value, busy)
+    else:
+        nesterov = rates["nesterov"] if features.nesterov else None
+        velocity = bench.momentum.get(name)
+        move, moved = sgd(gradient, weight, velocity, lr=lr, momentum=rates["momentum"], decay=decay, nesterov=nesterov)
+        if velocity is not None and moved is not None:
+            _replace(velocity, moved, busy)
+    weight.sub_(move if busy is None else torch.where(wide(busy, move), move, 0.0))
+
+
+def _replace(old: Tensor, new: Tensor, busy: Tensor | None) -> None:
+    """Write new values over old ones, in place; idle lanes keep theirs."""
+    old.copy_(new if busy is None else torch.where(wide(busy, new), new, old))
 
 
 def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Trained:
@@ -252,12 +315,14 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
     return Bench(
         params=take_rows(bench.params, rows),
         momentum=take_rows(bench.momentum, rows),
+        squares=take_rows(bench.squares, rows),
         anchor=take_rows(bench.anchor, rows),
         correction=take_rows(bench.correction, rows),
         buffers=take_rows(bench.buffers, rows),
         index=bench.index[:, rows],
         counts=bench.counts[:, rows],
         client=bench.client[rows],
+        lr=bench.lr[:, rows],
         rates=bench.rates[:, rows],
         loss=bench.loss[rows],
         hits=bench.hits[rows],
@@ -266,7 +331,7 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
 
 def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
     """Write the copies of chosen lanes back into the working tensors."""
-    for name in ("params", "momentum", "buffers"):
+    for name in ("params", "momentum", "squares", "buffers"):
         for key, value in getattr(part, name).items():
             getattr(bench, name)[key].index_copy_(0, rows, value)
     bench.loss.index_copy_(0, rows, part.loss)
@@ -276,8 +341,3 @@ def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
 def take_rows(stacked: Stacked, rows: Rows) -> Stacked:
     """The same rows of every array."""
     return {name: value[rows] for name, value in stacked.items()}
-
-
-def _wide(per_lane: Tensor, like: Tensor) -> Tensor:
-    """[lane] as [lane, 1, 1, ...] to multiply with."""
-    return per_lane.view(-1, *(1,) * (like.dim() - 1))

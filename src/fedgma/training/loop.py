@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
-from fedgma.training.lane_batch import Assignment, LaneBatch, Trained, keyed_generators
+from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Trained, keyed_generators
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
 
 
@@ -38,15 +38,14 @@ def train_client(
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    optimizer = torch.optim.SGD(
-        trainable.values(), lr=float(lane_batch.lr[lane]), momentum=float(lane_batch.momentum[lane])
-    )
+    optimizer = _optimizer(list(trainable.values()), lane_batch, lane)
     device, who = pool.y.device, int(lane_batch.client[lane])
     loss_sum, hits, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
     model.train()
     with keyed_generators(device, int(lane_batch.seeds[lane])):
         batches = lane_batch.orders[lane_batch.order[lane]].astype(np.int64)
-        for index, count in zip(batches, lane_batch.counts[lane].tolist(), strict=True):
+        plan = zip(batches, lane_batch.counts[lane].tolist(), lane_batch.lr[lane].tolist(), strict=True)
+        for index, count, lr in plan:
             if count == 0:
                 break
             x, y = pool.batch(torch.from_numpy(index[:count]).to(device), torch.tensor(who, device=device))
@@ -55,6 +54,7 @@ def train_client(
             loss = F.cross_entropy(logits, y)
             loss.backward()  # type: ignore[no-untyped-call]
             _adjust(trainable, start, correction, mu=float(lane_batch.mu[lane]), clip=float(lane_batch.clip[lane]))
+            optimizer.param_groups[0]["lr"] = lr
             optimizer.step()
             seen += count
             loss_sum += loss.detach() * count
@@ -64,12 +64,24 @@ def train_client(
     return update, after, loss_sum / max(seen, 1), hits / max(seen, 1)
 
 
+def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:
+    """The lane's optimiser, with fresh moments; the rate is set before every step."""
+    rate = {name: float(getattr(lane_batch, name)[lane]) for name in RATES}
+    decay = rate["weight_decay"]
+    if lane_batch.optimizer == "adamw":
+        betas = (rate["beta1"], rate["beta2"])
+        return torch.optim.AdamW(trainable, betas=betas, eps=rate["epsilon"], weight_decay=decay)
+    nesterov = bool(rate["nesterov"])
+    return torch.optim.SGD(trainable, momentum=rate["momentum"], weight_decay=decay, nesterov=nesterov)
+
+
 def _adjust(
     trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, *, mu: float, clip: float
 ) -> None:
     """Change a gradient as the algorithm asks: proximal term (FedProx), clipping, drift correction (SCAFFOLD)."""
     for name, value in trainable.items():
-        if mu and value.grad is not None:
+        value.grad = torch.zeros_like(value) if value.grad is None else value.grad  # else it would not be decayed
+        if mu:
             value.grad += mu * (value.detach() - start[name])
     if clip != float("inf"):
         nn.utils.clip_grad_norm_(trainable.values(), clip)

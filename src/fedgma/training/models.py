@@ -96,20 +96,20 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet18 for small images: 3x3 stem with stride 1 and no first pooling."""
+    """ResNet18 for small images: 3x3 stem with stride 1 and no first pooling; `width` channels in the first stage."""
 
-    def __init__(self, shape: Shape, classes: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, shape: Shape, classes: int, norm: Callable[[int], nn.Module], width: int = 64) -> None:
         super().__init__()
         self.shape = shape
-        self.conv1 = nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False)
-        self.norm1 = norm(64)
-        widths = (64, 64, 128, 256, 512)
+        self.conv1 = nn.Conv2d(shape[0], width, 3, 1, 1, bias=False)
+        self.norm1 = norm(width)
+        widths = (width, width, 2 * width, 4 * width, 8 * width)
         stages = [
-            nn.Sequential(Block(before, width, 1 if before == width else 2, norm), Block(width, width, 1, norm))
-            for before, width in itertools.pairwise(widths)
+            nn.Sequential(Block(before, after, 1 if before == after else 2, norm), Block(after, after, 1, norm))
+            for before, after in itertools.pairwise(widths)
         ]
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.fc = nn.Linear(512, classes)
+        self.fc = nn.Linear(8 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [n, c, h, w] to logits [n, classes]."""
@@ -119,13 +119,14 @@ class ResNet18(nn.Module):
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def _group_norm(channels: int) -> nn.Module:
+def two_groups(channels: int) -> nn.Module:
+    """Group normalisation as in the paper's network."""
     return nn.GroupNorm(2, channels)
 
 
 MODELS: dict[str, Factory] = {
     "lenet": LeNet,
-    "resnet18-gn": lambda shape, classes: ResNet18(shape, classes, _group_norm),
+    "resnet18-gn": lambda shape, classes: ResNet18(shape, classes, two_groups),
     "resnet18-bn": lambda shape, classes: ResNet18(shape, classes, nn.BatchNorm2d),
     "logistic": Logistic,
     "cnn": SmallCNN,

@@ -47,7 +47,7 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
                 images[id(pools[which])],
                 _batches(part),
                 classes=pools[which].classes,
-                lr=part.lr,
+                lr=part.lr[:, 0],  # it does not change within a round
                 momentum=part.momentum,
                 mu=part.mu,
                 clip=part.clip,

@@ -1,4 +1,4 @@
-"""GPU kernels in triton, each for many lanes at once: convolutions and group normalisation."""
+"""GPU kernels in triton, each for many lanes at once: convolutions."""
 
 import importlib
 from types import ModuleType
@@ -7,7 +7,7 @@ from fedgma.aggregation.kernels import TRITON
 
 # Modules of kernels that are in use. A layer whose kernels are not listed is computed by torch, which is how
 # benchmarks measure what they buy.
-KERNELS: tuple[str, ...] = ("conv_matrix", "conv_thread", "group_norm") if TRITON else ()
+KERNELS: tuple[str, ...] = ("conv_matrix", "conv_thread") if TRITON else ()
 
 
 def kernels(name: str) -> ModuleType | None:
