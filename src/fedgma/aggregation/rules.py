@@ -224,9 +224,18 @@ class RuleRow:
     @cached_property
     def needs(self) -> tuple[str, ...]:
         """What the rule reads of a round; see `Rule.needs`."""
+        return self._usual.needs
+
+    @property
+    def may_mask(self) -> bool:
+        """Whether the rule's aggregates can have a mask."""
+        return self._usual.mask is not None or self._usual.compute is not None
+
+    @cached_property
+    def _usual(self) -> Rule:
         parameters = inspect.signature(self.make).parameters
         required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-        return self.make(**dict.fromkeys(required, 1)).needs
+        return self.make(**dict.fromkeys(required, 1))
 
 
 RULES: dict[str, RuleRow] = {

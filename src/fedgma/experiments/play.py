@@ -4,7 +4,7 @@
         print(played.run.settings.aggregator, played.line["round"], played.line.get("test"))
     outcome = fedgma.run("settings.toml", out="runs")              # writes run folders, resumes existing ones
 
-`data` and `model` take your own arrays and module in place of names.
+`data`, `model` and `aggregator` take your own arrays, module and rule in place of names.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.own import AnyRule
 from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.lines import as_planned, describe_run, line_of
-from fedgma.experiments.materials import Data, Materials
+from fedgma.experiments.materials import Data, Materials, own_name
 from fedgma.experiments.plan import Config, Planned, grid_of, missing, pack, plan
 from fedgma.records.checkpoints import Checkpoint, checkpoint_rounds, read_checkpoint
 from fedgma.records.format import FORMAT, Done, Head, Line, Record
@@ -168,6 +169,7 @@ def rounds(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    aggregator: AnyRule | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -175,10 +177,12 @@ def rounds(
 ) -> Iterator[Played]:
     """Train every run of a configuration and yield each round; with `out`, write run folders and skip finished runs.
 
-    Runs are identified by their settings and by the content of their data and model. Give a `version`, and change it
-    with your code, where that content cannot be fingerprinted.
+    `aggregator` is your own rule (docs/rules.md): runs with it are added to those of the configuration, by default to
+    runs of the plain mean. Runs are identified by their settings and by the content of their data, model and rule. Give
+    a `version`, and change it with your code, where that content cannot be fingerprinted.
     """
-    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
+    own = {"data": data, "model": model, "aggregator": aggregator}
+    planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
 
@@ -188,13 +192,15 @@ def run(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    aggregator: AnyRule | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
     version: str | None = None,
 ) -> Outcome:
     """Train every run of a configuration and return the results; arguments are those of `rounds`."""
-    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
+    own = {"data": data, "model": model, "aggregator": aggregator}
+    planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     lines: dict[str, list[Record]] = {}
     for members in pack(missing(planned), materials):
         for played in play_fleet(members, materials):
@@ -206,7 +212,8 @@ def _planned(
     config: Config, out: str | os.PathLike[str] | None, device: str, **options: Any
 ) -> tuple[list[Planned], Materials]:
     """The runs of a configuration and their materials; options are those of `Materials`."""
-    grid = grid_of(config)
+    rule = options.get("aggregator")
+    grid = grid_of(config, None if rule is None else own_name(rule))
     materials = Materials(device, folder=grid.folder, **options)
     return plan(grid, materials, None if out is None else Path(out)), materials
 
