@@ -31,7 +31,7 @@ from fedgma.aggregation.rule import Rule
 from fedgma.data.files import Dataset
 from fedgma.records.checkpoints import digest
 from fedgma.records.format import built_in
-from fedgma.training.models import MODELS, Model, build, factory_of, parameter_count
+from fedgma.training.models import MODELS, Model, build, factory_of, parameter_count, waits_for_input
 
 SEED = 0  # of the initial weights that are compared; each run draws its own
 PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -79,7 +79,7 @@ def model_identity(model: Model, shape: tuple[int, ...], classes: int) -> ModelI
         return ModelIdentity(built_in(model, parameter_count(build(model, shape, classes, SEED))))
     walk = Walk()
     if isinstance(model, nn.Module):
-        walk.visit(model)
+        walk.visit(build(model, shape, classes, SEED) if waits_for_input(model) else model)
         return walk.result()
     factory = factory_of(model)
     walk.visit(factory)

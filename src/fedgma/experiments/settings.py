@@ -21,7 +21,8 @@ from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
 from fedgma.simulation.attacks import ATTACKS
 
-MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
+MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
+TASKS = ("classification",)
 
 # algorithm -> server optimiser and its default rate; adaptive steps have a size near 1, so their rates are small
 ALGORITHMS: dict[str, tuple[str, float]] = {
@@ -127,6 +128,10 @@ class Settings(Section):
 
     dataset: str = Field(
         default="fmnist-mini", description="a known data set, or the path of an .npz file or of a folder of images"
+    )
+    task: str = Field(
+        default="classification",
+        description=f"what the model learns: {', '.join(TASKS)}, or your own as `file.py:Name`",
     )
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
@@ -242,6 +247,10 @@ class Settings(Section):
             hint = f"; did you mean {near[0]!r}?" if near else ""
             known = f"expected {', '.join(RULES)} or your own as 'file.py:name'"
             raise ValueError(f"aggregator: {known}, got {self.aggregator!r}{hint}")
+        if ":" not in self.task and self.task not in TASKS:
+            raise ValueError(
+                f"task: unknown task {self.task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'"
+            )
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
         return self
@@ -366,12 +375,14 @@ def record(settings: Settings) -> dict[str, Any]:
         nested["inverse_sparsity_scale"] = None
     if settings.augment == "none":  # keeps fingerprints from before this setting existed
         del nested["augment"]
+    if settings.task == "classification":  # as above
+        del nested["task"]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
-    for setting in ("model", "aggregator"):
-        file, sign, name = str(nested[setting]).rpartition(":")
+    for own in ("model", "task", "aggregator"):
+        file, sign, name = str(getattr(settings, own)).rpartition(":")
         if file.endswith(".py"):
-            nested[setting] = f"{PurePath(file).name}{sign}{name}"
+            nested[own] = f"{PurePath(file).name}{sign}{name}"
     return local_training.trimmed(nested, settings)

@@ -75,6 +75,7 @@ class Head(TypedDict, total=False):
     precision: str
     parameters: Any  # trainable entries; in a Flower run, shape and type of each array
     started: str
+    command: str  # that made the run; absent in older records and for runs that no command made
     notes: list[str]
     checksum: str
 

@@ -71,7 +71,7 @@ def retrain(fleet: Fleet, state: State, run: int, clients: Sequence[int], repeat
 
 def open_round(fleet: Fleet, state: State) -> tuple[State, tallies.Sums, tallies.Merged]:
     """Run one round as `fleet.play_round` does, return its votes and mask too, and skip evaluation; no SCAFFOLD."""
-    sums = tallies.empty(state.params, state.buffers, fleet.rules.further)
+    sums = tallies.empty(state.params, state.buffers, fleet.columns.number, fleet.rules.further)
     kept: rules.Kept = {}
     for run, spec in enumerate(fleet.specs):
         clients = sample_clients(spec, int(state.rounds[run]) + 1)

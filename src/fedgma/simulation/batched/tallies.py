@@ -29,7 +29,7 @@ class Sums:
     weight: Tensor  # float64 [run]
     clients: Tensor  # int64 [run]
     buffers: Stacked  # float64 sums or integer maxima [run, ...]
-    metrics: Tensor  # float64 [run, 2]: weighted loss and accuracy
+    metrics: Tensor  # float64 [run, 1 + column]: weighted loss and measures of the task
     further: Stacked = field(default_factory=dict)  # [run, entry]: sums that some run's rule asks for, by their names
 
     @property
@@ -58,7 +58,7 @@ class Merged(NamedTuple):
     broken: Broken | None = None  # None: no rule could be
 
 
-def empty(params: Tensor, buffers: Stacked, further: Collection[str] = ()) -> Sums:
+def empty(params: Tensor, buffers: Stacked, measures: int = 1, further: Collection[str] = ()) -> Sums:
     """Sums before the first client, laid out as parameters [run, entry] and buffers [run, ...]."""
     device, (runs, entries) = params.device, params.shape
     types = {"positives": torch.int32, "positive_rest": torch.float32, "squares_rest": torch.float32}
@@ -71,7 +71,7 @@ def empty(params: Tensor, buffers: Stacked, further: Collection[str] = ()) -> Su
         weight=torch.zeros(runs, dtype=torch.float64, device=device),
         clients=torch.zeros(runs, dtype=torch.int64, device=device),
         buffers=sums,
-        metrics=torch.zeros((runs, 2), dtype=torch.float64, device=device),
+        metrics=torch.zeros((runs, 1 + measures), dtype=torch.float64, device=device),
         further={n: torch.zeros((runs, entries), dtype=types.get(n, torch.float64), device=device) for n in names},
     )
 
@@ -124,7 +124,7 @@ def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, u
 
 
 def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
-    """Add weights, counts, loss and accuracy: one matrix product over the lanes of each run."""
+    """Add weights, counts, loss and measures: one matrix product over the lanes of each run."""
     runs = len(sums.weight)
     owner = ship(run == np.arange(runs)[:, None], fine.device).double()  # [run, lane]
     weighted = torch.where(fine[:, None], metrics.double(), 0.0) * weight[:, None]
