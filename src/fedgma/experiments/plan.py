@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma.experiments.grid import Grid, expand, read_grid
+from fedgma.aggregation.rules import BASELINE
+from fedgma.experiments.grid import Grid, expand, read_file, read_grid
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import FORMAT, Done, Head, Identity, Record, fingerprint, lineage
 from fedgma.records.reader import Run, flat, is_done
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.spec import SHARED
 from fedgma.training.models import build, parameter_count
 
@@ -32,15 +34,30 @@ class Planned(NamedTuple):
     notes: tuple[str, ...] = ()  # warnings on its identity
 
 
-def grid_of(config: Config) -> Grid:
-    """The runs of a settings file or a mapping; of the defaults if None is given."""
-    if isinstance(config, Grid):
-        return config
+def grid_of(config: Config, rule: str | None = None) -> Grid:
+    """The runs of a settings file or a mapping; of the defaults if None is given.
+
+    With `rule`, the name of a rule that was passed in Python, a single run takes it; the runs of a file or a mapping
+    are repeated with it beside the aggregators that are named there, by default the mean.
+    """
     if isinstance(config, Settings):
-        return Grid((complete(config),), ())
-    if isinstance(config, Mapping):
-        return expand(config)
-    return read_grid(None if config is None else Path(config))
+        settings = complete(config)
+        return Grid((settings if rule is None else settings.model_copy(update={"aggregator": rule}),), ())
+    if isinstance(config, Grid):
+        return config if rule is None else config._replace(runs=_with_rule(config.runs, rule))
+    file = None if config is None or isinstance(config, Mapping) else Path(config)
+    if rule is None:
+        return expand(config) if isinstance(config, Mapping) else read_grid(file)
+    given: Mapping[str, Any] = config if isinstance(config, Mapping) else {} if file is None else read_file(file)
+    named = given.get("aggregator", [BASELINE])
+    grid = expand({**given, "aggregator": [*(named if isinstance(named, list) else [named]), rule]})
+    return grid._replace(folder=None if file is None else file.resolve().parent)
+
+
+def _with_rule(runs: Sequence[Settings], rule: str) -> tuple[Settings, ...]:
+    """The runs, and each of them with another rule, once."""
+    more = {run.model_copy(update={"aggregator": rule}).model_dump_json(): run for run in runs}
+    return (*runs, *(run.model_copy(update={"aggregator": rule}) for run in more.values()))
 
 
 def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
@@ -110,7 +127,8 @@ def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
 
     first = materials.spec(members[0].settings)
     entries = entries_of(members[0].settings, materials)
-    variates = max(len(first.federation.clients) * 4 if m.settings.algorithm == "scaffold" else 0 for m in members)
+    arrays = max(ALGORITHMS[m.settings.algorithm].read(m.settings).arrays_of_a_client for m in members)
+    variates = len(first.federation.clients) * 4 * arrays
     on_gpu = materials.device.type == "cuda"
     free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()
     return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates))))
