@@ -214,8 +214,16 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        rule = library_rule(settings) if name in RULES else self._own_rule(name)[1]
+        rule = self._library_rule(settings) if name in RULES else self._own_rule(name)[1]
         return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+    def _library_rule(self, settings: Settings) -> Rule:
+        """The library's rule of that name, made from the settings that it reads and from what the run gives."""
+        row = RULES[settings.aggregator]
+        given = {name: getattr(settings, name) for name in row.settings if name != "population"}
+        if "population" in row.settings:
+            given["population"] = len(self.federation(settings).clients)
+        return row.make(**given)
 
     def _own_rule(self, name: str) -> tuple[AnyRule, Rule]:
         """The user's code, and the rule that it stands for; runs share one object, so that a fleet calls it once."""
@@ -325,12 +333,6 @@ class Materials:
 def own_name(rule: AnyRule) -> str:
     """The name of a rule that was passed in Python, as settings have it."""
     return OWN + as_rule(rule).name
-
-
-def library_rule(settings: Settings) -> Rule:
-    """The library's rule that a run's settings name, made from the settings that it reads."""
-    row = RULES[settings.aggregator]
-    return row.make(**{name: getattr(settings, name) for name in row.settings})
 
 
 def attack_of(settings: Settings) -> Attack | None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedgma.aggregation.rules import RULES
+from fedgma.aggregation.rules import RULE_SETTINGS, RULES
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
 from fedgma.experiments import local_training
@@ -46,10 +46,6 @@ PAPER: dict[str, tuple[str, int, int]] = {
 }
 OWN = "own:"  # prefix of the name of data or of a model that was passed in Python
 SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
-
-
-# settings that rules read; a rule's `seed` is that of the run
-RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"))
 
 
 def _readers(name: str) -> str:
@@ -156,6 +152,15 @@ class Settings(Section):
     share: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         default=0.1,
         description="for `trimmed_mean`: share of the clients cut off at each end; for `multi_krum`: left out",
+    )
+    density: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.2, description="for `ties`: share of the entries of an update that count, the largest of each array"
+    )
+    smoothing: BelowOne = Field(
+        default=0.9, description="for `wiener`: weight of the rounds before in the moments of signal and noise"
+    )
+    extrapolation: Positive = Field(
+        default=1e-3, description="for `fedexp`: added to the squared norm of the mean in the step size"
     )
     update_clip: Positive | None = Field(
         default=None, description="largest norm of a client's update; by default not clipped"
