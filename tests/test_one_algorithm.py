@@ -29,7 +29,7 @@ SIZES = [7, 3, 12, 5, 1]  # the clients' samples, which are their weights
 ROUNDS = 2
 # optimisers see a mean, a mask and a length: rules of each kind meet all of them, the others one of each position
 EVERY_OPTIMIZER = ("gma", "mean", "median", "damped_mean", "stale_mask", "wiener")
-SOME = ("sgd", "adam", "yogi before")
+SOME = ("sgd", "averaged", "yogi before")
 CASES = [(rule, name) for rule in AGGREGATORS for name in OPTIMIZERS if rule in EVERY_OPTIMIZER or name in SOME]
 
 

@@ -14,7 +14,7 @@ from typing import Any as _Any
 from fedgma.aggregation.aggregate import Aggregate, finish
 from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties
 from fedgma.aggregation.gate import Gate, Refusal
-from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, momentum, sgd, yogi
+from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, averaged, momentum, sgd, yogi
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import (
     AGGREGATORS,
@@ -67,6 +67,7 @@ __all__ = [
     "adagrad",
     "adam",
     "and_mask",
+    "averaged",
     "by_array",
     "clip",
     "clipped",

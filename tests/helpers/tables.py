@@ -39,5 +39,6 @@ OPTIMIZERS = {
     "adam": fedgma.adam(0.1),
     "yogi": fedgma.yogi(0.1),
     "adam before": fedgma.adam(0.1, mask_position="before"),
+    "averaged": fedgma.averaged(fedgma.momentum(0.5), 0.75),
     "yogi before": fedgma.yogi(0.1, mask_position="before"),
 }

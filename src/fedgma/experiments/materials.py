@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
+from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
@@ -344,7 +344,7 @@ def attack_of(settings: Settings) -> Attack | None:
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
     kind, usual = ALGORITHMS[settings.algorithm]
-    return server_optimizer(
+    optimizer = server_optimizer(
         kind,
         settings.server_learning_rate or usual,
         settings.mask_position,
@@ -352,6 +352,7 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )
+    return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
 
 
 def _local(settings: Settings) -> dict[str, Any]:

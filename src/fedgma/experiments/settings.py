@@ -218,6 +218,9 @@ class Settings(Section):
     )
     beta2: BelowOne = Field(default=0.99, description="decay of the second moment of fedadam and fedyogi")
     epsilon: Positive = Field(default=1e-3, description="added to the denominator in fedadam, fedyogi and fedadagrad")
+    server_average: BelowOne = Field(
+        default=0.0, description="evaluate an average of the server's models, in which the one before has this weight"
+    )
     seed: int = Field(default=0, description="seed of initial weights, client sampling and batches")
     evaluate_every: Whole = Field(
         default=10, description="rounds between evaluations; each of the last ten rounds is evaluated"
@@ -378,8 +381,9 @@ def record(settings: Settings) -> dict[str, Any]:
             (nested[section[0]] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
-    if settings.augment == "none":  # keeps fingerprints from before this setting existed
-        del nested["augment"]
+    for name, default in (("augment", "none"), ("server_average", 0.0)):
+        if nested[name] == default:  # keeps fingerprints from before this setting existed
+            del nested[name]
     if settings.task == "classification":  # as above
         del nested["task"]
     if settings.attack.name == "none":

@@ -98,6 +98,7 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
             rows("z", fresh.moments.z),
             rows("v", fresh.moments.v),
             tuple(_restored_own(fleet, plain, own) for plain, own in zip(states, fresh.moments.own, strict=True)),
+            None if fresh.moments.average is None else rows("average", fresh.moments.average),
         ),
         control=control,
         variates=tuple(variates),
