@@ -23,6 +23,7 @@ a list of lists of arrays (entries are then named "0", "1", ...).
 `RULES` is the only list of rules; names, settings, labels and the simulator all read it.
 """
 
+import difflib
 import hashlib
 import inspect
 import math
@@ -267,6 +268,15 @@ OF_THE_RUN = ("seed", "population")  # settings of rules that a run gives: its s
 RULE_SETTINGS = tuple(dict.fromkeys(n for row in RULES.values() for n in row.settings if n not in OF_THE_RUN))
 BASELINE = "mean"  # the rule that others are compared with
 AGGREGATORS: dict[str, Callable[..., Rule]] = {name: row.make for name, row in RULES.items()}
+
+
+def unknown_rule(name: str) -> str | None:
+    """A sentence if this is neither the name of a rule nor a user's own, such as `file.py:name`; else None."""
+    if name in RULES or ":" in name:
+        return None
+    near = difflib.get_close_matches(name, RULES, 1, 0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"expected {', '.join(RULES)} or your own as 'file.py:name', got {name!r}{hint}"
 
 
 def _scale(array: Array, factor: float) -> Array:

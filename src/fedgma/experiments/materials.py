@@ -26,8 +26,9 @@ from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity
 from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.own_code import file_of, import_code, load_code
-from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
+from fedgma.experiments.settings import OWN, Settings, is_path
 from fedgma.records.format import Identity
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
@@ -262,8 +263,7 @@ class Materials:
             smallest_batch=self._smallest_batch(settings, federation),
             augment=settings.augment,
             **_local(settings),
-            mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
-            scaffold=settings.algorithm == "scaffold",
+            algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=self.rule(settings),
             optimizer=optimizer_of(settings),
             norm_factor=settings.norm_factor,
@@ -343,12 +343,12 @@ def attack_of(settings: Settings) -> Attack | None:
 
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
-    kind, usual = ALGORITHMS[settings.algorithm]
+    row = ALGORITHMS[settings.algorithm]
     optimizer = server_optimizer(
-        kind,
-        settings.server_learning_rate or usual,
+        row.server,
+        settings.server_learning_rate or row.learning_rate,
         settings.mask_position,
-        beta1=settings.beta1,
+        beta1=getattr(settings, row.momentum),
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )
@@ -357,7 +357,7 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
 
 def _local(settings: Settings) -> dict[str, Any]:
     """The local training of a run: optimiser, rates and schedules."""
-    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay")
+    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay", "label_smoothing")
     return {
         **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
         **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},
