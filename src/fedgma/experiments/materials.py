@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
+from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
@@ -215,8 +215,16 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        rule = library_rule(settings) if name in RULES else self._own_rule(name)[1]
+        rule = self._library_rule(settings) if name in RULES else self._own_rule(name)[1]
         return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+    def _library_rule(self, settings: Settings) -> Rule:
+        """The library's rule of that name, made from the settings that it reads and from what the run gives."""
+        row = RULES[settings.aggregator]
+        given = {name: getattr(settings, name) for name in row.settings if name != "population"}
+        if "population" in row.settings:
+            given["population"] = len(self.federation(settings).clients)
+        return row.make(**given)
 
     def _own_rule(self, name: str) -> tuple[AnyRule, Rule]:
         """The user's code, and the rule that it stands for; runs share one object, so that a fleet calls it once."""
@@ -327,12 +335,6 @@ def own_name(rule: AnyRule) -> str:
     return OWN + as_rule(rule).name
 
 
-def library_rule(settings: Settings) -> Rule:
-    """The library's rule that a run's settings name, made from the settings that it reads."""
-    row = RULES[settings.aggregator]
-    return row.make(**{name: getattr(settings, name) for name in row.settings})
-
-
 def attack_of(settings: Settings) -> Attack | None:
     """The attack of a run's malicious clients; None without one."""
     attack = settings.attack
@@ -342,7 +344,7 @@ def attack_of(settings: Settings) -> Attack | None:
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
     row = ALGORITHMS[settings.algorithm]
-    return server_optimizer(
+    optimizer = server_optimizer(
         row.server,
         settings.server_learning_rate or row.learning_rate,
         settings.mask_position,
@@ -350,6 +352,7 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )
+    return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
 
 
 def _local(settings: Settings) -> dict[str, Any]:
