@@ -122,7 +122,7 @@ def idle(assignment: Assignment) -> Trained:
     nothing = torch.zeros(
         lane_batch.size, sum(shape.numel() for _, shape in shapes_of(assignment.start)), device=device
     )
-    return Trained(nothing, shapes_of(assignment.start), bench.buffers, bench.loss, bench.hits)
+    return Trained(nothing, shapes_of(assignment.start), bench.buffers, bench.loss, bench.measures)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def given(assignment, round):
     clients = torch.from_numpy(assignment.lane_batch.client)
     shapes = shapes_of(assignment.start)
     flat = flatten({name: torch.from_numpy(UPDATES[round][name])[clients] for name, _ in shapes})
-    return Trained(flat, shapes, {}, torch.zeros(len(clients)), torch.zeros(len(clients)))
+    return Trained(flat, shapes, {}, torch.zeros(len(clients)), torch.zeros(len(clients), 1))
 
 
 WAYS = {"stack": by_stack, "merged tallies": by_merged_tallies, "shared server": by_shared_server, "flower": by_flower}

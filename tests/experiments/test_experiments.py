@@ -146,7 +146,7 @@ def test_kernels_and_modules_score_alike(small):
     one, two = by_kernel.records[0], by_module.records[0]
     assert one.scores["test"]["loss"] == pytest.approx(two.scores["test"]["loss"], rel=1e-4)
     assert one.scores["test"]["accuracy"] == pytest.approx(two.scores["test"]["accuracy"], abs=2e-3)
-    np.testing.assert_allclose(one.client_accuracies, two.client_accuracies, atol=0.05)
+    np.testing.assert_allclose(one.client_scores, two.client_scores, atol=0.05)
 
 
 def test_shifted_data_are_scored_where_colours_are_new_and_where_they_are_not(small):

@@ -396,7 +396,7 @@ def test_a_round_that_was_sent_reads_the_same():
     for _ in range(2):
         state, played = play_round(fleet, state)
         for one, two in zip(played.records, played.sent().records, strict=True):
-            accuracies, others = one.client_accuracies, two.client_accuracies
+            accuracies, others = one.client_scores, two.client_scores
             assert accuracies.dtype == others.dtype
             assert np.array_equal(accuracies, others)
-            assert one._replace(client_accuracies=None) == two._replace(client_accuracies=None)
+            assert one._replace(client_scores=None) == two._replace(client_scores=None)

@@ -150,7 +150,7 @@ def given(updates):
 
     def train(assignment):
         flat = updates[torch.from_numpy(assignment.lane_batch.client).to(updates.device)]
-        return Trained(flat, shapes_of(assignment.start), {}, flat.new_zeros(len(flat)), flat.new_zeros(len(flat)))
+        return Trained(flat, shapes_of(assignment.start), {}, flat.new_zeros(len(flat)), flat.new_zeros(len(flat), 1))
 
     return train
 

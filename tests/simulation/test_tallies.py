@@ -21,7 +21,7 @@ def merged(updates, weights, run, runs, *, rule=None, chunk=None):
     laid = rules.lay_out([rule or fedgma.masked_mean(0.4)] * runs, len(run), shapes, CPU)
     for part in np.array_split(np.arange(len(run)), chunk or 1):
         rows = torch.from_numpy(part)
-        trained = Trained(updates[rows], shapes, {}, torch.zeros(len(part)), torch.zeros(len(part)))
+        trained = Trained(updates[rows], shapes, {}, torch.zeros(len(part)), torch.zeros(len(part), 1))
         rules.add(laid, sums, kept, run[part], weights[part], trained)
     return rules.merge(laid, sums, kept, {}), sums
 

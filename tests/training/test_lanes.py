@@ -100,7 +100,7 @@ def test_every_lane_has_its_own_hyper_parameters():
     one, two = (t.train(Assignment(model, lane_batch, [federation.train], start, {})) for t in (loop, lanes))
     assert distance(one.updates, two.updates) < 1e-5
     np.testing.assert_allclose(one.loss, two.loss, rtol=1e-5)
-    np.testing.assert_array_equal(one.accuracy, two.accuracy)
+    np.testing.assert_array_equal(one.measures, two.measures)
 
 
 def test_a_finished_lane_keeps_its_weights_to_the_bit():

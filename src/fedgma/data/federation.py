@@ -13,7 +13,7 @@ from fedgma.data.files.dataset import Dataset, Source
 from fedgma.data.partitions import Index, Labels, Partition
 from fedgma.data.pools import ImagePool, Moments, View, channel_statistics, image_moments, view_moments
 from fedgma.data.shifts import Colour, Rotation, Shift, client_angles, client_colouring, held_out_colouring
-from fedgma.data.splits import hold_out, matching_tests
+from fedgma.data.splits import client_tests, hold_out, strata
 from fedgma.errors import DataError
 from fedgma.seeds import generator
 
@@ -92,10 +92,8 @@ def federate(
     """
     placed = data if isinstance(data, Placed) else place(data, device)
     dataset = placed.dataset
-    rest, held_out = hold_out(partition, validation, dataset.train.y, seed=seed)
-    tests = None
-    if client_test_size:
-        tests = matching_tests(partition, dataset.train.y, dataset.test.y, size=client_test_size, seed=seed)
+    rest, held_out = hold_out(partition, validation, strata(dataset), seed=seed)
+    tests = client_tests(dataset, partition, size=client_test_size, seed=seed) if client_test_size else None
     pools = _pools(placed, partition, dataset.shift if shift is None else shift, seed)
     train, test = pools.pop("train"), pools.pop("test")
     if any(map(len, held_out)):
@@ -156,6 +154,8 @@ def _views(shift: Shift, dataset: Dataset, clients: int, seed: int) -> Views:
             f"colour and rotation shifts need uint8 images, but {dataset.name} holds {dataset.train.x.dtype} features"
         )
     if isinstance(shift, Colour):
+        if dataset.target != "class":
+            raise DataError(f"the colour shift depends on the class of an image, and {dataset.name} has no classes")
         return _colour_views(shift, dataset, clients, seed)
     return _rotation_views(shift, clients)
 

@@ -33,8 +33,8 @@ class Pool(Protocol):
     """One split of a data set on one device."""
 
     x: Tensor  # [n, ...]
-    y: Tensor  # int64 [n]
-    classes: int
+    y: Tensor  # int64 [n] for classes; [n, ...] for other targets
+    classes: int  # what a model puts out: classes, columns of a target, or tokens
 
     def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
         """Samples [...] as the given clients see them, normalised for the network, and their labels."""
@@ -42,10 +42,10 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImagePool:
-    """One split of images, or of feature vectors, on one device."""
+    """One split of images, feature vectors or tokens, on one device."""
 
-    x: Tensor  # uint8 [sample, channel, height, width], or float32 features, which are not normalised
-    y: Tensor  # int64 [sample]
+    x: Tensor  # uint8 [sample, channel, height, width], or float32 features or tokens, which are not normalised
+    y: Tensor  # int64 [sample] for classes; [sample, ...] for other targets
     classes: int
     client_of: Tensor  # int64 [sample], the client whose environment applies to a sample by default
     mean: Tensor  # float32 [channel, 1, 1], of the training images as the clients see them

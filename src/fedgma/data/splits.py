@@ -20,10 +20,30 @@ def divide(dataset: Dataset, name: str, clients: int | None = None, *, seed: int
     if name != "natural":
         if clients is None:
             raise ConfigError(f"partition {name!r} needs a number of clients; set `clients`")
-        return split(name, dataset.train.y, clients, seed=seed, **settings)
+        return split(name, _labels(dataset, name), clients, seed=seed, **settings)
     if dataset.train.client is None:
         raise DataError(f"the natural partition needs an owner id for each sample, but {dataset.name} has none")
     return split(name, dataset.train.client, clients, seed=seed, **settings)
+
+
+def _labels(dataset: Dataset, partition: str) -> Labels:
+    """What a partition divides by: the classes; without classes the owners, for `dirichlet`; nothing if neither."""
+    train = dataset.train
+    if dataset.target == "class":
+        return train.y
+    if partition == "dirichlet" and train.client is not None:
+        return train.client
+    if partition in ("label_skew", "dirichlet"):
+        others = "iid, quantity" + ("" if train.client is None else ", natural, dirichlet (by owner)")
+        raise ConfigError(
+            f"partition {partition!r} divides samples by their class, and {dataset.name} has none; use {others}"
+        )
+    return np.zeros(len(train.y), np.int64)
+
+
+def strata(dataset: Dataset) -> Labels:
+    """What a share of the samples is drawn evenly from: the classes, or all samples together."""
+    return dataset.train.y if dataset.target == "class" else np.zeros(len(dataset.train.y), np.int64)
 
 
 def hold_out(
@@ -85,6 +105,21 @@ def matching_tests(
         windows = [members[c][(starts[c] + np.arange(counts[c])) % available[c]] for c in np.flatnonzero(counts)]
         tests.append(np.sort(np.concatenate([np.empty(0, np.int64), *windows])))
     return tuple(tests)
+
+
+def client_tests(dataset: Dataset, partition: Partition, *, size: int, seed: int = 0) -> tuple[Index, ...] | None:
+    """Each client's test samples: with its class mix; without classes, of the owners whose samples it has.
+
+    None if the data set has neither classes nor owners.
+    """
+    train, test = dataset.train, dataset.test
+    if dataset.target == "class":
+        return matching_tests(partition, train.y, test.y, size=size, seed=seed)
+    if train.client is None or test.client is None:
+        return None
+    rng, owners = generator(seed, "client tests"), train.client
+    held = [np.flatnonzero(np.isin(test.client, owners[index])) for index in partition.clients]
+    return tuple(np.sort(rng.permutation(samples)[:size]) for samples in held)
 
 
 def _apportion(mix: Index, available: Index, size: int) -> Index:

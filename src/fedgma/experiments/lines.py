@@ -3,7 +3,9 @@
 import functools
 import os
 import platform
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -41,12 +43,13 @@ def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) 
         "device": describe_device(device),
         "data": {**facts, **_holdings(data, clients)},
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **({"command": made_by} if (made_by := command_line(sys.argv)) else {}),
     }
 
 
 def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
-    """Samples of each class at each client, unless the table would be too long."""
-    if len(clients) * len(data.classes) > MOST:
+    """Samples of each class at each client, unless there are no classes or the table would be too long."""
+    if data.target != "class" or len(clients) * len(data.classes) > MOST:
         return {}
     counts = class_counts(Partition(tuple(clients)), data.train.y, len(data.classes))
     return {"classes": list(data.classes), "counts": counts.tolist()}
@@ -56,11 +59,11 @@ def line_of(record: RoundRecord, seconds: float) -> Line:
     """One line of `rounds.jsonl`; what was not measured in this round is absent."""
     line: dict[str, Any] = {
         "round": record.round,
-        "train": {"loss": record.train_loss, "accuracy": record.train_accuracy},
+        "train": record.train,
         **record.scores,
     }
-    if record.client_accuracies is not None:
-        line["clients"] = client_figures(record.client_accuracies, record.sampled)
+    if record.client_scores is not None:
+        line["clients"] = client_figures(record.client_scores, record.sampled)
     if record.votes is not None:
         line["mask"] = mask_figures(record.votes)
     line["counted"] = record.clients
@@ -114,6 +117,19 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command of a process of the `fedgma` script, as one would type it; empty for any other process.
+
+    >>> command_line(["/usr/bin/fedgma", "run", "seed=0,1", "dataset=my data.npz"])
+    "fedgma run seed=0,1 'dataset=my data.npz'"
+    >>> command_line(["train.py", "--fast"])
+    ''
+    """
+    script = Path(words[0]) if words else Path()
+    name = script.parent.name if script.name == "__main__.py" else script.stem
+    return shlex.join([name, *words[1:]]) if name == "fedgma" else ""
 
 
 @functools.cache

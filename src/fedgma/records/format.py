@@ -38,7 +38,7 @@ class Identity(TypedDict, total=False):
     """What determines a run's outcome besides its settings; unknown parts are absent."""
 
     data: str  # SHA-256 of the content
-    clients: str  # SHA-256 of the owner of each sample, for data passed in Python
+    clients: str  # SHA-256 of the owner of each sample, for data passed in Python, or of a user's partition
     model: str  # name and size of a built-in model; SHA-256 of structure, initial weights and code of any other
     precision: str
     version: str  # the user's name for this version of their data and code
@@ -74,6 +74,7 @@ class Head(TypedDict, total=False):
     precision: str
     parameters: Any  # trainable entries; in a Flower run, shape and type of each array
     started: str
+    command: str  # that made the run; absent in older records and for runs that no command made
     notes: list[str]
     checksum: str
 

@@ -20,16 +20,20 @@ class RoundRecord(NamedTuple):
     run: int  # its position in the fleet
     round: int
     sampled: tuple[int, ...]  # clients drawn for the round
-    train_loss: float  # on the training batches before each step, weighted by samples
-    train_accuracy: float
+    train: dict[str, float]  # loss and metrics on the training batches before each step, weighted by samples
     clients: int  # counted: sampled clients whose update was not refused
     weight: float
     mask_mean: float
     agreement: float  # mean of |votes| / clients
-    scores: dict[str, dict[str, float]]  # test pool -> loss and accuracy, where evaluated
+    scores: dict[str, dict[str, float]]  # test pool -> loss and metrics, where evaluated
     refused: tuple[tuple[int, str], ...] = ()  # clients whose update was refused, and why
     votes: VoteStatistics | None = None  # where measured
-    client_accuracies: np.ndarray | None = None  # [client], where evaluated; NaN for a client without test samples
+    client_scores: np.ndarray | None = None  # [client], where evaluated; NaN for a client without test samples
+
+    @property
+    def train_loss(self) -> float:
+        """The loss on the training batches."""
+        return self.train["loss"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +42,12 @@ class Round:
 
     rounds: np.ndarray  # [run], number of the round just completed
     sampled: dict[int, np.ndarray]  # clients of each run that took part
-    table: Tensor  # [run, 6]
+    table: Tensor  # [run, figure and four more]
     scores: dict[str, tuple[np.ndarray, Tensor]]
     counted: tuple[tuple[np.ndarray, np.ndarray, Tensor], ...] = ()  # lanes' runs, clients and `verdicts`
     votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
     client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
+    names: tuple[str, ...] = ("loss", "accuracy")  # of the figures
     state: Any = field(default=None, repr=False)  # the fleet's state after the round
     arrived: torch.cuda.Event | None = None  # set once the copy to the host is complete
 
@@ -90,16 +95,16 @@ class Round:
         by_pool = {}
         for name, (runs, values) in scores.items():
             if run in runs:
-                by_pool[name] = dict(zip(("loss", "accuracy"), values[runs.index(run)], strict=True))
-        loss, accuracy, clients, weight, mask, agreement = row
+                by_pool[name] = dict(zip(self.names, values[runs.index(run)], strict=True))
+        *train, clients, weight, mask, agreement = row
         sampled = tuple(self.sampled[run].tolist())
-        numbers = (loss, accuracy, int(clients), weight, mask, agreement)
+        numbers = (dict(zip(self.names, train, strict=True)), int(clients), weight, mask, agreement)
         votes, per_client = self.votes.get(run), self.client_scores.get(run)
         return RoundRecord(
             *(run, int(self.rounds[run]), sampled, *numbers, by_pool),
             refused=self._refused(run),
             votes=None if votes is None else votes.statistics(),
-            client_accuracies=None if per_client is None else per_client.float().cpu().numpy(),
+            client_scores=None if per_client is None else per_client.float().cpu().numpy(),
         )
 
     def _refused(self, run: int) -> tuple[tuple[int, str], ...]:

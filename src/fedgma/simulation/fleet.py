@@ -34,6 +34,7 @@ from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer
 from fedgma.training.models import build
 from fedgma.training.same_pools import distinct
 from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten
+from fedgma.training.task import Columns, Task, columns_of, figures, sample_means
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,8 @@ class Fleet:
     shapes: tuple[tuple[str, torch.Size], ...]  # of the trainable parameters, in order
     train: LocalTrainer
     score: Scorer
+    task: Task
+    columns: Columns  # of the task's measures
     precision: str
     pools: tuple[Pool, ...]  # distinct training pools
     pool: np.ndarray  # [run], position in `pools`
@@ -84,13 +87,19 @@ def assemble(
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
-    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget)
+    task = specs[0].task
+    columns = columns_of(task, model, sample)
+    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task)
     return Fleet(
         specs=specs,
         model=model,
         shapes=shapes,
-        train=choose(trainer, model, pools, precision=precision, form=form, beyond_kernels=beyond_kernels(specs)),
-        score=choose_scorer(trainer, model, sample, form=form),
+        train=choose(
+            trainer, model, pools, precision=precision, form=form, task=task, beyond_kernels=beyond_kernels(specs)
+        ),
+        score=choose_scorer(trainer, model, sample, form=form, task=task),
+        task=task,
+        columns=columns,
         precision=precision,
         pools=pools,
         pool=pool,
@@ -147,7 +156,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
-    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
+    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers, fleet.columns.number)
     drift = torch.zeros_like(sums.total) if state.control is not None else None
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
@@ -259,8 +268,9 @@ def _record(
     zeros: Tensor,
 ) -> Round:
     """The round's numbers, still on the device."""
-    weight = sums.weight.clamp(min=1)[:, None]
-    columns = [sums.metrics / weight, sums.clients[:, None].double(), sums.weight[:, None]]
+    trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
+    scored = figures(fleet.task, fleet.columns, trained[:, 0], trained[:, 1:])
+    columns = [scored, sums.clients[:, None].double(), sums.weight[:, None]]
     mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
     agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
     columns += [mask[:, None].double(), agreement[:, None].double()]
@@ -276,6 +286,7 @@ def _record(
             if fleet.specs[run].is_measured(int(state.rounds[run]))
         },
         client_scores=clients,
+        names=fleet.task.names,
     )
 
 
@@ -306,7 +317,7 @@ def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor,
 def _evaluate(
     fleet: Fleet, state: State, runs: list[int]
 ) -> tuple[dict[str, tuple[np.ndarray, Tensor]], dict[int, Tensor]]:
-    """Evaluate the runs that are due on their test pools: name -> (runs, [run, 2]), and run -> [client]."""
+    """Evaluate the runs that are due on their test pools: name -> (runs, [run, figure]), and run -> [client]."""
     scores: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     clients: dict[int, Tensor] = {}
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
@@ -315,11 +326,14 @@ def _evaluate(
         params = unflatten(state.params[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
-            loss, hit = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
-        scores.setdefault(name, []).append((rows, torch.stack([loss.mean(1), hit.float().mean(1)], 1)))
+            loss, found = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
+        means = sample_means(fleet.task, loss, found, pool.y)
+        scores.setdefault(name, []).append((rows, figures(fleet.task, fleet.columns, *means)))
+        weight = None if fleet.task.weight is None else fleet.task.weight(pool.y)
         for row, run in enumerate(rows.tolist()):
             if name == "test" and (samples := fleet.client_tests[run]) is not None:
-                clients[run] = client_means(hit[row], samples)
+                of_clients = client_means(loss[row], found[row], samples, weight)
+                clients[run] = figures(fleet.task, fleet.columns, *of_clients)[:, fleet.task.first]
     return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in scores.items()}, clients
 
 

@@ -17,6 +17,8 @@ from fedgma.simulation.attacks import Attack
 from fedgma.training.local_steps import OPTIMIZERS
 from fedgma.training.models import Model
 from fedgma.training.schedules import CONSTANT, Schedule
+from fedgma.training.task import Task
+from fedgma.training.tasks import CLASSIFICATION
 
 
 class Federation(Protocol):
@@ -36,7 +38,7 @@ class Federation(Protocol):
 
 
 # settings that are equal in all runs of a fleet; so are input shape and device of their data
-SHARED = ("model", "batch_size", "augment", "client_optimizer")
+SHARED = ("task", "model", "batch_size", "augment", "client_optimizer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class RunSpec:
 
     federation: Federation
     model: Model = "lenet"
+    task: Task = CLASSIFICATION  # what the model learns: loss and metrics
     seed: int = 0
     rounds: int = 1
     clients_per_round: int = 10
@@ -73,7 +76,7 @@ class RunSpec:
     evaluate_every: int = 1  # rounds; the last round is always evaluated; 0 is never
     evaluate_on: tuple[str, ...] = ("test",)
     evaluate_last: int = 0  # this many rounds at the end are all evaluated
-    per_client: bool = False  # accuracy on every client's own test samples too, where the federation has them
+    per_client: bool = False  # scores on every client's own test samples too, where the federation has them
     mask_every: int = 0  # rounds between statistics of the votes; the first and the last are measured too
 
     def __post_init__(self) -> None:

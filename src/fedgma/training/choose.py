@@ -25,6 +25,8 @@ from fedgma.training.gradients import check_precision, lane_gradients, why_not_l
 from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN
 from fedgma.training.stacked import Stacked
+from fedgma.training.task import Task, columns_of
+from fedgma.training.tasks import CLASSIFICATION
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
@@ -43,6 +45,7 @@ def choose(
     *,
     precision: str = "fp32",
     form: bool = True,
+    task: Task = CLASSIFICATION,
     beyond_kernels: Sequence[str] = (),
 ) -> LocalTrainer:
     """The trainer with the given name.
@@ -50,33 +53,36 @@ def choose(
     "loop" trains one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU,
     "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU; on a CPU the
     kernels where there are any, else the loop (lanes for dense layers alone). `form=False` uses torch's own gradients
-    where hand-written ones exist. `beyond_kernels` names settings of the runs that the CPU kernels do not have.
+    where hand-written ones exist; these and the kernels are for classification. `beyond_kernels` names settings of the
+    runs that the CPU kernels do not have.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
     if trainer == "kernels" and beyond_kernels:
         raise ConfigError(f"the CPU kernels have no {', '.join(beyond_kernels)}; use trainer 'auto'")
-    wanted = trainer in ("auto", "kernels") and not beyond_kernels
+    classifies = task is CLASSIFICATION
+    wanted = trainer in ("auto", "kernels") and classifies and not beyond_kernels
     kernel = _cpu_kernel(model, pools) if wanted else None
     if kernel is not None:
         return kernel_trainer(kernel, pools)
     if trainer == "kernels":
-        raise ConfigError(f"no CPU kernel for {type(model).__name__} on this data, or numba is missing; use 'auto'")
+        what = type(model).__name__ if classifies else f"the task {task.name}"
+        raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
     on_gpu = pools[0].y.device.type == "cuda"
     if trainer == "auto":  # lanes of convolutions are slower than the loop on a CPU
         trainer = "engine" if on_gpu else "lanes" if type(model) in (Logistic, MLP) else "loop"
-    reason = why_not_lanes(model, pools[0]) if trainer != "loop" else None
+    reason = why_not_lanes(model, pools[0], task) if trainer != "loop" else None
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
     if trainer == "loop" or reason is not None:
-        return _under(precision, loop.train)
-    written = written_form(model) if form else None
-    padding = written is not None
-    gradients = form_gradients(written, precision) if written else lane_gradients(model, precision)
+        return _under(precision, functools.partial(loop.train, task=task))
+    written = written_form(model) if form and classifies else None
+    gradients = form_gradients(written, precision) if written else lane_gradients(model, precision, task)
+    shared: dict[str, Any] = {"padding": written is not None, "measures": columns_of(task, model, pools[0]).number}
     if trainer == "lanes":
-        return _under(precision, functools.partial(lanes.train, gradients=gradients, padding=padding))
-    return Engine(gradients, padding=padding, precision=precision, compile=on_gpu)
+        return _under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
+    return Engine(gradients, precision=precision, compile=on_gpu, **shared)
 
 
 def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:
@@ -102,15 +108,18 @@ def written_form(model: nn.Module) -> Form | None:
     return make(model) if make is not None and trainable else None
 
 
-def choose_scorer(trainer: str, model: nn.Module, pool: Pool, *, form: bool = True) -> Scorer:
+def choose_scorer(
+    trainer: str, model: nn.Module, pool: Pool, *, form: bool = True, task: Task = CLASSIFICATION
+) -> Scorer:
     """How runs are evaluated: by the hand-written forward pass, compiled, on a GPU; by the CPU kernel; by the module.
 
     The CPU kernel evaluates only for the trainers "auto" and "kernels": the others serve as references.
     """
-    written = written_form(model) if form and pool.y.device.type == "cuda" else None
+    classifies = task is CLASSIFICATION
+    written = written_form(model) if form and classifies and pool.y.device.type == "cuda" else None
     if written is None:
-        plain = scorer(run_forward(copy.deepcopy(model).eval()))
-        return kernel_scorer(model, plain) if trainer in ("auto", "kernels") else plain
+        plain = scorer(run_forward(copy.deepcopy(model).eval()), task)
+        return kernel_scorer(model, plain) if classifies and trainer in ("auto", "kernels") else plain
     return compiled(form_scorer(written))
 
 

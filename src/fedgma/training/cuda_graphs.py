@@ -74,11 +74,13 @@ class Engine:
         precision: str = "fp32",
         compile: bool = True,
         graphs: bool = True,
+        measures: int = 1,
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
         self.precision = precision
         self.graphs = graphs
+        self.measures = measures  # columns that the gradient function returns beside the loss
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
@@ -198,7 +200,7 @@ class Engine:
         if not any(station.graphs for station in self._stations):
             self._memory = None  # it was freed with its last graph
         rows = ship(lane_batch.run, device)
-        bench = lanes.lay_out(lane_batch, features, start, buffers, rows)
+        bench = lanes.lay_out(lane_batch, features, start, buffers, rows, self.measures)
         # room for other lane batches: the number of steps is part of the compiled shape
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))
@@ -229,17 +231,17 @@ def _step(
 def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
     """The results of lanes that were trained in groups; `back` restores the order of the lanes."""
     buffers = {name: torch.cat([part.buffers[name] for part in parts])[back] for name in parts[0].buffers}
-    flat, loss, accuracy = (
-        torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.accuracy) for p in parts), strict=True)
+    flat, loss, measures = (
+        torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.measures) for p in parts), strict=True)
     )
-    return Trained(flat, parts[0].shapes, buffers, loss, accuracy)
+    return Trained(flat, parts[0].shapes, buffers, loss, measures)
 
 
 def _changing(station: Station) -> list[Tensor]:
     """The tensors that a step changes; they are restored after a step is prepared."""
     bench = station.bench
     stacks = (bench.params, bench.momentum, bench.squares, bench.buffers)
-    return [*(v for part in stacks for v in part.values()), bench.loss, bench.hits, station.step]
+    return [*(v for part in stacks for v in part.values()), bench.loss, bench.measures, station.step]
 
 
 def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
@@ -272,5 +274,5 @@ def _load(
                 torch.index_select(source[name], 0, station.rows, out=value)
     for name, value in (correction or {}).items():
         bench.correction[name][: len(value)].copy_(value)
-    for value in (*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.hits, station.step):
+    for value in (*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures, station.step):
         value.zero_()

@@ -1,4 +1,4 @@
-"""Evaluation: loss and accuracy of all runs of a fleet at once, on a pool of samples and per client."""
+"""Evaluation: loss and measures of all runs of a fleet at once, on a pool of samples and per client."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,25 +7,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.training.hints import without_hints
 from fedgma.training.stacked import Stacked
+from fedgma.training.task import Task, losses, measures
+from fedgma.training.tasks import CLASSIFICATION
 
-Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> logits
-Scorer = Callable[[Stacked, Stacked, Pool, Tensor], tuple[Tensor, Tensor]]  # ..., index -> loss and hit [run, sample]
+Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> output
+# ..., index -> loss [run, sample] and the task's measures [run, sample, column]
+Scorer = Callable[[Stacked, Stacked, Pool, Tensor], tuple[Tensor, Tensor]]
 
 
 class Metrics(NamedTuple):
-    """Mean loss and accuracy of each run, on the device."""
+    """Mean loss and accuracy of each run of a classification, on the device."""
 
     loss: Tensor  # [run]
     accuracy: Tensor  # [run]
 
 
 def run_forward(model: nn.Module) -> Forward:
-    """Logits [run, batch, class] of all runs on the same samples, for any module."""
+    """Outputs [run, batch, ...] of all runs on the same samples, for any module."""
 
     def one(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         return functional_call(model, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
@@ -43,39 +45,35 @@ def run_forward(model: nn.Module) -> Forward:
     return forward
 
 
-def scorer(forward: Forward) -> Scorer:
-    """A function for the loss and hit of every run on samples of a pool, from a forward pass in eval mode."""
+def scorer(forward: Forward, task: Task = CLASSIFICATION) -> Scorer:
+    """A function for loss and measures of every run on samples of a pool, from a forward pass in eval mode."""
 
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = pool.batch(index, seen_by(pool, index))
-        return losses_and_hits(forward(params, buffers, x).float(), y)
+        output = forward(params, buffers, x).float()
+        runs, samples = output.shape[:2]
+        rows, targets = output.flatten(0, 1), y.expand(runs, *y.shape).flatten(0, 1)
+        loss, found = losses(task, rows, targets), measures(task, rows, targets)
+        return loss.view(runs, samples), found.view(runs, samples, found.shape[1])
 
     return score
 
 
-def losses_and_hits(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and hit [run, sample] of logits [run, sample, class]."""
-    labels = y.expand(logits.shape[:2])
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
-    return losses, logits.argmax(-1) == labels
-
-
-@torch.no_grad()
 def sample_scores(
     score: Scorer, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor | None = None, *, batch: int = 1000
 ) -> tuple[Tensor, Tensor]:
-    """Loss and hit of every run on every sample of `index`, or of the whole pool: two [run, sample]."""
+    """Loss [run, sample] and measures [run, sample, column] on every sample of `index`, or of the whole pool."""
     chosen = torch.arange(len(pool.y), device=pool.y.device) if index is None else index
     size = even_batch(len(chosen), batch)
     pieces = list(torch.split(chosen, size))
     short = size - len(pieces[-1]) if len(pieces) > 1 else 0
     pieces[-1] = chosen[-size:] if short else pieces[-1]  # a shorter batch would be another shape to compile
-    losses, hits = zip(*(score(params, buffers, pool, part) for part in pieces), strict=True)
-    return _joined(losses, short), _joined(hits, short)
+    losses, found = zip(*(score(params, buffers, pool, part) for part in pieces), strict=True)
+    return _joined(losses, short), _joined(found, short)
 
 
 def _joined(parts: Sequence[Tensor], twice: int) -> Tensor:
-    """Pieces joined to [run, sample]; the first `twice` samples of the last piece are also in the one before it."""
+    """Pieces joined along samples; the first `twice` samples of the last piece are also in the one before it."""
     return torch.cat([*parts[:-1], parts[-1][:, twice:]], 1)
 
 
@@ -99,9 +97,9 @@ def seen_by(pool: Pool, index: Tensor) -> Tensor:
 def evaluate(
     score: Scorer, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor | None = None, *, batch: int = 1000
 ) -> Metrics:
-    """Mean loss and accuracy of every run on a pool, or on some samples of it."""
-    loss, hit = sample_scores(score, params, buffers, pool, index, batch=batch)
-    return Metrics(loss.mean(1), hit.float().mean(1))
+    """Mean loss and accuracy of every run of a classification on a pool, or on some samples of it."""
+    loss, hits = sample_scores(score, params, buffers, pool, index, batch=batch)
+    return Metrics(loss.mean(1), hits[..., 0].float().mean(1))
 
 
 def client_accuracies(hits: Tensor, clients: Sequence[np.ndarray]) -> np.ndarray:
@@ -117,12 +115,16 @@ def client_accuracies(hits: Tensor, clients: Sequence[np.ndarray]) -> np.ndarray
     return np.stack(columns, 1)
 
 
-def client_means(hits: Tensor, table: Tensor) -> Tensor:
-    """Accuracy of one run on every client's samples, on the device: hits [sample], table [client, sample] or -1.
+def client_means(loss: Tensor, found: Tensor, table: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Means of one run on every client's samples, on the device: of loss [sample] and measures [sample, column].
 
-    >>> client_means(torch.tensor([True, False, True]), torch.tensor([[0, 2], [1, -1], [-1, -1]]))
-    tensor([1., 0., nan])
+    `table` [client, sample] holds each client's samples, padded with -1. A client without samples has NaN.
+
+    >>> hits, table = torch.tensor([[True], [False], [True]]), torch.tensor([[0, 2], [1, -1], [-1, -1]])
+    >>> client_means(torch.zeros(3), hits, table)[1].flatten().tolist()
+    [1.0, 0.0, nan]
     """
-    there = table >= 0
-    right = hits[table.clamp(min=0)] & there
-    return right.sum(1).float() / there.sum(1).float()
+    there, samples = table >= 0, table.clamp(min=0)
+    share = there.float() if weight is None else torch.where(there, weight[samples], 0.0)
+    total = share.sum(1)
+    return (loss[samples] * share).sum(1) / total, (found[samples] * share[..., None]).sum(1) / total[:, None]

@@ -1,8 +1,8 @@
 """Gradients of many lanes at once, for any module that torch.func accepts.
 
 A gradient function takes stacked parameters and buffers, a batch [lane, batch, ...] and the number of real samples of
-each lane's batch. It returns stacked gradients of each lane's mean loss, the new buffers, and the sum of losses and the
-number of hits over the real samples. `lane_gradients` makes one from any module; `fast` has hand-written ones.
+each lane's batch. It returns stacked gradients of each lane's mean loss, the new buffers, and the sums of losses and of
+the task's measures over the real samples. `lane_gradients` makes one from any module; `fast` has hand-written ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,13 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import keyed_generators
 from fedgma.training.stacked import Stacked
+from fedgma.training.task import Task, batch_loss
+from fedgma.training.tasks import CLASSIFICATION
 
 
 class Product(Protocol):
@@ -31,22 +32,9 @@ class Product(Protocol):
 
 
 Found = Mapping[str, Tensor | Product]
-Gradients = tuple[Found, Stacked, Tensor, Tensor]  # gradients, buffers, loss sum [lane], hits [lane]
+Gradients = tuple[Found, Stacked, Tensor, Tensor]  # gradients, buffers, loss sum [lane], measures [lane, column]
 GradientFunction = Callable[[Stacked, Stacked, Tensor, Tensor, Tensor], Gradients]
 PRECISIONS = ("fp32", "tf32", "bf16")
-
-
-def batch_loss(logits: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean loss, loss sum and hits of the first `count` rows of a batch; the rest is padding.
-
-    >>> mean, total, hits = batch_loss(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]), torch.tensor(2))
-    >>> round(mean.item(), 4), round(total.item(), 4), hits.item()
-    (0.6931, 1.3863, 2)
-    """
-    real = torch.arange(y.shape[-1], device=y.device) < count
-    total = torch.where(real, F.cross_entropy(logits, y, reduction="none"), 0.0).sum()
-    hits = (real & (logits.argmax(-1) == y)).sum()
-    return total / count.clamp(min=1), total, hits
 
 
 def multiplied(grads: Found) -> Stacked:
@@ -54,7 +42,7 @@ def multiplied(grads: Found) -> Stacked:
     return {name: value if isinstance(value, Tensor) else value.tensor() for name, value in grads.items()}
 
 
-def lane_gradients(model: nn.Module, precision: str = "fp32") -> GradientFunction:
+def lane_gradients(model: nn.Module, precision: str = "fp32", task: Task = CLASSIFICATION) -> GradientFunction:
     """The gradient function of any module, by `torch.func`: one forward and backward for all lanes."""
     half = precision == "bf16"
 
@@ -64,15 +52,15 @@ def lane_gradients(model: nn.Module, precision: str = "fp32") -> GradientFunctio
         after = {name: value.clone() for name, value in buffers.items()}  # batch normalisation writes into these
         used = {name: value.bfloat16() for name, value in params.items()} if half else params
         seen = x.bfloat16() if half and x.is_floating_point() else x
-        logits = functional_call(model, {**used, **after}, (seen,))
-        mean, total, hits = batch_loss(logits.float() if half else logits, y, count)
-        return mean, (after, total.detach(), hits)
+        output = functional_call(model, {**used, **after}, (seen,))
+        mean, total, measures = batch_loss(task, output.float() if half else output, y, count)
+        return mean, (after, total.detach(), measures.detach())
 
     batched = vmap(grad(loss, has_aux=True), randomness="different")
 
     def gradients(params: Stacked, buffers: Stacked, x: Tensor, y: Tensor, count: Tensor) -> Gradients:
-        grads, (after, total, hits) = batched(params, buffers, x, y, count)
-        return grads, after, total, hits
+        grads, (after, total, measures) = batched(params, buffers, x, y, count)
+        return grads, after, total, measures
 
     return gradients
 
@@ -83,7 +71,7 @@ def mixes_samples(model: nn.Module) -> bool:
     return any(isinstance(part, kinds) for part in model.modules()) or any(True for _ in model.buffers())
 
 
-def why_not_lanes(model: nn.Module, pool: Pool) -> str | None:
+def why_not_lanes(model: nn.Module, pool: Pool, task: Task = CLASSIFICATION) -> str | None:
     """Why a model cannot be trained in lanes, found by a trial on two lanes of two samples; None if it can."""
     device = pool.y.device
     params, buffers = ({n: torch.stack([v.detach()] * 2) for n, v in part.items()} for part in named_tensors(model))
@@ -91,7 +79,7 @@ def why_not_lanes(model: nn.Module, pool: Pool) -> str | None:
     x, y = pool.batch(index, index)
     try:
         with keyed_generators(device, 0), without_hints():
-            lane_gradients(model)(params, buffers, x, y, count)
+            lane_gradients(model, task=task)(params, buffers, x, y, count)
     except Exception as error:  # a module may raise anything; the reason is returned
         return f"{type(model).__name__} cannot be vectorised over lanes: {str(error).strip().splitlines()[0][:300]}"
     return None

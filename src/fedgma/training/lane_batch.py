@@ -17,13 +17,13 @@ from fedgma.training.stacked import Shapes, Stacked, ship, unflatten
 
 
 class Trained(NamedTuple):
-    """The result of local training, lane axis first; loss and accuracy are means over the training batches."""
+    """The result of local training, lane axis first; loss and measures are means over the training batches."""
 
     flat: Tensor  # [lane, entry]: local - global, trainable parameters only
     shapes: Shapes
     buffers: Stacked
     loss: Tensor  # [lane]
-    accuracy: Tensor  # [lane]
+    measures: Tensor  # [lane, column], of the task
 
     @property
     def updates(self) -> Stacked:

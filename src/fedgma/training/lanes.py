@@ -69,21 +69,24 @@ class Bench:
     lr: Tensor  # [step, lane], or [1, lane] if no rate changes within the round
     rates: Tensor  # [rate, lane], in the order of `RATES`
     loss: Tensor  # [lane]
-    hits: Tensor  # [lane]
+    measures: Tensor  # [lane, column], sums of the task's
 
 
 @without_hints()
-def train(task: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False) -> Trained:
+def train(
+    task: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False, measures: int = 1
+) -> Trained:
     """Train all lanes of the batch together; the result equals that of `loop.train` up to rounding of float32.
 
-    `padding` means that the gradients ignore padding in any batch, also for models that mix samples.
+    `padding` means that the gradients ignore padding in any batch, also for models that mix samples. `measures` is the
+    number of columns that the gradient function returns beside the loss.
     """
     model, lane_batch, pools, start, buffers, correction = task
     order = np.argsort(-lane_batch.steps, kind="stable")
     lane_batch, device = lane_batch.take(order), pools[0].y.device
     features = features_of(lane_batch, correction)
     rows = ship(lane_batch.run, device)
-    bench = lay_out(lane_batch, features, start, buffers, rows)
+    bench = lay_out(lane_batch, features, start, buffers, rows, measures)
     if correction:
         bench.correction = take_rows(correction, ship(order, device))
     find = gradients or lane_gradients(model)
@@ -145,6 +148,7 @@ def lay_out(
     start: Stacked,
     buffers: Stacked,
     rows: Tensor,
+    measures: int = 1,
 ) -> Bench:
     """The working tensors of the lane batch, on the device of `rows`; each host array is copied once."""
     device, lanes = rows.device, len(rows)
@@ -166,7 +170,7 @@ def lay_out(
         lr=ship(step_rates_of(lane_batch, features), device),
         rates=ship(rates_of(lane_batch), device),
         loss=torch.zeros(lanes, device=device),
-        hits=torch.zeros(lanes, device=device),
+        measures=torch.zeros(lanes, measures, device=device),
     )
 
 
@@ -216,13 +220,13 @@ def learn(
 
     `step` [1] is the number of the local step, counted from 0.
     """
-    grads, buffers, loss, hits = gradients(bench.params, bench.buffers, x, y, count)
+    grads, buffers, loss, measures = gradients(bench.params, bench.buffers, x, y, count)
     busy = None if all_busy else count > 0
     descend(bench, grads, step, features, busy)
     for name, value in buffers.items():
         _replace(bench.buffers[name], value, busy)
     bench.loss.add_(loss)
-    bench.hits.add_(hits)
+    bench.measures.add_(measures)
 
 
 def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: Tensor | None) -> None:
@@ -279,7 +283,7 @@ def _replace(old: Tensor, new: Tensor, busy: Tensor | None) -> None:
 
 
 def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Trained:
-    """Updates, buffers, loss and accuracy of the first lanes; `order` is how they were sorted, and is undone."""
+    """Updates, buffers, loss and measures of the first lanes; `order` is how they were sorted, and is undone."""
     lanes = len(order)
     if np.array_equal(order, np.arange(lanes)):
         back: Rows = slice(lanes)
@@ -292,9 +296,9 @@ def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Tra
         began = start[name] if len(start[name]) == 1 else start[name].index_select(0, rows)
         torch.sub(bench.params[name], began, out=row)
     seen = bench.counts.sum(0).clamp(min=1)
-    loss, accuracy = (bench.loss / seen)[back], (bench.hits / seen)[back]
+    loss, measures = (bench.loss / seen)[back], (bench.measures / seen[:, None])[back]
     buffers = {name: value[back] for name, value in bench.buffers.items()}
-    return Trained(flat[back], shapes, buffers, loss, accuracy)
+    return Trained(flat[back], shapes, buffers, loss, measures)
 
 
 def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,7 +329,7 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
         lr=bench.lr[:, rows],
         rates=bench.rates[:, rows],
         loss=bench.loss[rows],
-        hits=bench.hits[rows],
+        measures=bench.measures[rows],
     )
 
 
@@ -335,7 +339,7 @@ def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
         for key, value in getattr(part, name).items():
             getattr(bench, name)[key].index_copy_(0, rows, value)
     bench.loss.index_copy_(0, rows, part.loss)
-    bench.hits.index_copy_(0, rows, part.hits)
+    bench.measures.index_copy_(0, rows, part.measures)
 
 
 def take_rows(stacked: Stacked, rows: Rows) -> Stacked:

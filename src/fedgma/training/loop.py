@@ -8,17 +8,18 @@ import copy
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Trained, keyed_generators
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
+from fedgma.training.task import Task, mean_loss, measure_sums
+from fedgma.training.tasks import CLASSIFICATION
 
 
-def train(task: Assignment) -> Trained:
+def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     """Train each lane of the batch."""
-    model, lane_batch, pools, start, buffers, correction = task
+    model, lane_batch, pools, start, buffers, correction = assignment
     model = copy.deepcopy(model)
     trained = []
     for lane, run in enumerate(lane_batch.run.tolist()):
@@ -26,23 +27,29 @@ def train(task: Assignment) -> Trained:
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
         # not strict: of tied weights only the first name is given
         model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}}, strict=False)
-        trained.append(train_client(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra))
-    updates, after, losses, accuracies = zip(*trained, strict=True)
+        trained.append(train_client(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra, task))
+    updates, after, losses, measures = zip(*trained, strict=True)
     flat = flatten(stack(updates))
-    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(accuracies))
+    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(measures))
 
 
 def train_client(
-    model: nn.Module, lane_batch: LaneBatch, lane: int, pool: Pool, start: Stacked, correction: Stacked | None = None
+    model: nn.Module,
+    lane_batch: LaneBatch,
+    lane: int,
+    pool: Pool,
+    start: Stacked,
+    correction: Stacked | None = None,
+    task: Task = CLASSIFICATION,
 ) -> tuple[Stacked, Stacked, Tensor, Tensor]:
-    """One client's local training: update, buffers, mean loss and accuracy over the training batches.
+    """One client's local training: update, buffers, means of loss and measures over the training batches.
 
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     optimizer = _optimizer(list(trainable.values()), lane_batch, lane)
     device, who = pool.y.device, int(lane_batch.client[lane])
-    loss_sum, hits, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
+    loss_sum, measured, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
     model.train()
     with keyed_generators(device, int(lane_batch.seeds[lane])):
         batches = lane_batch.orders[lane_batch.order[lane]].astype(np.int64)
@@ -52,18 +59,18 @@ def train_client(
                 break
             x, y = pool.batch(torch.from_numpy(index[:count]).to(device), torch.tensor(who, device=device))
             optimizer.zero_grad()
-            logits = model(x)
-            loss = F.cross_entropy(logits, y)
+            output = model(x)
+            loss = mean_loss(task, output, y)
             loss.backward()  # type: ignore[no-untyped-call]
             _adjust(trainable, start, correction, mu=float(lane_batch.mu[lane]), clip=float(lane_batch.clip[lane]))
             optimizer.param_groups[0]["lr"] = lr
             optimizer.step()
             seen += count
             loss_sum += loss.detach() * count
-            hits += (logits.detach().argmax(1) == y).sum()
+            measured = measured + measure_sums(task, output.detach(), y)
     update = {name: value.detach() - start[name] for name, value in trainable.items()}
     after = {name: value.clone() for name, value in named_tensors(model)[1].items()}
-    return update, after, loss_sum / max(seen, 1), hits / max(seen, 1)
+    return update, after, loss_sum / max(seen, 1), measured / max(seen, 1)
 
 
 def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:

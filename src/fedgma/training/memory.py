@@ -4,10 +4,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.training.lane_batch import keyed_generators
+from fedgma.training.task import Task, mean_loss
+from fedgma.training.tasks import CLASSIFICATION
 
 CPU_BUDGET = 512 * 2**20  # bytes; lanes do not get faster beyond a few on a CPU
 CUDA_SHARE = 0.6  # of the total memory, not the free: the same chunks, and so the same bits, at each start
@@ -20,20 +21,22 @@ class Capacity(NamedTuple):
     samples: int  # of one run, in evaluation
 
 
-def measure(model: nn.Module, pool: Pool, batch: int, *, budget: int | None = None) -> Capacity:
+def measure(
+    model: nn.Module, pool: Pool, batch: int, *, budget: int | None = None, task: Task = CLASSIFICATION
+) -> Capacity:
     """Lanes that can be trained and samples that can be evaluated at a time within the budget in bytes."""
     device = pool.y.device
     if budget is None:
         cuda = device.type == "cuda"
         budget = int(torch.cuda.get_device_properties(device).total_memory * CUDA_SHARE) if cuda else CPU_BUDGET
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-    activations = activation_bytes(model, pool, batch)
+    activations = activation_bytes(model, pool, batch, task)
     # weights, anchor, momentum, gradient, correction and update; activations and their gradients
     lane = 6 * weights + 2 * activations
     return Capacity(max(1, budget // lane), max(1, budget // (4 * max(1, activations // batch))))
 
 
-def activation_bytes(model: nn.Module, pool: Pool, batch: int) -> int:
+def activation_bytes(model: nn.Module, pool: Pool, batch: int, task: Task = CLASSIFICATION) -> int:
     """Bytes that one forward pass of a batch keeps for the backward pass."""
     kept: dict[int, int] = {}
 
@@ -46,7 +49,7 @@ def activation_bytes(model: nn.Module, pool: Pool, batch: int) -> int:
     before: dict[str, Any] = {name: value.clone() for name, value in model.state_dict().items()}
     with keyed_generators(pool.y.device, 0), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         x, y = pool.batch(index, index)
-        F.cross_entropy(model(x).float(), y)
+        mean_loss(task, model(x).float(), y)
     model.load_state_dict(before)  # the pass may have changed running statistics
     weights = {value.untyped_storage().data_ptr() for value in model.state_dict().values()}
     size = sum(count for address, count in kept.items() if address not in weights)

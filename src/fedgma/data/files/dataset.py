@@ -1,4 +1,4 @@
-"""A data set in memory: two splits of uint8 images or float32 features, class names, and the source."""
+"""A data set in memory: two splits of samples and targets, names of what a model puts out, and the source."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,8 +16,9 @@ Labels = npt.NDArray[np.int64]
 class Split(NamedTuple):
     """One part of a data set; `client` holds the owner (such as a writer) of each sample, if known."""
 
-    x: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [sample, channel, height, width]; features are float32
-    y: Labels  # [sample]
+    # images [sample, channel, height, width], features [sample, ...], or tokens [sample, position]
+    x: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | Labels
+    y: npt.NDArray[Any]  # int64 [sample] for classes; `targets` describes the other kinds
     client: Labels | None = None  # [sample]
 
 
@@ -36,11 +37,12 @@ class Dataset(NamedTuple):
     name: str
     train: Split
     test: Split
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # names of what a model puts out: classes, columns of a target, or tokens
     source: Source
     notes: tuple[str, ...] = ()
     shift: Shift | None = None  # feature shift of the data set (FedCMNIST, FedRotMNIST)
     more_tests: Mapping[str, Split] = {}
+    target: str = "class"  # the kind of its targets: one of `targets.TARGETS`
     reading: tuple[str, ...] = ()  # how a user's arrays were understood, where they are not used as they are
     own_tests: bool = False  # whether a client is tested on its own samples of the test split
 

@@ -9,9 +9,10 @@ from fedgma.data.files.cache import Cached, cache_folder, discard, open_cached, 
 from fedgma.data.files.dataset import Dataset, Source, check_counts, check_split
 from fedgma.data.files.download import download_folder
 from fedgma.data.files.embedded import load_mini
-from fedgma.data.files.folders import load_own
+from fedgma.data.files.folders import holds_arrays, load_own
 from fedgma.data.files.reader import FoundFiles, check_sha256
 from fedgma.data.files.registry import SPECS, FileFormat, Spec
+from fedgma.data.files.text import LENGTH, load_text
 from fedgma.data.files.writers import drop_repeats, hold_out_writers, keep_digits
 from fedgma.data.shifts import Colour, Rotation
 from fedgma.errors import ConfigError, DataError, IntegrityError
@@ -27,11 +28,20 @@ class Candidate(NamedTuple):
     files: FoundFiles
 
 
-def load(name: str, *, folders: Folders | None = None, cache: Path | None = None) -> Dataset:
+def load(
+    name: str,
+    *,
+    folders: Folders | None = None,
+    cache: Path | None = None,
+    target: str = "class",
+    length: int = LENGTH,
+    unit: str = "window",
+) -> Dataset:
     """Load the data set of that name, or the user's data at that path.
 
     Looks in the cache, in `folders` (default: those of `$FEDGMA_DATA`), in the folder of a Debian package and among
-    the downloads of `fedgma data get`. Does not download anything.
+    the downloads of `fedgma data get`. Does not download anything. `target` is the kind of the targets in a user's
+    file, as in `from_arrays`; `length` and `unit` are those of `text.load_text`.
 
     >>> load("fmnist-mini").classes[:2]
     ('T-shirt/top', 'Trouser')
@@ -44,8 +54,10 @@ def load(name: str, *, folders: Folders | None = None, cache: Path | None = None
     if name in SPECS:
         return load_base(name, folders=folders, cache=cache)
     path = existing(name)
+    if path is not None and (path.suffix == ".txt" or (target == "tokens" and not holds_arrays(path))):
+        return load_text(path, length=length, unit=unit)
     if path is not None:
-        return load_own(path)
+        return load_own(path, target=target)
     raise ConfigError(f"unknown data set {name!r}; known: {', '.join(names())}; or the path of your own file or folder")
 
 

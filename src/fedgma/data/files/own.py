@@ -12,16 +12,18 @@ from fedgma.data.files.npy import read_npz
 from fedgma.data.files.numbering import number_clients, number_labels
 from fedgma.data.files.reader import sha256_of
 from fedgma.data.files.roles import Parts, parts_of
+from fedgma.data.files.targets import guess, with_targets
 from fedgma.errors import ConfigError, DataError
 from fedgma.seeds import generator
 
-Test = tuple[npt.ArrayLike, npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
+Test = tuple[npt.ArrayLike, npt.ArrayLike | None] | tuple[npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike]
 CHANNELS = (1, 3)
+ALONE = ("tokens", "any")  # targets that samples may come without: the next tokens are the targets
 
 
 def from_arrays(
     x: npt.ArrayLike,
-    y: npt.ArrayLike,
+    y: npt.ArrayLike | None,
     *,
     test: Test | None = None,
     client: npt.ArrayLike | None = None,
@@ -29,11 +31,13 @@ def from_arrays(
     name: str = "own",
     test_share: float = 0.2,
     seed: int = 0,
+    target: str = "class",
 ) -> Dataset:
     """A data set from arrays: uint8 images [n, h, w], [n, c, h, w] or [n, h, w, c], or float features of any shape.
 
     Labels and client ids are integers or texts. `test` is (x, y), or (x, y, client) to test each client on its own
-    samples. Without it, a random share of each class becomes the test set.
+    samples. Without it, a random share of each class becomes the test set. `target` is the kind of the targets `y`:
+    "class", "float", "labels", "tokens" (see `targets`), or "any" for the kind that they look like.
 
     >>> data = from_arrays(np.zeros((10, 8, 8), np.uint8), ["cat", "ant"] * 5)
     >>> data.train.x.shape, sorted(data.test.y.tolist()), data.classes
@@ -41,16 +45,26 @@ def from_arrays(
     """
     x_test, y_test, client_test = (*test, None)[:3] if test is not None else (None, None, None)
     parts = Parts(x, y, client, x_test, y_test, client_test, classes)
-    return dataset_of(parts, name, test_share=test_share, seed=seed)
+    return dataset_of(parts, name, test_share=test_share, seed=seed, target=target)
 
 
 def dataset_of(
-    parts: Parts, name: str, *, test_share: float = 0.2, seed: int = 0, files: tuple[Path, ...] = (), own: bool = False
+    parts: Parts,
+    name: str,
+    *,
+    test_share: float = 0.2,
+    seed: int = 0,
+    target: str = "class",
+    files: tuple[Path, ...] = (),
+    own: bool = False,
 ) -> Dataset:
     """A data set from the parts of a user's data, and from the `files` that they were read from.
 
     With `own`, each client is tested on its own samples, and a test part is split off client by client.
     """
+    kind = target if target != "any" else "tokens" if parts.y is None else guess(parts.y)
+    if kind != "class":
+        return _of_other_targets(parts, kind, name, test_share=test_share, seed=seed, files=files, own=own)
     has_test = parts.x_test is not None
     if parts.client is None and parts.client_test is not None:
         raise DataError(f"{name}: the test samples have client ids, but the training samples have none; add theirs")
@@ -74,6 +88,28 @@ def dataset_of(
     return Dataset(name, train, test, labels.classes, source, parts.remarks, reading=reading, own_tests=own)
 
 
+def _of_other_targets(
+    parts: Parts, kind: str, name: str, *, test_share: float, seed: int, files: tuple[Path, ...], own: bool
+) -> Dataset:
+    """A data set whose targets are not classes."""
+    (client, client_test), clients = number_clients([parts.client, parts.client_test], name)
+    layout = None
+    if kind != "tokens":
+        samples, layout = _samples(parts.x, name)
+        tests = None if parts.x_test is None else _samples(parts.x_test, name)[0]
+        parts = parts._replace(x=samples, x_test=tests)
+    test = None if parts.x_test is None else (parts.x_test, parts.y_test)
+    shared: Any = {"client": client, "classes": parts.classes, "name": name, "test_share": test_share, "seed": seed}
+    data = with_targets(parts.x, parts.y, kind, test=test, **shared)
+    if client_test is not None:
+        if len(client_test) != len(data.test.y):
+            raise DataError(f"{name}: expected one client id for each of {len(data.test.y)} test samples")
+        data = data._replace(test=data.test._replace(client=client_test))
+    reading = tuple(remark for remark in (layout, clients) if remark is not None)
+    source = _source(data.train, data.test, name, files)
+    return data._replace(source=source, notes=parts.remarks, reading=reading, own_tests=own or client_test is not None)
+
+
 def _source(train: Split, test: Split, name: str, files: tuple[Path, ...]) -> Source:
     if files:
         first = files[0]
@@ -82,13 +118,14 @@ def _source(train: Split, test: Split, name: str, files: tuple[Path, ...]) -> So
     return Source("arrays", name, digest.hexdigest())
 
 
-def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0) -> Dataset:
+def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0, target: str = "class") -> Dataset:
     """Load an .npz file with `x` and `y`, and optionally `client`, `x_test`, `y_test`, `client_test`, `classes`.
 
-    Other usual names, such as `x_train` and `labels`, are known too.
+    Other usual names, such as `x_train` and `labels`, are known too. `target` is the kind of its targets, as in
+    `from_arrays`; a file of tokens may hold `x` alone.
     """
-    parts = parts_of(read_npz(path), path.name)
-    return dataset_of(parts, path.stem, test_share=test_share, seed=seed, files=(path,))
+    parts = parts_of(read_npz(path), path.name, alone=target in ALONE)
+    return dataset_of(parts, path.stem, test_share=test_share, seed=seed, target=target, files=(path,))
 
 
 def _samples(x: npt.ArrayLike, name: str) -> tuple[Any, str | None]:

@@ -60,9 +60,9 @@ def relative_change(gma: float, avg: float) -> float:
 
 def trial_rows(record: RoundRecord, runs: int) -> Iterator[dict[str, Any]]:
     """The rows of a round, one for each run and group of clients; a record lists the arms in turn."""
-    assert record.client_accuracies is not None
+    assert record.client_scores is not None
     head = {"run": record.run % runs, "after": record.round - 1, "arm": list(ARMS)[record.run // runs]}
-    for group, value in group_means(record.client_accuracies, record.sampled).items():
+    for group, value in group_means(record.client_scores, record.sampled).items():
         yield {**head, "group": group, "accuracy_%": value}
 
 

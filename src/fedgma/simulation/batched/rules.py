@@ -106,7 +106,7 @@ def add(
     """
     updates = _prepared(rules, run, trained.flat)
     longer = None if find_long is None else find_long(run, updates)
-    metrics = torch.stack([trained.loss, trained.accuracy], 1)
+    metrics = torch.cat([trained.loss[:, None], trained.measures], 1)
     counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics, longer)
     names = np.arange(len(run)) if clients is None else clients
     _keep(rules, kept, run, (updates, weights, names), counted)

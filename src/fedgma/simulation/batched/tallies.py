@@ -28,7 +28,7 @@ class Sums:
     weight: Tensor  # float64 [run]
     clients: Tensor  # int64 [run]
     buffers: Stacked  # float64 sums or integer maxima [run, ...]
-    metrics: Tensor  # float64 [run, 2]: weighted loss and accuracy
+    metrics: Tensor  # float64 [run, 1 + column]: weighted loss and measures of the task
 
 
 class Merged(NamedTuple):
@@ -43,7 +43,7 @@ class Merged(NamedTuple):
     masks: Tensor | None = None  # [run, entry]: what a late run masks with in the next round; None: no run is late
 
 
-def empty(device: torch.device, runs: int, entries: int, buffers: Stacked) -> Sums:
+def empty(device: torch.device, runs: int, entries: int, buffers: Stacked, measures: int = 1) -> Sums:
     """Sums before the first client; `buffers` gives names, shapes and types of the buffers."""
     sums = {name: _empty_buffer(value) for name, value in buffers.items()}
     return Sums(
@@ -53,7 +53,7 @@ def empty(device: torch.device, runs: int, entries: int, buffers: Stacked) -> Su
         weight=torch.zeros(runs, dtype=torch.float64, device=device),
         clients=torch.zeros(runs, dtype=torch.int64, device=device),
         buffers=sums,
-        metrics=torch.zeros((runs, 2), dtype=torch.float64, device=device),
+        metrics=torch.zeros((runs, 1 + measures), dtype=torch.float64, device=device),
     )
 
 
@@ -106,7 +106,7 @@ def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, u
 
 
 def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
-    """Add weights, counts, loss and accuracy: one matrix product over the lanes of each run."""
+    """Add weights, counts, loss and measures: one matrix product over the lanes of each run."""
     runs = len(sums.weight)
     owner = ship(run == np.arange(runs)[:, None], fine.device).double()  # [run, lane]
     weighted = torch.where(fine[:, None], metrics.double(), 0.0) * weight[:, None]

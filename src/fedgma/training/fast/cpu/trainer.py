@@ -55,13 +55,13 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
             )
             updates[rows] = torch.from_numpy(results.updates)
             loss[rows], accuracy[rows] = (_single(v) for v in (results.losses, results.accuracies))
-        return Trained(updates, shapes_of(start), {}, loss, accuracy)
+        return Trained(updates, shapes_of(start), {}, loss, accuracy[:, None])
 
     return train
 
 
 def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
-    """Loss and hit of every run by the kernel on pools that it can read, by `otherwise` on the rest."""
+    """Loss and hits of every run by the kernel on pools that it can read, by `otherwise` on the rest."""
     known: dict[int, tuple[Pool, str | None, kernels.Images | None]] = {}
 
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
             for row in flatten(params).numpy()
         ]
         losses = [F.cross_entropy(logits, wanted, reduction="none") for logits in scores]
-        return torch.stack(losses), torch.stack([logits.argmax(1) == wanted for logits in scores])
+        return torch.stack(losses), torch.stack([logits.argmax(1) == wanted for logits in scores])[..., None]
 
     return score
 

@@ -1,0 +1,65 @@
+"""A user's task: a class with two functions, `loss` and `metrics`, and what it says about them.
+
+class Task:
+    better = {"within": "higher"}          # which way each metric is better; verdicts are about the first
+    units = {"within": "%"}                # optional: a share, shown in percent
+    target = "float"                       # optional: how a target looks
+
+    def loss(self, output, target):        # one number for each sample
+        return (output - target).abs().mean(1)
+
+    def metrics(self, output, target):     # one number for each sample, averaged over samples
+        return {"within": ((output - target).abs() < 0.1).float().mean(1)}
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fedgma.data.files.targets import TARGETS
+from fedgma.errors import ConfigError
+from fedgma.training.task import Means, Task
+
+
+def as_task(value: Any, name: str) -> Task:
+    """A user's class, or an object of it, as a task; an error says what is missing."""
+    if isinstance(value, Task):
+        return value
+    try:
+        made = value() if isinstance(value, type) else value
+    except Exception as error:  # a user's class may raise anything
+        raise ConfigError(f"task {name} could not be made ({type(error).__name__}: {error})") from error
+    if not callable(getattr(made, "loss", None)):
+        raise ConfigError(f"task {name}: expected a class with a function loss(output, target), got none")
+    task = Task(
+        name=name,
+        loss=made.loss,
+        metrics=getattr(made, "metrics", _no_metrics),
+        better=getattr(made, "better", {}),
+        units=getattr(made, "units", {}),
+        target=getattr(made, "target", "any"),
+        weight=getattr(made, "weight", None),
+        summary=getattr(made, "summary", None),
+    )
+    _check(task)
+    return task
+
+
+def _no_metrics(output: Tensor, target: Tensor) -> Means:
+    return {}
+
+
+def _check(task: Task) -> None:
+    for part in ("better", "units"):
+        if not isinstance(getattr(task, part), Mapping):
+            raise ConfigError(f"task {task.name}: `{part}` must be a mapping from metrics to words")
+    wrong = [f"{name!r}: {way!r}" for name, way in task.better.items() if way not in ("higher", "lower")]
+    if wrong:
+        raise ConfigError(f"task {task.name}: `better` must say 'higher' or 'lower' for each metric, got {wrong[0]}")
+    if "loss" in task.better or not all(isinstance(name, str) and name for name in task.better):
+        raise ConfigError(f"task {task.name}: a metric needs a name of its own, and the name 'loss' is taken")
+    if unknown := sorted(set(task.units) - set(task.better)):
+        raise ConfigError(f"task {task.name}: `units` names {unknown[0]!r}, which `better` does not")
+    if task.target not in (*TARGETS, "any"):
+        raise ConfigError(f"task {task.name}: unknown target {task.target!r}; known: {', '.join(TARGETS)}, any")
