@@ -94,6 +94,8 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         planned = plan(grid, materials, manner.out)
         left = missing(planned)
         packed = pack(left, materials)
+        for remark in materials.remarks:
+            console.print(remark, soft_wrap=True)
         say_plan(console, planned, left, len(packed), str(materials.device))
         watch = Watch(console, quiet=manner.silent, names=arm_names(planned))
         options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state}

@@ -263,10 +263,9 @@ def _open(
 ) -> RunFolder | None:
     if run.folder is None:
         return None
-    clients = materials.federation(run.settings).clients
     head = {
         **head_of(run),
-        **describe_run(materials.dataset(run.settings), clients, materials.device),
+        **describe_run(materials.dataset(run.settings), materials.federation(run.settings), materials.device),
         "precision": materials.precision,
         "parameters": parameters,
     }
