@@ -1,5 +1,6 @@
 """A user's files and folders: a file of arrays or a table, a folder of files by client, a folder of images by class."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from fedgma.data.files.dataset import Dataset, Labels
 from fedgma.data.files.images import FORMATS, decode
 from fedgma.data.files.npy import map_npy, read_npz
-from fedgma.data.files.own import ALONE, dataset_of
+from fedgma.data.files.own import dataset_of
 from fedgma.data.files.reader import largest
 from fedgma.data.files.roles import (
     CLASSES,
@@ -30,56 +31,57 @@ from fedgma.errors import ConfigError, DataError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 LARGEST_IMAGE = 1 << 26  # bytes of a file
-READERS: dict[str, Callable[[Path, bool], Parts]] = {  # by the end of a file's name; may samples come without labels?
-    ".npz": lambda path, alone: parts_of(read_npz(path), path.name, alone=alone),
-    ".csv": lambda path, alone: parts_of_table(read_csv(path), path.name),
-    ".tsv": lambda path, alone: parts_of_table(read_csv(path), path.name),
-    ".parquet": lambda path, alone: parts_of_table(read_parquet_table(path), path.name),
+READERS: dict[str, Callable[[Path, bool], Parts]] = {  # by the end of a file's name; whether labels may be absent
+    ".npz": lambda path, unlabelled: parts_of(read_npz(path), path.name, unlabelled=unlabelled),
+    ".csv": lambda path, unlabelled: parts_of_table(read_csv(path), path.name),
+    ".tsv": lambda path, unlabelled: parts_of_table(read_csv(path), path.name),
+    ".parquet": lambda path, unlabelled: parts_of_table(read_parquet_table(path), path.name),
 }
 SUFFIXES = (*READERS, ".npy")
 
 
-def holds_arrays(path: Path) -> bool:
-    """Whether a path is a file of arrays or a table, or a folder of such files."""
-    files = _data_files(path) or _data_files(path / "train")
-    return bool(files and not _has_images(path)) if path.is_dir() else path.suffix.lower() in SUFFIXES
+def has_arrays(path: Path) -> bool:
+    """Whether a path is a file of arrays or a table, or a folder that holds such files."""
+    return path.suffix.lower() in SUFFIXES or bool(_data_files(path) or _data_files(path / "train"))
 
 
 def load_own(path: Path, *, target: str = "class") -> Dataset:
-    """The user's data at a path: a file, or a folder of files or of images; `target` as in `from_arrays`."""
+    """The user's data at a path: a file, or a folder of files or of images; `target` is as in `from_arrays`."""
     if path.is_dir():
-        return load_folder(path, target=target) if holds_arrays(path) else load_images(path)
-    suffix, alone = path.suffix.lower(), target in ALONE
+        return load_folder(path, target=target) if has_arrays(path) and not _has_images(path) else load_images(path)
+    suffix = path.suffix.lower()
     if suffix == ".npy":
         prefix = _npy_role(path.stem)[0]
         files = [file for file in _files(path.parent, ".npy") if _npy_role(file.stem)[0] == prefix]
-        parts, others = _npy_parts(files, path.name, alone=alone), [file for file in files if file != path]
-        return dataset_of(parts, path.stem, target=target, files=(path, *others))
+        found = _npy_parts(files, path.name, _may_lack_labels(target))
+        return dataset_of(found, path.stem, files=(path, *(f for f in files if f != path)), target=target)
     if suffix not in READERS:
         known = ", ".join(SUFFIXES)
         raise ConfigError(f"dataset: {path.name} is of no known kind; known: {known}, or a folder of files or images")
-    return dataset_of(READERS[suffix](path, alone), path.stem, target=target, files=(path,))
+    return dataset_of(READERS[suffix](path, _may_lack_labels(target)), path.stem, files=(path,), target=target)
 
 
 def load_folder(folder: Path, *, target: str = "class") -> Dataset:
     """Load a folder of data files: one file for each client, or files named after `train` and `test`."""
-    parts, own = _parts_of_folder(folder, folder.resolve().name, alone=target in ALONE)
-    return dataset_of(parts, folder.resolve().name, target=target, files=(folder,), own=own)
-
-
-def _parts_of_folder(folder: Path, name: str, *, alone: bool) -> tuple[Parts, bool]:
-    """The parts of the files of a folder, and whether each file is a client."""
+    name, unlabelled = folder.resolve().name, _may_lack_labels(target)
+    made = functools.partial(dataset_of, name=name, files=(folder,), target=target)
     train, test = ((folder / part) for part in ("train", "test"))
     if _data_files(train):
-        return _joined(_read_all(train, alone), _read_all(test, alone) if test.is_dir() else {}, name), True
-    parts = _read_all(folder, alone)
+        tests = _read_all(test, unlabelled) if test.is_dir() else {}
+        return made(_joined(_read_all(train, unlabelled), tests, name), own=True)
+    parts = _read_all(folder, unlabelled)
     if len(parts) == 1:
-        return next(iter(parts.values())), False
+        return made(next(iter(parts.values())))
     if all(plain(key) in (*TRAIN, *TEST, *VALID) for key in parts):
-        return _by_split(parts, name), False
+        return made(_by_split(parts, name))
     if all(part.client is not None for part in parts.values()):  # pieces of one table that names the clients
-        return _stacked(list(parts.values()), name), False
-    return _joined(parts, {}, name), True
+        return made(_stacked(list(parts.values()), name))
+    return made(_joined(parts, {}, name), own=True)
+
+
+def _may_lack_labels(target: str) -> bool:
+    """Whether samples are enough: the next tokens are the targets."""
+    return target in ("tokens", "any")
 
 
 def load_images(folder: Path, *, mode: str = "RGB", test_share: float = 0.2, seed: int = 0) -> Dataset:
@@ -137,7 +139,7 @@ def _data_files(folder: Path) -> list[Path]:
     return _files(folder, *SUFFIXES)
 
 
-def _read_all(folder: Path, alone: bool) -> dict[str, Parts]:
+def _read_all(folder: Path, unlabelled: bool) -> dict[str, Parts]:
     """The parts of every file of a folder, by its name without its ending; of .npy files, by what precedes x or y."""
     found: dict[str, Parts] = {}
     groups: dict[str, list[Path]] = {}
@@ -147,8 +149,8 @@ def _read_all(folder: Path, alone: bool) -> dict[str, Parts]:
         elif file.stem in found:
             raise DataError(f"{folder.name} has several files named {file.stem!r}; keep one for each client")
         else:
-            found[file.stem] = READERS[file.suffix.lower()](file, alone)
-    return found | {prefix: _npy_parts(files, folder.name, alone=alone) for prefix, files in groups.items()}
+            found[file.stem] = READERS[file.suffix.lower()](file, unlabelled)
+    return found | {prefix: _npy_parts(files, folder.name, unlabelled) for prefix, files in groups.items()}
 
 
 def _npy_role(stem: str) -> tuple[str, str]:
@@ -165,8 +167,8 @@ def _npy_role(stem: str) -> tuple[str, str]:
     )
 
 
-def _npy_parts(files: Iterable[Path], where: str, *, alone: bool) -> Parts:
-    return parts_of({_npy_role(file.stem)[1]: map_npy(file) for file in files}, where, alone=alone)
+def _npy_parts(files: Iterable[Path], where: str, unlabelled: bool) -> Parts:
+    return parts_of({_npy_role(file.stem)[1]: map_npy(file) for file in files}, where, unlabelled=unlabelled)
 
 
 def _joined(train: Mapping[str, Parts], test: Mapping[str, Parts], where: str) -> Parts:
@@ -181,8 +183,7 @@ def _joined(train: Mapping[str, Parts], test: Mapping[str, Parts], where: str) -
         lacking = next(name for name, part in train.items() if part.x_test is None)
         raise DataError(f"{where}: every client must have a test part, or none; {lacking} has none")
     owners = [name for name, x, _ in tests for _ in range(len(x))]
-    x = _concatenated([entry[1] for entry in tests], where)
-    y = None if tests[0][2] is None else _concatenated([entry[2] for entry in tests], where)
+    x, y = (_concatenated([entry[i] for entry in tests], where) for i in (1, 2))
     return joined._replace(x_test=x, y_test=y, client_test=owners)
 
 

@@ -9,7 +9,7 @@ from fedgma.data.files.cache import Cached, cache_folder, discard, open_cached, 
 from fedgma.data.files.dataset import Dataset, Source, check_counts, check_split
 from fedgma.data.files.download import download_folder
 from fedgma.data.files.embedded import load_mini
-from fedgma.data.files.folders import holds_arrays, load_own
+from fedgma.data.files.folders import has_arrays, load_own
 from fedgma.data.files.reader import FoundFiles, check_sha256
 from fedgma.data.files.registry import SPECS, FileFormat, Spec
 from fedgma.data.files.text import LENGTH, load_text
@@ -54,7 +54,7 @@ def load(
     if name in SPECS:
         return load_base(name, folders=folders, cache=cache)
     path = existing(name)
-    if path is not None and (path.suffix == ".txt" or (target == "tokens" and not holds_arrays(path))):
+    if path is not None and (path.suffix == ".txt" or (target == "tokens" and not has_arrays(path))):
         return load_text(path, length=length, unit=unit)
     if path is not None:
         return load_own(path, target=target)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgma.data.files.dataset import Dataset
-from fedgma.data.files.own import ALONE, dataset_of, from_arrays
+from fedgma.data.files.own import dataset_of, from_arrays
 from fedgma.data.files.roles import TEST, TRAIN, VALID, Parts, find, parts_of
 from fedgma.data.files.tables import classes_of, columns_of, is_table, label_column, parts_of_table
 from fedgma.errors import DataError
@@ -31,7 +31,7 @@ def from_data(data: Any, name: str = "own", *, target: str = "class") -> Dataset
     if is_table(data):
         return dataset_of(_parts(data, name), name, target=target)
     if isinstance(data, Mapping):
-        return dataset_of(_parts_of_mapping(data, name, alone=target in ALONE), name, target=target)
+        return dataset_of(_parts_of_mapping(data, name, unlabelled=target in ("tokens", "any")), name, target=target)
     raise DataError(
         f"data must be (x, y), (x, y, client), a mapping with x and y, or a table of pandas, Arrow or datasets, "
         f"got {type(data).__name__}"
@@ -52,10 +52,10 @@ def _parts(value: Any, where: str) -> Parts:
     raise DataError(f"{where}: the parts of data must be tables or (x, y), got {type(value).__name__}")
 
 
-def _parts_of_mapping(data: Mapping[str, Any], where: str, *, alone: bool) -> Parts:
+def _parts_of_mapping(data: Mapping[str, Any], where: str, *, unlabelled: bool) -> Parts:
     train = find(data, TRAIN[1:])
     if train is None:
-        return parts_of(data, where, alone=alone)
+        return parts_of(data, where, unlabelled=unlabelled)
     first, test = _parts(data[train], where), find(data, (*TEST, *VALID))
     if test is None:
         return first

@@ -18,7 +18,6 @@ from fedgma.seeds import generator
 
 Test = tuple[npt.ArrayLike, npt.ArrayLike | None] | tuple[npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike]
 CHANNELS = (1, 3)
-ALONE = ("tokens", "any")  # targets that samples may come without: the next tokens are the targets
 
 
 def from_arrays(
@@ -64,7 +63,7 @@ def dataset_of(
     """
     kind = target if target != "any" else "tokens" if parts.y is None else guess(parts.y)
     if kind != "class":
-        return _of_other_targets(parts, kind, name, test_share=test_share, seed=seed, files=files, own=own)
+        return _with_targets(parts, kind, name, test_share, seed, files)
     has_test = parts.x_test is not None
     if parts.client is None and parts.client_test is not None:
         raise DataError(f"{name}: the test samples have client ids, but the training samples have none; add theirs")
@@ -88,28 +87,6 @@ def dataset_of(
     return Dataset(name, train, test, labels.classes, source, parts.remarks, reading=reading, own_tests=own)
 
 
-def _of_other_targets(
-    parts: Parts, kind: str, name: str, *, test_share: float, seed: int, files: tuple[Path, ...], own: bool
-) -> Dataset:
-    """A data set whose targets are not classes."""
-    (client, client_test), clients = number_clients([parts.client, parts.client_test], name)
-    layout = None
-    if kind != "tokens":
-        samples, layout = _samples(parts.x, name)
-        tests = None if parts.x_test is None else _samples(parts.x_test, name)[0]
-        parts = parts._replace(x=samples, x_test=tests)
-    test = None if parts.x_test is None else (parts.x_test, parts.y_test)
-    shared: Any = {"client": client, "classes": parts.classes, "name": name, "test_share": test_share, "seed": seed}
-    data = with_targets(parts.x, parts.y, kind, test=test, **shared)
-    if client_test is not None:
-        if len(client_test) != len(data.test.y):
-            raise DataError(f"{name}: expected one client id for each of {len(data.test.y)} test samples")
-        data = data._replace(test=data.test._replace(client=client_test))
-    reading = tuple(remark for remark in (layout, clients) if remark is not None)
-    source = _source(data.train, data.test, name, files)
-    return data._replace(source=source, notes=parts.remarks, reading=reading, own_tests=own or client_test is not None)
-
-
 def _source(train: Split, test: Split, name: str, files: tuple[Path, ...]) -> Source:
     if files:
         first = files[0]
@@ -118,13 +95,34 @@ def _source(train: Split, test: Split, name: str, files: tuple[Path, ...]) -> So
     return Source("arrays", name, digest.hexdigest())
 
 
+def _with_targets(parts: Parts, kind: str, name: str, test_share: float, seed: int, files: tuple[Path, ...]) -> Dataset:
+    """A data set whose targets are not classes; clients are numbered as for classes."""
+    (client, client_test), clients = number_clients([parts.client, parts.client_test], name)
+    layout = None
+
+    def samples(x: Any) -> Any:
+        nonlocal layout
+        if kind == "tokens":
+            return x
+        found, layout = _samples(x, name)
+        return found
+
+    test = None if parts.x_test is None else (samples(parts.x_test), parts.y_test)
+    shared: Any = {"client": client, "classes": parts.classes, "name": name, "test_share": test_share, "seed": seed}
+    data = with_targets(samples(parts.x), parts.y, kind, test=test, **shared)
+    if client_test is not None:
+        data = data._replace(test=data.test._replace(client=client_test), own_tests=True)
+    source = _source(data.train, data.test, name, files) if files else data.source
+    reading = tuple(remark for remark in (layout, clients) if remark is not None)
+    return data._replace(source=source, notes=parts.remarks, reading=reading)
+
+
 def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0, target: str = "class") -> Dataset:
     """Load an .npz file with `x` and `y`, and optionally `client`, `x_test`, `y_test`, `client_test`, `classes`.
 
-    Other usual names, such as `x_train` and `labels`, are known too. `target` is the kind of its targets, as in
-    `from_arrays`; a file of tokens may hold `x` alone.
+    Other usual names, such as `x_train` and `labels`, are known too. A file of tokens may hold the samples alone.
     """
-    parts = parts_of(read_npz(path), path.name, alone=target in ALONE)
+    parts = parts_of(read_npz(path), path.name, unlabelled=target in ("tokens", "any"))
     return dataset_of(parts, path.stem, test_share=test_share, seed=seed, target=target, files=(path,))
 
 

@@ -66,10 +66,10 @@ def find(names: Iterable[str], spellings: Iterable[str], parts: Iterable[str] = 
     return None
 
 
-def parts_of(arrays: Mapping[str, Any], where: str, *, alone: bool = False) -> Parts:
+def parts_of(arrays: Mapping[str, Any], where: str, *, unlabelled: bool = False) -> Parts:
     """The parts of a mapping of arrays, such as an .npz file; raises `DataError` if samples or labels are missing.
 
-    With `alone`, samples may come without labels.
+    With `unlabelled` there may be no labels.
 
     >>> parts_of({"x_train": [1], "y_train": [2], "X_test": [3], "Y_test": [4]}, "mine.npz").x_test
     [3]
@@ -85,19 +85,20 @@ def parts_of(arrays: Mapping[str, Any], where: str, *, alone: bool = False) -> P
         "client_test": find(arrays, CLIENTS, (*TEST, *VALID)),
         "classes": find(arrays, CLASSES),
     }
-    _check_found(found, arrays, where, alone=alone and found["y"] is None)
+    _check_found(found, arrays, where, unlabelled=unlabelled)
     held = {role: arrays[name] for role, name in found.items() if name is not None}
     if "classes" in held:
         held["classes"] = tuple(map(str, np.asarray(held["classes"]).reshape(-1).tolist()))
-    unused = sorted(set(arrays) - {name for name in found.values() if name is not None})
-    held.setdefault("y", None)
-    return Parts(**held, remarks=(f"not used: {', '.join(unused)}",) if unused else ())
+    unused = sorted(set(arrays) - set(found.values()))
+    return Parts(**{"y": None, **held}, remarks=(f"not used: {', '.join(unused)}",) if unused else ())
 
 
-def _check_found(found: Mapping[str, str | None], arrays: Mapping[str, Any], where: str, *, alone: bool) -> None:
+def _check_found(found: Mapping[str, str | None], arrays: Mapping[str, Any], where: str, *, unlabelled: bool) -> None:
     pairs = ["x", "y"] + (["x_test", "y_test"] if found["x_test"] or found["y_test"] else [])
+    if unlabelled and found["y"] is None and found["y_test"] is None:
+        pairs = [role for role in pairs if role.startswith("x")]
     for role in pairs:
-        if found[role] is None and not (alone and role[0] == "y"):
+        if found[role] is None:
             kind = "samples" if role.startswith("x") else "labels"
             others = {"x": "x_train or data", "y": "y_train, labels or target"}.get(role, f"{role[0]}_val")
             raise DataError(
