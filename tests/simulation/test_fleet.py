@@ -181,7 +181,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(trainer):
     resumed = last(specs, states=saved, trainer=trainer).state
     assert torch.equal(straight.params, resumed.params)
     assert torch.equal(straight.moments.z, resumed.moments.z)
-    assert torch.equal(straight.control, resumed.control)
+    assert torch.equal(straight.carried.control, resumed.carried.control)
 
 
 def test_an_exported_state_is_plain_arrays_with_the_models_names():

@@ -28,8 +28,9 @@ from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.own_code import file_of, load_code
 from fedgma.experiments.own_defaults import fit
 from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
-from fedgma.experiments.settings import ALGORITHMS, Settings, is_path
+from fedgma.experiments.settings import Settings, is_path
 from fedgma.records.format import Identity
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
@@ -254,8 +255,7 @@ class Materials:
             smallest_batch=self._smallest_batch(settings, federation),
             augment=settings.augment,
             **_local(settings),
-            mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
-            scaffold=settings.algorithm == "scaffold",
+            algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=rule_of(settings),
             optimizer=optimizer_of(settings),
             norm_factor=settings.norm_factor,
@@ -337,12 +337,12 @@ def attack_of(settings: Settings) -> Attack | None:
 
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
-    kind, usual = ALGORITHMS[settings.algorithm]
+    row = ALGORITHMS[settings.algorithm]
     return server_optimizer(
-        kind,
-        settings.server_learning_rate or usual,
+        row.server,
+        settings.server_learning_rate or row.learning_rate,
         settings.mask_position,
-        beta1=settings.beta1,
+        beta1=getattr(settings, row.momentum),
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )

@@ -11,6 +11,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import FORMAT, Done, Head, Identity, Record, fingerprint, lineage
 from fedgma.records.reader import Run, flat, is_done
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.spec import SHARED
 from fedgma.training.models import build, parameter_count
 
@@ -111,7 +112,8 @@ def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
 
     first = materials.spec(members[0].settings)
     entries = entries_of(members[0].settings, materials)
-    variates = max(len(first.federation.clients) * 4 if m.settings.algorithm == "scaffold" else 0 for m in members)
+    arrays = max(ALGORITHMS[m.settings.algorithm].read(m.settings).arrays_of_a_client for m in members)
+    variates = len(first.federation.clients) * 4 * arrays
     on_gpu = materials.device.type == "cuda"
     free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()
     return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates))))

@@ -106,7 +106,7 @@ def _play_on(
 ) -> Iterator[Played]:
     """Train and record the rounds after `state`.
 
-    When a state is saved, no later round has started (a round changes SCAFFOLD's variates in place) and every line up
+    When a state is saved, no later round has started (a round changes the clients' arrays in place) and every line up
     to it is in its file.
     """
     waiting: list[Round] = []  # started, not recorded yet

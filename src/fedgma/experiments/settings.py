@@ -21,21 +21,11 @@ from fedgma.experiments import local_training, partition_settings
 from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.partition_settings import OWN, PartitionSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
+from fedgma.simulation.algorithms import ALGORITHMS, readers
 from fedgma.simulation.attacks import ATTACKS
 
 MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
 TASKS = ("classification",)
-
-# algorithm -> server optimiser and its default rate; adaptive steps have a size near 1, so their rates are small
-ALGORITHMS: dict[str, tuple[str, float]] = {
-    "fedavg": ("sgd", 1.0),
-    "fedprox": ("sgd", 1.0),
-    "scaffold": ("sgd", 1.0),
-    "fedavgm": ("momentum", 1.0),
-    "fedadagrad": ("adagrad", 0.01),
-    "fedadam": ("adam", 0.01),
-    "fedyogi": ("yogi", 0.01),
-}
 
 # data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
 PAPER: dict[str, tuple[str, int, int]] = {
@@ -49,6 +39,8 @@ PAPER: dict[str, tuple[str, int, int]] = {
 SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
 
 
+# settings of algorithms; where one is None, the algorithm has a default of its own
+ALGORITHM_SETTINGS = tuple(dict.fromkeys(name for row in ALGORITHMS.values() for name in row.settings))
 # settings that rules read; a rule's `seed` is that of the run
 RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"))
 
@@ -115,8 +107,8 @@ class Settings(Section):
         default=None,
         description="a known model, `file.py:Name` or `package.module:Name`; by default lenet or resnet18-gn",
     )
-    algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm", "fedadagrad", "scaffold"] = Field(
-        default="fedavg", description="local objective and server optimiser"
+    algorithm: Literal[*ALGORITHMS] = Field(  # type: ignore[valid-type]
+        default="fedavg", description="local training and server optimiser"
     )
     aggregator: Literal[*RULES] = Field(  # type: ignore[valid-type]
         default="gma", description="the rule by which updates become one step"
@@ -181,6 +173,10 @@ class Settings(Section):
         default=None, description="largest norm of a local gradient; by default not clipped"
     )
     mu: Positive = Field(default=0.01, description="for `fedprox`: proximal coefficient")
+    alpha: Positive | None = Field(default=None, description=f"as in the papers of {readers('alpha')}")
+    beta: Positive | None = Field(default=None, description=f"as in the papers of {readers('beta')}")
+    lambda_: Positive | None = Field(default=None, description=f"as in the papers of {readers('lambda_')}")
+    rho: Positive | None = Field(default=None, description=f"size of the perturbation of {readers('rho')}")
     server_learning_rate: Positive | None = Field(
         default=None, description="by default 1; 0.01 for fedadagrad, fedadam and fedyogi"
     )
@@ -262,8 +258,11 @@ def complete(settings: Settings, *, own: bool = False) -> Settings:
         raise ConfigError(
             f"{settings.dataset} needs its shift, got shift.name = 'none'; for images without one use dataset = 'mnist'"
         )
+    algorithm = ALGORITHMS[settings.algorithm]
+    values = {name: value for name, value in algorithm.settings.items() if getattr(settings, name) is None}
     filled = settings.model_copy(
         update={
+            **values,
             "partition": part,
             "shift": settings.shift.model_copy(update={"name": shift}),
             "attack": _complete_attack(settings.attack),
@@ -271,9 +270,10 @@ def complete(settings: Settings, *, own: bool = False) -> Settings:
             "model": settings.model or (None if own else model),
             "local_epochs": settings.local_epochs or epochs,
             "clients_per_round": settings.clients_per_round or (None if clients is None else min(10, clients)),
-            "server_learning_rate": settings.server_learning_rate or ALGORITHMS[settings.algorithm][1],
+            "server_learning_rate": settings.server_learning_rate or algorithm.learning_rate,
         }
     )
+    algorithm.read(filled)  # checks its settings
     local_training.check_local(filled)
     if clients is not None and filled.clients_per_round is not None and filled.clients_per_round > clients:
         raise ConfigError(
@@ -307,8 +307,11 @@ def _algorithms(*known: str) -> Callable[[Settings], bool]:
 # settings that only some runs use; if no run of a file uses one, the file is refused
 USED: dict[str, Callable[[Settings], bool]] = {
     **{name: _reads(name) for name in RULE_SETTINGS},
-    "mask_position": lambda s: "votes" in RULES[s.aggregator].needs and ALGORITHMS[s.algorithm][0] != "sgd",
-    "mu": _algorithms("fedprox"),
+    "mask_position": lambda s: "votes" in RULES[s.aggregator].needs and ALGORITHMS[s.algorithm].server != "sgd",
+    **{
+        name: _algorithms(*(key for key, row in ALGORITHMS.items() if name in row.settings))
+        for name in ALGORITHM_SETTINGS
+    },
     "beta1": _algorithms("fedadam", "fedyogi", "fedavgm"),
     "beta2": _algorithms("fedadam", "fedyogi"),
     "epsilon": _algorithms("fedadam", "fedyogi", "fedadagrad"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgma.aggregation.optimizers import State as OptimizerState
+from fedgma.simulation.batched.carried import Carried
 from fedgma.simulation.batched.optimizers import Moments, kept_moments
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.stacked import Shapes, Stacked, flatten, unflatten
@@ -38,8 +39,7 @@ class State:
     params: Tensor  # float32 [run, entry]
     buffers: Stacked
     moments: Moments
-    control: Tensor | None  # [run, entry], SCAFFOLD's c
-    variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
+    carried: Carried  # arrays of the algorithms
     # per run, the last round whose votes were measured (0: none yet) and which entries passed the threshold then
     looks: tuple[tuple[Tensor, Tensor] | None, ...]
     medians: Tensor | None = None  # float64 [run, round], norms of the last rounds; None where no run bounds them
@@ -54,9 +54,7 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
         named = unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
-    variates = state.variates[run]
-    if variates is not None and state.control is not None:
-        plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": variates.cpu().numpy().copy()}
+    plain |= {name: value.cpu().numpy().copy() for name, value in _carried_by(fleet, state.carried, run).items()}
     for moment, arrays in (state.moments.own[run] or {}).items():
         plain |= {f"own/{moment}/{name}": torch.as_tensor(value).cpu().numpy().copy() for name, value in arrays.items()}
     if state.medians is not None and fleet.specs[run].norm_factor is not None:
@@ -66,6 +64,19 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
     if (look := state.looks[run]) is not None and int(look[0]):
         plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
     return plain
+
+
+def _carried_by(fleet: Layout, carried: Carried, run: int) -> dict[str, Tensor]:
+    """The arrays that a run's algorithm carries, as views: of the server [entry], of the clients [client, entry]."""
+    algorithm = fleet.specs[run].algorithm
+    found: dict[str, Tensor | None] = {}
+    if carried.control is not None and algorithm.on_server:
+        found["control"] = carried.control[run]
+    if algorithm.on_clients:
+        found["variates"] = carried.variates[run]
+    if carried.tilt is not None and algorithm.tilted:
+        found |= {"tilt": carried.tilt[run], "tilts": carried.tilts[run]}
+    return {name: array for name, array in found.items() if array is not None}
 
 
 def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> State:
@@ -83,13 +94,12 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
     buffers = {
         n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers
     }
-    variates, control, medians = list(fresh.variates), fresh.control, fresh.medians
+    medians = fresh.medians
     for run, plain in enumerate(states):
         if medians is not None and "medians" in plain:
             medians[run] = torch.from_numpy(plain["medians"]).to(fleet.device)
-        if variates[run] is not None and control is not None:
-            variates[run] = torch.from_numpy(plain["variates"]).to(fleet.device, copy=True)
-            control[run] = torch.from_numpy(plain["control"]).to(fleet.device)
+        for name, array in _carried_by(fleet, fresh.carried, run).items():  # zeros until here
+            array.copy_(torch.from_numpy(plain[name]))
     return State(
         rounds=np.array([int(s["round"]) for s in states], np.int64),
         params=rows("params", fresh.params),
@@ -99,8 +109,7 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
             rows("v", fresh.moments.v),
             tuple(_restored_own(fleet, plain, own) for plain, own in zip(states, fresh.moments.own, strict=True)),
         ),
-        control=control,
-        variates=tuple(variates),
+        carried=fresh.carried,
         looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
         medians=medians,
         masks=_restored_masks(fleet, fresh, states),
