@@ -14,7 +14,7 @@ from commands import call
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ENTRY = re.compile(r"^::: (\S+)\n(?:    options: \{members: \[(.*)\]\}\n)?", re.MULTILINE)
+ENTRY = re.compile(r"^::: (\S+)\n(?:    options: \{members: \[(.*?)\].*\}\n)?", re.MULTILINE)
 
 
 def entries():
