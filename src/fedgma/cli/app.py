@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedgma.cli import data, flower, paper, report
+from fedgma.cli.advise import advise
 from fedgma.cli.convert import convert
 from fedgma.cli.doctor import doctor
 from fedgma.cli.export import export
@@ -23,6 +24,7 @@ app.add_typer(paper.app, name="paper")
 app.add_typer(flower.app, name="flower")
 app.command()(run)
 app.command()(sweep)
+app.command()(advise)
 app.command()(report.report)
 app.command()(report.compare)
 app.command()(power)

@@ -1,0 +1,145 @@
+"""`fedgma advise`: which rule and which rates for this federation, found within some minutes."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedgma.cli import play
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedgma.cli.live import Watch
+    from fedgma.experiments.advice import Advice
+    from fedgma.experiments.advise import Found
+    from fedgma.experiments.materials import Materials
+    from fedgma.experiments.plan import Planned
+    from fedgma.experiments.play import Played
+
+MOST_MINUTES = 60 * 24 * 7
+
+
+def advise(
+    words: play.Words = None,
+    minutes: Annotated[float, typer.Option(min=0.01, max=MOST_MINUTES, help="The time that it may take.")] = 5.0,
+    rules: Annotated[
+        str | None, typer.Option(help="Rules to try, such as gma,ties (default: those that expect no attackers).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the advice, its pictures and the run folders.")] = Path(
+        "advice"
+    ),
+    device: play.Device = "auto",
+    precision: play.Precision = "fp32",
+    quiet: play.Quiet = False,
+    as_json: play.Json = False,
+    model_version: play.Version = None,
+) -> None:
+    """Find the rule and the learning rates for a federation: the plain mean, GMA and others, within some minutes.
+
+    Rules and rates are chosen on validation samples by successive halving. The finalists are then compared with the
+    plain mean at its own best rates on test samples and paired seeds. The advice is a settings file, advice.toml. If
+    it was stopped, the same command goes on.
+    """
+    from fedgma.cli.live import obeying_signals
+
+    manner = play.Manner(out, device, precision, quiet, as_json, 10.0, True, model_version)
+    began = time.monotonic()
+    with obeying_signals(training=True) as stopping:
+        from fedgma.experiments.advice import conclude
+        from fedgma.experiments.advise import Trainer, find_out
+        from fedgma.experiments.materials import Materials
+        from fedgma.experiments.question import ask
+
+        grid = play.grid_of_words(words)
+        materials = Materials(device, folder=grid.folder, precision=precision, version=model_version)
+        question = ask(grid, materials, [name.strip() for name in (rules or "").split(",") if name.strip()])
+        for remark in materials.remarks:
+            manner.console.print(remark, soft_wrap=True)
+        shown = Shown(manner.console, quiet=manner.silent)
+        spent = time.monotonic() - began  # on imports and data
+        trainer = Trainer(question, materials, out, time.monotonic, shown, stopping)
+        try:
+            found = find_out(trainer, 60 * minutes, spent=spent)
+        finally:
+            shown.close()
+    play.leave_if_stopped(stopping, out)
+    if found is not None:
+        advice = conclude(found)
+        write(found, advice, materials, out)
+        say(advice, manner, time.monotonic() - began)
+
+
+class Shown:
+    """Prints a line for each stage, and shows bars while it trains."""
+
+    def __init__(self, console: "Console", *, quiet: bool) -> None:
+        self._console, self._quiet = console, quiet
+        self._watch: Watch | None = None
+
+    def stage(self, words: str, planned: "Sequence[Planned]") -> None:
+        """A stage starts."""
+        from fedgma.cli.live import Watch
+        from fedgma.experiments.progress import arm_names
+
+        self.close()
+        self._console.print(words, soft_wrap=True)
+        self._watch = Watch(self._console, quiet=self._quiet, names=arm_names(planned))
+        self._watch.bars.start()
+
+    def begin(self, members: "Sequence[Planned]", name: str) -> None:
+        """A fleet starts."""
+        if self._watch is not None:
+            self._watch.begin(members, name)
+
+    def see(self, played: "Played") -> None:
+        """Show a round that was completed."""
+        if self._watch is not None:
+            self._watch.see(played)
+
+    def close(self) -> None:
+        """End the bars of the last stage."""
+        if self._watch is not None:
+            self._watch.bars.stop()
+
+
+def write(found: "Found", advice: "Advice", materials: "Materials", out: Path) -> None:
+    """Write advice.toml, advice.md and the pictures."""
+    from fedgma.experiments.advice import settings_file
+    from fedgma.experiments.advice_pictures import pictures_of
+    from fedgma.reports.plots.style import save
+
+    (out / "pictures").mkdir(parents=True, exist_ok=True)
+    for name, figure in pictures_of(found, advice).items():
+        for ending in ("png", "svg"):
+            save(figure, out / "pictures" / f"{name}.{ending}")
+    (out / "advice.toml").write_text(settings_file(found, advice, materials), encoding="utf-8")
+    text = "\n".join([f"# {advice.headline}", "", *(f"- {line}." for line in (*advice.reasons, *advice.notes))])
+    (out / "advice.md").write_text(text + "\n", encoding="utf-8")
+
+
+def say(advice: "Advice", manner: play.Manner, seconds: float) -> None:
+    """Print the advice in words, or as a JSON object."""
+    from rich.text import Text
+
+    from fedgma.experiments.progress import duration
+    from fedgma.statistics.verdicts import as_object
+
+    settings = manner.out / "advice.toml"
+    if manner.as_json:
+        gain = None if advice.gain is None else as_object(advice.gain)
+        rule, (client, server) = advice.chosen
+        rates = {"client_learning_rate": client, "server_learning_rate": server}
+        words = {"advice": advice.headline, "reasons": advice.reasons, "notes": advice.notes}
+        typer.echo(json.dumps({**words, "rule": rule, **rates, "gain": gain, "settings": str(settings)}))
+        return
+    console = manner.console
+    console.print(Text(f"{advice.headline}.", "bold"), soft_wrap=True)
+    for line in advice.reasons:
+        console.print(f"{line}.", soft_wrap=True)
+    for line in advice.notes:
+        console.print(f"note: {line}", soft_wrap=True)
+    console.print(f"{duration(seconds)}; settings: {settings}; pictures: {manner.out / 'pictures'}", soft_wrap=True)

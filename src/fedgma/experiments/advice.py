@@ -1,0 +1,177 @@
+"""From what a search and a test found to an advice: which rule and rates, the expected gain, and the settings file.
+
+A rule is advised only if it is ahead of the plain mean at the mean's own best rates, after correction for all tests,
+and not below the mean at the given rates. Other rates for the mean are advised only if they are ahead of the given
+ones. Else the settings stay as they are.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedgma.experiments.advise import Found
+from fedgma.experiments.halving import Candidate, Pair
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.question import RATES, seeds_of_the_test
+from fedgma.experiments.settings import SECTIONS, Settings, record
+from fedgma.records.reader import Run
+from fedgma.statistics.arms import last_rounds, score
+from fedgma.statistics.labels import NAMES, spoken
+from fedgma.statistics.verdicts import Verdict, correct, paired
+
+ALWAYS = ("aggregator", *RATES)  # in the settings file, also if they are the defaults
+
+
+class Contender(NamedTuple):
+    """An arm of the test: its test accuracies in percent by seed, and its verdict against the plain mean."""
+
+    candidate: Candidate
+    name: str  # in a sentence
+    scores: Mapping[int, float]
+    verdict: Verdict | None = None  # None for the plain mean at its best rates
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return math.fsum(self.scores.values()) / len(self.scores)
+
+
+class Advice(NamedTuple):
+    """The recommendation, why, and what to doubt."""
+
+    headline: str
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    chosen: Candidate
+    gain: Verdict | None  # over the plain mean at its best rates; None if the plain mean is advised
+    contenders: tuple[Contender, ...]  # the plain mean at its best rates first
+
+
+def conclude(found: Found) -> Advice:
+    """The advice that the test supports."""
+    base, given = found.question.base, found.question.pairs[0]
+    notes = (*found.notes, *_doubts(found))
+    if not found.tests:
+        why = ("The time was over before the test was complete; the same command goes on with it",)
+        return Advice(_keep(given), why, notes, (base, given), None, ())
+    contenders = _contenders(found)
+    chosen = _chosen(contenders, (base, given))
+    gain = next((one.verdict for one in contenders if one.candidate == chosen and chosen[0] != base), None)
+    headline = f"Use {_spoken(chosen[0])}{_at(chosen[1])}" if gain else _keep(chosen[1], changed=chosen[1] != given)
+    return Advice(headline, tuple(_reasons(found, contenders, gain)), notes, chosen, gain, tuple(contenders))
+
+
+def _contenders(found: Found) -> list[Contender]:
+    (best, base_runs), *others = found.tests.items()
+    scores = {candidate: _scores(runs) for candidate, runs in found.tests.items()}
+    verdicts = correct(
+        [paired([scores[c][seed] - scores[best][seed] for seed in base_runs], _names(c, best)) for c, _ in others]
+    )
+    contested = [Contender(c, v.names[0], scores[c], v) for (c, _), v in zip(others, verdicts, strict=True)]
+    return [Contender(best, "the mean", scores[best]), *contested]
+
+
+def _scores(runs: Mapping[int, Run]) -> dict[int, float]:
+    return {seed: score(run) for seed, run in runs.items()}
+
+
+def _chosen(contenders: Sequence[Contender], given: Candidate) -> Candidate:
+    """The best rule that is ahead; else the mean, at other rates than the given ones only if these are behind."""
+    best, *others = contenders
+    as_given = next((one for one in contenders if one.candidate == given), None)
+    ahead = [
+        one
+        for one in others
+        if one.candidate != given
+        and one.verdict is not None
+        and one.verdict.outcome == "first ahead"
+        and (as_given is None or one.mean > as_given.mean)
+    ]
+    if ahead:
+        return max(ahead, key=lambda one: one.mean).candidate
+    if as_given is not None and as_given.verdict is not None and as_given.verdict.outcome == "second ahead":
+        return best.candidate
+    return given
+
+
+def _reasons(found: Found, contenders: Sequence[Contender], gain: Verdict | None) -> list[str]:
+    best = contenders[0]
+    runs = [run for of in found.tests.values() for run in of.values()]
+    levels = ", ".join(f"{one.name} {one.mean:.2f} %" for one in contenders)
+    seeds = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
+    lines = [f"Test accuracy, {last_rounds(runs)} of {found.rounds}, {seeds}: {levels}"]
+    if gain is not None:
+        lines.insert(0, f"Expected gain over the plain mean at its own best rates{_at(best.candidate[1])}: {gain.text}")
+    for one in contenders[1:]:
+        if one.verdict is not None and one.verdict is not gain:
+            lines.append(f"{_capital(one.name)}{_at(one.candidate[1])}: {one.verdict.text}")
+    lines.append(f"The mean's best rates on validation samples are{_at(best.candidate[1]).removeprefix(' with')}")
+    return lines
+
+
+def _doubts(found: Found) -> list[str]:
+    """What to doubt: a short test, and best rates at the edge of those that were tried."""
+    asked, notes = found.question.rounds, []
+    if found.rounds < asked:
+        notes.append(f"the test had {found.rounds} of {asked} rounds; longer training may change the order of the arms")
+    tried = {pair for course in found.courses[:1] for _, pair in course.stage.candidates}
+    for name, pair in list(found.tests)[:2]:
+        edges = [
+            f"{side} rate {pair[axis]:g}"
+            for axis, side in enumerate(("client", "server"))
+            if len(values := sorted({other[axis] for other in tried})) > 1 and pair[axis] in (values[0], values[-1])
+        ]
+        if edges:
+            notes.append(f"the best {' and '.join(edges)} of {_spoken(name)} is at the edge of those that were tried")
+    return notes
+
+
+def _keep(pair: Pair, *, changed: bool = False) -> str:
+    return f"Keep the plain mean{_at(pair)}{'' if changed else ', as in your settings'}"
+
+
+def _at(pair: Pair) -> str:
+    return f" with {' and '.join(f'{name} = {rate:g}' for name, rate in zip(RATES, pair, strict=True))}"
+
+
+def _names(candidate: Candidate, best: Candidate) -> tuple[str, str]:
+    """The names of an arm and of the mean in a sentence; the mean at other rates is told apart."""
+    if candidate[0] == best[0]:
+        return "the mean at your rates", "the mean at its best rates"
+    return _spoken(candidate[0]), "the mean"
+
+
+def _spoken(label: str) -> str:
+    """The label of an arm as it stands in a sentence."""
+    rules = {words: spoken(name) for name, words in NAMES.items()}
+    return rules.get(label, label)
+
+
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def settings_file(found: Found, advice: Advice, materials: Materials) -> str:
+    """The advised settings as a file for `fedgma run`: what differs from the defaults, and the seeds of the test."""
+    asked = found.question
+    seeds = seeds_of_the_test(asked)[: len(asked.seeds)]
+    settings = asked.settings(advice.chosen, seeds[0], asked.rounds, final=True)
+    recorded, located = record(settings), materials.located(settings)
+    left_out = {"partition": {"seed"}} if asked.follows else {}
+    always = [f"{name} = {json.dumps(getattr(located, name))}" for name in ALWAYS]
+    lines = [f"# {advice.headline}.", *always, *_lines(located, recorded, Settings())]
+    lines.append(f"seed = {json.dumps(list(seeds))}")
+    for section in SECTIONS:
+        own = getattr(located, section)
+        inner = {n: v for n, v in recorded[section].items() if n not in left_out.get(section, ())}
+        rows = _lines(own, inner, type(own)())
+        lines += ["", f"[{section}]", *rows] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _lines(settings: Any, recorded: Mapping[str, Any], default: Any) -> list[str]:
+    """The settings that the run uses and that are not at their defaults."""
+    names = [name for name, value in recorded.items() if value is not None and name not in (*SECTIONS, *ALWAYS, "seed")]
+    named = {name: getattr(settings, name) for name in names}
+    return [f"{name} = {json.dumps(v)}" for name, v in named.items() if v is not None and v != getattr(default, name)]
