@@ -134,7 +134,13 @@ def say(advice: "Advice", manner: play.Manner, seconds: float) -> None:
         rule, (client, server) = advice.chosen
         rates = {"client_learning_rate": client, "server_learning_rate": server}
         words = {"advice": advice.headline, "reasons": advice.reasons, "notes": advice.notes}
-        typer.echo(json.dumps({**words, "rule": rule, **rates, "gain": gain, "settings": str(settings)}))
+        arms = [
+            {"name": one.name, "rates": one.candidate[1], "accuracy": one.mean, "seeds": len(one.scores)}
+            | {"verdict": None if one.verdict is None else as_object(one.verdict)}
+            for one in advice.contenders
+        ]
+        chosen = {"rule": rule, **rates, "gain": gain, "arms": arms, "settings": str(settings)}
+        typer.echo(json.dumps({**words, **chosen}))
         return
     console = manner.console
     console.print(Text(f"{advice.headline}.", "bold"), soft_wrap=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.experiments.advise import Found
-from fedgma.experiments.halving import Candidate, Pair
+from fedgma.experiments.halving import SHARES, Candidate, Pair
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.question import RATES, seeds_of_the_test
 from fedgma.experiments.settings import SECTIONS, Settings, record
@@ -51,7 +51,7 @@ class Advice(NamedTuple):
 def conclude(found: Found) -> Advice:
     """The advice that the test supports."""
     base, given = found.question.base, found.question.pairs[0]
-    notes = (*found.notes, *_doubts(found))
+    notes = (*found.notes, *_short_of_time(found), *_doubts(found))
     if not found.tests:
         why = ("The time was over before the test was complete; the same command goes on with it",)
         return Advice(_keep(given), why, notes, (base, given), None, ())
@@ -96,26 +96,50 @@ def _chosen(contenders: Sequence[Contender], given: Candidate) -> Candidate:
 
 
 def _reasons(found: Found, contenders: Sequence[Contender], gain: Verdict | None) -> list[str]:
-    best = contenders[0]
+    best, *others = contenders
     runs = [run for of in found.tests.values() for run in of.values()]
     levels = ", ".join(f"{one.name} {one.mean:.2f} %" for one in contenders)
     seeds = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
-    lines = [f"Test accuracy, {last_rounds(runs)} of {found.rounds}, {seeds}: {levels}"]
-    if gain is not None:
-        lines.insert(0, f"Expected gain over the plain mean at its own best rates{_at(best.candidate[1])}: {gain.text}")
-    for one in contenders[1:]:
+    lines = [_first_reason(best, others, gain)]
+    lines.append(f"Test accuracy, {last_rounds(runs)} of {found.rounds}, {seeds}, each at its best rates: {levels}")
+    for one in others:
         if one.verdict is not None and one.verdict is not gain:
             lines.append(f"{_capital(one.name)}{_at(one.candidate[1])}: {one.verdict.text}")
-    lines.append(f"The mean's best rates on validation samples are{_at(best.candidate[1]).removeprefix(' with')}")
     return lines
 
 
+def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | None) -> str:
+    """The expected gain over the plain mean, or why there is none."""
+    if gain is not None:
+        return f"Expected gain over the plain mean at its own best rates{_at(best.candidate[1])}: {gain.text}"
+    rules = [one for one in others if one.candidate[0] != best.candidate[0]]
+    leading = [one for one in rules if one.verdict is not None and one.verdict.mean > 0]
+    if not leading:
+        return "Expected gain of another rule: none; every finalist is behind the plain mean at its best rates"
+    most = max(leading, key=lambda one: one.mean)
+    return f"No other rule is ahead beyond doubt; the most promising is {most.name}; more minutes give more seeds"
+
+
+def _short_of_time(found: Found) -> list[str]:
+    """What there was no time for."""
+    asked, first, last = found.question, found.courses[0].stage, found.courses[-1].stage
+    notes = []
+    if left := [name for name in asked.arms if name not in first.arms]:
+        notes.append(f"there was no time to try {len(left)} rules: {'; '.join(left)}")
+    if first.pairs < len(asked.pairs):
+        notes.append(f"there was time for {first.pairs} of {len(asked.pairs)} pairs of learning rates")
+    if len(found.courses) < len(SHARES) and last.rounds < asked.rounds:
+        notes.append(f"there was time for {len(found.courses)} of {len(SHARES)} stages of the search")
+    if found.rounds < asked.rounds:
+        few = f"the test had {found.rounds} of {asked.rounds} rounds"
+        notes.append(f"{few}; longer training may change the order of the arms")
+    return notes
+
+
 def _doubts(found: Found) -> list[str]:
-    """What to doubt: a short test, and best rates at the edge of those that were tried."""
-    asked, notes = found.question.rounds, []
-    if found.rounds < asked:
-        notes.append(f"the test had {found.rounds} of {asked} rounds; longer training may change the order of the arms")
-    tried = {pair for course in found.courses[:1] for _, pair in course.stage.candidates}
+    """Best rates at the edge of those that were tried."""
+    notes = []
+    tried = {pair for _, pair in found.courses[0].stage.candidates}
     for name, pair in list(found.tests)[:2]:
         edges = [
             f"{side} rate {pair[axis]:g}"
@@ -128,11 +152,11 @@ def _doubts(found: Found) -> list[str]:
 
 
 def _keep(pair: Pair, *, changed: bool = False) -> str:
-    return f"Keep the plain mean{_at(pair)}{'' if changed else ', as in your settings'}"
+    return f"Keep the plain mean{_at(pair)}{', in place of your rates' if changed else ', as in your settings'}"
 
 
 def _at(pair: Pair) -> str:
-    return f" with {' and '.join(f'{name} = {rate:g}' for name, rate in zip(RATES, pair, strict=True))}"
+    return f" (client rate {pair[0]:g}, server rate {pair[1]:g})"
 
 
 def _names(candidate: Candidate, best: Candidate) -> tuple[str, str]:

@@ -62,7 +62,7 @@ class Found(NamedTuple):
     courses: tuple[Course, ...]
     tests: Mapping[Candidate, Mapping[int, Run]]  # by seed; the plain mean at its best rates first; empty if stopped
     rounds: int  # of the test
-    notes: tuple[str, ...]  # what there was no time for
+    notes: tuple[str, ...] = ()  # what went otherwise than planned
 
 
 class Watcher(Protocol):
@@ -218,24 +218,13 @@ class Advisor:
         seeds = seeds_of_the_search(asked)
         if not courses:
             stage = first_stage(list(asked.arms), asked.pairs, seeds[0], allowed)
-            self._note_first(stage)
         else:
             before, scores = courses[-1]
             arms = max(3, -(-len(before.arms) // 2))
             kept = survivors(scores, asked.base, arms, max(2, before.pairs // 3), asked.pairs[0])
             stage = next_stage(before, kept, seeds[: number + 1], allowed)
-            if stage is None and before.rounds < asked.rounds:
-                self.notes.append(f"there was no time for stage {number + 1} of the search, with more rounds and seeds")
-        return None if stage is None else self.book.add(stage)
-
-    def _note_first(self, stage: Stage | None) -> None:
-        asked = self.trainer.question
-        if stage is None:
-            return
-        if left := [name for name in asked.arms if name not in stage.arms]:
-            self.notes.append(f"there was no time to try {', '.join(left)}")
-        if stage.pairs < len(asked.pairs):
-            self.notes.append(f"there was time for {stage.pairs} of {len(asked.pairs)} pairs of learning rates")
+        # the speed is not known if the user stopped its measurement
+        return None if stage is None or self.trainer.stop() else self.book.add(stage)
 
     def test(self, last: Course) -> tuple[dict[Candidate, dict[int, Run]], int]:
         """Train the finalists on all samples; the runs by candidate and seed, and their rounds."""
@@ -245,6 +234,8 @@ class Advisor:
             ranked = survivors(last.scores, asked.base, 3, 1)
             every = asked.arms[asked.base].evaluate_every
             stage = final_stage(ranked, (asked.base, asked.pairs[0]), seeds[:LEAST_SEEDS], self.allowed(1, every=every))
+            if self.trainer.stop():
+                return {}, 0
             if stage is None:
                 raise self.too_short()
             planned = [self.book.add(stage)]

@@ -141,7 +141,7 @@ def page(report: Report, pictures: Sequence[Picture]) -> str:
 def write_report(report: Report, out: PathLike) -> Path:
     """Write report.html, report.md, the tables and the pictures into a folder; returns the page."""
     out = Path(out)
-    pictures = make_pictures(report.rows)
+    pictures = make_pictures(report.rows, report.comparisons)
     write_tables(report, out)
     (out / "pictures").mkdir(exist_ok=True)
     for picture in pictures:

@@ -13,12 +13,15 @@ from fedgma.reports.plots.curves import BANDS, draw_accuracy
 from fedgma.reports.plots.federations import draw_classes
 from fedgma.reports.plots.grids import MARKS, draw_fairness, draw_rates
 from fedgma.reports.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_stability, draw_taus, same_mask
+from fedgma.reports.plots.specifications import Specification, draw_specifications, shown_choices
 from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
 from fedgma.statistics.arms import Row, Spread, frozen
-from fedgma.statistics.labels import AGGREGATION, arm, plain, spelt, title_of
+from fedgma.statistics.comparisons import Comparison
+from fedgma.statistics.labels import AGGREGATION, arm, plain, short, spelt, title_of
 
 MOST = 12  # settings whose accuracy is drawn
+MANY_CELLS = 10  # settings; a comparison of more has a specification curve
 MOST_SAMPLES = 10**12  # of a class at a client; a record of more is damaged
 CLOSELY = 4  # settings whose masks and clients are drawn
 RATES = ("server_learning_rate", "client_learning_rate")
@@ -38,10 +41,28 @@ Scene = dict[str, Row]  # arm -> row, all of one setting
 Drawer = Callable[[str, Scene], Picture | None]
 
 
-def make_pictures(rows: Sequence[Row]) -> list[Picture]:
-    """Every figure that these rows have the numbers for."""
+def make_pictures(rows: Sequence[Row], comparisons: Sequence[Comparison] = ()) -> list[Picture]:
+    """Every figure that these rows, and comparisons of many settings, have the numbers for."""
     with plain_text():
-        return list(_with_own_names(list(_drawn(rows))))
+        curves = [specification_curve(pair) for pair in comparisons if len(pair.cells) > MANY_CELLS]
+        return list(_with_own_names([*curves, *_drawn(rows)]))
+
+
+def specification_curve(comparison: Comparison) -> Picture:
+    """The differences of two arms in all settings, sorted, with the settings below."""
+    first, second = comparison.names
+    cells = [Specification(cell.label, cell.verdict) for cell in comparison.cells]
+    outcomes = [cell.verdict.outcome for cell in cells]
+    ahead, behind = outcomes.count("first ahead"), outcomes.count("second ahead")
+    drawn = {name for name, _ in shown_choices(cells)}
+    left = [short(name) for name in cells[0].choices if name not in drawn]
+    caption = (
+        f"{first} minus {second} in {len(cells)} settings, sorted, with 95 % CIs. After Holm's correction for "
+        f"{comparison.tests} tests {first} is ahead in {ahead} and behind in {behind}. Below: what each setting chose."
+        + (f" Not shown, for their many values: {', '.join(left)}." if left else "")
+    )
+    title = f"{first} against {second}"
+    return _picture("specifications", title, "Specification curve", caption, draw_specifications(cells))
 
 
 def plot_accuracy(rows: Sequence[Row]) -> Figure:

@@ -1,0 +1,230 @@
+"""`fedgma advise`: a search on validation samples, a test on others, an advice that the test supports."""
+
+import contextlib
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import call
+from fedgma.documents import parse_toml
+from fedgma.errors import ConfigError
+from fedgma.experiments.advice import conclude, settings_file
+from fedgma.experiments.advice_pictures import pictures_of
+from fedgma.experiments.advise import Course, Found, Trainer, find_out
+from fedgma.experiments.grid import expand
+from fedgma.experiments.halving import Stage
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.plan import plan
+from fedgma.experiments.question import TRIED, Question, ask
+from fedgma.experiments.settings import Settings, complete
+from fedgma.records.reader import Run, read_runs
+
+TINY = {
+    "dataset": "mine.npz",
+    "model": "logistic",
+    "partition": {"name": "iid", "clients": 4},
+    "clients_per_round": 2,
+    "client_learning_rate": [0.01, 0.1],
+    "rounds": 2,
+    "evaluate_every": 1,
+    "mask_every": 0,
+    "client_test_size": 0,
+}
+
+
+class Seen:
+    """What a trainer shows."""
+
+    def __init__(self):
+        self.stages, self.rounds = [], 0
+
+    def stage(self, words, planned):
+        self.stages.append(words)
+
+    def begin(self, members, name):
+        pass
+
+    def see(self, played):
+        self.rounds += 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(tmp_path_factory):
+    """A file with a few samples, in the current folder."""
+    x = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32)
+    with contextlib.chdir(tmp_path_factory.mktemp("data")):
+        np.savez("mine.npz", x=x, y=(x[:, 0] > 0).astype(int))
+        yield
+
+
+def trainer(out, settings=TINY, *, stop=lambda: False):
+    materials = Materials("cpu")
+    ticks = itertools.count()  # a clock by which a round takes about a second
+    question = ask(expand(settings), materials, ["gma"])
+    return Trainer(question, materials, out, lambda: float(next(ticks)), Seen(), stop)
+
+
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory):
+    """A complete search and test, with the trainer that did it."""
+    trained = trainer(tmp_path_factory.mktemp("advice"))
+    return trained, find_out(trained, 4000.0)
+
+
+def test_the_search_scores_validation_samples_and_the_test_trains_on_all_with_other_seeds(advised):
+    trained, found = advised
+    searched, tested = read_runs([trained.out / "search"]), read_runs([trained.out / "runs"])
+    assert {run.settings["validation"] for run in searched} == {0.2}
+    assert {run.settings["validation"] for run in tested} == {0.0}
+    assert not {run.seed for run in searched} & {run.seed for run in tested}
+    assert {run.settings["partition.seed"] == run.seed for run in (*searched, *tested)} == {True}
+    assert {len(runs) for runs in found.tests.values()} == {8}  # seeds: four, and four more since there was time
+    assert next(iter(found.tests))[0] == "mean"
+
+
+def test_every_arm_has_the_same_budget_in_every_stage(advised):
+    for stage, _ in advised[1].courses:
+        pairs = {arm: sum(name == arm for name, _ in stage.candidates) for arm in stage.arms}
+        assert set(pairs) == {"mean", "GMA"}
+        assert len(set(pairs.values())) == 1
+
+
+def test_the_same_call_trains_nothing_again_and_finds_the_same(advised):
+    trained, found = advised
+    again = trainer(trained.out)
+    assert conclude(find_out(again, 4000.0)) == conclude(found)
+    assert again.watch.stages == []
+
+
+def test_the_settings_file_describes_the_runs_of_the_test(advised):
+    trained, found = advised
+    text = settings_file(found, conclude(found), trained.materials)
+    planned = plan(expand(parse_toml(text)), Materials("cpu"), trained.out / "runs")
+    assert len(planned) == 5
+    assert [run.fingerprint for run in planned if not run.folder.exists()] == []
+
+
+def test_the_pictures_show_every_stage_and_every_arm(advised):
+    drawn = pictures_of(advised[1], conclude(advised[1]))
+    assert set(drawn) == {"search", "rates", "accuracy", "gain"}
+    ticks = [tick.get_text() for tick in drawn["search"].axes[0].get_xticklabels()]
+    assert ticks == [f"{stage.rounds} rounds\n{len(stage.seeds)} seed{'s'[: len(stage.seeds) > 1]}"
+                     for stage, _ in advised[1].courses]  # fmt: skip
+
+
+def test_a_stopped_search_goes_on_with_the_stages_that_were_planned(tmp_path, advised):
+    asked = itertools.count()
+    stopped = trainer(tmp_path, stop=lambda: next(asked) > 12)
+    assert find_out(stopped, 4000.0) is None
+    before = json.loads((tmp_path / "plan.json").read_text())["stages"]
+    resumed = trainer(tmp_path)
+    found = find_out(resumed, 4000.0)
+    after = json.loads((tmp_path / "plan.json").read_text())["stages"]
+    assert 0 < len(before) < len(after)
+    assert after[: len(before)] == before
+    assert conclude(found).contenders == conclude(advised[1]).contenders
+
+
+def test_a_time_that_is_too_short_says_how_much_is_needed(tmp_path):
+    with pytest.raises(ConfigError, match=r"0\.05 minutes are too short.*give at least --minutes \d+"):
+        find_out(trainer(tmp_path), 3.0)
+
+
+def test_a_list_of_federations_is_refused():
+    with pytest.raises(ConfigError, match=r"one federation, got a list for partition.clients"):
+        ask(expand({**TINY, "partition": {"clients": [10, 20]}}), Materials("cpu"))
+
+
+def test_the_rules_are_the_library_s_without_robust_ones_and_those_of_the_settings():
+    question = ask(expand({**TINY, "aggregator": ["median", "gma"], "tau": [0.2, 0.4]}), Materials("cpu"))
+    names = list(question.arms)
+    assert names[:3] == ["mean", "GMA, tau 0.2", "GMA, tau 0.4"]
+    assert "median" in names
+    assert len(names) == len(TRIED) + 2
+    with pytest.raises(ConfigError, match="unknown rule 'gmaa'"):
+        ask(expand(TINY), Materials("cpu"), ["gmaa"])
+
+
+GIVEN, OTHER = (0.05, 1.0), (0.1, 1.0)
+
+
+def found(**tests):
+    """A search and a test by hand: lists of test accuracies for `mean`, `gma` and `given`, the mean as it was."""
+    settings = complete(Settings(aggregator="mean"))
+    arms = {"mean": settings, "GMA": settings.model_copy(update={"aggregator": "gma"})}
+    keys = {"mean": ("mean", OTHER if "given" in tests else GIVEN), "gma": ("GMA", OTHER), "given": ("mean", GIVEN)}
+    runs = {
+        keys[name]: {seed: run_of(value) for seed, value in enumerate(values)}
+        for name, values in sorted(tests.items(), key=lambda item: list(keys).index(item[0]))
+    }
+    stage = Stage((("mean", GIVEN), ("mean", OTHER), ("GMA", GIVEN), ("GMA", OTHER)), (100,), 50)
+    course = Course(stage, dict.fromkeys(stage.candidates, 50.0))
+    return Found(Question(arms, (GIVEN, OTHER), (0, 1, 2, 3, 4), True), (course,), runs, 200)
+
+
+def run_of(accuracy):
+    return Run(Path(), {}, {"rounds": 200}, ({"round": 200, "test": {"accuracy": accuracy / 100}},), None)
+
+
+EVEN = np.array([70.0, 71.0, 69.0, 70.5])
+NOISE = np.array([0.1, -0.1, 0.2, 0.0])
+
+
+def test_a_rule_that_is_ahead_is_advised_with_its_gain():
+    advice = conclude(found(mean=EVEN, gma=EVEN + 2 + NOISE))
+    assert advice.headline == "Use GMA (client rate 0.1, server rate 1)"
+    assert "Expected gain over the plain mean at its own best rates" in advice.reasons[0]
+    assert advice.gain.outcome == "first ahead"
+    assert advice.chosen == ("GMA", OTHER)
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ({"gma": EVEN - 2 + NOISE}, "every finalist is behind"),
+        ({"gma": EVEN + 20 * NOISE}, "the most promising is GMA"),
+        ({"gma": EVEN + 2 + NOISE, "given": EVEN + 3 + NOISE}, "the most promising is GMA"),
+    ],
+    ids=["behind", "inconclusive", "below the mean at the given rates"],
+)
+def test_the_plain_mean_is_kept_unless_a_rule_is_ahead_of_it_at_any_rates(tests, reason):
+    advice = conclude(found(mean=EVEN, **tests))
+    assert advice.headline == "Keep the plain mean (client rate 0.05, server rate 1), as in your settings"
+    assert reason in advice.reasons[0]
+    assert (advice.chosen, advice.gain) == (("mean", GIVEN), None)
+
+
+def test_other_rates_for_the_mean_are_advised_only_if_they_are_ahead():
+    better = conclude(found(mean=EVEN, gma=EVEN - 1, given=EVEN - 3 + NOISE))
+    assert better.headline == "Keep the plain mean (client rate 0.1, server rate 1), in place of your rates"
+    assert better.chosen == ("mean", OTHER)
+    assert conclude(found(mean=EVEN, gma=EVEN - 1, given=EVEN + 20 * NOISE)).chosen == ("mean", GIVEN)
+
+
+def test_what_there_was_no_time_for_is_said():
+    short = found(mean=EVEN, gma=EVEN)._replace(rounds=40)
+    assert "the test had 40 of 200 rounds; longer training may change the order of the arms" in conclude(short).notes
+    assert "there was time for 1 of 3 stages of the search" in conclude(short).notes
+    stopped = conclude(short._replace(tests={}))
+    assert stopped.reasons == ("The time was over before the test was complete; the same command goes on with it",)
+
+
+def test_the_command_writes_settings_and_pictures_and_prints_json(tmp_path):
+    (tmp_path / "tiny.toml").write_text('dataset = "mine.npz"\nclient_learning_rate = [0.01, 0.1]\npartition = "iid"\n')
+    words = [tmp_path / "tiny.toml", "rounds=1", "partition.clients=4", "clients_per_round=2", "model=logistic"]
+    out = tmp_path / "a"
+    code, printed, said = call("advise", *words, "--rules", "gma", "--minutes", 60, "--json", "--out", out)
+    assert code == 0, said
+    shown = json.loads(printed)
+    assert shown["settings"] == str(out / "advice.toml")
+    assert {arm["name"] for arm in shown["arms"]} >= {"the mean", "GMA"}
+    assert shown["advice"] in (out / "advice.toml").read_text()
+    assert {path.stem for path in (out / "pictures").glob("*.png")} == {
+        "search",
+        "rates",
+        "accuracy",
+        "gain",
+    }
