@@ -28,7 +28,7 @@ from fedgma.experiments.own_code import file_of, import_code, load_code
 from fedgma.experiments.own_defaults import fit
 from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
 from fedgma.experiments.settings import Settings, is_path
-from fedgma.experiments.spec_parts import attack_of, library_rule, local_of, optimizer_of, shift_of
+from fedgma.experiments.spec_parts import attack_of, local_of, optimizer_of, shift_of
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, malicious
@@ -51,8 +51,8 @@ class Materials:
         folder: Path | None = None,
         data: Data | None = None,
         model: Model | None = None,
-        partition: Divider | None = None,
         aggregator: AnyRule | None = None,
+        partition: Divider | None = None,
         precision: str = "fp32",
         version: str | None = None,
     ) -> None:
@@ -61,16 +61,16 @@ class Materials:
         self.folder = folder  # where relative paths in the settings start; then the current folder
         self.data = None if data is None else from_data(data)
         self.model = model
+        self.aggregator = aggregator
         self.partition = partition
         self.remarks: dict[str, None] = {}  # what was chosen to fit the user's data, and why
-        self.aggregator = aggregator
         self._chosen = device
         self._loaded: dict[str, Dataset] = {}
         self._placed: dict[str, Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
         self._models: dict[str, Model] = {}
-        self._dividers: dict[str, Divider] = {}
         self._rules: dict[str, tuple[AnyRule, Rule]] = {}
+        self._dividers: dict[str, Divider] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
         self._smallest: dict[tuple[Any, ...], int] = {}  # batches that models can train on
 
@@ -118,12 +118,12 @@ class Materials:
             update["dataset"] = str(path.resolve())
         if (file := self._model_file(str(settings.model))) is not None:
             update["model"] = f"{file.resolve()}:{str(settings.model).rpartition(':')[2]}"
+        if (file := self._code_file(settings.aggregator, "aggregator")) is not None:
+            update["aggregator"] = f"{file.resolve()}:{settings.aggregator.rpartition(':')[2]}"
         name = str(settings.partition.name)
         if (file := self._code_file(name, "partition")) is not None:
             place = f"{file.resolve()}:{name.rpartition(':')[2]}"
             update["partition"] = settings.partition.model_copy(update={"name": place})
-        if (file := self._code_file(settings.aggregator, "aggregator")) is not None:
-            update["aggregator"] = f"{file.resolve()}:{settings.aggregator.rpartition(':')[2]}"
         return settings.model_copy(update=update)
 
     def identity(self, settings: Settings) -> Identity:
@@ -255,8 +255,16 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        rule = library_rule(settings) if name in RULES else self._own_rule(name)[1]
+        rule = self._library_rule(settings) if name in RULES else self._own_rule(name)[1]
         return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+    def _library_rule(self, settings: Settings) -> Rule:
+        """The library's rule of that name, made from the settings that it reads and from what the run gives."""
+        row = RULES[settings.aggregator]
+        given = {name: getattr(settings, name) for name in row.settings if name != "population"}
+        if "population" in row.settings:
+            given["population"] = len(self.federation(settings).clients)
+        return row.make(**given)
 
     def _own_rule(self, name: str) -> tuple[AnyRule, Rule]:
         """The user's code, and the rule that it stands for; runs share one object, so that a fleet calls it once."""

@@ -35,11 +35,10 @@ class Planned(NamedTuple):
 
 
 def grid_of(config: Config, rule: str | None = None, *, own: bool = False) -> Grid:
-    """The runs of a settings file or a mapping; of the defaults if None is given.
+    """The runs of a settings file or a mapping; of the defaults if None is given. `own`: the user passes the data.
 
     With `rule`, the name of a rule that was passed in Python, a single run takes it; the runs of a file or a mapping
-    are repeated with it beside the aggregators that are named there, by default the mean. `own`: the user passes the
-    data.
+    are repeated with it beside the aggregators that are named there, by default the mean.
     """
     if isinstance(config, Settings):
         settings = complete(config, own=own)

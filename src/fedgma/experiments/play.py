@@ -168,8 +168,8 @@ def rounds(
     *,
     data: Data | None = None,
     model: Model | None = None,
-    partition: Divider | None = None,
     aggregator: AnyRule | None = None,
+    partition: Divider | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -183,7 +183,7 @@ def rounds(
     settings and by the content of their data, model and rule. Give a `version`, and change it with your code, where
     that content cannot be fingerprinted.
     """
-    own = {"data": data, "model": model, "partition": partition, "aggregator": aggregator}
+    own = {"data": data, "model": model, "aggregator": aggregator, "partition": partition}
     planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
@@ -194,8 +194,8 @@ def run(
     *,
     data: Data | None = None,
     model: Model | None = None,
-    partition: Divider | None = None,
     aggregator: AnyRule | None = None,
+    partition: Divider | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -206,7 +206,7 @@ def run(
 
     In a Jupyter notebook a line shows the progress, unless `progress` is false.
     """
-    own = {"data": data, "model": model, "partition": partition, "aggregator": aggregator}
+    own = {"data": data, "model": model, "aggregator": aggregator, "partition": partition}
     planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     packed = pack(missing(planned), materials)
     seen = Progress(arm_names(planned))
@@ -228,8 +228,8 @@ def _planned(
     config: Config, out: str | os.PathLike[str] | None, device: str, **options: Any
 ) -> tuple[list[Planned], Materials]:
     """The runs of a configuration and their materials; options are those of `Materials`."""
-    rule, has_data = options.get("aggregator"), options.get("data") is not None
-    grid = grid_of(config, None if rule is None else own_name(rule), own=has_data)
+    rule = options.get("aggregator")
+    grid = grid_of(config, None if rule is None else own_name(rule), own=options["data"] is not None)
     materials = Materials(device, folder=grid.folder, **options)
     return plan(grid, materials, None if out is None else Path(out)), materials
 

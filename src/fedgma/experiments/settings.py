@@ -5,7 +5,6 @@ paper's choice for the data set or the algorithm. A setting that the run does no
 mean, is None in the record and in the fingerprint.
 """
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedgma.aggregation.rules import RULES
+from fedgma.aggregation.rules import RULE_SETTINGS, RULES, unknown_rule
 from fedgma.data.files.folders import SUFFIXES
 from fedgma.data.files.locate import existing
 from fedgma.data.files.locate import names as dataset_names
@@ -42,8 +41,6 @@ SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
 
 # settings of algorithms; where one is None, the algorithm has a default of its own
 ALGORITHM_SETTINGS = tuple(dict.fromkeys(name for row in ALGORITHMS.values() for name in row.settings))
-# settings that rules read; a rule's `seed` is that of the run
-RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"))
 
 
 def _readers(name: str) -> str:
@@ -123,6 +120,13 @@ class Settings(Section):
         default=0.1,
         description="for `trimmed_mean`: share of the clients cut off at each end; for `multi_krum`: left out",
     )
+    density: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.2, description="for `ties`: share of the entries of an update that count, the largest of each array"
+    )
+    smoothing: BelowOne = Field(
+        default=0.9, description="for `wiener`: weight of the rounds before in the moments of signal and noise"
+    )
+    extrapolation: Positive = Field(default=1e-3, description="for `fedexp`: added to the squared norm of the mean")
     update_clip: Positive | None = Field(
         default=None, description="largest norm of a client's update; by default not clipped"
     )
@@ -186,6 +190,9 @@ class Settings(Section):
     )
     beta2: BelowOne = Field(default=0.99, description="decay of the second moment of fedadam and fedyogi")
     epsilon: Positive = Field(default=1e-3, description="added to the denominator in fedadam, fedyogi and fedadagrad")
+    server_average: BelowOne = Field(
+        default=0.0, description="evaluate an average of the server's models, in which the one before has this weight"
+    )
     seed: int = Field(default=0, description="seed of initial weights, client sampling and batches")
     evaluate_every: Whole = Field(
         default=10, description="rounds between evaluations; each of the last ten rounds is evaluated"
@@ -218,11 +225,8 @@ class Settings(Section):
             raise ValueError(
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
             )
-        if self.aggregator not in RULES and ":" not in self.aggregator:
-            near = difflib.get_close_matches(self.aggregator, RULES, 1, 0.6)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            known = f"expected {', '.join(RULES)} or your own as 'file.py:name'"
-            raise ValueError(f"aggregator: {known}, got {self.aggregator!r}{hint}")
+        if unknown := unknown_rule(self.aggregator):
+            raise ValueError(f"aggregator: {unknown}")
         if ":" not in self.task and self.task not in TASKS:
             raise ValueError(
                 f"task: unknown task {self.task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'"
@@ -350,15 +354,17 @@ def record(settings: Settings) -> dict[str, Any]:
             (nested[section[0]] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
-    if settings.augment == "none":  # keeps fingerprints from before this setting existed
-        del nested["augment"]
+    for name, default in (("augment", "none"), ("server_average", 0.0)):
+        if nested[name] == default:  # keeps fingerprints from before this setting existed
+            del nested[name]
     if settings.task == "classification":  # as above
         del nested["task"]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
-    for held, own in (*((nested, name) for name in ("model", "task", "aggregator")), (nested["partition"], "name")):
+    named = ((nested, "model"), (nested, "task"), (nested, "aggregator"), (nested["partition"], "name"))
+    for held, own in named:
         file, sign, name = str(held.get(own)).rpartition(":")
         if file.endswith(".py"):
             held[own] = f"{PurePath(file).name}{sign}{name}"

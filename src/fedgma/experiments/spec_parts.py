@@ -1,21 +1,13 @@
-"""The parts of a run's specification that its settings alone decide: rule, attack, server, local training, shift."""
+"""The parts of a run's specification that its settings alone decide: attack, server, local training, shift."""
 
 from typing import Any
 
-from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
-from fedgma.aggregation.rule import Rule
-from fedgma.aggregation.rules import RULES
+from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.settings import Settings
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import Attack
-
-
-def library_rule(settings: Settings) -> Rule:
-    """The library's rule that a run's settings name, made from the settings that it reads."""
-    row = RULES[settings.aggregator]
-    return row.make(**{name: getattr(settings, name) for name in row.settings})
 
 
 def attack_of(settings: Settings) -> Attack | None:
@@ -27,7 +19,7 @@ def attack_of(settings: Settings) -> Attack | None:
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
     row = ALGORITHMS[settings.algorithm]
-    return server_optimizer(
+    optimizer = server_optimizer(
         row.server,
         settings.server_learning_rate or row.learning_rate,
         settings.mask_position,
@@ -35,6 +27,7 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )
+    return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
 
 
 def local_of(settings: Settings) -> dict[str, Any]:
