@@ -126,6 +126,8 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         planned = plan(grid, materials, manner.out)
         left = missing(planned)
         packed = pack(left, materials)
+        for remark in materials.remarks:
+            console.print(remark, soft_wrap=True)
         say_plan(console, planned, left, len(packed), str(materials.device))
         if manner.dry:
             facts = {"out": str(manner.out), "runs": len(planned), "device": str(materials.device)}
