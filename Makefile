@@ -59,10 +59,11 @@ fuzz: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python benchmarks/faults/fuzz/fuzz.py --seconds $(SECONDS_EACH)
 
-# the documentation as a site, in site/
+# the documentation as a site, in site/; its examples are run
 docs: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material 'mkdocstrings[python]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q docs README.md tests/test_docs.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -18,6 +18,7 @@ from fedgma.records.reader import Run, curve
 from fedgma.statistics.labels import (
     AGGREGATION,
     AGGREGATION_SETTINGS,
+    LEFT_OUT,
     VERSIONS,
     arm,
     rank,
@@ -130,6 +131,8 @@ def trait(run: Run, name: str) -> Any:
     known = traits(run)
     if name in known:
         return known[name]
+    if name in LEFT_OUT:
+        return LEFT_OUT[name]
     if name.startswith("attack."):
         return "no attack" if name == "attack.name" else ""
     if name in AGGREGATION_SETTINGS or name.endswith(".seed"):

@@ -21,6 +21,15 @@ VERSIONS = {
     "precision": "precision",
     "version": "version",
 }
+# settings of local training that a record leaves out, and what they are then
+LEFT_OUT = {
+    "client_optimizer": "sgd",
+    "nesterov": False,
+    "weight_decay": 0.0,
+    "label_smoothing": 0.0,
+    **{f"{axis}.name": "constant" for axis in ("round_schedule", "step_schedule")},
+    **{f"{axis}.warm_up": 0 for axis in ("round_schedule", "step_schedule")},
+}
 DIGITS = 8  # of a checksum, in a label
 ALONE = (
     "dataset",
@@ -28,6 +37,7 @@ ALONE = (
     "shift.name",
     "model",
     "algorithm",
+    "client_optimizer",
     "aggregator",
     "attack.name",
 )  # shown without their name
@@ -39,6 +49,7 @@ FIRST = (
     "shift.name",
     "model",
     "algorithm",
+    "client_optimizer",
     "attack.name",
     "attack.share",
     "attack.scale",
@@ -77,6 +88,15 @@ def spoken(aggregator: str) -> str:
     return aggregator if row is None else row.noun or row.label
 
 
+def is_rule(aggregator: str) -> bool:
+    """Whether a run names a rule of the library, or a user's own as `file.py:name`.
+
+    >>> is_rule("gma"), is_rule("mine.py:rule"), is_rule("gmaa")
+    (True, True, False)
+    """
+    return aggregator in RULES or ":" in aggregator
+
+
 def spelt(name: str, value: Any) -> str:
     """A setting in a title: the value alone for some settings, else name and value.
 
@@ -112,10 +132,11 @@ def plain(value: Any) -> str:
 def short(name: str) -> str:
     """The name of a setting in a heading.
 
-    >>> short("partition.name"), short("partition.alpha"), short("client_learning_rate"), short("lambda_")
-    ('partition', 'alpha', 'client learning rate', 'lambda')
+    >>> short("partition.name"), short("partition.alpha"), short("step_schedule.decay"), short("lambda_")
+    ('partition', 'alpha', 'step schedule decay', 'lambda')
     """
-    return name.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ").strip()
+    section, _, last = name.removesuffix(".name").rpartition(".")
+    return (f"{section} {last}" if section.endswith("_schedule") else last).replace("_", " ").strip()
 
 
 def rank(name: str) -> int:
