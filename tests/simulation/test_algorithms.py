@@ -181,6 +181,16 @@ def test_what_clients_keep_is_that_of_honest_training(name):
     assert not torch.equal(one.params, two.params)
 
 
+def test_the_direction_is_the_mean_update_over_the_mean_distance_of_a_gradient():
+    spec = run_of("fedcm", UNEVEN, rounds=1, momentum=0.0)
+    fleet = assemble([spec], trainer="loop")
+    before = start(fleet)
+    after, _ = play_round(fleet, before)
+    sizes = np.array([len(UNEVEN.clients[client]) for client in sample_clients(spec, 1)])
+    distance = 0.3 * np.average(-(-sizes // 5), weights=sizes)  # rate times steps of five samples
+    torch.testing.assert_close(after.carried.control, (before.params - after.params) / distance)
+
+
 @pytest.mark.parametrize("name", ["mean", "gma", "median", "multi_krum", "stale_mask"])
 def test_algorithms_take_every_kind_of_rule(name):
     rule = fedgma.aggregation.rules.RULES[name].make()
