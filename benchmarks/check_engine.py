@@ -20,7 +20,6 @@ from workloads import BOUND, WORKLOADS, Images, header, lane_updates, make_image
 
 from fedgma.aggregation.optimizers import yogi
 from fedgma.errors import FedgmaError
-from fedgma.simulation.algorithms import fedavg, fedprox, scaffold
 from fedgma.simulation.algorithms import fedprox, fedsmoo, mofedsam, scaffold
 from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.state import export

@@ -16,7 +16,7 @@ from fedgma.aggregation.rules import RULES
 from fedgma.cli.settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
-from fedgma.experiments.materials import optimizer_of, rule_of
+from fedgma.experiments.materials import Materials, optimizer_of
 from fedgma.experiments.settings import MODELS, RULE_SETTINGS, USED, Settings, complete, record
 from fedgma.records.format import fingerprint
 from fedgma.simulation.algorithms import ALGORITHMS
@@ -319,10 +319,10 @@ def test_every_setting_of_a_rule_can_be_set():
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_of_the_library_is_made_from_settings(name):
     settings = complete(Settings(aggregator=name, seed=3))
-    rule = rule_of(settings)
+    rule = Materials("cpu").rule(settings)
     assert rule.name == name
     assert dict(rule.settings) == {key: getattr(settings, key) for key in rule.settings}
 
 
 def test_a_clipped_rule_is_made_from_settings():
-    assert rule_of(complete(Settings(aggregator="median", update_clip=0.5))).settings["norm"] == 0.5
+    assert Materials("cpu").rule(complete(Settings(aggregator="median", update_clip=0.5))).settings["norm"] == 0.5

@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgma.aggregation.masks import VoteMask
+from fedgma.aggregation.rule import Rule
 from fedgma.data.files import Dataset
 from fedgma.records.checkpoints import digest
 from fedgma.records.format import built_in
@@ -90,6 +92,13 @@ def model_identity(model: Model, shape: tuple[int, ...], classes: int) -> ModelI
     else:
         walk.unknown["first weights that the seed alone does not decide"] = None
         walk.put(*(f"{name} {tuple(value.shape)}" for name, value in network.state_dict().items()))
+    return walk.result()
+
+
+def code_identity(code: Any) -> ModelIdentity:
+    """The identity of a user's function, class or rule: a checksum of its code and of all that it reads."""
+    walk = Walk()
+    walk.visit(code)
     return walk.result()
 
 
@@ -293,6 +302,7 @@ KINDS: tuple[tuple[Any, Look], ...] = (
     ((types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType), Walk._builtin),
     ((staticmethod, classmethod), Walk._wrapper),
     (property, Walk._property),
+    ((Rule, VoteMask), lambda walk, value: walk._named(vars(value))),
     (type, Walk._class),
     (types.ModuleType, lambda walk, value: walk.put(value.__name__)),
 )

@@ -5,13 +5,14 @@ Runs share them: each data set is loaded and placed once, and each federation is
 
 import logging
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
@@ -22,9 +23,9 @@ from fedgma.data.pools import Pool
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
-from fedgma.experiments.identity import ModelIdentity, data_identity, model_identity
+from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity
 from fedgma.experiments.local_training import AXES, schedule_of
-from fedgma.experiments.own_code import file_of, load_code
+from fedgma.experiments.own_code import file_of, import_code, load_code
 from fedgma.experiments.settings import OWN, Settings, is_path
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
@@ -48,6 +49,7 @@ class Materials:
         folder: Path | None = None,
         data: Data | None = None,
         model: Model | None = None,
+        aggregator: AnyRule | None = None,
         precision: str = "fp32",
         version: str | None = None,
     ) -> None:
@@ -56,11 +58,13 @@ class Materials:
         self.folder = folder  # where relative paths in the settings start; then the current folder
         self.data = from_arrays(*data) if isinstance(data, tuple) and not isinstance(data, Dataset) else data
         self.model = model
+        self.aggregator = aggregator
         self._chosen = device
         self._loaded: dict[str, Dataset] = {}
         self._placed: dict[str, Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
         self._models: dict[str, Model] = {}
+        self._rules: dict[str, tuple[AnyRule, Rule]] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
         self._smallest: dict[tuple[Any, ...], int] = {}  # batches that models can train on
 
@@ -96,23 +100,38 @@ class Materials:
             update["dataset"] = str(path.resolve())
         if (file := self._model_file(str(settings.model))) is not None:
             update["model"] = f"{file.resolve()}:{str(settings.model).rpartition(':')[2]}"
+        if (file := self._code_file(settings.aggregator, "aggregator")) is not None:
+            update["aggregator"] = f"{file.resolve()}:{settings.aggregator.rpartition(':')[2]}"
         return settings.model_copy(update=update)
 
     def identity(self, settings: Settings) -> Identity:
         """What decides the outcome of a run besides its settings: data, model, precision and the user's version."""
         parts = {**self._data_identity(settings), "model": self.model_identity(settings).text}
+        if (rule := self._rule_identity(settings)) is not None:
+            parts["rule"] = rule.text
         named = {} if self.version is None else {"version": self.version}
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
     def notes(self, settings: Settings) -> list[str]:
         """Warnings on a run's identity: code that cannot be fingerprinted, if no version was given."""
-        unknown = self.model_identity(settings).unknown
-        if not unknown or self.version is not None:
-            return []
+        unknown = {f"model {settings.model}": self.model_identity(settings).unknown}
+        if (rule := self._rule_identity(settings)) is not None:
+            unknown[f"rule {settings.aggregator}"] = rule.unknown
         return [
-            f"the code of model {settings.model} could not be fingerprinted (it uses {', '.join(unknown)}): a change "
+            f"the code of {what} could not be fingerprinted (it uses {', '.join(parts)}): a change "
             "there does not make new runs; give version=... and change it with the code"
+            for what, parts in unknown.items()
+            if parts and self.version is None
         ]
+
+    def _rule_identity(self, settings: Settings) -> ModelIdentity | None:
+        """The identity of the user's own rule; None for a rule of the library."""
+        if settings.aggregator in RULES:
+            return None
+        key = ("rule", settings.aggregator)
+        if key not in self._identities:
+            self._identities[key] = code_identity(self._own_rule(settings.aggregator)[0])
+        return cast(ModelIdentity, self._identities[key])
 
     def model_identity(self, settings: Settings) -> ModelIdentity:
         """The identity of a run's model on inputs of its data."""
@@ -193,6 +212,29 @@ class Materials:
             self._models[name] = load_code(file, short, setting="model", arguments="shape, classes")
         return self._models.get(name, name)
 
+    def rule(self, settings: Settings) -> Rule:
+        """The rule of a run: one of the library, or what the user's file defines or the user passed."""
+        name = settings.aggregator
+        rule = library_rule(settings) if name in RULES else self._own_rule(name)[1]
+        return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+    def _own_rule(self, name: str) -> tuple[AnyRule, Rule]:
+        """The user's code, and the rule that it stands for; runs share one object, so that a fleet calls it once."""
+        if name not in self._rules:
+            code = self._rule_code(name)
+            self._rules[name] = code, as_rule(code, None if name.startswith(OWN) else PurePath(name).name)
+        return self._rules[name]
+
+    def _rule_code(self, name: str) -> AnyRule:
+        if name.startswith(OWN):
+            if self.aggregator is None:
+                raise ConfigError(f"aggregator {name!r} was passed in Python; pass it again as aggregator=...")
+            return self.aggregator
+        file = self._code_file(name, "aggregator")
+        if file is None:
+            return import_code(name, setting="aggregator")
+        return load_code(file, name.rpartition(":")[2], setting="aggregator", arguments="mean, votes, clients, ...")
+
     def spec(self, settings: Settings) -> RunSpec:
         """The complete specification of a run, for a fleet."""
         federation = self.poisoned(settings)
@@ -214,7 +256,7 @@ class Materials:
             augment=settings.augment,
             **_local(settings),
             algorithm=ALGORITHMS[settings.algorithm].read(settings),
-            rule=rule_of(settings),
+            rule=self.rule(settings),
             optimizer=optimizer_of(settings),
             norm_factor=settings.norm_factor,
             attack=attack_of(settings),
@@ -280,11 +322,15 @@ class Materials:
         return next((path for folder in folders if (path := existing(name, folder)) is not None), None)
 
 
-def rule_of(settings: Settings) -> Rule:
-    """The rule that a run's settings name, made from the settings that it reads."""
+def own_name(rule: AnyRule) -> str:
+    """The name of a rule that was passed in Python, as settings have it."""
+    return OWN + as_rule(rule).name
+
+
+def library_rule(settings: Settings) -> Rule:
+    """The library's rule that a run's settings name, made from the settings that it reads."""
     row = RULES[settings.aggregator]
-    rule = row.make(**{name: getattr(settings, name) for name in row.settings})
-    return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+    return row.make(**{name: getattr(settings, name) for name in row.settings})
 
 
 def attack_of(settings: Settings) -> Attack | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma.experiments.grid import Grid, expand, read_grid
+from fedgma.aggregation.rules import BASELINE
+from fedgma.experiments.grid import Grid, expand, read_file, read_grid
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import FORMAT, Done, Head, Identity, Record, fingerprint, lineage
@@ -33,15 +34,30 @@ class Planned(NamedTuple):
     notes: tuple[str, ...] = ()  # warnings on its identity
 
 
-def grid_of(config: Config) -> Grid:
-    """The runs of a settings file or a mapping; of the defaults if None is given."""
-    if isinstance(config, Grid):
-        return config
+def grid_of(config: Config, rule: str | None = None) -> Grid:
+    """The runs of a settings file or a mapping; of the defaults if None is given.
+
+    With `rule`, the name of a rule that was passed in Python, a single run takes it; the runs of a file or a mapping
+    are repeated with it beside the aggregators that are named there, by default the mean.
+    """
     if isinstance(config, Settings):
-        return Grid((complete(config),), ())
-    if isinstance(config, Mapping):
-        return expand(config)
-    return read_grid(None if config is None else Path(config))
+        settings = complete(config)
+        return Grid((settings if rule is None else settings.model_copy(update={"aggregator": rule}),), ())
+    if isinstance(config, Grid):
+        return config if rule is None else config._replace(runs=_with_rule(config.runs, rule))
+    file = None if config is None or isinstance(config, Mapping) else Path(config)
+    if rule is None:
+        return expand(config) if isinstance(config, Mapping) else read_grid(file)
+    given: Mapping[str, Any] = config if isinstance(config, Mapping) else {} if file is None else read_file(file)
+    named = given.get("aggregator", [BASELINE])
+    grid = expand({**given, "aggregator": [*(named if isinstance(named, list) else [named]), rule]})
+    return grid._replace(folder=None if file is None else file.resolve().parent)
+
+
+def _with_rule(runs: Sequence[Settings], rule: str) -> tuple[Settings, ...]:
+    """The runs, and each of them with another rule, once."""
+    more = {run.model_copy(update={"aggregator": rule}).model_dump_json(): run for run in runs}
+    return (*runs, *(run.model_copy(update={"aggregator": rule}) for run in more.values()))
 
 
 def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:

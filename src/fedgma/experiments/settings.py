@@ -5,6 +5,7 @@ paper's choice for the data set or the algorithm. A setting that the run does no
 mean, is None in the record and in the fingerprint.
 """
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -136,8 +137,8 @@ class Settings(Section):
     algorithm: Literal[*ALGORITHMS] = Field(  # type: ignore[valid-type]
         default="fedavg", description="local training and server optimiser"
     )
-    aggregator: Literal[*RULES] = Field(  # type: ignore[valid-type]
-        default="gma", description="the rule by which updates become one step"
+    aggregator: str = Field(
+        default="gma", description="the rule by which updates become one step; your own as `file.py:name`"
     )
     tau: Share = Field(default=0.4, description=f"agreement threshold of {_readers('tau')}")
     inverse_sparsity_scale: bool = Field(
@@ -240,6 +241,11 @@ class Settings(Section):
             raise ValueError(
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
             )
+        if self.aggregator not in RULES and ":" not in self.aggregator:
+            near = difflib.get_close_matches(self.aggregator, RULES, 1, 0.6)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            known = f"expected {', '.join(RULES)} or your own as 'file.py:name'"
+            raise ValueError(f"aggregator: {known}, got {self.aggregator!r}{hint}")
         if ":" not in self.task and self.task not in TASKS:
             raise ValueError(
                 f"task: unknown task {self.task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'"
@@ -317,7 +323,11 @@ def _shifts(known: str) -> Callable[[Settings], bool]:
 
 
 def _reads(name: str) -> Callable[[Settings], bool]:
-    return lambda settings: name in RULES[settings.aggregator].settings
+    return lambda settings: settings.aggregator in RULES and name in RULES[settings.aggregator].settings
+
+
+def _may_mask(settings: Settings) -> bool:
+    return settings.aggregator not in RULES or RULES[settings.aggregator].may_mask
 
 
 def _attacks(*known: str) -> Callable[[Settings], bool]:
@@ -331,7 +341,7 @@ def _algorithms(*known: str) -> Callable[[Settings], bool]:
 # settings that only some runs use; if no run of a file uses one, the file is refused
 USED: dict[str, Callable[[Settings], bool]] = {
     **{name: _reads(name) for name in RULE_SETTINGS},
-    "mask_position": lambda s: "votes" in RULES[s.aggregator].needs and ALGORITHMS[s.algorithm].server != "sgd",
+    "mask_position": lambda s: _may_mask(s) and ALGORITHMS[s.algorithm].server != "sgd",
     **{
         name: _algorithms(*(key for key, row in ALGORITHMS.items() if name in row.settings))
         for name in ALGORITHM_SETTINGS
@@ -377,7 +387,7 @@ def record(settings: Settings) -> dict[str, Any]:
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
-    for own in ("model", "task"):
+    for own in ("model", "task", "aggregator"):
         file, sign, name = str(getattr(settings, own)).rpartition(":")
         if file.endswith(".py"):
             nested[own] = f"{PurePath(file).name}{sign}{name}"

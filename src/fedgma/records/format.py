@@ -11,8 +11,8 @@ in `run.json`, and the SHA-256 of `rounds.jsonl` up to its round. A finished run
 `SHA256SUMS`, for `sha256sum -c` too. So a changed bit, a lost line or a file of another run is found when a run is read
 or resumed.
 
-The identity of a run is all that determines its outcome besides its settings: `data`, `clients`, `model`, `precision`,
-`version`. The fingerprint, which names the folder, is a hash of settings and identity.
+The identity of a run is all that determines its outcome besides its settings: `data`, `clients`, `model`, `rule`,
+`precision`, `version`. The fingerprint, which names the folder, is a hash of settings and identity.
 
 Format 2 had no checksums: its records are read as they are. Format 1 had no identity. The reader infers what it can
 from the record: the checksum of the data, and name and size of a built-in model. Other parts stay unknown, and an
@@ -40,6 +40,7 @@ class Identity(TypedDict, total=False):
     data: str  # SHA-256 of the content
     clients: str  # SHA-256 of the owner of each sample, for data passed in Python
     model: str  # name and size of a built-in model; SHA-256 of structure, initial weights and code of any other
+    rule: str  # SHA-256 of the code of the user's own rule
     precision: str
     version: str  # the user's name for this version of their data and code
 

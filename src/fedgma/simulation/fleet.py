@@ -138,6 +138,7 @@ def start(fleet: Fleet) -> State:
         carried=carried.first(fleet.algorithms, params),
         looks=(None,) * len(fleet.specs),
         medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
+        rule=rules.first_state(fleet.rules, params),
     )
 
 
@@ -159,7 +160,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
-    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers, fleet.columns.number)
+    sums = tallies.empty(state.params, state.buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
@@ -168,18 +169,17 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, state.params)
     chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
     counted = [_train_chunk(fleet, state, lanes, sums, kept, gathered, zeros, norms) for lanes in chunks]
-    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.masks)
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     params, moments = optimizers.step(fleet.optimizers, stepped, state.moments, state.params)
-    rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
     state = replace(
         state,
-        rounds=rounds,
+        rounds=state.rounds + np.isin(np.arange(len(fleet.specs)), busy),
         params=params,
         buffers=merged.buffers,
         moments=moments,
         carried=arrays,
-        masks=merged.masks,
+        rule=merged.state,
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
@@ -257,6 +257,7 @@ def _record(
         },
         client_scores=clients,
         names=fleet.task.names,
+        broken=merged.broken,
     )
 
 

@@ -1,7 +1,7 @@
 """The state of a fleet's runs, and its export as plain arrays: enough to stop and to resume bit-identically."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -43,14 +43,15 @@ class State:
     # per run, the last round whose votes were measured (0: none yet) and which entries passed the threshold then
     looks: tuple[tuple[Tensor, Tensor] | None, ...]
     medians: Tensor | None = None  # float64 [run, round], norms of the last rounds; None where no run bounds them
-    masks: Tensor | None = None  # [run, entry], of the round before, for runs that mask one round late
+    rule: Stacked = field(default_factory=dict)  # [run, entry] by name: what rules handed to the next round
 
 
 def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
     """One run's state as plain arrays: enough to resume bit-identically, alone or in another fleet."""
     plain = {"round": np.array(state.rounds[run])}
     moments = {part: getattr(state.moments, part) for part in kept_moments(fleet.specs[run].optimizer)}
-    for part, flat in {"params": state.params, **moments}.items():
+    handed = {f"rule/{name}": state.rule[name] for name in fleet.specs[run].rule.state}
+    for part, flat in {"params": state.params, **moments, **handed}.items():
         named = unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
@@ -59,8 +60,6 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
         plain |= {f"own/{moment}/{name}": torch.as_tensor(value).cpu().numpy().copy() for name, value in arrays.items()}
     if state.medians is not None and fleet.specs[run].norm_factor is not None:
         plain["medians"] = state.medians[run].cpu().numpy().copy()
-    if fleet.specs[run].rule.late and state.masks is not None:
-        plain["late_mask"] = state.masks[run].cpu().numpy().copy()
     if (look := state.looks[run]) is not None and int(look[0]):
         plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
     return plain
@@ -86,7 +85,8 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         """The exported rows; a run without this part keeps its initial row."""
         table = given.clone()
         for run, plain in enumerate(states):
-            if part == "params" or part in kept_moments(fleet.specs[run].optimizer):
+            spec = fleet.specs[run]
+            if part in ("params", *kept_moments(spec.optimizer), *(f"rule/{name}" for name in spec.rule.state)):
                 named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in fleet.shapes}
                 table[run] = flatten(named)[0].to(fleet.device)
         return table
@@ -112,16 +112,8 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         carried=fresh.carried,
         looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
         medians=medians,
-        masks=_restored_masks(fleet, fresh, states),
+        rule={name: rows(f"rule/{name}", given) for name, given in fresh.rule.items()},
     )
-
-
-def _restored_masks(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> Tensor | None:
-    """The masks of the round before; ones for runs that have none."""
-    if not any("late_mask" in plain for plain in states):
-        return None
-    ones = np.ones(fresh.params.shape[1], np.float32)
-    return torch.from_numpy(np.stack([plain.get("late_mask", ones) for plain in states])).to(fleet.device)
 
 
 def _restored_own(fleet: Layout, plain: dict[str, np.ndarray], fresh: OptimizerState | None) -> OptimizerState | None:

@@ -162,8 +162,9 @@ def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ['data_version', 'aggregator']
     """
     names = sorted(dict.fromkeys(name for row in rows for name in row), key=rank)
-    kept = _splitting(rows, [name for name in names if name not in VERSIONS.values()])
-    versions = _splitting(rows, [name for name in names if name in VERSIONS.values()], VERSIONED)
+    apart = {*VERSIONS.values()} - {*AGGREGATION_SETTINGS}
+    kept = _splitting(rows, [name for name in names if name not in apart])
+    versions = _splitting(rows, [name for name in names if name in apart], VERSIONED)
     return sorted([*kept, *versions], key=rank)
 
 

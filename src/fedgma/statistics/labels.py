@@ -11,6 +11,7 @@ NAMES = {name: row.label for name, row in RULES.items()}
 AGGREGATION_SETTINGS = (
     *dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"),
     "mask_position",
+    "rule_version",
 )
 AGGREGATION = ("aggregator", *AGGREGATION_SETTINGS)
 # parts of a run's identity, and their names in labels
@@ -18,6 +19,7 @@ VERSIONS = {
     "data": "data_version",
     "clients": "client_ids",
     "model": "model_version",
+    "rule": "rule_version",
     "precision": "precision",
     "version": "version",
 }
@@ -73,9 +75,10 @@ def arm(run: Run, names: Sequence[str] = ()) -> str:
     >>> arm(Run(Path(), {}, {"aggregator": "gma", "tau": 0.4}, (), None), ["tau"])
     'GMA, tau 0.4'
     """
-    named = [name for name in names if name in AGGREGATION_SETTINGS and run.settings.get(name) is not None]
+    held = {**run.settings, **versions(run)}
+    named = [name for name in names if name in AGGREGATION_SETTINGS and held.get(name) is not None]
     aggregator = str(run.settings["aggregator"])
-    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(run.settings[name])}" for name in named)])
+    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(held[name])}" for name in named)])
 
 
 def spoken(aggregator: str) -> str:
