@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TOOLS := build/tools/bin
 RELEASE := build/release
 
-.PHONY: demo test test-all test-gpu fuzz mutants audit sbom release docs lint types unit clean
+.PHONY: demo test test-all test-gpu fuzz mutants audit sbom archive release docs lint types unit clean
 
 demo: $(READY)
 	$(BIN)/fedgma run --out runs
@@ -52,6 +52,10 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 	$(TOOLS)/pip --python $(RELEASE) install --quiet --disable-pip-version-check -c constraints.txt \
 		'.[sim,fast,hub,flower]'
 	touch $@
+
+# the exported runs with plans, printed numbers, version, licence and checksums as one file in dist/, to be deposited
+archive: $(READY)
+	$(BIN)/python tools/archive.py
 
 # every parser of files and messages, guided by coverage: make fuzz SECONDS_EACH=60
 SECONDS_EACH ?= 60

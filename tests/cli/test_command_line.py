@@ -199,6 +199,15 @@ def test_ids_are_completed(tmp_path, monkeypatch):
     assert complete_run(ids[0][:5]) == ids[:1]
 
 
+def test_settings_and_their_files_are_completed(tmp_path, monkeypatch):
+    from fedgma.cli.play import complete_word
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "partitions.toml").touch()
+    assert complete_word("partition")[:2] == ["partitions.toml", "partition.name="]
+    assert complete_word("tau") == ["tau="]
+
+
 def test_the_page_on_the_command_line_names_every_command():
     from fedgma.cli.app import app
 

@@ -31,7 +31,7 @@ def names(plan):
 
 def test_every_experiment_of_the_paper_has_a_file():
     assert ALL[:18] == [f"E{number}" for number in range(1, 19)]
-    assert ALL[18:] == [f"C{number}" for number in range(1, 19) if number != 17]
+    assert ALL[18:] == [f"C{number}" for number in range(1, 19)]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -116,6 +116,24 @@ def test_arms_may_have_their_own_rates():
         **{("shared", arm): 0.01 for arm in ("mean", "gma", "damped_mean", "shuffled_mask")},
         **{("own", "mean"): 0.05, ("own", "gma"): 0.1},
     }
+
+
+def test_every_experiment_with_rates_of_its_own_settings_names_the_search_for_them():
+    for one in map(experiment, ALL):
+        own = any(part.rates == "setting" for part in one.parts)
+        assert bool(one.search) == own, one.id
+        assert not own or experiment(one.search).splits == ("validation",)
+
+
+def test_rates_are_searched_for_a_setting_and_an_algorithm_takes_those_of_its_kin():
+    where = "cifar10, label_skew, 100, crop_flip"
+    chosen = Chosen({(where, "fedavg", "mean"): (0.1, 1.0), (where, "fedavg", "gma"): (0.03, 1.0)})
+    cut = Cut(cells="clients=100,partition.name=label_skew,algorithm=fedprox|fedadam", seeds=1)
+    plan = plan_runs(experiment("C12"), chosen, cut)
+    rates = {(run.algorithm, run.aggregator): run.client_learning_rate for _, run in plan.runs}
+    fedprox = {"mean": 0.1, "gma": 0.03, "damped_mean": 0.03, "shuffled_mask": 0.03}
+    assert {arm: rates["fedprox", arm] for arm in fedprox} == fedprox
+    assert plan.unsearched == ("cifar10 fedadam",)
 
 
 def test_colours_are_those_that_were_chosen():

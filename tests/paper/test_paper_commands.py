@@ -21,7 +21,6 @@ from fedgma.paper.findings import ClaimVerdict, Finding, read_findings, write_fi
 from fedgma.paper.fleets import kind, pack_alike
 from fedgma.paper.plans import Cut
 from fedgma.paper.rates import read_chosen
-from scripts import load_script
 
 CUT = ("--quick", "--cells", "clients=10", "--seeds", "1", "--rounds", "2", "--device", "cpu", "--no-estimate")
 
@@ -80,7 +79,7 @@ def test_the_runs_are_compared(played, tmp_path):
     words = ("paper", "compare", "e10", played[0], "--quick", "--cells", "clients=10", "--out", tmp_path / "page")
     code, printed, _ = call(*words)
     assert code == 0
-    assert "1 of 1 cells were run in both arms, with 1 seeds and 2 rounds" in printed
+    assert "1 of 1 cells were run in both arms, with 1 seed and 2 rounds" in printed
     assert (tmp_path / "page" / "report.html").exists()
     assert (tmp_path / "page" / "tables" / "cells.tex").exists()
 
@@ -182,6 +181,7 @@ def test_findings_that_are_none_are_refused_by_the_name_of_their_file(tmp_path, 
         (["run", "E13", "--cells", "local_epochs=2"], 2, "no cell of E13 fits"),
         (["run", "E13", "--rates", "none.toml"], 2, "cannot read the chosen rates"),
         (["run", "E13", "--precision", "fp8"], 2, "unknown precision 'fp8'"),
+        (["run", "C12"], 2, "C12 needs learning rates for cifar10 fedavg, cifar10 fedprox, cifar10 fedadam"),
         (["search", "--plan", "C6"], 2, "--plan expects a search of learning rates, such as E15 or C5, got C6"),
         (["queue", "--runs", "no-such-folder"], 3, "no such folder: no-such-folder"),
         (["compare", "E18", "."], 3, "no analysis of E18"),
@@ -255,9 +255,3 @@ def test_the_time_is_measured_in_a_few_rounds_and_leaves_no_folder(tmp_path, mon
     assert not (tmp_path / "runs").exists()
     monkeypatch.setattr(fleets, "WORTH", 10**9)
     assert fleets.estimate(packed, materials) is None
-
-
-def test_the_replication_page_says_what_the_exported_runs_say():
-    tool = load_script("tools/write_replication.py")
-    page = tool.PAGE.read_text()
-    assert tool.page_with(tool.claims(), page) == page, "run: python tools/write_replication.py"

@@ -1,6 +1,7 @@
 """What `fedgma run` and `fedgma sweep` share: options, training with progress bars, printing the outcome."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,22 @@ if TYPE_CHECKING:
     from fedgma.records.label import Label
     from fedgma.records.reader import Run
 
+
+def complete_word(incomplete: str) -> list[str]:
+    """Settings files and names of settings, for shell completion."""
+    from fedgma.experiments.grid import every_name
+
+    files = sorted(str(path) for path in Path().glob(f"{incomplete}*.toml"))
+    return [*files, *(f"{name}=" for name in every_name() if name.startswith(incomplete))]
+
+
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FILE] [KEY=VALUE]...", help="A settings file, and settings that override it."),
+    typer.Argument(
+        metavar="[FILE] [KEY=VALUE]...",
+        help="A settings file, and settings that override it.",
+        autocompletion=complete_word,
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -52,6 +66,9 @@ State = Annotated[
 ]
 
 
+LOG_WIDTH = 200  # characters
+
+
 class Manner(NamedTuple):
     """How to train and report, whichever the runs: the options that both commands take."""
 
@@ -74,10 +91,11 @@ class Manner(NamedTuple):
 
     @property
     def console(self) -> "Console":
-        """The console to print to."""
+        """The console to print to; a log file is as wide as its lines."""
         from rich.console import Console
 
-        return Console(file=sys.stdout, quiet=self.silent, highlight=False, markup=False)
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else LOG_WIDTH
+        return Console(file=sys.stdout, quiet=self.silent, highlight=False, markup=False, width=width)
 
 
 def grid_of_words(words: list[str] | None) -> "Grid":
@@ -108,6 +126,8 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         planned = plan(grid, materials, manner.out)
         left = missing(planned)
         packed = pack(left, materials)
+        for remark in materials.remarks:
+            console.print(remark, soft_wrap=True)
         say_plan(console, planned, left, len(packed), str(materials.device))
         if manner.dry:
             facts = {"out": str(manner.out), "runs": len(planned), "device": str(materials.device)}
