@@ -42,7 +42,7 @@ def _fitted(table: "Table") -> object:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from fedgma.reports.tables import numeric, said
+    from fedgma.reports.tables import numeric, printable, said
 
     columns = [
         Column(name, justify="right" if right else "left")
@@ -50,5 +50,5 @@ def _fitted(table: "Table") -> object:
     ]
     fitted = RichTable(*columns, box=None, header_style="bold")
     for row in table.rows:
-        fitted.add_row(*(Text(said(value)) for value in row))
+        fitted.add_row(*(Text(printable(said(value))) for value in row))
     return fitted

@@ -11,22 +11,25 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
+from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
-from fedgma.data.files import Dataset, from_arrays, load
+from fedgma.data.files import Dataset, from_data, load
 from fedgma.data.files.locate import existing
+from fedgma.data.partitions import Divider, Partition, by_function
 from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.pools import Pool
 from fedgma.data.shifts import Colour, Rotation, Shift
-from fedgma.data.splits import divide
+from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity
 from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.own_code import file_of, import_code, load_code
-from fedgma.experiments.settings import OWN, Settings, is_path
+from fedgma.experiments.own_defaults import fit
+from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
+from fedgma.experiments.settings import Settings, is_path
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
@@ -35,7 +38,7 @@ from fedgma.training.gradients import check_precision
 from fedgma.training.models import Model, build
 from fedgma.training.trial import trains_on_one, try_model
 
-Data = Dataset | tuple[Any, Any]
+Data = Any  # what `fedgma.data.files.from_data` takes
 LOG = logging.getLogger(__name__)
 
 
@@ -50,21 +53,25 @@ class Materials:
         data: Data | None = None,
         model: Model | None = None,
         aggregator: AnyRule | None = None,
+        partition: Divider | None = None,
         precision: str = "fp32",
         version: str | None = None,
     ) -> None:
         self.precision = check_precision(precision)
         self.version = version  # the user's name for this version of their data and code
         self.folder = folder  # where relative paths in the settings start; then the current folder
-        self.data = from_arrays(*data) if isinstance(data, tuple) and not isinstance(data, Dataset) else data
+        self.data = None if data is None else from_data(data)
         self.model = model
         self.aggregator = aggregator
+        self.partition = partition
+        self.remarks: dict[str, None] = {}  # what was chosen to fit the user's data, and why
         self._chosen = device
         self._loaded: dict[str, Dataset] = {}
         self._placed: dict[str, Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
         self._models: dict[str, Model] = {}
         self._rules: dict[str, tuple[AnyRule, Rule]] = {}
+        self._dividers: dict[str, Divider] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
         self._smallest: dict[tuple[Any, ...], int] = {}  # batches that models can train on
 
@@ -82,8 +89,8 @@ class Materials:
         return device
 
     def adopt(self, settings: Settings) -> Settings:
-        """The settings, with the names of the data and the model that were passed in Python."""
-        named: dict[str, str] = {}
+        """The settings, with the names of what was passed in Python, and with what is open chosen to fit the data."""
+        named: dict[str, Any] = {}
         if self.data is not None:
             named["dataset"] = OWN + self.data.name
         if self.model is not None and not isinstance(self.model, str):
@@ -91,17 +98,33 @@ class Materials:
             named["model"] = OWN + getattr(kind, "__name__", "factory")
         elif self.model is not None:
             named["model"] = self.model
-        return settings.model_copy(update=named)
+        if self.partition is not None:
+            name = OWN + getattr(self.partition, "__name__", "function")
+            named["partition"] = settings.partition.model_copy(update={"name": name})
+        settings = settings.model_copy(update=named)
+        own = settings.dataset.startswith(OWN) or is_path(settings.dataset)
+        if not own and None not in (settings.model, settings.clients_per_round, settings.partition.name):
+            return settings
+        fitted = fit(settings, self.dataset(settings), self._input_shape(settings))
+        for remark in fitted.remarks if own else ():
+            if remark not in self.remarks:
+                LOG.info("%s", remark)
+            self.remarks[remark] = None
+        return fitted.settings
 
     def located(self, settings: Settings) -> Settings:
         """The settings with absolute paths of the user's files, for a process that runs elsewhere."""
-        update = {}
+        update: dict[str, Any] = {}
         if is_path(settings.dataset) and (path := self._find(settings.dataset)) is not None:
             update["dataset"] = str(path.resolve())
         if (file := self._model_file(str(settings.model))) is not None:
             update["model"] = f"{file.resolve()}:{str(settings.model).rpartition(':')[2]}"
         if (file := self._code_file(settings.aggregator, "aggregator")) is not None:
             update["aggregator"] = f"{file.resolve()}:{settings.aggregator.rpartition(':')[2]}"
+        name = str(settings.partition.name)
+        if (file := self._code_file(name, "partition")) is not None:
+            place = f"{file.resolve()}:{name.rpartition(':')[2]}"
+            update["partition"] = settings.partition.model_copy(update={"name": place})
         return settings.model_copy(update=update)
 
     def identity(self, settings: Settings) -> Identity:
@@ -149,10 +172,11 @@ class Materials:
         return cast(ModelIdentity, self._identities[key])
 
     def _data_identity(self, settings: Settings) -> dict[str, str]:
-        key = ("data", settings.dataset)
+        divider = self._divider(str(settings.partition.name))
+        key = ("data", settings.dataset, divider)
         if key not in self._identities:
             handed_over = settings.dataset.startswith(OWN)
-            self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over)
+            self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over, divider=divider)
         return cast(dict[str, str], self._identities[key])
 
     def _input_shape(self, settings: Settings) -> tuple[int, ...]:
@@ -173,7 +197,7 @@ class Materials:
         key = (settings.dataset, part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
             placed = self._place(settings)
-            dealt = divide(placed.dataset, part.name, part.clients, seed=part.seed or 0, **_details(settings))
+            dealt = self._divide(placed.dataset, part)
             self._federations[key] = federate(
                 placed,
                 dealt,
@@ -183,6 +207,23 @@ class Materials:
                 seed=part.seed or 0,
             )
         return self._federations[key]
+
+    def _divide(self, data: Dataset, part: PartitionSettings) -> Partition:
+        name, seed = str(part.name), part.seed or 0
+        if (divider := self._divider(name)) is not None:
+            return by_function(divider, strata(data), part.clients or 1, seed=seed, name=name)
+        return divide(data, name, part.clients, seed=seed, **details(part))
+
+    def _divider(self, name: str) -> Divider | None:
+        """The user's function of a partition of this name; None for a known partition."""
+        if name.startswith(OWN):
+            if self.partition is None:
+                raise ConfigError(f"partition {name!r} was passed in Python; pass it again as partition=...")
+            return self.partition
+        if (file := self._code_file(name, "partition")) is not None and name not in self._dividers:
+            arguments = "labels, clients, generator"
+            self._dividers[name] = load_code(file, name.rpartition(":")[2], setting="partition", arguments=arguments)
+        return self._dividers.get(name)
 
     def poisoned(self, settings: Settings) -> Federation:
         """The federation as its malicious clients see it; without an attack on the data, the same object."""
@@ -215,8 +256,16 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        rule = library_rule(settings) if name in RULES else self._own_rule(name)[1]
+        rule = self._library_rule(settings) if name in RULES else self._own_rule(name)[1]
         return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+    def _library_rule(self, settings: Settings) -> Rule:
+        """The library's rule of that name, made from the settings that it reads and from what the run gives."""
+        row = RULES[settings.aggregator]
+        given = {name: getattr(settings, name) for name in row.settings if name != "population"}
+        if "population" in row.settings:
+            given["population"] = len(self.federation(settings).clients)
+        return row.make(**given)
 
     def _own_rule(self, name: str) -> tuple[AnyRule, Rule]:
         """The user's code, and the rule that it stands for; runs share one object, so that a fleet calls it once."""
@@ -238,7 +287,8 @@ class Materials:
     def spec(self, settings: Settings) -> RunSpec:
         """The complete specification of a run, for a fleet."""
         federation = self.poisoned(settings)
-        wanted, clients = settings.clients_per_round or 10, len(federation.clients)
+        clients = len(federation.clients)
+        wanted = settings.clients_per_round or min(10, clients)
         if wanted > clients:  # for `natural`, the data decide the number of clients
             raise NotEnoughClients(
                 f"a round samples {wanted} clients, but there are {clients}; set clients_per_round={clients}"
@@ -327,12 +377,6 @@ def own_name(rule: AnyRule) -> str:
     return OWN + as_rule(rule).name
 
 
-def library_rule(settings: Settings) -> Rule:
-    """The library's rule that a run's settings name, made from the settings that it reads."""
-    row = RULES[settings.aggregator]
-    return row.make(**{name: getattr(settings, name) for name in row.settings})
-
-
 def attack_of(settings: Settings) -> Attack | None:
     """The attack of a run's malicious clients; None without one."""
     attack = settings.attack
@@ -342,7 +386,7 @@ def attack_of(settings: Settings) -> Attack | None:
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
     row = ALGORITHMS[settings.algorithm]
-    return server_optimizer(
+    optimizer = server_optimizer(
         row.server,
         settings.server_learning_rate or row.learning_rate,
         settings.mask_position,
@@ -350,6 +394,7 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )
+    return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
 
 
 def _local(settings: Settings) -> dict[str, Any]:
@@ -361,19 +406,6 @@ def _local(settings: Settings) -> dict[str, Any]:
         "nesterov": settings.nesterov and settings.client_optimizer == "sgd",
         "gradient_clip": settings.gradient_clip or float("inf"),
     }
-
-
-def _details(settings: Settings) -> dict[str, Any]:
-    """The settings that this kind of partition reads."""
-    part = settings.partition
-    wanted = {
-        "iid": (),
-        "label_skew": ("classes_per_client", "mode"),
-        "dirichlet": ("alpha", "min_size"),
-        "quantity": ("beta", "min_size"),
-        "natural": ("held_out",),
-    }[part.name]
-    return {name: getattr(part, name) for name in wanted}
 
 
 def _shift(settings: Settings) -> Shift | None:

@@ -34,23 +34,23 @@ class Planned(NamedTuple):
     notes: tuple[str, ...] = ()  # warnings on its identity
 
 
-def grid_of(config: Config, rule: str | None = None) -> Grid:
-    """The runs of a settings file or a mapping; of the defaults if None is given.
+def grid_of(config: Config, rule: str | None = None, *, own: bool = False) -> Grid:
+    """The runs of a settings file or a mapping; of the defaults if None is given. `own`: the user passes the data.
 
     With `rule`, the name of a rule that was passed in Python, a single run takes it; the runs of a file or a mapping
     are repeated with it beside the aggregators that are named there, by default the mean.
     """
     if isinstance(config, Settings):
-        settings = complete(config)
+        settings = complete(config, own=own)
         return Grid((settings if rule is None else settings.model_copy(update={"aggregator": rule}),), ())
     if isinstance(config, Grid):
         return config if rule is None else config._replace(runs=_with_rule(config.runs, rule))
     file = None if config is None or isinstance(config, Mapping) else Path(config)
     if rule is None:
-        return expand(config) if isinstance(config, Mapping) else read_grid(file)
+        return expand(config, own=own) if isinstance(config, Mapping) else read_grid(file, own=own)
     given: Mapping[str, Any] = config if isinstance(config, Mapping) else {} if file is None else read_file(file)
     named = given.get("aggregator", [BASELINE])
-    grid = expand({**given, "aggregator": [*(named if isinstance(named, list) else [named]), rule]})
+    grid = expand({**given, "aggregator": [*(named if isinstance(named, list) else [named]), rule]}, own=own)
     return grid._replace(folder=None if file is None else file.resolve().parent)
 
 
@@ -62,7 +62,8 @@ def _with_rule(runs: Sequence[Settings], rule: str) -> tuple[Settings, ...]:
 
 def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
     """The runs of a grid with their names and folders; the folders may not exist yet."""
-    planned = [_planned(materials.adopt(settings), materials, out) for settings in grid.runs]
+    adopted = dict.fromkeys(materials.adopt(settings) for settings in grid.runs)  # two may become one
+    planned = [_planned(settings, materials, out) for settings in adopted]
     for note in dict.fromkeys(note for run in planned for note in run.notes):
         LOG.warning("%s", note)
     return planned

@@ -8,14 +8,15 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.training.lane_batch import keyed_generators
+from fedgma.training.task import Task, mean_loss
+from fedgma.training.tasks import CLASSIFICATION
 
 
-def try_model(model: nn.Module, pool: Pool, name: str) -> None:
+def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATION) -> None:
     """Raise `ConfigError` if the model cannot be trained on samples of the pool; `name` is the model's in messages."""
     if not any(value.requires_grad for value in model.parameters()):
         raise ConfigError(
@@ -32,9 +33,9 @@ def try_model(model: nn.Module, pool: Pool, name: str) -> None:
                 f"model {name} could not be applied to a batch of shape {list(x.shape)} ({_said(error)}); "
                 f"its first layer must take samples of shape {list(x.shape[1:])}"
             ) from error
-        check_outputs(outputs, x, pool.classes, name)
+        check_outputs(outputs, x, pool.classes if task.target == "class" else None, name)
         try:
-            F.cross_entropy(outputs.float(), y).backward()  # type: ignore[no-untyped-call]
+            mean_loss(task, outputs.float(), y).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             raise ConfigError(
                 f"the loss of model {name} could not be differentiated ({_said(error)}); "
@@ -42,12 +43,15 @@ def try_model(model: nn.Module, pool: Pool, name: str) -> None:
             ) from error
 
 
-def check_outputs(outputs: object, x: Tensor, classes: int, name: str) -> None:
-    """Raise `ConfigError` unless a model's outputs for the batch `x` are finite logits of all classes."""
-    wanted = f"model {name} must return one tensor of logits, [{len(x)}, {classes}] for {len(x)} samples"
+def check_outputs(outputs: object, x: Tensor, classes: int | None, name: str) -> None:
+    """Raise `ConfigError` unless a model's outputs for the batch `x` are finite, and logits of `classes` if given."""
+    what = "outputs" if classes is None else "logits"
+    wanted = f"model {name} must return one tensor of {what}"
+    if classes is not None:
+        wanted = f"{wanted}, [{len(x)}, {classes}] for {len(x)} samples"
     if not isinstance(outputs, Tensor):
-        raise ConfigError(f"{wanted}, got {_kind(outputs)}; return the logits alone")
-    if outputs.ndim != 2 or len(outputs) != len(x) or outputs.shape[1] < classes:
+        raise ConfigError(f"{wanted}, got {_kind(outputs)}; return the {what} alone")
+    if classes is not None and (outputs.ndim != 2 or len(outputs) != len(x) or outputs.shape[1] < classes):
         raise ConfigError(f"{wanted}, got {list(outputs.shape)}; end it with a layer of {classes} outputs")
     if not outputs.is_floating_point():
         raise ConfigError(f"{wanted}, got {outputs.dtype}; return scores before argmax, as floating-point numbers")
@@ -59,14 +63,14 @@ def check_outputs(outputs: object, x: Tensor, classes: int, name: str) -> None:
         )
 
 
-def trains_on_one(model: nn.Module, pool: Pool) -> bool:
+def trains_on_one(model: nn.Module, pool: Pool, task: Task = CLASSIFICATION) -> bool:
     """Whether a model that trains on two samples also trains on one; with batch normalisation it may not."""
     model = copy.deepcopy(model).train()
     x, y = _first(pool, 1)
     with keyed_generators(pool.y.device, 0):
         try:
             outputs = model(x)
-            F.cross_entropy(outputs.float(), y).backward()  # type: ignore[no-untyped-call]
+            mean_loss(task, outputs.float(), y).backward()  # type: ignore[no-untyped-call]
         except Exception:  # torch's own is a ValueError; a module may raise anything
             return False
     return bool(torch.isfinite(outputs).all())
