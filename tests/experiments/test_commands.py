@@ -80,13 +80,13 @@ def test_the_example_gives_a_verdict(capsys):
 
 
 def test_an_arm_is_called_by_what_tells_it_apart_whatever_its_seed():
-    from fedgma.cli.play import names_of
     from fedgma.experiments.grid import expand
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import plan
+    from fedgma.experiments.progress import arm_names
 
     chosen = {"partition": ["iid", {"name": "dirichlet", "alpha": 0.1}], "tau": [0.2, 0.4], "seed": [0, 1]}
-    names = names_of(plan(expand(chosen), Materials("cpu"), None))
+    names = arm_names(plan(expand(chosen), Materials("cpu"), None))
     both = ["mean", "GMA, tau 0.2", "GMA, tau 0.4"]
     assert list(dict.fromkeys(names.values())) == [f"{part}, {arm}" for part in ("dirichlet", "iid") for arm in both]
     assert len(names) == 12
@@ -108,16 +108,16 @@ def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch
     from rich.console import Console
 
     from fedgma.cli.live import Watch
-    from fedgma.cli.play import names_of
     from fedgma.experiments import play as experiments
     from fedgma.experiments.grid import expand
     from fedgma.experiments.materials import Materials
+    from fedgma.experiments.progress import arm_names
 
     materials = Materials("cpu")
     chosen = {"model": "logistic", "rounds": 3, "seed": 0, "partition": {"clients": 10}}
     members = experiments.plan(expand(chosen), materials, None)
     screen = io.StringIO()
-    watch = Watch(Console(file=screen, force_terminal=True, width=160), quiet=False, names=names_of(members))
+    watch = Watch(Console(file=screen, force_terminal=True, width=160), quiet=False, names=arm_names(members))
     with watch.bars:
         watch.begin(members, "training")
         for played in experiments.play_fleet(members, materials):

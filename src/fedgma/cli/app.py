@@ -1,18 +1,23 @@
 """The root of the command line: registers the commands and turns errors into one sentence and an exit code."""
 
 import sys
+from typing import Annotated
 
 import typer
 
 from fedgma.cli import data, flower, paper, report
 from fedgma.cli.convert import convert
 from fedgma.cli.doctor import doctor
+from fedgma.cli.export import export
+from fedgma.cli.ls import ls
 from fedgma.cli.power import power
+from fedgma.cli.rm import rm
 from fedgma.cli.run import run
+from fedgma.cli.show import show
 from fedgma.cli.sweep import sweep
 from fedgma.errors import DataError, FedgmaError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(data.app, name="data")
 app.add_typer(paper.app, name="paper")
 app.add_typer(flower.app, name="flower")
@@ -21,12 +26,28 @@ app.command()(sweep)
 app.command()(report.report)
 app.command()(report.compare)
 app.command()(power)
+app.command()(ls)
+app.command()(show)
+app.command()(export)
+app.command()(rm)
 app.command()(convert)
 app.command()(doctor)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from fedgma import __version__
+
+        typer.echo(f"fedgma {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
     """Gradient masked averaging for federated learning."""
 
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from fedgma.cli.signals import end_now
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Played
 
+LINE_SECONDS = 30.0  # between lines where there is no terminal
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -58,56 +61,52 @@ def obeying_signals(*, training: bool = False) -> Iterator[Stopping]:
 
 
 class Watch:
-    """Progress bars of fleets; hidden if the console is not a terminal."""
+    """Shows how far fleets are: bars on a terminal; elsewhere, such as in a log file, a line now and then."""
 
     def __init__(self, console: Console, *, quiet: bool, names: Mapping[str, str]) -> None:
-        columns: Sequence[Any] = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds {task.fields[rate]}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[arms]}", markup=False),
-        )
+        from fedgma.experiments import progress  # brings torch in
+
         off = quiet or not console.is_terminal
-        self.bars = Progress(*columns, console=console, disable=off, transient=True)
-        self._names = names  # fingerprint -> arm
-        self._name = ""
-        self._latest: dict[str, dict[int, float]] = {}
-        self._curves: dict[str, list[float]] = {}
+        self.bars = Progress(*_columns(console.width), console=console, disable=off, transient=True)
+        self._console, self._lines = console, off and not quiet
+        self._seen = progress.Progress(names)
+        self._most = progress.MOST_ARMS
         self._task: TaskID | None = None
-        self._seconds = 0.0
-        self._rounds = 0
+        self._said = time.monotonic()
 
     def begin(self, members: "Sequence[Planned]", name: str) -> None:
         """A fleet starts."""
-        total = sum(run.settings.rounds for run in members)
-        self._name = name
-        self._task = self.bars.add_task("preparing", total=total, rate="", arms="")  # kernels may have to be compiled
-        self._latest, self._curves, self._rounds, self._seconds = {}, {}, 0, 0.0
-        self._at = dict.fromkeys((run.fingerprint for run in members), 0)
+        self._seen.begin(members, name)
+        # kernels may have to be compiled before the first round
+        self._task = self.bars.add_task("preparing", total=self._seen.total, rate="", arms="")
 
     def see(self, played: "Played") -> None:
         """Show a round that was completed."""
         assert self._task is not None
-        self._at[played.run.fingerprint] = played.line["round"]
-        self._seconds += played.line["seconds"]
-        self._rounds += 1
-        chosen = played.run.settings
-        scores = played.line.get("test")
-        accuracy = None if scores is None else scores.get("accuracy")
-        if accuracy is not None:
-            arm = self._names[played.run.fingerprint]
-            self._latest.setdefault(arm, {})[chosen.seed] = 100 * accuracy
-            seen = self._latest[arm]
-            self._curves.setdefault(arm, []).append(sum(seen.values()) / len(seen))
-        rate = f"{self._rounds / max(self._seconds, 1e-9):.0f}/s"
-        done = sum(self._at.values())
-        self.bars.update(self._task, description=self._name, completed=done, rate=rate, arms=self._arms())
+        seen = self._seen
+        seen.see(played.run, played.line)
+        rate = f"{seen.rate:.0f}/s" if seen.rate >= 1 else f"{1 / seen.rate:.0f} s each"
+        self.bars.update(self._task, description=seen.name, completed=seen.done, rate=rate, arms=self._arms())
+        if self._lines and time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            self._console.print(seen.text, soft_wrap=True)
 
     def _arms(self) -> str:
-        shown = list(self._curves.items())[:4]
-        more = "" if len(self._curves) <= 4 else f" and {len(self._curves) - 4} more"
-        return "  ".join(f"{arm} {curve[-1]:.1f} {spark(curve)}" for arm, curve in shown) + more
+        shown = list(self._seen.curves.items())[: self._most]
+        return "  ".join(f"{arm} {curve[-1]:.1f} {spark(curve)}" for arm, curve in shown) + self._seen.more_arms
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """What fits into one line of a terminal; text that does not is cut off, so that the line is never broken."""
+
+    def text(pattern: str, **options: Any) -> TextColumn:
+        return TextColumn(pattern, markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", **options))
+
+    columns: list[ProgressColumn] = [text("{task.description}"), text("{task.completed:.0f}/{task.total:.0f}")]
+    if width >= 60:
+        columns[1:1] = [BarColumn(bar_width=24 if width >= 90 else 10)]
+        columns += [text("rounds {task.fields[rate]}")]
+    return [*columns, TimeRemainingColumn(compact=True), text("{task.fields[arms]}", ratio=1)]
 
 
 def spark(values: Sequence[float], width: int = 12) -> str:

@@ -205,6 +205,7 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
     from fedgma.cli.live import obeying_signals
     from fedgma.cli.play import leave_if_stopped
     from fedgma.experiments import plan as plans
+    from fedgma.experiments.progress import duration
     from fedgma.paper import fleets
     from fedgma.paper.plans import samples
 
@@ -226,7 +227,7 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
             console.print("no run to train")
         seconds = fleets.estimate(packed, materials) if how.estimate and packed and not stopping() else None
         if seconds is not None:
-            console.print(f"about {fleets.spoken(seconds)} at the rate of the first rounds")
+            console.print(f"about {duration(seconds)} at the rate of the first rounds")
         _play_fleets(packed, materials, how, stopping, console)
     leave_if_stopped(stopping, how.out)
 
@@ -236,7 +237,8 @@ def _play_fleets(
 ) -> None:
     """Train fleet after fleet and print a line for each; stop before one that is not expected to end in time."""
     from fedgma.cli.live import Watch
-    from fedgma.cli.play import names_of, play_fleets
+    from fedgma.cli.play import play_fleets
+    from fedgma.experiments.progress import arm_names
     from fedgma.paper import fleets
 
     clock = fleets.Clock()
@@ -248,7 +250,7 @@ def _play_fleets(
                 f"{len(packed) - number + 1} fleets were not started: they would end after {how.minutes:g} minutes"
             )
             return
-        watch = Watch(console, quiet=False, names=names_of(members))
+        watch = Watch(console, quiet=False, names=arm_names(members))
         options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
         play_fleets([members], materials, watch, stopping, **options)
         console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)

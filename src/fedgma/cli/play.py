@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fedgma.cli.live import Stopping, Watch
     from fedgma.experiments.grid import Grid
     from fedgma.experiments.materials import Materials
+    from fedgma.experiments.outcome import Outcome
     from fedgma.experiments.plan import Planned
-    from fedgma.experiments.play import Outcome
     from fedgma.records.reader import Run
 
 Words = Annotated[
@@ -88,13 +88,14 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
     with obeying_signals(training=True) as stopping:
         from fedgma.experiments.materials import Materials
         from fedgma.experiments.plan import missing, pack, plan
+        from fedgma.experiments.progress import arm_names
 
         materials = Materials(manner.device, folder=grid.folder, precision=manner.precision, version=manner.version)
         planned = plan(grid, materials, manner.out)
         left = missing(planned)
         packed = pack(left, materials)
         say_plan(console, planned, left, len(packed), str(materials.device))
-        watch = Watch(console, quiet=manner.silent, names=names_of(planned))
+        watch = Watch(console, quiet=manner.silent, names=arm_names(planned))
         options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state}
         play_fleets(packed, materials, watch, stopping, **options)
     end(planned, manner, stopping)
@@ -141,14 +142,6 @@ def end(planned: "Sequence[Planned]", manner: Manner, stopping: "Stopping") -> N
         typer.echo(json.dumps(as_object(outcome, manner.out)))
     else:
         print_outcome(manner.console, outcome, manner.out)
-
-
-def names_of(planned: "Sequence[Planned]") -> dict[str, str]:
-    """The name of each run's arm, by the run's fingerprint."""
-    from fedgma.experiments.play import as_run
-    from fedgma.statistics.arms import grouped
-
-    return {run.folder.name: row.name for row in grouped([as_run(run) for run in planned]) for run in row.runs}
 
 
 def say_plan(

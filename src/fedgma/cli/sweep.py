@@ -61,14 +61,11 @@ def sweep(
 
 def state_of(run: "Planned") -> str:
     """done, running, stopped (it will be resumed), or missing."""
-    from fedgma.records.reader import is_done
-    from fedgma.records.writer import is_running
+    from fedgma.records.lookup import state_of as state_of_folder
 
     if run.folder is None or not (run.folder / "run.json").exists():
         return "missing"
-    if is_done(run.folder):
-        return "done"
-    return "running" if is_running(run.folder) else "stopped"
+    return state_of_folder(run.folder)
 
 
 def print_states(console: "Console", planned: "Sequence[Planned]", states: dict[str, str]) -> None:
@@ -76,7 +73,9 @@ def print_states(console: "Console", planned: "Sequence[Planned]", states: dict[
     from rich.table import Table
     from rich.text import Text
 
-    names = play.names_of(planned)
+    from fedgma.experiments.progress import arm_names
+
+    names = arm_names(planned)
     table = Table("arm", "seeds", "state", box=None, header_style="bold")
     for name in dict.fromkeys(names.values()):
         of_arm = [states[fingerprint] for fingerprint in names if names[fingerprint] == name]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from fedgma.experiments.grid import Grid, expand, read_grid
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, complete, record
-from fedgma.records.format import Identity, fingerprint, lineage
-from fedgma.records.reader import is_done
+from fedgma.records.format import FORMAT, Done, Head, Identity, Record, fingerprint, lineage
+from fedgma.records.reader import Run, flat, is_done
 from fedgma.simulation.spec import SHARED
 from fedgma.training.models import build, parameter_count
 
@@ -63,6 +63,21 @@ def _planned(settings: Settings, materials: Materials, out: Path | None) -> Plan
         lineage=lineage(recorded, identity),
         notes=tuple(materials.notes(settings)),
     )
+
+
+def as_run(run: Planned, lines: Sequence[Record] = ()) -> Run:
+    """A planned run as the reader would return it, for reports."""
+    done = Done(rounds=len(lines), sha256="") if len(lines) == run.settings.rounds else None
+    return Run(run.folder or Path(run.fingerprint), head_of(run), dict(flat(run.recorded)), tuple(lines), done)
+
+
+def head_of(run: Planned) -> Head:
+    """The part of a run's head that is known before it starts."""
+    head = Head(format=FORMAT, fingerprint=run.fingerprint, lineage=run.lineage, settings=run.recorded)
+    head["identity"] = run.identity
+    if run.notes:
+        head["notes"] = list(run.notes)
+    return head
 
 
 def missing(runs: Sequence[Planned]) -> list[Planned]:

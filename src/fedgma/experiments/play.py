@@ -1,6 +1,6 @@
 """Trains the runs of settings: in fleets where possible, every round is recorded, stopped runs are resumed.
 
-    for played in fedgma.rounds({"rounds": 20}):                   # for notebooks: writes no files
+    for played in fedgma.rounds({"rounds": 20}):                   # round by round; writes no files
         print(played.run.settings.aggregator, played.line["round"], played.line.get("test"))
     outcome = fedgma.run("settings.toml", out="runs")              # writes run folders, resumes existing ones
 
@@ -19,17 +19,22 @@ from typing import Any, NamedTuple
 from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials
-from fedgma.experiments.plan import Config, Planned, grid_of, missing, pack, plan
-from fedgma.records.checkpoints import Checkpoint, checkpoint_rounds, read_checkpoint
-from fedgma.records.format import FORMAT, Done, Head, Line, Record
-from fedgma.records.reader import Run, curve, finished, flat, read_rounds
+from fedgma.experiments.notebook import NotebookBar, notebook
+from fedgma.experiments.outcome import Outcome
+from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, missing, pack, plan
+from fedgma.experiments.progress import Progress, arm_names
+from fedgma.records.checkpoints import Checkpoint, State, checkpoint_rounds, read_checkpoint
+from fedgma.records.format import Line, Record
+from fedgma.records.reader import curve, finished, read_rounds
+from fedgma.records.trained import model_arrays
 from fedgma.records.writer import RunFolder, mismatch_in
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.device_round import Round
 from fedgma.simulation.spec import RunSpec
-from fedgma.simulation.state import State, export
-from fedgma.statistics.arms import Row, rows
-from fedgma.statistics.comparisons import Comparison, against_baseline
+from fedgma.simulation.state import State as FleetState
+from fedgma.simulation.state import export
+from fedgma.statistics.arms import rows
+from fedgma.statistics.comparisons import against_baseline
 from fedgma.training.models import Model, parameter_count
 
 CHECKPOINT_SECONDS = 10.0
@@ -42,15 +47,7 @@ class Played(NamedTuple):
 
     run: Planned
     line: Line
-
-
-class Outcome(NamedTuple):
-    """The results: runs with their rounds, arms over seeds, and each other arm against the plain mean."""
-
-    runs: tuple[Run, ...]
-    arms: tuple[Row, ...]
-    comparisons: tuple[Comparison, ...]  # of the metric `last10`, cell by cell
-    notes: tuple[str, ...] = ()  # warnings on the identity of runs
+    model: State | None = None  # after the last round of a run without a folder, by the names of `state_dict`
 
 
 def play_fleet(
@@ -99,7 +96,7 @@ def _play_on(
     members: Sequence[Planned],
     fleet: fleets.Fleet,
     folders: Sequence[RunFolder | None],
-    state: State,
+    state: FleetState,
     *,
     checkpoint_seconds: float,
     keep_state: bool,
@@ -130,9 +127,10 @@ def _play_on(
                 line = line_of(entry, seconds)
                 if (folder := folders[entry.run]) is not None:
                     folder.append(line)
+                model = None
                 if entry.round == fleet.specs[entry.run].rounds:
-                    _finish(folder, fleet, state, entry.run, keep_state)
-                yield Played(members[entry.run], line)
+                    model = _finish(folder, fleet, state, entry.run, keep_state)
+                yield Played(members[entry.run], line, model)
         if due:
             _save(folders, fleet, state)
             saved = time.monotonic()
@@ -192,14 +190,27 @@ def run(
     device: str = "auto",
     precision: str = "fp32",
     version: str | None = None,
+    progress: bool = True,
 ) -> Outcome:
-    """Train every run of a configuration and return the results; arguments are those of `rounds`."""
+    """Train every run of a configuration and return the results; arguments are those of `rounds`.
+
+    In a Jupyter notebook a line shows the progress, unless `progress` is false.
+    """
     planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
+    packed = pack(missing(planned), materials)
+    seen = Progress(arm_names(planned))
+    seen.begin([run for members in packed for run in members], "training")
+    bar = NotebookBar(seen) if progress and packed and notebook() is not None else None
     lines: dict[str, list[Record]] = {}
-    for members in pack(missing(planned), materials):
-        for played in play_fleet(members, materials):
-            lines.setdefault(played.run.fingerprint, []).append(played.line)
-    return conclude(planned, lines)
+    models: dict[str, State] = {}
+    for played in (played for members in packed for played in play_fleet(members, materials)):
+        lines.setdefault(played.run.fingerprint, []).append(played.line)
+        if played.model is not None:
+            models[played.run.fingerprint] = played.model
+        seen.see(played.run, played.line)
+        if bar is not None:
+            bar.update()
+    return conclude(planned, lines, models)
 
 
 def _planned(
@@ -211,8 +222,12 @@ def _planned(
     return plan(grid, materials, None if out is None else Path(out)), materials
 
 
-def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Record]] | None = None) -> Outcome:
-    """Scores and verdicts of runs: from their folders, or from `lines` for runs without a folder."""
+def conclude(
+    planned: Sequence[Planned],
+    lines: Mapping[str, list[Record]] | None = None,
+    models: Mapping[str, State] | None = None,
+) -> Outcome:
+    """Scores and verdicts of runs: from their folders, or from `lines` and `models` for runs without a folder."""
     runs = [
         as_run(run, read_rounds(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
         for run in planned
@@ -220,23 +235,7 @@ def conclude(planned: Sequence[Planned], lines: Mapping[str, list[Record]] | Non
     _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
     scored = [run for run in runs if curve(run, "test", "accuracy")]
     notes = dict.fromkeys(note for run in planned for note in run.notes)
-    return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)), tuple(notes))
-
-
-def as_run(run: Planned, lines: Sequence[Record] = ()) -> Run:
-    """A planned run as the reader would return it, for reports."""
-    head = _named(run)
-    done = Done(rounds=len(lines), sha256="") if len(lines) == run.settings.rounds else None
-    return Run(run.folder or Path(run.fingerprint), head, dict(flat(run.recorded)), tuple(lines), done)
-
-
-def _named(run: Planned) -> Head:
-    """The part of a run's head that is known before it starts."""
-    head = Head(format=FORMAT, fingerprint=run.fingerprint, lineage=run.lineage, settings=run.recorded)
-    head["identity"] = run.identity
-    if run.notes:
-        head["notes"] = list(run.notes)
-    return head
+    return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)), tuple(notes), models or {})
 
 
 def _check_ends(last: Sequence[Record]) -> None:
@@ -258,7 +257,7 @@ def _open(
         return None
     clients = materials.federation(run.settings).clients
     head = {
-        **_named(run),
+        **head_of(run),
         **describe_run(materials.dataset(run.settings), clients, materials.device),
         "precision": materials.precision,
         "parameters": parameters,
@@ -284,7 +283,7 @@ def _few_threads(small: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _resume(fleet: fleets.Fleet, checkpoints: Sequence[Checkpoint | None]) -> State:
+def _resume(fleet: fleets.Fleet, checkpoints: Sequence[Checkpoint | None]) -> FleetState:
     """The state to resume from: that of the checkpoints, and the initial one for runs without a checkpoint."""
     fresh = fleets.start(fleet)
     if all(point is None for point in checkpoints):
@@ -296,7 +295,7 @@ def _resume(fleet: fleets.Fleet, checkpoints: Sequence[Checkpoint | None]) -> St
         raise ConfigError(f"a checkpoint does not fit the model ({error}); was the model's code changed?") from None
 
 
-def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: State) -> None:
+def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: FleetState) -> None:
     """Write a checkpoint of every run that has started and not finished."""
     for run, folder in enumerate(folders):
         round = int(state.rounds[run])
@@ -304,10 +303,13 @@ def _save(folders: Sequence[RunFolder | None], fleet: fleets.Fleet, state: State
             folder.checkpoint(round, export(fleet, state, run))
 
 
-def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: State, run: int, keep: bool) -> None:
-    if folder is not None:
-        round, arrays = int(state.rounds[run]), export(fleet, state, run)
-        if keep and folder.saved != round:
-            folder.checkpoint(round, arrays)
-        model = {name: value for name, value in arrays.items() if name.startswith(("params/", "buffers/"))}
-        folder.finish(round, model, keep=keep)
+def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: FleetState, run: int, keep: bool) -> State | None:
+    """Mark a run as done in its folder; without a folder, return its model."""
+    round, arrays = int(state.rounds[run]), export(fleet, state, run)
+    if folder is None:
+        return model_arrays(arrays)
+    if keep and folder.saved != round:
+        folder.checkpoint(round, arrays)
+    model = {name: value for name, value in arrays.items() if name.startswith(("params/", "buffers/"))}
+    folder.finish(round, model, keep=keep)
+    return None

@@ -124,14 +124,3 @@ class Clock:
         rate = self.rates.get(str(members[0].settings.model))
         ahead = 0.0 if rate is None else sum(samples(run.settings) for run in members) / rate
         return time.monotonic() - self.begun + ahead
-
-
-def spoken(seconds: float) -> str:
-    """A duration in words.
-
-    >>> spoken(40), spoken(400), spoken(40_000)
-    ('40 s', '7 min', '11.1 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -19,6 +19,7 @@ from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Head, Identity, 
 
 LARGEST = 2**30  # bytes; larger files are refused
 SUMMED = ("run.json", "rounds.jsonl", "done")  # the files in SHA256SUMS
+GONE = ".gone-"  # begins the name of a folder that is being deleted
 DEEPEST = 100  # levels of nested JSON
 RESTORE = "restore it from a copy, or delete the run's folder and run again"
 
@@ -75,8 +76,9 @@ def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """The run folders at or below a path; a subfolder that a running process deletes meanwhile is skipped."""
+    """The run folders at or below a path; a subfolder that a process deletes, or that is half deleted, is skipped."""
     for folder, below, files in os.walk(path):
+        below[:] = [name for name in below if not name.startswith(GONE)]
         if "run.json" in files:
             below.clear()
             yield Path(folder)

@@ -9,7 +9,7 @@ from fedgma.records.reader import PathLike, Run
 from fedgma.reports.pictures import Picture, make_pictures
 from fedgma.reports.plots.style import save, svg
 from fedgma.reports.report import Report, common_settings, varied_settings, write_tables
-from fedgma.reports.tables import Table, numeric, said
+from fedgma.reports.tables import Table, html
 from fedgma.statistics.labels import plain
 
 STYLE = """
@@ -100,22 +100,7 @@ def _table(table: Table) -> str:
 
 
 def _rows(table: Table) -> str:
-    right = numeric(table)
-    head = "".join(f"<th{_place(n)}>{escape(name)}</th>" for name, n in zip(table.header, right, strict=True))
-    body = "".join(
-        f"<tr>{''.join(_cell(said(value), n) for value, n in zip(row, right, strict=True))}</tr>\n"
-        for row in table.rows
-    )
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
-
-
-def _cell(text: str, right: bool) -> str:
-    attribute = ' class="long"' if len(text) > 40 else _place(right)
-    return f"<td{attribute}>{escape(text)}</td>"
-
-
-def _place(right: bool) -> str:
-    return ' class="n"' if right else ""
+    return f'<div class="wide">{html(table)}</div>'
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedgma.errors import FedgmaError
+from fedgma.errors import DataError, FedgmaError
 from fedgma.records.format import Record
 from fedgma.records.reader import Run, curve, number, numbers
 from fedgma.reports.plots.curves import BANDS, draw_accuracy
@@ -42,6 +42,16 @@ def make_pictures(rows: Sequence[Row]) -> list[Picture]:
     """Every figure that these rows have the numbers for."""
     with plain_text():
         return list(_with_own_names(list(_drawn(rows))))
+
+
+def plot_accuracy(rows: Sequence[Row]) -> Figure:
+    """Accuracy by round of all rows in one figure; rows of several settings are lines without a paired difference."""
+    if not rows:
+        raise DataError("expected runs with evaluated rounds, got none; set evaluate_every to 1 or more")
+    settings = scenes(rows)
+    arms = next(iter(settings.values())) if len(settings) == 1 else {row.name: row for row in rows}
+    with plain_text():
+        return draw_accuracy(_test_curves(arms))
 
 
 def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
@@ -99,7 +109,6 @@ def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) 
 
 
 def _accuracy(title: str, scene: Scene) -> Picture | None:
-    arms = {name: {run.seed: curve(run, "test", "accuracy") for run in row.runs} for name, row in scene.items()}
     seeds = max(len(row.runs) for row in scene.values())
     several = seeds > 1
     caption = f"Test accuracy after each evaluated round, {f'mean of {seeds} seeds' if several else 'one seed'}"
@@ -111,7 +120,12 @@ def _accuracy(title: str, scene: Scene) -> Picture | None:
             caption += " Below: the paired difference, which the verdict is on" + (
                 "; band: 95 % CI." if several else "."
             )
-    return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(arms))
+    return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(_test_curves(scene)))
+
+
+def _test_curves(scene: Scene) -> dict[str, dict[int, dict[int, float]]]:
+    """Arm -> seed -> round -> test accuracy."""
+    return {name: {run.seed: curve(run, "test", "accuracy") for run in row.runs} for name, row in scene.items()}
 
 
 def _agreement(title: str, scene: Scene) -> Picture | None:

@@ -51,7 +51,8 @@ def make_report(
     optional = [splits_table(shown), apart_table(apart, versions), unfinished_table(runs)]
     return Report(
         title=title(runs),
-        verdicts=tuple(_verdict(pair, len(comparisons) == 1) for pair in comparisons) or (_without_pair(finished),),
+        verdicts=tuple(verdict_of(pair, alone=len(comparisons) == 1) for pair in comparisons)
+        or (_without_pair(finished),),
         runs=tuple(runs),
         rows=tuple(shown),
         comparisons=tuple(comparisons),
@@ -153,8 +154,8 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def _verdict(comparison: Comparison, alone: bool) -> str:
-    """The verdict, preceded by the names of the arms if there are several comparisons."""
+def verdict_of(comparison: Comparison, *, alone: bool) -> str:
+    """The verdict as a sentence; unless it stands `alone`, the names of the arms come first."""
     first, second = comparison.names
     text = comparison.text if alone and comparison.cells else f"{first} against {second}: {comparison.text}"
     return text[0].upper() + text[1:]

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import NamedTuple
 
 from fedgma.records.reader import Run, curve
@@ -234,6 +235,30 @@ def text(table: Table) -> str:
         for line in lines
     ]
     return "\n".join(line.rstrip() for line in padded)
+
+
+def html(table: Table) -> str:
+    """A table as an HTML table.
+
+    >>> html(Table("t", "T", ("a & b",), ((1,),))).splitlines()[1]
+    '<thead><tr><th class="n">a &amp; b</th></tr></thead>'
+    """
+    right = numeric(table)
+    head = "".join(f"<th{_place(n)}>{escape(name)}</th>" for name, n in zip(table.header, right, strict=True))
+    body = "".join(
+        f"<tr>{''.join(_in_html(said(value), n) for value, n in zip(row, right, strict=True))}</tr>\n"
+        for row in table.rows
+    )
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+
+
+def _in_html(text: str, right: bool) -> str:
+    attribute = ' class="long"' if len(text) > 40 else _place(right)
+    return f"<td{attribute}>{escape(text)}</td>"
+
+
+def _place(right: bool) -> str:
+    return ' class="n"' if right else ""
 
 
 WRITERS: dict[str, Callable[[Table], str]] = {"md": markdown, "tex": latex, "csv": comma_separated}

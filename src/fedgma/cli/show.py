@@ -1,0 +1,62 @@
+"""`fedgma show`: everything that a run folder says about its run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedgma.cli.runs import Folders, Json, Run, folders_of
+
+
+def show(run: Run, runs: Folders = None, as_json: Json = False) -> None:
+    """Show a run: name and note, state, scores, settings, data, software, and whether its model was kept."""
+    from fedgma.records.lookup import find_run
+
+    facts = facts_of(find_run(run, folders_of(runs)))
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for name, value in _lines(facts):
+        typer.echo(f"{name:24s} {value}".rstrip())
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What is known about a run, as a JSON object."""
+    from fedgma.records.checkpoints import checkpoint_rounds
+    from fedgma.records.label import read_label
+    from fedgma.records.lookup import state_of
+    from fedgma.records.reader import curve, read_run
+    from fedgma.statistics.arms import summarise
+
+    run = read_run(folder)
+    accuracies = curve(run, "test", "accuracy")
+    head: dict[str, Any] = dict(run.head)
+    kept = checkpoint_rounds(folder / "checkpoints")
+    return {
+        "run": folder.name,
+        "folder": str(folder),
+        **read_label(folder)._asdict(),
+        "state": state_of(folder),
+        "rounds": f"{len(run.rounds)} of {run.planned}",
+        "model": f"of round {kept[-1]}: fedgma export {folder}" if kept else "not kept",
+        "scores": summarise(accuracies)._asdict() if accuracies else {},
+        "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        **{name: head[name] for name in ("started", "device", "versions", "precision", "parameters") if name in head},
+        "data": {name: value for name, value in head.get("data", {}).items() if name != "counts"},
+        "settings": {name: value for name, value in run.settings.items() if value is not None},
+    }
+
+
+def _lines(facts: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    """Nested facts as lines; what is empty is left out."""
+    from fedgma.reports.tables import said
+    from fedgma.statistics.labels import plain
+
+    lines: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            lines += _lines(value, f"{name}: " if name != "settings" else "")
+        elif value not in ("", None):
+            lines.append((f"{before}{name}", said(value) if before == "scores: " else plain(value)))
+    return lines

@@ -1,0 +1,54 @@
+"""How commands print a table: fitted to a terminal, as plain columns into a pipe or a log file, or as JSON."""
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from fedgma.reports.tables import Table
+
+
+def say_table(table: "Table", *, as_json: bool = False) -> None:
+    """Print a table; as JSON a list with an object for each row."""
+    from rich.console import Console
+
+    from fedgma.reports.tables import text
+
+    console = Console(highlight=False, markup=False)
+    if as_json:
+        typer.echo(json.dumps(objects(table)))
+    elif console.is_terminal:
+        console.print(_fitted(table))
+    else:
+        typer.echo(text(table))
+
+
+def objects(table: "Table") -> list[dict[str, object]]:
+    """The rows of a table as JSON objects; a mean with a deviation is an object too."""
+    from fedgma.statistics.arms import Spread
+
+    return [
+        {
+            name: value._asdict() if isinstance(value, Spread) else value
+            for name, value in zip(table.header, row, strict=True)
+        }
+        for row in table.rows
+    ]
+
+
+def _fitted(table: "Table") -> object:
+    from rich.table import Column
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    from fedgma.reports.tables import numeric, said
+
+    columns = [
+        Column(name, justify="right" if right else "left")
+        for name, right in zip(table.header, numeric(table), strict=True)
+    ]
+    fitted = RichTable(*columns, box=None, header_style="bold")
+    for row in table.rows:
+        fitted.add_row(*(Text(said(value)) for value in row))
+    return fitted

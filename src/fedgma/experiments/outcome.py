@@ -1,0 +1,143 @@
+"""What `fedgma.run` returns: verdicts, tables, curves, a plot and the trained models, ready for a notebook."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedgma.errors import ConfigError
+from fedgma.experiments.notebook import shown
+from fedgma.records.checkpoints import State
+from fedgma.records.reader import Run, curve
+from fedgma.records.trained import read_model
+from fedgma.reports.report import verdict_of
+from fedgma.reports.tables import Table, Value, html, text
+from fedgma.reports.trackers import scalars
+from fedgma.statistics.arms import Row, Summary, grouped, last_rounds, summarise
+from fedgma.statistics.comparisons import Comparison
+from fedgma.statistics.selection import select
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+
+class Outcome(NamedTuple):
+    """The results: runs with their rounds, arms over seeds, and each other arm against the plain mean."""
+
+    runs: tuple[Run, ...]
+    arms: tuple[Row, ...]
+    comparisons: tuple[Comparison, ...]  # of the metric `last10`, cell by cell
+    notes: tuple[str, ...] = ()  # warnings on the identity of runs
+    models: Mapping[str, State] = {}  # of runs without a folder, by fingerprint
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """The verdict of each comparison as a sentence."""
+        return tuple(verdict_of(pair, alone=len(self.comparisons) == 1) for pair in self.comparisons)
+
+    def table(self) -> Any:
+        """One row for each run: its arm, the settings that tell it apart, seed, rounds, and accuracies in percent.
+
+        A pandas DataFrame if pandas is installed, else a list of dicts.
+        """
+        return _frame([_scores(run, row) for row in grouped(self.runs) for run in row.runs])
+
+    def curves(self) -> Any:
+        """One row for each round of each run, with every number that was recorded, such as `test/accuracy`.
+
+        A pandas DataFrame if pandas is installed, else a list of dicts. What a round did not measure is missing.
+        """
+        return _frame(
+            [
+                {"arm": row.name, "seed": run.seed, "round": record["round"], **_numbers(record)}
+                for row in grouped(self.runs)
+                for run in row.runs
+                for record in run.rounds
+            ]
+        )
+
+    def state_dict(self, arm: str | None = None, seed: int | None = None) -> "dict[str, Tensor]":
+        """The trained model of one run, for `load_state_dict` of the same module in plain torch.
+
+        `arm` is a name in the table or words such as "gma" or "aggregator=gma,tau=0.4"; it may be left out if there is
+        one arm. Without `seed`, the run of the arm's first seed is taken.
+        """
+        import torch
+
+        run = _chosen(self.runs, arm, seed)
+        own = self.models.get(str(run.head.get("fingerprint")))
+        arrays = read_model(run.folder).arrays if own is None else own
+        return {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
+
+    def plot(self) -> "Figure":
+        """Test accuracy by round, mean over seeds, with the paired difference to the plain mean if it is one setting.
+
+        A matplotlib figure: a notebook shows it, and `figure.savefig("curves.png")` writes it.
+        """
+        from fedgma.reports.pictures import plot_accuracy
+
+        return shown(plot_accuracy(self.arms))
+
+    def __repr__(self) -> str:
+        """A short summary; the fields hold everything."""
+        return "\n".join([self._title, text(_summary(self)), *(f"{line}." for line in self.verdicts)])
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        lines = "".join(f"<p>{escape(line)}.</p>" for line in self.verdicts)
+        return f"<p>{escape(self._title)}</p>{html(_summary(self))}{lines}"
+
+    @property
+    def _title(self) -> str:
+        seeds = len({run.seed for run in self.runs})
+        arms = len(self.arms)
+        return f"{_many(len(self.runs), 'run')}: {_many(arms, 'arm')}, {_many(seeds, 'seed')}; test accuracy in percent"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _summary(outcome: Outcome) -> Table:
+    """The arms with their scores over seeds."""
+    names = {"last10": last_rounds(outcome.runs)} if outcome.runs else {}
+    header = ("arm", *(names.get(name, name) for name in Summary._fields), "seeds")
+    rows: list[tuple[Value, ...]] = [(arm.name, *arm.scores.values(), len(arm.runs)) for arm in outcome.arms]
+    return Table("arms", "", header, tuple(rows))
+
+
+def _scores(run: Run, row: Row) -> dict[str, Any]:
+    accuracies = curve(run, "test", "accuracy")
+    scores = summarise(accuracies)._asdict() if accuracies else dict.fromkeys(Summary._fields)
+    return {"run": run.folder.name, "arm": row.name, **row.label, "seed": run.seed, "rounds": len(run.rounds), **scores}
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a round, without those of single layers."""
+    return {name: value for name, value in scalars(record) if not name.startswith("mask/layers/")}
+
+
+def _frame(rows: list[dict[str, Any]]) -> Any:
+    try:
+        import pandas  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)
+
+
+def _chosen(runs: Sequence[Run], arm: str | None, seed: int | None) -> Run:
+    """The one run that an arm and a seed name."""
+    rows = grouped(runs)
+    names = [row.name for row in rows]
+    if arm is not None and arm not in names:
+        rows = grouped(select(runs, arm)[0])
+    elif arm is not None:
+        rows = [rows[names.index(arm)]]
+    if len(rows) != 1:
+        known = ", ".join(map(repr, names))
+        raise ConfigError(f"expected one arm, got {arm!r}, which fits {len(rows)} of them; name one of: {known}")
+    seeds = sorted(run.seed for run in rows[0].runs)
+    wanted = seeds[0] if seed is None else seed
+    if wanted not in seeds:
+        raise ConfigError(f"no run of {rows[0].name!r} has seed {seed}; its seeds are {', '.join(map(str, seeds))}")
+    return next(run for run in rows[0].runs if run.seed == wanted)

@@ -1,0 +1,82 @@
+"""How far training is: rounds, rate, time left and the accuracy of each arm."""
+
+from collections.abc import Mapping, Sequence
+
+from fedgma.experiments.plan import Planned, as_run
+from fedgma.records.format import Line
+from fedgma.statistics.arms import grouped
+
+MOST_ARMS = 4  # that are shown
+
+
+def arm_names(planned: Sequence[Planned]) -> dict[str, str]:
+    """The name of each run's arm, by the run's fingerprint."""
+    return {run.folder.name: row.name for row in grouped([as_run(run) for run in planned]) for run in row.runs}
+
+
+class Progress:
+    """Counts the rounds of runs that train."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names  # fingerprint -> arm
+        self.name = ""
+        self.total = self.rounds = 0
+        self.seconds = 0.0  # that the counted rounds took
+        self.curves: dict[str, list[float]] = {}  # arm -> accuracy in percent, mean over seeds
+        self._at: dict[str, int] = {}
+        self._latest: dict[str, dict[int, float]] = {}
+
+    def begin(self, members: Sequence[Planned], name: str) -> None:
+        """These runs start."""
+        self.name = name
+        self.total = sum(run.settings.rounds for run in members)
+        self.rounds, self.seconds, self.curves, self._latest = 0, 0.0, {}, {}
+        self._at = dict.fromkeys((run.fingerprint for run in members), 0)
+
+    def see(self, run: Planned, line: Line) -> None:
+        """A round was completed."""
+        self._at[run.fingerprint] = line["round"]
+        self.seconds += line["seconds"]
+        self.rounds += 1
+        scores = line.get("test")
+        accuracy = None if scores is None else scores.get("accuracy")
+        if accuracy is not None:
+            arm = self.names[run.fingerprint]
+            self._latest.setdefault(arm, {})[run.settings.seed] = 100 * accuracy
+            seen = self._latest[arm]
+            self.curves.setdefault(arm, []).append(sum(seen.values()) / len(seen))
+
+    @property
+    def done(self) -> int:
+        """Rounds that are complete, with those of before a resume."""
+        return sum(self._at.values())
+
+    @property
+    def rate(self) -> float:
+        """Rounds a second."""
+        return self.rounds / max(self.seconds, 1e-9)
+
+    @property
+    def text(self) -> str:
+        """One line: how far, how long still, and the accuracy of each arm."""
+        parts = [f"{self.done} of {self.total} rounds"]
+        if self.rounds and self.done < self.total:
+            parts.append(f"about {duration((self.total - self.done) / self.rate)} left")
+        shown = [f"{arm} {curve[-1]:.1f} %" for arm, curve in list(self.curves.items())[:MOST_ARMS]]
+        return ", ".join([f"{self.name}: {parts[0]}", *parts[1:], *shown]) + self.more_arms
+
+    @property
+    def more_arms(self) -> str:
+        """How many arms are not shown, in words."""
+        return f" and {len(self.curves) - MOST_ARMS} more" if len(self.curves) > MOST_ARMS else ""
+
+
+def duration(seconds: float) -> str:
+    """A duration in words.
+
+    >>> duration(40), duration(400), duration(40_000)
+    ('40 s', '7 min', '11.1 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

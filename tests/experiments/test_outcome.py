@@ -1,0 +1,173 @@
+"""What `fedgma.run` returns: tables, curves, models, a plot, a short text; and the bar in a notebook."""
+
+import shutil
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedgma
+from fedgma.data.files import from_arrays
+from fedgma.errors import ConfigError, DataError
+from fedgma.records.trained import read_model
+
+SETTINGS = {
+    "partition": {"clients": 4},
+    "rounds": 3,
+    "seed": [0, 1],
+    "client_test_size": 0,
+    "evaluate_every": 2,
+    "batch_size": 7,
+}
+
+
+class Net(nn.Module):
+    """With a buffer that is averaged, a counter, and a part that is frozen."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(shape[0])
+        self.frozen = nn.Linear(shape[0], 6).requires_grad_(False)
+        self.last = nn.Linear(6, classes)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.frozen(self.norm(x))))
+
+
+def arrays():
+    x = np.random.default_rng(0).normal(size=(120, 5)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(int)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The same runs with folders and without, and those folders."""
+    out = tmp_path_factory.mktemp("runs")
+    with_folders = fedgma.run(SETTINGS, data=arrays(), model=Net, out=str(out))
+    return with_folders, fedgma.run(SETTINGS, data=arrays(), model=Net), out
+
+
+def test_a_table_has_a_row_for_each_run_and_curves_one_for_each_round(kept, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)  # not installed
+    outcome, _, _ = kept
+    rows = outcome.table()
+    assert [(row["arm"], row["aggregator"], row["seed"]) for row in rows] == [
+        ("mean", "mean", 0),
+        ("mean", "mean", 1),
+        ("GMA", "gma", 0),
+        ("GMA", "gma", 1),
+    ]
+    scores = outcome.arms[0].scores["last10"]
+    assert (rows[0]["last10"] + rows[1]["last10"]) / 2 == pytest.approx(scores.mean)
+    lines = outcome.curves()
+    assert len(lines) == 4 * 3
+    assert lines[1]["test/accuracy"] == outcome.runs[0].rounds[1]["test"]["accuracy"]
+
+
+def test_a_table_is_a_data_frame_where_pandas_is_installed(kept, monkeypatch):
+    frames = types.ModuleType("pandas")
+    frames.DataFrame = lambda rows: ("frame", len(rows))
+    monkeypatch.setitem(sys.modules, "pandas", frames)
+    assert kept[0].table() == ("frame", 4)
+    assert kept[0].curves() == ("frame", 12)
+
+
+def test_the_trained_model_loads_into_plain_torch_with_a_folder_and_without(kept):
+    outcome, without, out = kept
+    for arm in ("gma", "mean"):
+        (run,) = [run for run in outcome.runs if run.settings["aggregator"] == arm and run.seed == 1]
+        state = outcome.state_dict(arm, seed=1)
+        net = Net((5,), 2)
+        net.load_state_dict(state)  # strict: every name, and no other
+        assert int(net.norm.num_batches_tracked) > 0
+        for name, value in without.state_dict(arm, seed=1).items():
+            assert torch.equal(value, state[name])
+        final = read_model(out / run.folder.name)
+        assert final.round == 3
+        test = from_arrays(*arrays()).test
+        right = net.eval()(torch.from_numpy(test.x)).argmax(1) == torch.from_numpy(test.y)
+        assert float(right.float().mean()) == pytest.approx(run.rounds[-1]["test"]["accuracy"])
+    assert not torch.equal(outcome.state_dict("GMA", seed=0)["last.bias"], outcome.state_dict("mean")["last.bias"])
+
+
+def test_an_arm_or_seed_that_is_not_there_is_named(kept):
+    with pytest.raises(ConfigError, match="name one of: 'mean', 'GMA'"):
+        kept[0].state_dict()
+    with pytest.raises(ConfigError, match="no run of 'GMA' has seed 7; its seeds are 0, 1"):
+        kept[0].state_dict("gma", seed=7)
+
+
+def test_a_run_that_kept_no_model_says_what_to_do(kept, tmp_path):
+    folder = tmp_path / kept[0].runs[0].folder.name
+    shutil.copytree(kept[0].runs[0].folder, folder)
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(DataError, match=r"kept no model; `fedgma rm .* without --no-state"):
+        read_model(folder)
+
+
+def test_an_outcome_is_shown_in_a_few_lines(kept):
+    outcome, _, _ = kept
+    shown = repr(outcome)
+    assert len(shown) < 1000
+    assert shown.splitlines()[0] == "4 runs: 2 arms, 2 seeds; test accuracy in percent"
+    assert "last 3 rounds" in shown
+    assert outcome.verdicts[0] in shown
+    assert "<td>GMA</td>" in outcome._repr_html_()
+
+
+def test_a_plot_is_a_figure_with_the_paired_difference(kept):
+    accuracy, difference = kept[0].plot().axes
+    assert [line.get_label() for line in accuracy.lines] == ["mean", "GMA"]
+    assert "ahead" in difference.get_ylabel()
+
+
+class Kernel:
+    """IPython inside a notebook, as far as it is asked."""
+
+    def __init__(self):
+        self.written, self.figures = [], {}
+        self.kernel = object()
+        self.display_formatter = types.SimpleNamespace(formatters={"image/png": self})
+
+    def __contains__(self, kind):
+        return kind in self.figures
+
+    def for_type(self, kind, writer):
+        self.figures[kind] = writer
+
+    def display(self, bundle, *, raw, display_id):
+        assert raw
+        assert display_id
+        self.written.append(bundle)
+        return self
+
+    def update(self, bundle, *, raw):
+        assert raw
+        self.written.append(bundle)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    shell = Kernel()
+    module, shown = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    module.get_ipython, shown.display = (lambda: shell), shell.display
+    module.version_info = (9, 0)  # matplotlib asks
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    return shell
+
+
+def test_a_notebook_shows_progress_and_draws_figures(kernel):
+    chosen = {**SETTINGS, "model": "logistic", "seed": 0}
+    outcome = fedgma.run(chosen, data=arrays())
+    assert kernel.written[0]["text/plain"] == "training: 0 of 6 rounds"
+    assert kernel.written[-1]["text/plain"].startswith("training: 6 of 6 rounds, mean ")
+    assert '<progress value="6" max="6">' in kernel.written[-1]["text/html"]
+    figure = outcome.plot()
+    assert kernel.figures[type(figure)](figure).startswith(b"\x89PNG")
+    kernel.written.clear()
+    fedgma.run(chosen, data=arrays(), progress=False)
+    assert kernel.written == []
