@@ -21,15 +21,17 @@ from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
-from fedgma.experiments.identity import ModelIdentity, data_identity, model_identity
+from fedgma.experiments.identity import ModelIdentity, data_identity, model_identity, task_identity
 from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.own_code import file_of, load_code
+from fedgma.experiments.run_tasks import fitting, make_task, task_name
 from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
 from fedgma.records.format import Identity
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
 from fedgma.training.models import Model, build
+from fedgma.training.task import Task
 
 Data = Dataset | tuple[Any, Any]
 
@@ -44,19 +46,22 @@ class Materials:
         folder: Path | None = None,
         data: Data | None = None,
         model: Model | None = None,
+        task: object = None,
         precision: str = "fp32",
         version: str | None = None,
     ) -> None:
         self.precision = check_precision(precision)
         self.version = version  # the user's name for this version of their data and code
         self.folder = folder  # where relative paths in the settings start; then the current folder
-        self.data = from_arrays(*data) if isinstance(data, tuple) and not isinstance(data, Dataset) else data
+        self.data = data
         self.model = model
+        self.task_given = task  # by name, or a user's class or object
         self._chosen = device
-        self._loaded: dict[str, Dataset] = {}
-        self._placed: dict[str, Placed] = {}
+        self._loaded: dict[tuple[Any, ...], Dataset] = {}
+        self._placed: dict[tuple[Any, ...], Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
         self._models: dict[str, Model] = {}
+        self._tasks: dict[str, Task] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
 
     @cached_property
@@ -76,12 +81,14 @@ class Materials:
         """The settings, with the names of the data and the model that were passed in Python."""
         named: dict[str, str] = {}
         if self.data is not None:
-            named["dataset"] = OWN + self.data.name
+            named["dataset"] = OWN + (self.data.name if isinstance(self.data, Dataset) else "own")
         if self.model is not None and not isinstance(self.model, str):
             kind = type(self.model) if isinstance(self.model, nn.Module) else self.model
             named["model"] = OWN + getattr(kind, "__name__", "factory")
         elif self.model is not None:
             named["model"] = self.model
+        if (task := task_name(self.task_given)) is not None:
+            named["task"] = task
         return settings.model_copy(update=named)
 
     def located(self, settings: Settings) -> Settings:
@@ -89,23 +96,30 @@ class Materials:
         update = {}
         if is_path(settings.dataset) and (path := self._find(settings.dataset)) is not None:
             update["dataset"] = str(path.resolve())
-        if (file := self._model_file(str(settings.model))) is not None:
-            update["model"] = f"{file.resolve()}:{str(settings.model).rpartition(':')[2]}"
+        for setting in ("model", "task"):
+            name = str(getattr(settings, setting))
+            if (file := self._code_file(name, setting)) is not None:
+                update[setting] = f"{file.resolve()}:{name.rpartition(':')[2]}"
         return settings.model_copy(update=update)
 
     def identity(self, settings: Settings) -> Identity:
         """What decides the outcome of a run besides its settings: data, model, precision and the user's version."""
         parts = {**self._data_identity(settings), "model": self.model_identity(settings).text}
+        if ":" in settings.task:
+            parts["task"] = task_identity(self.task(settings)).text
         named = {} if self.version is None else {"version": self.version}
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
     def notes(self, settings: Settings) -> list[str]:
         """Warnings on a run's identity: code that cannot be fingerprinted, if no version was given."""
         unknown = self.model_identity(settings).unknown
+        what = f"model {settings.model}"
+        if not unknown and ":" in settings.task:
+            unknown, what = task_identity(self.task(settings)).unknown, f"task {settings.task}"
         if not unknown or self.version is not None:
             return []
         return [
-            f"the code of model {settings.model} could not be fingerprinted (it uses {', '.join(unknown)}): a change "
+            f"the code of {what} could not be fingerprinted (it uses {', '.join(unknown)}): a change "
             "there does not make new runs; give version=... and change it with the code"
         ]
 
@@ -125,7 +139,7 @@ class Materials:
         return cast(ModelIdentity, self._identities[key])
 
     def _data_identity(self, settings: Settings) -> dict[str, str]:
-        key = ("data", settings.dataset)
+        key = ("data", *_data_key(settings))
         if key not in self._identities:
             handed_over = settings.dataset.startswith(OWN)
             self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over)
@@ -138,18 +152,26 @@ class Materials:
         return (3, *shape[1:]) if isinstance(_shift(settings) or data.shift, Colour) else shape
 
     def dataset(self, settings: Settings) -> Dataset:
-        """The data set of a run."""
-        if settings.dataset not in self._loaded:
-            self._loaded[settings.dataset] = self._load(settings.dataset)
-        return self._loaded[settings.dataset]
+        """The data set of a run, whose targets fit its task."""
+        key = _data_key(settings)
+        if key not in self._loaded:
+            self._loaded[key] = fitting(self.task(settings), self._load(settings))
+        return self._loaded[key]
+
+    def task(self, settings: Settings) -> Task:
+        """What a run's model learns: a task of the library, or of the user."""
+        name = settings.task
+        if name not in self._tasks:
+            self._tasks[name] = make_task(name, self.task_given, self._code_file)
+        return self._tasks[name]
 
     def federation(self, settings: Settings) -> Federation:
         """The federation of a run; runs with equal settings share one object."""
         part = settings.partition
-        key = (settings.dataset, part, settings.shift, settings.validation, settings.client_test_size)
+        key = (*_data_key(settings), part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
             placed = self._place(settings)
-            dealt = divide(placed.dataset, part.name, part.clients, seed=part.seed or 0, **_details(settings))
+            dealt = divide(placed.dataset, str(part.name), part.clients, seed=part.seed or 0, **_details(settings))
             self._federations[key] = federate(
                 placed,
                 dealt,
@@ -165,6 +187,8 @@ class Materials:
         attack, clean = settings.attack, self.federation(settings)
         if attack.name == "none" or not ATTACKS[attack.name].poisons:
             return clean
+        if self.dataset(settings).target != "class":
+            raise ConfigError(f"attack: {attack.name!r} changes class labels, which task {settings.task} does not have")
         key = (id(clean), attack.name, attack.share, attack.target, attack.poisoned, settings.seed)
         if key not in self._federations:
             chosen = malicious(settings.seed, len(clean.clients), attack.share)
@@ -200,6 +224,7 @@ class Materials:
         return RunSpec(
             cast(Any, federation),  # it is frozen, but the protocol of a pool has writable attributes
             model=self.network(settings),
+            task=self.task(settings),
             seed=settings.seed,
             rounds=settings.rounds,
             clients_per_round=wanted,
@@ -239,16 +264,17 @@ class Materials:
             ) from None
 
     def _place(self, settings: Settings) -> Placed:
-        name = settings.dataset
-        if name not in self._placed:
-            self._placed[name] = place(self.dataset(settings), self.device)
-        return self._placed[name]
+        key = _data_key(settings)
+        if key not in self._placed:
+            self._placed[key] = place(self.dataset(settings), self.device)
+        return self._placed[key]
 
-    def _load(self, name: str) -> Dataset:
+    def _load(self, settings: Settings) -> Dataset:
+        name, target = settings.dataset, self.task(settings).target
         if name.startswith(OWN):
             if self.data is None:
                 raise ConfigError(f"dataset {name!r} was passed in Python; pass it again as data=...")
-            return self.data
+            return self.data if isinstance(self.data, Dataset) else from_arrays(*self.data, target=target)
         if not is_path(name):
             return load(name)
         path = self._find(name)
@@ -256,7 +282,8 @@ class Materials:
             raise ConfigError(
                 f"dataset: no file or folder {name!r} in the current folder or in that of the settings file"
             )
-        return load(str(path.resolve()))
+        text: Any = {"length": settings.sequence_length, "unit": settings.sequence_unit}
+        return load(str(path.resolve()), target=target, **text)
 
     def _model_file(self, name: str) -> Path | None:
         """The Python file of a model named `file.py:Name`; None for other names."""
@@ -275,6 +302,11 @@ class Materials:
     def _find(self, name: str) -> Path | None:
         folders = [Path()] if self.folder is None else [self.folder, Path()]
         return next((path for folder in folders if (path := existing(name, folder)) is not None), None)
+
+
+def _data_key(settings: Settings) -> tuple[Any, ...]:
+    """What decides how a data set is read."""
+    return settings.dataset, settings.task, settings.sequence_length, settings.sequence_unit
 
 
 def rule_of(settings: Settings) -> Rule:
@@ -323,7 +355,7 @@ def _details(settings: Settings) -> dict[str, Any]:
         "dirichlet": ("alpha", "min_size"),
         "quantity": ("beta", "min_size"),
         "natural": ("held_out",),
-    }[part.name]
+    }[str(part.name)]
     return {name: getattr(part, name) for name in wanted}
 
 

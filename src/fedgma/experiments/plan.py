@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from fedgma.experiments.grid import Grid, expand, read_grid
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.run_tasks import metric_facts
 from fedgma.experiments.settings import Settings, complete, record
-from fedgma.records.format import FORMAT, Done, Head, Identity, Record, fingerprint, lineage
+from fedgma.records.format import FORMAT, Done, Head, Identity, MetricFacts, Record, fingerprint, lineage
 from fedgma.records.reader import Run, flat, is_done
 from fedgma.simulation.spec import SHARED
 from fedgma.training.models import build, parameter_count
@@ -30,17 +31,19 @@ class Planned(NamedTuple):
     folder: Path | None
     lineage: str = ""  # fingerprint without the number of rounds
     notes: tuple[str, ...] = ()  # warnings on its identity
+    metrics: tuple[MetricFacts, ...] = ()  # of its task; empty for a classification
 
 
-def grid_of(config: Config) -> Grid:
-    """The runs of a settings file or a mapping; of the defaults if None is given."""
+def grid_of(config: Config, task: str | None = None) -> Grid:
+    """The runs of a settings file or a mapping; of the defaults if None is given. `task` replaces theirs."""
+    changed = {} if task is None else {"task": task}
     if isinstance(config, Grid):
         return config
     if isinstance(config, Settings):
-        return Grid((complete(config),), ())
+        return Grid((complete(config.model_copy(update=changed)),), ())
     if isinstance(config, Mapping):
-        return expand(config)
-    return read_grid(None if config is None else Path(config))
+        return expand({**config, **changed})
+    return read_grid(None if config is None else Path(config), [f"{key}={value}" for key, value in changed.items()])
 
 
 def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
@@ -62,6 +65,7 @@ def _planned(settings: Settings, materials: Materials, out: Path | None) -> Plan
         folder=None if out is None else out / name,
         lineage=lineage(recorded, identity),
         notes=tuple(materials.notes(settings)),
+        metrics=metric_facts(materials.task(settings)),
     )
 
 
@@ -75,6 +79,8 @@ def head_of(run: Planned) -> Head:
     """The part of a run's head that is known before it starts."""
     head = Head(format=FORMAT, fingerprint=run.fingerprint, lineage=run.lineage, settings=run.recorded)
     head["identity"] = run.identity
+    if run.metrics:
+        head["metrics"] = list(run.metrics)
     if run.notes:
         head["notes"] = list(run.notes)
     return head
@@ -90,7 +96,8 @@ def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
     together: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         chosen = run.settings
-        key = (chosen.dataset, chosen.shift.name, *(getattr(chosen, name) for name in SHARED))
+        text = (chosen.sequence_length, chosen.sequence_unit)
+        key = (chosen.dataset, text, chosen.shift.name, *(getattr(chosen, name) for name in SHARED))
         together.setdefault(key, []).append(run)
     return list(together.values())
 

@@ -23,6 +23,7 @@ from fedgma.experiments.notebook import NotebookBar, notebook
 from fedgma.experiments.outcome import Outcome
 from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, missing, pack, plan
 from fedgma.experiments.progress import Progress, arm_names
+from fedgma.experiments.run_tasks import task_name
 from fedgma.records.checkpoints import Checkpoint, State, checkpoint_rounds, read_checkpoint
 from fedgma.records.format import Line, Record
 from fedgma.records.reader import curve, finished, read_rounds
@@ -124,7 +125,7 @@ def _play_on(
             now = time.perf_counter()
             seconds, began = (now - began) / len(records), now
             for entry in records:
-                line = line_of(entry, seconds)
+                line = line_of(entry, seconds, fleet.task)
                 if (folder := folders[entry.run]) is not None:
                     folder.append(line)
                 model = None
@@ -166,6 +167,7 @@ def rounds(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    task: object = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -173,10 +175,13 @@ def rounds(
 ) -> Iterator[Played]:
     """Train every run of a configuration and yield each round; with `out`, write run folders and skip finished runs.
 
-    Runs are identified by their settings and by the content of their data and model. Give a `version`, and change it
-    with your code, where that content cannot be fingerprinted.
+    `task` is what the model learns: a name such as "regression", or a class or object of your own. Runs are identified
+    by their settings and by the content of their data, model and task. Give a `version`, and change it with your code,
+    where that content cannot be fingerprinted.
     """
-    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
+    planned, materials = _planned(
+        config, out, device, data=data, model=model, task=task, precision=precision, version=version
+    )
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
 
@@ -186,6 +191,7 @@ def run(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    task: object = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -196,7 +202,9 @@ def run(
 
     In a Jupyter notebook a line shows the progress, unless `progress` is false.
     """
-    planned, materials = _planned(config, out, device, data=data, model=model, precision=precision, version=version)
+    planned, materials = _planned(
+        config, out, device, data=data, model=model, task=task, precision=precision, version=version
+    )
     packed = pack(missing(planned), materials)
     seen = Progress(arm_names(planned))
     seen.begin([run for members in packed for run in members], "training")
@@ -217,7 +225,7 @@ def _planned(
     config: Config, out: str | os.PathLike[str] | None, device: str, **options: Any
 ) -> tuple[list[Planned], Materials]:
     """The runs of a configuration and their materials; options are those of `Materials`."""
-    grid = grid_of(config)
+    grid = grid_of(config, task_name(options["task"]))
     materials = Materials(device, folder=grid.folder, **options)
     return plan(grid, materials, None if out is None else Path(out)), materials
 

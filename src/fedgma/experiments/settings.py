@@ -15,13 +15,12 @@ from pydantic import Field, model_validator
 from fedgma.aggregation.rules import RULES
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
-from fedgma.experiments import local_training
+from fedgma.experiments import local_training, task_settings
 from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
 from fedgma.simulation.attacks import ATTACKS
 
 MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
-TASKS = ("classification",)
 
 # algorithm -> server optimiser and its default rate; adaptive steps have a size near 1, so their rates are small
 ALGORITHMS: dict[str, tuple[str, float]] = {
@@ -59,8 +58,9 @@ def _readers(name: str) -> str:
 class PartitionSettings(Section):
     """Which client holds which samples."""
 
-    name: Literal["iid", "label_skew", "dirichlet", "quantity", "natural"] = Field(
-        default="label_skew", description="how samples are divided among clients"
+    name: Literal["iid", "label_skew", "dirichlet", "quantity", "natural"] | None = Field(
+        default=None,
+        description="how samples are divided among clients; by default `label_skew`, `iid` for tasks without classes",
     )
     clients: Whole | None = Field(
         default=None, description="number of clients; by default 100, or for `natural` one for each owner"
@@ -126,12 +126,15 @@ class Settings(Section):
     """Everything that decides the outcome of one run."""
 
     dataset: str = Field(
-        default="fmnist-mini", description="a known data set, or the path of an .npz file or of a folder of images"
+        default="fmnist-mini",
+        description="a known data set, or the path of an .npz or .txt file or of a folder of images or text",
     )
     task: str = Field(
         default="classification",
-        description=f"what the model learns: {', '.join(TASKS)}, or your own as `file.py:Name`",
+        description=f"what the model learns: {', '.join(task_settings.TASKS)}, or your own as `file.py:Name`",
     )
+    sequence_length: Whole = Field(default=64, description="for text: tokens of a sample")
+    sequence_unit: Literal["window", "line"] = Field(default="window", description="for text: what a sample is")
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
     attack: AttackSettings = AttackSettings()
@@ -241,10 +244,7 @@ class Settings(Section):
             raise ValueError(
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
             )
-        if ":" not in self.task and self.task not in TASKS:
-            raise ValueError(
-                f"task: unknown task {self.task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'"
-            )
+        task_settings.check_task(self.task)
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
         return self
@@ -255,7 +255,7 @@ SECTIONS = ("partition", "shift", "attack", *local_training.AXES)
 
 def is_path(dataset: str) -> bool:
     """Whether a data set is given as the path of a user's file or folder."""
-    return dataset.endswith(".npz") or "/" in dataset or os.sep in dataset
+    return dataset.endswith((".npz", ".txt")) or "/" in dataset or os.sep in dataset
 
 
 def complete(settings: Settings) -> Settings:
@@ -266,7 +266,8 @@ def complete(settings: Settings) -> Settings:
     ('lenet', 100, 10, 0.01)
     """
     model, epochs, classes = PAPER.get(settings.dataset, ("lenet", 1, 2))
-    part, natural = settings.partition, settings.partition.name == "natural"
+    how = settings.partition.name or task_settings.usual_partition(settings)
+    part, natural = settings.partition.model_copy(update={"name": how}), how == "natural"
     clients = part.clients if part.clients is not None or natural else 100
     open_part = {
         "clients": clients,
@@ -285,7 +286,7 @@ def complete(settings: Settings) -> Settings:
             "shift": settings.shift.model_copy(update={"name": shift}),
             "attack": _complete_attack(settings.attack),
             "round_schedule": local_training.completed(settings.round_schedule, settings.rounds),
-            "model": settings.model or model,
+            "model": settings.model or task_settings.usual_model(settings, model),
             "local_epochs": settings.local_epochs or epochs,
             "clients_per_round": settings.clients_per_round or (10 if clients is None else min(10, clients)),
             "server_learning_rate": settings.server_learning_rate or ALGORITHMS[settings.algorithm][1],
@@ -347,6 +348,7 @@ USED: dict[str, Callable[[Settings], bool]] = {
     "attack.target": _attacks("backdoor"),
     "attack.poisoned": _attacks("backdoor"),
     **local_training.USED,
+    **task_settings.USED,
 }
 
 
@@ -365,8 +367,6 @@ def record(settings: Settings) -> dict[str, Any]:
         nested["inverse_sparsity_scale"] = None
     if settings.augment == "none":  # keeps fingerprints from before this setting existed
         del nested["augment"]
-    if settings.task == "classification":  # as above
-        del nested["task"]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
@@ -375,4 +375,4 @@ def record(settings: Settings) -> dict[str, Any]:
         file, sign, name = str(getattr(settings, own)).rpartition(":")
         if file.endswith(".py"):
             nested[own] = f"{PurePath(file).name}{sign}{name}"
-    return local_training.trimmed(nested, settings)
+    return task_settings.trimmed(local_training.trimmed(nested, settings))

@@ -283,7 +283,8 @@ def _different(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
 
 def _version(part: str, run: Run, *, many: bool = False) -> str:
     """A part of a run's identity in words: "another version of t.npz", or of several "different versions of t.npz"."""
-    named = {"data": f" of {run.settings.get('dataset')}", "model": f" of model {run.settings.get('model')}"}
+    named = {"data": f" of {run.settings.get('dataset')}"}
+    named |= {name: f" of {name} {run.settings.get(name)}" for name in ("model", "task")}
     noun = {"clients": "client ids", "precision": "precision"}.get(part, "version")
     if many:
         return f"different {noun.removesuffix('s')}s{named.get(part, '')}"

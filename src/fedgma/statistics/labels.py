@@ -18,6 +18,7 @@ VERSIONS = {
     "data": "data_version",
     "clients": "client_ids",
     "model": "model_version",
+    "task": "task_version",
     "precision": "precision",
     "version": "version",
 }

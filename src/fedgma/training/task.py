@@ -57,6 +57,11 @@ class Task:
         """The position in `names` of what verdicts are about: the first metric, or the loss if there is none."""
         return 1 if self.better else 0
 
+    @property
+    def lower(self) -> bool:
+        """Whether lower is better for what verdicts are about."""
+        return next(iter(self.better.values()), "lower") == "lower"
+
 
 def measures(task: Task, output: Tensor, y: Tensor) -> Tensor:
     """The measures of every sample: [sample, column].

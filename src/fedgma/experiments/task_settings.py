@@ -1,0 +1,54 @@
+"""The settings that belong to a task: its name, how text is cut, and the defaults that depend on it."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fedgma.errors import ConfigError
+
+TASKS = ("classification", "regression", "multi_label", "next_token")
+OFF = "classification"  # recorded only where it is another, which keeps fingerprints from before this setting existed
+
+
+class Run(Protocol):
+    """The settings of a run that are read here."""
+
+    @property
+    def task(self) -> str:
+        """What the model learns."""
+
+    @property
+    def model(self) -> str | None:
+        """The model."""
+
+
+def check_task(task: str) -> None:
+    """Refuse an unknown task."""
+    if ":" not in task and task not in TASKS:
+        raise ValueError(f"task: unknown task {task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'")
+
+
+def usual_partition(settings: Run) -> str:
+    """The partition of a run that names none: by class where there are classes."""
+    return "label_skew" if settings.task == OFF else "iid"
+
+
+def usual_model(settings: Run, of_data: str) -> str:
+    """The model of a run that names none: that of its data set; for other targets a linear model."""
+    if settings.task == "next_token":
+        raise ConfigError(
+            "model: next_token needs a model that puts out logits for every token; set model=file.py:Name"
+        )
+    return of_data if settings.task == OFF else "logistic"
+
+
+def _reads_text(settings: Run) -> bool:
+    return settings.task == "next_token" or ":" in settings.task
+
+
+# settings that only some runs use
+USED: dict[str, Callable[[Run], bool]] = dict.fromkeys(("sequence_length", "sequence_unit"), _reads_text)
+
+
+def trimmed(nested: dict[str, Any]) -> dict[str, Any]:
+    """A record without the settings of a task that are at their defaults."""
+    return {name: value for name, value in nested.items() if (name, value) != ("task", OFF)}
