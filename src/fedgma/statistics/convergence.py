@@ -88,10 +88,7 @@ def diverged(summaries: Sequence[Summary], metric: Metric = ACCURACY) -> list[bo
     """
     middle = median(summary.last10 for summary in summaries) if summaries else 0.0
     if metric.better == "higher":
-        tops = [max(middle, summary.best) for summary in summaries]
-        return [
-            summary.last10 < top / 2 and (metric.share or top > 0) for summary, top in zip(summaries, tops, strict=True)
-        ]
+        return [summary.last10 < max(middle, summary.best, 0.0) / 2 for summary in summaries]
     return [summary.last10 > 2 * max(0.0, min(middle, summary.best)) > 0 for summary in summaries]
 
 

@@ -105,9 +105,7 @@ def metric_of(runs: Sequence[Run], name: str | None = None) -> Metric:
         firsts = list(dict.fromkeys(metrics[0] for metrics in known))
         if len(firsts) > 1:
             names = " and ".join(metric.name for metric in firsts)
-            raise ConfigError(
-                f"these runs are scored by {names}; select those of one task, as by --where task=regression"
-            )
+            raise ConfigError(f"these runs are scored by {names}; select those of one task with --where task=...")
         return firsts[0]
     found = {metric for metrics in known for metric in metrics if metric.name == name}
     if len(found) != 1 or not all(any(metric.name == name for metric in metrics) for metrics in known):
