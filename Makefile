@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TOOLS := build/tools/bin
 RELEASE := build/release
 
-.PHONY: demo test test-all test-gpu fuzz mutants audit sbom docs lint types unit clean
+.PHONY: demo test test-all test-gpu fuzz mutants audit sbom release docs lint types unit clean
 
 demo: $(READY)
 	$(BIN)/fedgma run --out runs
@@ -35,11 +35,18 @@ audit: $(RELEASE)/.ready
 sbom: $(RELEASE)/.ready
 	$(TOOLS)/python tools/sbom.py $(RELEASE) dist/sbom.json
 
+# sdist and wheel in dist/, checked without a network, with their bill of materials; VERSION=1.2.3 writes the version first
+release: $(RELEASE)/.ready
+	$(TOOLS)/python tools/release.py dist $(VERSION)
+	$(TOOLS)/pip --python $(RELEASE) install --quiet --no-index --no-deps --force-reinstall dist/*.whl
+	$(TOOLS)/python tools/sbom.py $(RELEASE) dist/sbom.json
+
 # a clean environment with the package and the extras of a release, made by tools of their own
 $(RELEASE)/.ready: pyproject.toml constraints.txt
 	rm -rf build/tools $(RELEASE)
 	$(PYTHON) -m venv build/tools
-	$(TOOLS)/pip install --quiet --disable-pip-version-check -c constraints.txt bandit pip-audit cyclonedx-bom
+	$(TOOLS)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		bandit pip-audit cyclonedx-bom build hatchling numpy
 	$(PYTHON) -m venv --without-pip $(RELEASE)
 	$(TOOLS)/pip --python $(RELEASE) install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(TOOLS)/pip --python $(RELEASE) install --quiet --disable-pip-version-check -c constraints.txt \

@@ -17,8 +17,8 @@ RESULTS = ROOT / "results"
 LOST = "not recorded"
 NOTE = (
     "One row for runs of an experiment that share all of it. Runs are shared: an experiment may take runs that were "
-    "made for another. No run recorded the command that made it; `fedgma paper run ID --precision PRECISION` makes "
-    "runs of the same settings. A commit that is not in the history cannot be checked out; its runs have to be made "
+    "made for another. Where the command was not recorded, `fedgma paper run ID --precision PRECISION` makes runs of "
+    "the same settings. A commit that is not in the history cannot be checked out; its runs have to be made "
     "again to be reproduced exactly."
 )
 
@@ -38,14 +38,14 @@ def rows(known: set[str] | None) -> list[tuple[str | int, ...]]:
 def _facts(facts: Mapping[str, Any], known: set[str] | None) -> tuple[str, ...]:
     versions = facts.get("versions", {})
     commit = str(versions.get("commit", ""))
-    lost = known is not None and bool(commit) and commit not in known
+    lost = known is not None and bool(commit) and not any(one.startswith(commit) for one in known)
     return (
         str(facts.get("device", LOST)),
         str(facts.get("precision", LOST)),
         str(versions.get("fedgma", LOST)),
         str(versions.get("torch", LOST)),
         f"{commit[:12]}{' (not in the history)' if lost else ''}" if commit else LOST,
-        LOST,
+        str(facts.get("command", LOST)),
         str(facts["started"])[:10] if "started" in facts else LOST,
     )
 

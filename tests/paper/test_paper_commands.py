@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from fedgma.experiments.plan import grid_of, plan
 from fedgma.experiments.play import play_fleet
 from fedgma.paper import analyses, fleets
 from fedgma.paper.catalogue import experiment
+from fedgma.paper.entries import read_entries, write_export
 from fedgma.paper.findings import ClaimVerdict, Finding, read_findings, write_findings
 from fedgma.paper.fleets import kind, pack_alike
 from fedgma.paper.plans import Cut
@@ -51,13 +53,27 @@ def test_a_cut_experiment_is_played_and_said_beforehand(played):
     assert lines[1] == "no chosen rates for fmnist-mini fedavg: the defaults are used"
     assert lines[2] == "2 runs in one fleet on cpu, fp32, 0.0 million samples"
     assert len(list(out.iterdir())) == 2
-    assert {json.loads((folder / "run.json").read_text())["precision"] for folder in out.iterdir()} == {"fp32"}
+    heads = [json.loads((folder / "run.json").read_text()) for folder in out.iterdir()]
+    assert {head["precision"] for head in heads} == {"fp32"}
+    assert {head["command"] for head in heads} == {
+        shlex.join(["fedgma", "paper", "run", "E10", *CUT, "--out", str(out)])
+    }
 
 
 def test_what_is_done_is_not_repeated(played):
     code, printed, _ = call("paper", "run", "E10", *CUT, "--out", played[0])
     assert code == 0
     assert "all 2 runs are already done" in printed
+
+
+def test_what_is_done_elsewhere_is_not_repeated(played, tmp_path):
+    results, out = tmp_path / "results", tmp_path / "runs"
+    entries = read_entries([played[0]])[0]
+    write_export(entries[:1], results / "E10")
+    code, printed, _ = call("paper", "run", "E10", *CUT, "--out", out, "--done", results)
+    assert code == 0
+    assert f"1 runs are done in {results}\n1 runs in one fleet on cpu" in printed
+    assert [folder.name for folder in out.iterdir()] == [entries[1].facts["fingerprint"]]
 
 
 def test_the_runs_are_compared(played, tmp_path):
@@ -166,6 +182,8 @@ def test_findings_that_are_none_are_refused_by_the_name_of_their_file(tmp_path, 
         (["run", "E13", "--cells", "local_epochs=2"], 2, "no cell of E13 fits"),
         (["run", "E13", "--rates", "none.toml"], 2, "cannot read the chosen rates"),
         (["run", "E13", "--precision", "fp8"], 2, "unknown precision 'fp8'"),
+        (["search", "--plan", "C6"], 2, "--plan expects a search of learning rates, such as E15 or C5, got C6"),
+        (["queue", "--runs", "no-such-folder"], 3, "no such folder: no-such-folder"),
         (["compare", "E18", "."], 3, "no analysis of E18"),
         (["compare", "E13", ".", "--statistic", "median"], 2, "unknown statistic 'median'"),
         (["compare", "E13", "no-such-folder"], 3, "holds no run"),

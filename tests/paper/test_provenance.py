@@ -27,7 +27,9 @@ def test_a_lost_commit_is_said_to_be_lost(tool):
     facts = {"device": "cpu", "versions": {"fedgma": "0.1.0", "commit": "ab" * 20}}
     assert tool._facts(facts, {"ab" * 20})[4] == "abababababab"
     assert tool._facts(facts, set())[4] == "abababababab (not in the history)"
+    assert tool._facts({"versions": {"commit": "abab"}}, {"ab" * 20})[4] == "abab"  # the first digits of one
     assert tool._facts({}, set()) == ("not recorded",) * 7
+    assert tool._facts({"command": "fedgma paper run C8"}, set())[5] == "fedgma paper run C8"
 
 
 def test_runs_of_a_cpu_are_not_credited_to_a_gpu():

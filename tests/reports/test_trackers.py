@@ -1,13 +1,20 @@
+import sys
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from fedgma.errors import ConfigError
 from fedgma.records.reader import read_runs
-from fedgma.reports.trackers import to_mlflow, to_tensorboard
+from fedgma.reports.trackers import to_mlflow, to_tensorboard, to_wandb
 from run_folders import write_run
 
-WRITERS = {"tensorboard": to_tensorboard, "mlflow": lambda runs, out: to_mlflow(runs, uri=out.as_uri())}
+WRITERS = {
+    "tensorboard": to_tensorboard,
+    "mlflow": lambda runs, out: to_mlflow(runs, uri=out.as_uri()),
+    "wandb": lambda runs, out: to_wandb(runs, out=out, mode="offline"),
+}
 
 
 @pytest.mark.parametrize("package", WRITERS)
@@ -45,3 +52,27 @@ def test_mlflow_gets_settings_and_rounds(tmp_path, monkeypatch):
     assert found == [(r["round"], r["test"]["accuracy"]) for r in run.rounds]
     assert client.get_run(name).data.params["partition.clients"] == "100"
     assert client.get_run(name).info.status == "FINISHED"
+
+
+def test_wandb_gets_settings_and_rounds(tmp_path, monkeypatch):
+    """A stand-in with the part of the interface that is used; the real package starts a server process."""
+    started = []
+
+    def init(**options):
+        started.append(SimpleNamespace(options=options, logged=[], finished=False, id="a1"))
+        tracked = started[-1]
+        tracked.log = lambda numbers, step: tracked.logged.append((step, numbers["test/accuracy"]))
+        tracked.finish = lambda: setattr(tracked, "finished", True)
+        return tracked
+
+    wandb = ModuleType("wandb")
+    wandb.__spec__, wandb.init = ModuleSpec("wandb", None), init
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    write_run(tmp_path / "runs", rounds=3)
+    (run,) = read_runs([tmp_path / "runs"])
+    assert to_wandb([run], out=tmp_path, mode="offline") == ["a1"]
+    (tracked,) = started
+    assert tracked.logged == [(r["round"], r["test"]["accuracy"]) for r in run.rounds]
+    assert tracked.finished
+    assert tracked.options["config"]["partition.clients"] == 100
+    assert (tracked.options["mode"], tracked.options["dir"]) == ("offline", str(tmp_path))

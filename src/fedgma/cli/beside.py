@@ -87,20 +87,23 @@ def _say_analysis(one: "Experiment", paths: list[Path], findings: "list[Finding]
 
 
 def results(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders that hold them, or earlier exports.")],
     out: Annotated[Path, typer.Option(help="Folder for the export.")] = Path("results"),
     only: Annotated[list[str] | None, typer.Option(help="Only these experiments.")] = None,
     rates: Rates = None,
     unfinished_from: Unfinished = 1.0,
 ) -> None:
-    """Export runs with tables and figures. Rounds are thinned: the export is small, and can be compared again."""
+    """Export runs with tables and figures, together with what the folder already holds: nothing in it is lost.
+
+    Rounds are thinned: the export is small, and can be compared and exported again, alone or beside run folders.
+    """
     from fedgma.paper.catalogue import catalogue, experiment
-    from fedgma.paper.entries import read_entries
+    from fedgma.paper.entries import merged, read_entries
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.results import export, export_analysis, findings_of
 
     entries, unfinished = read_entries(runs, unfinished_from)
-    chosen = read_chosen(rates)
+    entries, chosen = merged(entries), read_chosen(rates)
     for one in [experiment(name) for name in only] if only else catalogue().values():
         analysed = export_analysis(one, runs, out)  # first, because it overwrites an older report in that folder
         count = export(one, entries, chosen, out, findings=findings_of(one, runs))

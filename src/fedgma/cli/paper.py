@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from fedgma.cli import beside
+from fedgma.cli import beside, queue
 from fedgma.cli.beside import RUNS, Cells, Quick, Rates
 from fedgma.cli.play import Checkpoints, Device, Precision, say_plan
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from fedgma.paper.catalogue import Experiment
     from fedgma.paper.plans import Cut, Plan
 
-app = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, search, run, compare, all, results.")
+app = typer.Typer(
+    no_args_is_help=True, help="The paper's experiments: list, queue, search, run, compare, all, results."
+)
+app.command()(queue.queue)
 app.command()(beside.compare)
 app.command()(beside.results)
 
@@ -37,6 +40,12 @@ Minutes = Annotated[
 ]
 
 
+Done = Annotated[
+    list[Path] | None,
+    typer.Option(help="Exported results or run folders of another machine: their runs are not made again."),
+]
+
+
 class How(NamedTuple):
     """The options that are the same for every experiment."""
 
@@ -49,6 +58,7 @@ class How(NamedTuple):
     minutes: float | None
     checkpoint_seconds: float
     keep: bool = False
+    done: tuple[Path, ...] = ()
 
 
 @app.command("list")
@@ -89,13 +99,14 @@ def run(
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
     keep: Keep = False,
+    done: Done = None,
 ) -> None:
     """Train the runs of experiments, or part of them. Finished runs are not repeated; stopped runs are resumed."""
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.plans import Cut
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, tuple(done or ()))
     for one in [experiment(name) for name in ids]:
         _play(one, cut, how)
 
@@ -139,8 +150,11 @@ def search(
     quick: Quick = False,
     out: Out = RUNS,
     to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
+    plan: Annotated[
+        str, typer.Option(metavar="ID", help="The search: E15 as in the paper, or C5, C9, C11 for each setting alone.")
+    ] = "",
     by_setting: Annotated[
-        bool, typer.Option(help="Search separately for each partition and number of clients (C5), not as in E15.")
+        bool, typer.Option(help="Search separately for each partition and number of clients: the same as --plan C5.")
     ] = False,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -149,22 +163,28 @@ def search(
     fleet: Fleet = None,
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
+    done: Done = None,
 ) -> None:
     """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
+    from fedgma.errors import ConfigError
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.compare import compare as compare_runs
-    from fedgma.paper.entries import read_entries
+    from fedgma.paper.entries import merged, read_entries
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
-    from fedgma.paper.search import doubts, write_search
+    from fedgma.paper.search import SPLIT, doubts, write_search
 
-    one, chosen = experiment("C5" if by_setting else "E15"), read_chosen(rates)
+    one, chosen = experiment(plan or ("C5" if by_setting else "E15")), read_chosen(rates)
+    if one.splits != (SPLIT,):
+        raise ConfigError(f"--plan expects a search of learning rates, such as E15 or C5, got {one.id}: {one.title}")
+    by_setting = one.id != "E15"
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds)
+    earlier = tuple(done or ())
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier)
     _play(one, cut, how)
-    entries, unfinished = read_entries([out])
-    searched = compare_runs(one, entries, chosen, cut, unfinished=unfinished)
+    entries, unfinished = read_entries([*([out] if out.is_dir() else []), *earlier])
+    searched = compare_runs(one, merged(entries), chosen, cut, unfinished=unfinished)
     found = write_search(searched, chosen, to, by_setting=by_setting)
     for (dataset, algorithm, rule), (client, server) in found.items():
         typer.echo(f"{dataset} {algorithm} {rule}: client {client:g}, server {server:g}")
@@ -213,7 +233,7 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
         from fedgma.experiments.materials import Materials
 
         materials = Materials(how.device, precision=how.precision)
-        planned = plans.plan(_with_data(plan.grid, console), materials, how.out)
+        planned = plans.plan(_with_data(_without_done(plan.grid, how, console), console), materials, how.out)
         undone = plans.missing(planned)
         left, reasons = fleets.playable(undone, materials)
         for reason in reasons:
@@ -254,6 +274,18 @@ def _play_fleets(
         options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
         play_fleets([members], materials, watch, stopping, **options)
         console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
+
+
+def _without_done(grid: "Grid", how: "How", console: "Console") -> "Grid":
+    """The runs that were not made elsewhere; says how many were."""
+    if not how.done:
+        return grid
+    from fedgma.paper.entries import merged, read_entries
+    from fedgma.paper.queue import not_made
+
+    left = not_made(grid.runs, merged(read_entries(how.done)[0]))
+    console.print(f"{len(grid.runs) - len(left)} runs are done in {', '.join(map(str, how.done))}", soft_wrap=True)
+    return grid._replace(runs=tuple(left))
 
 
 def _with_data(grid: "Grid", console: "Console") -> "Grid":

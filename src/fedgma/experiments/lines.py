@@ -3,7 +3,9 @@
 import functools
 import os
 import platform
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -43,6 +45,7 @@ def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) 
         "device": describe_device(device),
         "data": {**facts, **_holdings(data, clients)},
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **({"command": made_by} if (made_by := command_line(sys.argv)) else {}),
     }
 
 
@@ -119,6 +122,19 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command of a process of the `fedgma` script, as one would type it; empty for any other process.
+
+    >>> command_line(["/usr/bin/fedgma", "run", "seed=0,1", "dataset=my data.npz"])
+    "fedgma run seed=0,1 'dataset=my data.npz'"
+    >>> command_line(["train.py", "--fast"])
+    ''
+    """
+    script = Path(words[0]) if words else Path()
+    name = script.parent.name if script.name == "__main__.py" else script.stem
+    return shlex.join([name, *words[1:]]) if name == "fedgma" else ""
 
 
 @functools.cache

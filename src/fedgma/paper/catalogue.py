@@ -89,12 +89,12 @@ def catalogue() -> Mapping[str, Experiment]:
     """
     files = {file.name: file for file in resources.files("fedgma.paper").iterdir() if file.name.endswith(".toml")}
     experiments = [
-        _experiment(name, files[name].read_text(encoding="utf-8")) for name in sorted(files) if name != CHOSEN
+        _experiment(name, files[name].read_text(encoding="utf-8")) for name in sorted(files) if name not in OTHERS
     ]
     return {one.id: one for one in sorted(experiments, key=lambda one: (one.id[0] != "E", one.id[0], int(one.id[1:])))}
 
 
-CHOSEN = "chosen.toml"
+CHOSEN, QUEUE = OTHERS = ("chosen.toml", "queue.toml")
 
 
 def experiment(name: str) -> Experiment:

@@ -18,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fedgma.experiments.settings import Settings
 from fedgma.paper.catalogue import Experiment
-from fedgma.paper.cells import LOOSE, Cell, Flat, cells_of
+from fedgma.paper.cells import LOOSE, Cell, cells_of
 from fedgma.paper.entries import Entry
+from fedgma.paper.index import Index
+from fedgma.paper.outdated import why_outdated
 from fedgma.paper.plans import WHOLE, Cut
 from fedgma.paper.printed import Number
 from fedgma.paper.rates import KEYS, Chosen
-from fedgma.records.reader import flat
-from fedgma.statistics.arms import Spread, frozen, spread
+from fedgma.statistics.arms import Spread, spread
 from fedgma.statistics.convergence import Convergence, converge
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
@@ -47,11 +47,8 @@ class Agreement(StrEnum):
 
 
 BySeed = Mapping[int, Entry]
-DEFAULTS = dict(flat(Settings().model_dump()))
 PerSeed = dict[int, float]
 PRIMARY = "last10"  # the statistic of verdicts
-CONTROLS = ("damped_mean", "shuffled_mask")
-CONTROLS_SINCE = "2026-11-16T07"  # when runs with the length of the server's step began; earlier ones are shorter
 
 
 class Compared(NamedTuple):
@@ -160,7 +157,7 @@ def compare(
     statistic: str = PRIMARY,
 ) -> Comparison:
     """Find the runs of every cell and compare them with the printed numbers; verdicts are about `statistic`."""
-    index = _Index(entries)
+    index = Index(entries)
     chosen_runs = [(cell, *_choose(cell, index)) for cell in cells_of(experiment, chosen, cut)]
     full_length = {cell.part.name for cell, plain, masked, _ in chosen_runs if _as_planned(cell, plain, masked)}
     compared: list[Compared] = []
@@ -217,38 +214,7 @@ def _best_of_shared_rounds(compared: Compared, plain: PerSeed, masked: PerSeed) 
     return plain, masked
 
 
-class _Index:
-    """Entries by the settings that identify a cell and that both record and plan have."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._known: dict[tuple[frozenset[str], frozenset[str], tuple[str, ...]], dict[str, list[Entry]]] = {}
-        self._by_names: dict[frozenset[str], list[Entry]] = {}
-        for entry in entries:
-            self._by_names.setdefault(frozenset(entry.settings), []).append(entry)
-
-    def find(self, wanted: Flat, without: tuple[str, ...]) -> list[Entry]:
-        entries = []
-        for names in self._by_names:
-            common = names & set(wanted)
-            newer = set(wanted) - names - set(without)  # these runs had the default, or did not use the setting
-            if any(wanted[name] not in (None, DEFAULTS.get(name)) for name in newer):
-                continue
-            table = self._table(names, frozenset(common), without)
-            entries += table.get(frozen({name: wanted[name] for name in common}, without), [])
-        return list({id(entry): entry for entry in entries}.values())
-
-    def _table(self, names: frozenset[str], common: frozenset[str], without: tuple[str, ...]) -> dict[str, list[Entry]]:
-        """The entries with settings of these names, by their values of the `common` ones."""
-        if (names, common, without) not in self._known:
-            table: dict[str, list[Entry]] = {}
-            for entry in self._by_names[names]:
-                key = frozen({name: entry.settings[name] for name in common}, without)
-                table.setdefault(key, []).append(entry)
-            self._known[names, common, without] = table
-        return self._known[names, common, without]
-
-
-def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
+def _choose(cell: Cell, index: Index) -> tuple[BySeed, BySeed, set[int]]:
     """The runs of both arms by seed; of several kinds (rounds, rates, precision, data) the planned or longest one.
 
     Also returns the ids of all runs that match the cell.
@@ -256,7 +222,7 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
     given = any(key in cell.part.settings for key in KEYS) or cell.part.own_rates
     without = LOOSE if given else (*LOOSE, *KEYS)
     sides = [[] if settings is None else index.find(settings, without) for settings in (cell.plain, cell.masked)]
-    sides[1] = _newest_controls(sides[1])
+    sides[1] = _newest(sides[1])
     rates = () if cell.part.own_rates else KEYS
     kinds: dict[str, tuple[dict[int, Entry], dict[int, Entry]]] = {}
     for arm, side in enumerate(sides):
@@ -268,14 +234,9 @@ def _choose(cell: Cell, index: _Index) -> tuple[BySeed, BySeed, set[int]]:
     return plain, masked, {id(entry) for side in sides for entry in side}
 
 
-def _newest_controls(entries: list[Entry]) -> list[Entry]:
-    """The runs without those of an earlier control of the same name, if there are newer ones."""
-    newer = [entry for entry in entries if entry.settings.get("aggregator") not in CONTROLS or not _is_earlier(entry)]
-    return newer or entries
-
-
-def _is_earlier(entry: Entry) -> bool:
-    return str(entry.facts.get("started", "")) < CONTROLS_SINCE
+def _newest(entries: list[Entry]) -> list[Entry]:
+    """The runs without outdated ones, if there are others."""
+    return [entry for entry in entries if not why_outdated(entry.settings, entry.facts)] or entries
 
 
 def _as_planned(cell: Cell, plain: BySeed, masked: BySeed) -> bool:

@@ -2,6 +2,8 @@
 
 <results>/<ID>/runs.json     settings that all runs share, and software, device and data of the runs
                runs.jsonl    one JSON object per run: what differs, summaries, thinned curves
+
+`results/README.md` describes every field.
 """
 
 import json
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from fedgma.documents import parse_json, read_bytes, read_json
 from fedgma.errors import DataError
+from fedgma.paper.outdated import why_outdated
 from fedgma.records.format import FORMAT, Done, Head, renamed
 from fedgma.records.reader import Run, curve, flat, number, numbers, read_runs
 from fedgma.statistics.arms import Summary, common, summarise
@@ -18,7 +21,7 @@ from fedgma.statistics.arms import Summary, common, summarise
 POINTS = 40  # of a thinned curve
 SCALE = 10_000  # accuracies are stored as integers, in ten-thousandths
 ANALYSES_FOLDER = "analyses"  # next to run folders: the results of analyses
-CIRCUMSTANCES = ("versions", "device", "precision", "data", "parameters")  # facts that many runs share
+CIRCUMSTANCES = ("versions", "device", "precision", "data", "parameters", "command")  # facts that many runs share
 FACTS = ("fingerprint", "started", *CIRCUMSTANCES)
 HOLDINGS = ("classes", "counts")  # of the data: long tables that the settings imply
 
@@ -77,6 +80,31 @@ def read_entries(paths: Iterable[Path], least: float = 1.0) -> tuple[list[Entry]
     return entries, unfinished
 
 
+def merged(entries: Iterable[Entry]) -> list[Entry]:
+    """Every run once, with the curves of all its copies: exports of experiments that share a run hold copies of it.
+
+    Of two runs with the same settings and data one that is not outdated counts, then the longer one, then the first.
+    """
+    runs: dict[str, Entry] = {}
+    for place, entry in enumerate(entries):
+        name = str(entry.facts.get("fingerprint", place))
+        runs[name] = _better(runs[name], entry) if name in runs else entry
+    return list(runs.values())
+
+
+def _better(one: Entry, other: Entry) -> Entry:
+    if _made(one) == _made(other):
+        curves, scores = ({**getattr(other, kind), **getattr(one, kind)} for kind in ("curves", "scores"))
+        return one._replace(curves=curves, scores=scores, mask=one.mask or other.mask)
+    ranks = [(not why_outdated(entry.settings, entry.facts), entry.played) for entry in (one, other)]
+    return one if ranks[0] >= ranks[1] else other
+
+
+def _made(entry: Entry) -> tuple[Any, ...]:
+    """What tells a run from a repetition of it: when it began, how far it came, and with which final model."""
+    return entry.facts.get("started"), entry.played, entry.done.get("sha256")
+
+
 def entry_of(run: Run) -> Entry:
     """The entry of a run folder."""
     splits = dict.fromkeys(
@@ -125,13 +153,15 @@ def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] =
     """Write many runs to two small files: what they share, and a line per run with its curves on these splits."""
     folder.mkdir(parents=True, exist_ok=True)
     kinds = {json.dumps(kind, sort_keys=True): kind for kind in map(_circumstances, entries)}
-    shared = {
-        "names": list(entries[0].settings)
-        if entries
-        else [],  # of all settings; a setting that a line leaves out is None
+    names = list(dict.fromkeys(name for entry in entries for name in entry.settings))
+    older = dict.fromkeys(tuple(name for name in names if name not in entry.settings) for entry in entries)
+    shared: dict[str, Any] = {
+        "names": names,  # of all settings; a setting that a line leaves out is None
         "settings": common([entry.settings for entry in entries]),
         "circumstances": list(kinds.values()),
     }
+    if any(older):
+        shared["absent"] = [list(names) for names in older if names]  # settings that did not exist when a run was made
     lines = [json.dumps(_line(entry, shared, splits), separators=(",", ":")) for entry in entries]
     (folder / "runs.json").write_text(json.dumps(shared, indent=1) + "\n", encoding="utf-8")
     (folder / "runs.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -147,6 +177,8 @@ def _line(entry: Entry, shared: Mapping[str, Any], splits: Sequence[str]) -> dic
         "circumstances": shared["circumstances"].index(_circumstances(entry)),
         "facts": {k: v for k, v in entry.facts.items() if k not in CIRCUMSTANCES},
     }
+    if absent := [name for name in shared["names"] if name not in entry.settings]:
+        line["absent"] = shared["absent"].index(absent)
     scores = {split: [round(value, 4) for value in summary] for split, summary in entry.scores.items()}
     curves = {split: _packed(points) for split, points in entry.curves.items() if split in splits}
     return {**line, "scores": scores, "curves": curves, "mask": dict(entry.mask), "done": dict(entry.done)}
@@ -169,7 +201,9 @@ def read_export(folder: Path) -> list[Entry]:
 
 
 def _read_line(line: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:
-    settings = renamed({**dict.fromkeys(shared["names"]), **shared["settings"], **line["settings"]})
+    absent = shared["absent"][line["absent"]] if "absent" in line else ()
+    names = [name for name in shared["names"] if name not in absent]
+    settings = renamed({**dict.fromkeys(names), **shared["settings"], **line["settings"]})
     curves = {
         split: {round: value / SCALE for round, value in zip(rounds, values, strict=True)}
         for split, (rounds, values) in line["curves"].items()

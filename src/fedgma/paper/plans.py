@@ -132,12 +132,21 @@ def same(value: Any, text: str) -> bool:
 
 def samples(settings: Settings) -> int:
     """About how many samples a run trains on, over all its rounds and clients."""
-    size, clients = SIZES.get(settings.dataset, SIZES["mnist"]), settings.partition.clients
-    per_client = A_WRITER if clients is None else size / clients
-    steps = per_client * (settings.local_epochs or 1)
-    if settings.local_steps is not None:
-        steps = min(steps, settings.local_steps * settings.batch_size)
-    return round(settings.rounds * (settings.clients_per_round or 10) * steps)
+    return settings.rounds * samples_a_round(dict(flat(settings.model_dump())))
+
+
+def samples_a_round(settings: Mapping[str, Any]) -> int:
+    """About how many samples a run with these settings, by dotted name, trains on in a round.
+
+    >>> samples_a_round({"dataset": "mnist", "partition.clients": 100, "clients_per_round": 10, "local_epochs": 3})
+    18000
+    """
+    size, clients = SIZES.get(settings["dataset"], SIZES["mnist"]), settings["partition.clients"]
+    held = A_WRITER if clients is None else size / clients
+    trained = held * (settings.get("local_epochs") or 1)
+    if (steps := settings.get("local_steps")) is not None:
+        trained = min(trained, steps * settings["batch_size"])
+    return round((settings.get("clients_per_round") or 10) * trained)
 
 
 def absent_data(datasets: Iterable[str]) -> list[str]:

@@ -9,15 +9,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.documents import parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.grid import LARGEST, check
-from fedgma.experiments.settings import Settings
+from fedgma.experiments.settings import Settings, complete
 from fedgma.paper.catalogue import CHOSEN, Part
 from fedgma.records.reader import flat
 
 Pair = tuple[float, float]  # client rate, server rate
 KEYS = ("client_learning_rate", "server_learning_rate")
+LIKE = {"fedprox": "fedavg", "fedyogi": "fedadam"}  # whose rates an algorithm takes if its own were not searched
 
 
 class Chosen(NamedTuple):
@@ -67,21 +69,34 @@ def _rates(tables: Any, name: str) -> dict[tuple[str, str, str], Pair]:
 
 
 def setting_of(settings: Mapping[str, Any]) -> str:
-    """The key of rates that were searched for one setting.
+    """The key of rates that were searched for one setting; the usual local epochs and no augmentation are not named.
 
-    >>> setting_of({"dataset": "mnist", "partition.name": "iid", "partition.clients": 500})
+    >>> setting_of({"dataset": "mnist", "partition.name": "iid", "partition.clients": 500, "local_epochs": 1})
     'mnist, iid, 500'
+    >>> more = {"local_epochs": 5, "augment": "crop_flip"}
+    >>> setting_of({"dataset": "cifar10", "partition.name": "iid", "partition.clients": 10, **more})
+    'cifar10, iid, 10, 5 epochs, crop_flip'
     """
-    return f"{settings['dataset']}, {settings['partition.name']}, {settings['partition.clients']}"
+    usual = complete(Settings(dataset=str(settings["dataset"]))).local_epochs
+    epochs, augment = settings.get("local_epochs"), settings.get("augment")
+    words = [settings["dataset"], settings["partition.name"], settings["partition.clients"]]
+    words += [f"{epochs} epochs"] if epochs not in (None, usual) else []
+    words += [augment] if augment not in (None, "none") else []
+    return ", ".join(map(str, words))
 
 
 def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, bool]:
-    """A run with its chosen rates, and whether there were any; rates that a part sets itself are kept."""
+    """A run with its chosen rates, and whether there were any; rates that a part sets itself are kept.
+
+    Where arms have their own rates, every rule but the mean has those of masked averaging.
+    """
     if any(key in part.settings for key in KEYS):
         return settings, True
-    rule = settings.aggregator if part.own_rates else "shared"
+    rule = ("mean" if settings.aggregator == BASELINE else "gma") if part.own_rates else "shared"
     where = setting_of(dict(flat(settings.model_dump()))) if part.rates == "setting" else settings.dataset
     pair = chosen.pair(where, settings.algorithm, rule)
+    if pair is None and part.rates == "setting":
+        pair = chosen.pair(where, LIKE.get(settings.algorithm, settings.algorithm), rule)
     if pair is None:
         return settings, False
     return settings.model_copy(update=dict(zip(KEYS, pair, strict=True))), True

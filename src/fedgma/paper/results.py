@@ -8,7 +8,7 @@ from fedgma.paper.analyses import ANALYSES, AnalysisRequest
 from fedgma.paper.catalogue import Experiment, catalogue
 from fedgma.paper.claims import Answer, correct_answers, look_at
 from fedgma.paper.compare import Comparison, compare
-from fedgma.paper.entries import ANALYSES_FOLDER, Entry, read_export, write_export
+from fedgma.paper.entries import ANALYSES_FOLDER, Entry, merged, read_export, write_export
 from fedgma.paper.figures import draw
 from fedgma.paper.findings import FILE, Finding, read_findings
 from fedgma.paper.plans import Cut
@@ -64,12 +64,19 @@ def export(
     *,
     findings: Sequence[Finding] = (),
 ) -> int:
-    """Write thinned runs, tables and figures of an experiment to `out/<ID>/`; return the number of runs."""
-    comparison = compare(experiment, entries, chosen)
-    if comparison.entries:
-        write_comparison(comparison, out / experiment.id, html=False, findings=findings)
-        write_export(comparison.entries, out / experiment.id, experiment.splits)
-    return len(comparison.entries)
+    """Write thinned runs, tables and figures of an experiment to `out/<ID>/`; return the number of runs there.
+
+    Runs that an earlier export to this folder holds are kept, also those that the comparison does not use.
+    """
+    folder = out / experiment.id
+    before = read_export(folder) if (folder / "runs.jsonl").is_file() else []
+    comparison = compare(experiment, merged([*entries, *before]), chosen)
+    if not comparison.entries:
+        return len(before)
+    kept = merged([*comparison.entries, *before])
+    write_comparison(comparison, folder, html=False, findings=findings)
+    write_export(kept, folder, experiment.splits)
+    return len(kept)
 
 
 def answers_in(results: Path, chosen: Chosen) -> dict[str, list[Answer]]:

@@ -84,6 +84,7 @@ class Head(TypedDict, total=False):
     parameters: Any  # trainable entries; in a Flower run, shape and type of each array
     metrics: list[MetricFacts]  # verdicts are about the first; absent for a classification, which has the accuracy
     started: str
+    command: str  # that made the run; absent in older records and for runs that no command made
     notes: list[str]
     checksum: str
 

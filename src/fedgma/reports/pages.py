@@ -147,7 +147,9 @@ def _provenance(runs: Sequence[Run]) -> str:
     """Versions, device, data with checksums, and every run folder."""
     head = runs[0].head
     facts = [
-        (name, _listed(runs, name)) for name in ("device", "versions", "git", "data", "parameters") if name in head
+        (name, _listed(runs, name))
+        for name in ("device", "versions", "git", "command", "data", "parameters")
+        if name in head
     ]
     folders = [(run.folder.name, run.seed, _state(run), _hash(run)) for run in runs]
     listed = Table("folders", "", ("run", "seed", "state", "final parameters, SHA-256"), tuple(folders))

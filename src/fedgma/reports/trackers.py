@@ -1,4 +1,4 @@
-"""Export run folders to TensorBoard and MLflow. Both packages are optional and imported on use."""
+"""Export run folders to TensorBoard, MLflow and Weights & Biases. The packages are optional and imported on use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -60,6 +60,29 @@ def to_mlflow(runs: Sequence[Run], *, experiment: str = "fedgma", uri: str | Non
         if run.finished:
             client.set_terminated(name)
         run_ids.append(str(name))
+    return run_ids
+
+
+def to_wandb(
+    runs: Sequence[Run], *, project: str = "fedgma", out: PathLike | None = None, mode: str | None = None
+) -> list[str]:
+    """Log settings and rounds, one W&B run per run folder; return their ids.
+
+    W&B sends runs to its server. `mode="offline"` only writes them below `out`, for `wandb sync` later.
+    """
+    _needs("wandb", "pip install wandb")
+    import wandb  # type: ignore[import-not-found, unused-ignore]
+
+    run_ids = []
+    for run in runs:
+        folder = None if out is None else str(out)
+        tracked: Any = wandb.init(
+            project=project, name=run.folder.name, config=dict(run.settings), dir=folder, mode=mode, reinit="create_new"
+        )
+        for record in run.rounds:
+            tracked.log(dict(scalars(record)), step=int(record["round"]))
+        tracked.finish()
+        run_ids.append(str(tracked.id))
     return run_ids
 
 

@@ -1,0 +1,128 @@
+"""Modules that users bring, in lanes beside the plain loop: milliseconds a round, the ratio, and the first round.
+
+    python benchmarks/bench_modules.py --out modules.json               # on a GPU, about 5 minutes, most of it compiling
+    python benchmarks/bench_modules.py --device cpu --tiny              # only shows that both sides agree
+
+Ten clients a round, each with 10 steps of 32 samples. Before the clock starts, the updates of both sides are compared
+after two local steps (column "off", relative to their length, in the median of the clients).
+"""
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import numpy as np
+import torch
+from own_modules import GPT, GRU, MLP, VGG, ViT, ready_vit
+from workloads import BOUND, Images, Workload, header, lane_updates, make_images, parser, spec_of, wait
+
+from fedgma.data.pools import ImagePool
+from fedgma.simulation.fleet import assemble, play_round, start
+from fedgma.training.tasks import CLASSIFICATION, NEXT_TOKEN
+
+IMAGE, TOKENS, LENGTH = (3, 32, 32), 256, 128
+MODULES = {
+    "MLP with batch norm": MLP,
+    "VGG": VGG,
+    "ViT, attention written out": ViT,
+    "ViT, TransformerEncoderLayer": ready_vit,
+    "GRU": GRU,
+    "GPT": GPT,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Random tokens as a federation; the next token follows from the last one, with noise."""
+
+    train: ImagePool
+    test: ImagePool
+    clients: tuple[np.ndarray, ...]
+
+
+def make_text(clients: int, samples: int, device: str, length: int) -> Text:
+    draw = torch.Generator(device).manual_seed(7)
+    whole = torch.randint(0, TOKENS, (clients * samples, length + 1), generator=draw, device=device)
+    kept = torch.rand(whole.shape, generator=draw, device=device) < 0.7
+    for place in range(1, length + 1):
+        whole[:, place] = torch.where(kept[:, place], (whole[:, place - 1] * 5 + 1) % TOKENS, whole[:, place])
+    nothing = torch.zeros(1, 1, 1, device=device)
+    owner = torch.zeros(len(whole), dtype=torch.int64, device=device)
+    pool = ImagePool(whole[:, :-1].contiguous(), whole[:, 1:].contiguous(), TOKENS, owner, nothing, nothing + 1)
+    parts = tuple(np.arange(client * samples, (client + 1) * samples) for client in range(clients))
+    return Text(pool, pool, parts)
+
+
+def specs_of(name: str, device: str, tiny: bool) -> list:
+    clients, samples, sampled, batch = (4, 8, 2, 4) if tiny else (40, 320, 10, 32)
+    work = Workload(MODULES[name], IMAGE, clients, samples, sampled, batch, lr=0.01)
+    if name == "GPT":
+        return [spec_of(work, make_text(clients, samples, device, 16 if tiny else LENGTH), task=NEXT_TOKEN)]
+    return [spec_of(work, make_images(work, device), task=CLASSIFICATION)]
+
+
+def measure(specs: list, rounds: int, **options: object) -> tuple[float, float, object]:
+    """Seconds to the first round, milliseconds of a later one (median), and the fleet."""
+    cuda = specs[0].federation.train.y.device.type == "cuda"
+    begun = time.perf_counter()
+    fleet = assemble(specs, **options)
+    state, played = play_round(fleet, start(fleet))
+    float(played.records[0].train_loss)
+    first = time.perf_counter() - begun
+    spent = []
+    state, _ = play_round(fleet, state)
+    for _ in range(rounds):
+        wait(cuda)
+        begun = time.perf_counter()
+        state, _ = play_round(fleet, state)
+        wait(cuda)
+        spent.append(time.perf_counter() - begun)
+    return first, statistics.median(spent) * 1e3, fleet
+
+
+def compare(specs: list, slow: object, fast: object) -> float:
+    """The distance of the clients' updates after two local steps."""
+    state = start(slow)
+    wanted, found = lane_updates(slow, state, 2), lane_updates(fast, state, 2)
+    return ((found - wanted).norm(dim=1) / wanted.norm(dim=1)).median().item()
+
+
+def main() -> None:
+    asked = parser(__doc__)
+    asked.add_argument("--modules", nargs="+", default=list(MODULES), choices=list(MODULES))
+    asked.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    asked.add_argument("--out", type=Path)
+    asked.add_argument("--tiny", action="store_true")
+    asked.set_defaults(rounds=5)
+    options = asked.parse_args()
+    print(f"{header(options.device)}\n")
+    print("| module | precision | loop, ms | lanes, ms | ratio | off | first round: loop, s | lanes, s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    rows, trainer = [], "engine" if options.device == "cuda" else "lanes"
+    for name in options.modules:
+        specs = specs_of(name, options.device, options.tiny)
+        for precision in options.precisions if options.device == "cuda" else ["fp32"]:
+            loop_first, loop_ms, slow = measure(specs, min(options.rounds, 3), trainer="loop")
+            first, ms, fast = measure(specs, options.rounds, trainer=trainer, precision=precision)
+            off = compare(specs, slow, fast)
+            sure = "" if off <= BOUND[precision] else " TOO FAR"
+            print(
+                f"| {name} | {precision} | {loop_ms:.1f} | {ms:.1f} | {loop_ms / ms:.1f} | {off:.1e}{sure} "
+                f"| {loop_first:.1f} | {first:.1f} |",
+                flush=True,
+            )
+            row = {"module": name, "precision": precision, "loop_ms": loop_ms, "ms": ms, "off": off}
+            rows.append(row | {"loop_first_s": loop_first, "first_s": first})
+            if options.out:
+                options.out.write_text(json.dumps(rows, indent=1))
+    sys.exit(any(row["off"] > BOUND[row["precision"]] for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Find the runs that a plan asks for among those that were read, also runs from before a setting existed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedgma.experiments.settings import Settings
+from fedgma.paper.entries import Entry
+from fedgma.records.reader import flat
+from fedgma.statistics.arms import frozen
+
+DEFAULTS = dict(flat(Settings().model_dump()))
+
+
+class Index:
+    """Entries by the settings that both record and plan have."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._known: dict[tuple[frozenset[str], frozenset[str], tuple[str, ...]], dict[str, list[Entry]]] = {}
+        self._by_names: dict[frozenset[str], list[Entry]] = {}
+        for entry in entries:
+            self._by_names.setdefault(frozenset(entry.settings), []).append(entry)
+
+    def find(self, wanted: dict[str, Any], without: tuple[str, ...]) -> list[Entry]:
+        """The entries with the settings of `wanted`, whatever their values of those in `without`."""
+        entries = []
+        for names in self._by_names:
+            common = names & set(wanted)
+            newer = set(wanted) - names - set(without)  # these runs had the default, or did not use the setting
+            if any(wanted[name] not in (None, DEFAULTS.get(name)) for name in newer):
+                continue
+            table = self._table(names, frozenset(common), without)
+            entries += table.get(frozen({name: wanted[name] for name in common}, without), [])
+        return list({id(entry): entry for entry in entries}.values())
+
+    def _table(self, names: frozenset[str], common: frozenset[str], without: tuple[str, ...]) -> dict[str, list[Entry]]:
+        """The entries with settings of these names, by their values of the `common` ones."""
+        if (names, common, without) not in self._known:
+            table: dict[str, list[Entry]] = {}
+            for entry in self._by_names[names]:
+                key = frozen({name: entry.settings[name] for name in common}, without)
+                table.setdefault(key, []).append(entry)
+            self._known[names, common, without] = table
+        return self._known[names, common, without]
