@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 import torch
 from own_modules import GPT, GRU, MLP, VGG, ViT, ready_vit
-from workloads import BOUND, Images, Workload, header, lane_updates, make_images, parser, spec_of, wait
+from workloads import BOUND, Workload, header, lane_updates, make_images, parser, spec_of, wait
 
 from fedgma.data.pools import ImagePool
 from fedgma.simulation.fleet import assemble, play_round, start

@@ -26,7 +26,7 @@ from fedgma.experiments.progress import Progress, arm_names
 from fedgma.experiments.run_tasks import task_name
 from fedgma.records.checkpoints import Checkpoint, State, checkpoint_rounds, read_checkpoint
 from fedgma.records.format import Line, Record
-from fedgma.records.reader import curve, finished, read_rounds
+from fedgma.records.reader import finished, read_rounds
 from fedgma.records.trained import model_arrays
 from fedgma.records.writer import RunFolder, mismatch_in
 from fedgma.simulation import fleet as fleets
@@ -34,7 +34,7 @@ from fedgma.simulation.device_round import Round
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State as FleetState
 from fedgma.simulation.state import export
-from fedgma.statistics.arms import rows
+from fedgma.statistics.arms import rows, summary_of
 from fedgma.statistics.comparisons import against_baseline
 from fedgma.training.models import Model, parameter_count
 
@@ -241,7 +241,7 @@ def conclude(
         for run in planned
     ]
     _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
-    scored = [run for run in runs if curve(run, "test", "accuracy")]
+    scored = [run for run in runs if summary_of(run) is not None]
     notes = dict.fromkeys(note for run in planned for note in run.notes)
     return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)), tuple(notes), models or {})
 

@@ -50,5 +50,6 @@ USED: dict[str, Callable[[Run], bool]] = dict.fromkeys(("sequence_length", "sequ
 
 
 def trimmed(nested: dict[str, Any]) -> dict[str, Any]:
-    """A record without the settings of a task that are at their defaults."""
-    return {name: value for name, value in nested.items() if (name, value) != ("task", OFF)}
+    """A record without the settings of a task that are at their defaults or not used."""
+    off = {"task": OFF, **dict.fromkeys(USED)}
+    return {name: value for name, value in nested.items() if name not in off or value != off[name]}

@@ -95,6 +95,13 @@ def score(run: Run, metric: str = "last10", split: str = "test", of: Metric = AC
     return float(getattr(summarise(values, of), metric))
 
 
+def summary_of(run: Run, split: str = "test") -> Summary | None:
+    """The scores of a run by its first metric; None if nothing was evaluated."""
+    metric = metrics_of(run)[0]
+    values = course(run, split, metric)
+    return summarise(values, metric) if values else None
+
+
 def last_rounds(runs: Sequence[Run]) -> str:
     """The rounds that `last10` averages, in words: finished runs may have fewer than ten rounds.
 

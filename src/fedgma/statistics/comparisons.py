@@ -23,7 +23,7 @@ from fedgma.statistics.labels import (
     spelt,
     spoken,
 )
-from fedgma.statistics.metrics import ACCURACY, Metric, course, metric_of
+from fedgma.statistics.metrics import ACCURACY, Metric, by_metric, course, metric_of
 from fedgma.statistics.power import LEAST_SEEDS
 from fedgma.statistics.verdicts import Verdict, correct, paired, sign_test
 
@@ -145,18 +145,26 @@ def compare(
 def against_baseline(
     runs: Sequence[Run], *, metric: str = "last10", split: str = "test", of: str | None = None
 ) -> list[Comparison]:
-    """Compare every other aggregator with the plain mean, GMA first, if they share seeds and settings."""
+    """Compare every other aggregator with the plain mean, GMA first, if they share seeds and settings.
+
+    Runs that are scored by different metrics are compared apart, unless `of` names one.
+    """
+    groups = by_metric(runs) if of is None else [list(runs)]
+    compared = [one for group in groups for one in _against_baseline(group, metric, split, of)]
+    corrected = iter(correct([one.overall for one in compared if one.overall is not None]))
+    return [one if one.overall is None else one._replace(overall=next(corrected)) for one in compared]
+
+
+def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | None) -> list[Comparison]:
     base = [run for run in runs if run.settings["aggregator"] == BASELINE]
     others = sorted(
         {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
     )
     arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
-    compared = [
+    return [
         compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split, of=of)
         for name, arm in arms.items()
     ]
-    corrected = iter(correct([one.overall for one in compared if one.overall is not None]))
-    return [one if one.overall is None else one._replace(overall=next(corrected)) for one in compared]
 
 
 def over_seeds(rows: Sequence[Mapping[int, float]]) -> list[float]:

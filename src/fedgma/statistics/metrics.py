@@ -56,6 +56,11 @@ class Metric(NamedTuple):
         return "points" if self.share else f"{self.unit} in {self.name}".strip()
 
     @property
+    def title(self) -> str:
+        """The name at the beginning of a heading."""
+        return self.name[:1].upper() + self.name[1:]
+
+    @property
     def in_words(self) -> str:
         """What a score is and how it is read, for a note."""
         if self.share:
@@ -86,8 +91,16 @@ LOSS = Metric("loss", "lower", "")
 
 def metrics_of(run: Run) -> tuple[Metric, ...]:
     """The metrics that a run records; a verdict is about the first."""
-    recorded = run.head.get("metrics")
-    facts = [row for row in recorded if isinstance(row, dict)] if isinstance(recorded, list) else []
+    return from_facts(run.head.get("metrics"))
+
+
+def from_facts(recorded: object) -> tuple[Metric, ...]:
+    """Metrics as they are recorded; the accuracy where none are.
+
+    >>> from_facts([{"name": "mae", "better": "lower", "unit": "EUR"}]), from_facts(None)
+    ((Metric(name='mae', better='lower', unit='EUR'),), (Metric(name='accuracy', better='higher', unit='%'),))
+    """
+    facts = [row for row in recorded if isinstance(row, dict)] if isinstance(recorded, list | tuple) else []
     found = [
         Metric(str(row["name"]), str(row["better"]), str(row.get("unit", "")))
         for row in facts
