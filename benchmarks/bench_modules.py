@@ -1,7 +1,7 @@
 """Modules that users bring, in lanes beside the plain loop: milliseconds a round, the ratio, and the first round.
 
-    python benchmarks/bench_modules.py --out modules.json               # on a GPU, about 5 minutes, most of it compiling
-    python benchmarks/bench_modules.py --device cpu --tiny              # only shows that both sides agree
+    python benchmarks/bench_modules.py --out modules.json    # on a GPU, about 5 minutes, most of it compiling
+    python benchmarks/bench_modules.py --device cpu --tiny   # only shows that both sides agree
 
 Ten clients a round, each with 10 steps of 32 samples. Before the clock starts, the updates of both sides are compared
 after two local steps (column "off", relative to their length, in the median of the clients).

@@ -374,10 +374,13 @@ def npz_file(path, **arrays):
 IMAGES = np.zeros((4, 2, 2), np.uint8)
 INVALID = {
     "labels that are not there": ({"x": IMAGES}, "has no array 'y'"),
-    "labels below zero": ({"x": IMAGES, "y": np.array([0, -1, 0, 1])}, "labels must be from 0"),
-    "a label of a trillion": ({"x": IMAGES, "y": np.array([0, 10**12, 0, 1])}, "labels must be below 100000"),
+    "labels below zero": (
+        {"x": IMAGES, "y": np.array([0, -1, 0, 1]), "classes": np.array(["a", "b"])},
+        "labels must be from 0",
+    ),
+    "too many classes": ({"x": np.zeros((100_001, 1)), "y": np.arange(100_001)}, "at most 100000 different values"),
     "labels that are no integers": ({"x": IMAGES, "y": np.array([0.5, 1, 1, 0])}, "1-d array of integers"),
-    "labels in a table": ({"x": IMAGES, "y": np.zeros((4, 1), int)}, "1-d array of integers"),
+    "labels in a table": ({"x": IMAGES, "y": np.zeros((4, 2), int)}, "1-d array of integers"),
     "too few labels": ({"x": IMAGES, "y": np.array([0, 1])}, "one label for each of 4"),
     "a NaN": ({"x": np.full((4, 2), np.nan), "y": np.zeros(4, int)}, "must be finite"),
     "beyond float32": ({"x": np.full((4, 2), 1e300), "y": np.zeros(4, int)}, "must be finite"),

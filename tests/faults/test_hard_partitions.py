@@ -84,8 +84,9 @@ def trained(model, data, partition="iid", clients=5, batch_size=2):
 @row(
     "D15",
     "fewer samples than a batch, or one sample left for the last batch",
-    happens="an epoch ends in a smaller batch, no sample is dropped; a model that cannot train on one is refused",
-    seen="`batch_size: with 2 some clients have a batch of one sample, ...; choose another batch_size`; exit code 2",
+    happens="an epoch ends in a smaller batch; a model that cannot train on one sample leaves a last batch of one out, "
+    "and never samples a client that has one sample alone",
+    seen="a warning: `model Net cannot train on one sample: a last batch of one is left out`",
 )
 @pytest.mark.parametrize("model", ["logistic", Convolved])
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
@@ -96,11 +97,22 @@ def test_d15_small_batches_train(model, batch_size):
 
 
 @row("D15")
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_d15_batch_normalisation_of_one_value_is_refused_before_training(batch_size):
-    with pytest.raises(ConfigError, match=f"batch_size: with {batch_size} some clients have a batch of one sample"):
-        trained(Normalised, small(), batch_size=batch_size)
+def test_d15_batch_normalisation_of_one_value_leaves_that_batch_out(caplog):
+    rounds = trained(Normalised, small(), batch_size=2)  # four clients of two samples, one of three
+    assert [line["counted"] for line in rounds] == [5, 5]
+    assert "a last batch of one is left out" in caplog.text
+    with pytest.raises(ConfigError, match="batch_size: model own:Normalised needs batches of two samples or more"):
+        trained(Normalised, small(), batch_size=1)
     assert len(trained(Normalised, small(), clients=1, batch_size=11)) == 2
+
+
+@row("D15")
+def test_d15_a_client_of_one_sample_is_never_sampled_where_the_model_needs_two():
+    owners = np.array([0] * 10 + [1])
+    data = small()._replace(train=small().train._replace(client=owners))
+    settings = {"aggregator": "gma", "seed": 0, "rounds": 2, "batch_size": 3, "clients_per_round": 2}
+    lines = run({**settings, "partition": "natural"}, data=data, model=Normalised).runs[0].rounds
+    assert [line["counted"] for line in lines] == [1, 1]
 
 
 @row(

@@ -62,7 +62,7 @@ def test_a_model_comes_by_import_path_factory_or_object():
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("lenett", "known: cnn, lenet, logistic, resnet18-bn, resnet18-gn"),
+        ("lenett", "known: cnn, lenet, logistic, mlp, resnet18-bn, resnet18-gn"),
         ("no_such_package_here:Net", "could not be imported"),
         ("fedgma.training.models:MODELS", "name a factory"),
         (lambda shape, classes: "net", "got str"),

@@ -124,7 +124,13 @@ def available() -> list[str]:
     """The targets whose packages are installed."""
     from parsers import PARSERS
 
-    missing = {"parquet": "pyarrow", "image": "PIL", "tinyimagenet": "PIL", "checkpoint": "safetensors"}
+    missing = {
+        "parquet": "pyarrow",
+        "table": "pyarrow",
+        "image": "PIL",
+        "tinyimagenet": "PIL",
+        "checkpoint": "safetensors",
+    }
     missing["checkpoint_manifest"] = "safetensors"
     return [name for name in PARSERS if name not in missing or importlib.util.find_spec(missing[name]) is not None]
 

@@ -205,6 +205,37 @@ def parquet_seeds() -> list[bytes]:
     return [stream.getvalue()]
 
 
+def csv(content: bytes, folder: Path) -> None:
+    from fedgma.data.files import load_own
+
+    load_own(_file(folder, "a.csv", content))
+
+
+def csv_seeds() -> list[bytes]:
+    rows = b",height,label,client\n" + b"".join(
+        b"%d,%d.5,%s,b%d\n" % (i, i, (b"x", b"y")[i % 2], i % 3) for i in range(9)
+    )
+    return [rows, rows.replace(b",", b";"), b'a,"b c",species\r\n1,2,x\r\n-3e5,nan,y\r\n']
+
+
+def table(content: bytes, folder: Path) -> None:
+    from fedgma.data.files import load_own
+
+    load_own(_file(folder, "a.parquet", content))
+
+
+def table_seeds() -> list[bytes]:
+    import pyarrow
+    from pyarrow import parquet as files
+
+    made = []
+    for columns in ({"a": [0.5, 1.5], "user": ["b", "c"]}, {"image": [{"bytes": image_seeds()[1]}] * 2}):
+        stream = io.BytesIO()
+        files.write_table(pyarrow.table({**columns, "label": ["x", "y"]}), stream)
+        made.append(stream.getvalue())
+    return made
+
+
 def cached_arrays() -> dict[str, bytes]:
     x, y = npy_seeds()[1:3]
     return {"train_x": x, "train_y": y, "test_x": x, "test_y": y}
@@ -375,6 +406,8 @@ PARSERS = {
         ("tinyimagenet", tinyimagenet, tinyimagenet_seeds),
         ("image", image, image_seeds),
         ("parquet", parquet, parquet_seeds),
+        ("csv", csv, csv_seeds),
+        ("table", table, table_seeds),
         ("manifest", manifest, manifest_seeds),
         ("tally", tally, tally_seeds),
         ("checkpoint", checkpoint, checkpoint_seeds),

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fedgma.data.files import Dataset
 from fedgma.records.checkpoints import digest
 from fedgma.records.format import built_in
-from fedgma.training.models import MODELS, Model, build, factory_of, parameter_count
+from fedgma.training.models import MODELS, Model, build, factory_of, parameter_count, waits_for_input
 from fedgma.training.task import Task
 
 SEED = 0  # of the initial weights that are compared; each run draws its own
@@ -78,7 +78,7 @@ def model_identity(model: Model, shape: tuple[int, ...], classes: int) -> ModelI
         return ModelIdentity(built_in(model, parameter_count(build(model, shape, classes, SEED))))
     walk = Walk()
     if isinstance(model, nn.Module):
-        walk.visit(model)
+        walk.visit(build(model, shape, classes, SEED) if waits_for_input(model) else model)
         return walk.result()
     factory = factory_of(model)
     walk.visit(factory)

@@ -3,13 +3,13 @@
 Runs share them: each data set is loaded and placed once, and each federation is made once.
 """
 
+import logging
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
 from fedgma.aggregation.rule import Rule
@@ -18,6 +18,7 @@ from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_arrays, load
 from fedgma.data.files.locate import existing
 from fedgma.data.poison import flip_labels, open_backdoor
+from fedgma.data.pools import Pool
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
@@ -32,8 +33,10 @@ from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
 from fedgma.training.models import Model, build
 from fedgma.training.task import Task
+from fedgma.training.trial import trains_on_one, try_model
 
 Data = Dataset | tuple[Any, Any]
+LOG = logging.getLogger(__name__)
 
 
 class Materials:
@@ -63,6 +66,7 @@ class Materials:
         self._models: dict[str, Model] = {}
         self._tasks: dict[str, Task] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
+        self._smallest: dict[tuple[Any, ...], int] = {}  # batches that models can train on
 
     @cached_property
     def device(self) -> torch.device:
@@ -220,7 +224,6 @@ class Materials:
             raise NotEnoughClients(
                 f"a round samples {wanted} clients, but there are {clients}; set clients_per_round={clients}"
             )
-        self._check_single_samples(settings, federation)
         return RunSpec(
             cast(Any, federation),  # it is frozen, but the protocol of a pool has writable attributes
             model=self.network(settings),
@@ -231,6 +234,7 @@ class Materials:
             local_epochs=settings.local_epochs or 1,
             local_steps=settings.local_steps,
             batch_size=settings.batch_size,
+            smallest_batch=self._smallest_batch(settings, federation),
             augment=settings.augment,
             **_local(settings),
             mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
@@ -246,22 +250,22 @@ class Materials:
             mask_every=settings.mask_every,
         )
 
-    def _check_single_samples(self, settings: Settings, federation: Federation) -> None:
-        """Refuse a model that cannot train on one sample, if a client has a batch of one."""
-        batch = settings.batch_size
-        if not any(len(index) % batch == 1 % batch for index in federation.clients if len(index)):
-            return
-        network = build(self.network(settings), self._input_shape(settings), federation.train.classes, 0)
-        if not any(isinstance(module, _BatchNorm) for module in network.modules()):
-            return
-        try:
-            with torch.no_grad():
-                network.train()(torch.zeros(1, *self._input_shape(settings)))
-        except ValueError as error:  # torch's: one value per channel has no variance
-            raise ConfigError(
-                f"batch_size: with {batch} some clients have a batch of one sample, on which the batch normalisation "
-                f"of model {settings.model} cannot train ({error}); choose another batch_size"
-            ) from None
+    def _smallest_batch(self, settings: Settings, federation: Federation) -> int:
+        """The smallest batch that the model can train on, 1 or 2; the model is tried on the data first."""
+        size, shape = settings.batch_size, self._input_shape(settings)
+        single = any(len(index) % size == 1 % size for index in federation.clients if len(index))
+        key = (settings.model, *_data_key(settings), shape, single)
+        if key not in self._smallest:
+            pool = cast(Pool, federation.train)  # frozen, while the protocol has writable attributes
+            network = build(self.network(settings), shape, pool.classes, 0).to(pool.y.device)
+            task = self.task(settings)
+            try_model(network, pool, str(settings.model), task)
+            self._smallest[key] = 1 if not single or trains_on_one(network, pool, task) else 2
+            if self._smallest[key] > 1:
+                LOG.warning("model %s cannot train on one sample: a last batch of one is left out", settings.model)
+        if self._smallest[key] > size:
+            raise ConfigError(f"batch_size: model {settings.model} needs batches of two samples or more, got {size}")
+        return self._smallest[key]
 
     def _place(self, settings: Settings) -> Placed:
         key = _data_key(settings)

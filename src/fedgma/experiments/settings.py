@@ -20,7 +20,7 @@ from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
 from fedgma.simulation.attacks import ATTACKS
 
-MODELS = ("cnn", "lenet", "logistic", "resnet18-bn", "resnet18-gn")
+MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
 
 # algorithm -> server optimiser and its default rate; adaptive steps have a size near 1, so their rates are small
 ALGORITHMS: dict[str, tuple[str, float]] = {

@@ -33,12 +33,12 @@ def usual_partition(settings: Run) -> str:
 
 
 def usual_model(settings: Run, of_data: str) -> str:
-    """The model of a run that names none: that of its data set; for other targets a linear model."""
+    """The model of a run that names none: that of its data set; for other targets one hidden layer."""
     if settings.task == "next_token":
         raise ConfigError(
             "model: next_token needs a model that puts out logits for every token; set model=file.py:Name"
         )
-    return of_data if settings.task == OFF else "logistic"
+    return of_data if settings.task == OFF else "mlp"
 
 
 def _reads_text(settings: Run) -> bool:

@@ -24,10 +24,13 @@ class Drawn(NamedTuple):
 
 
 def sample_clients(spec: RunSpec, round: int) -> np.ndarray:
-    """The clients sampled in a round, uniformly and without replacement, in rising order; empty ones are left out."""
+    """The clients sampled in a round, uniformly and without replacement, in rising order.
+
+    Those without samples, or with fewer than the smallest batch, are left out.
+    """
     holdings = spec.federation.clients
     drawn = generator(spec.seed, "cohort", round).choice(len(holdings), spec.clients_per_round, replace=False)
-    return np.array([client for client in np.sort(drawn) if len(holdings[client])], np.int64)
+    return np.array([client for client in np.sort(drawn) if len(holdings[client]) >= spec.smallest_batch], np.int64)
 
 
 def sample_all_clients(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Sequence[int]) -> dict[int, np.ndarray]:
@@ -36,7 +39,7 @@ def sample_all_clients(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Seque
     sampled = {}
     for run in runs:
         spec, round = specs[run], int(rounds[run])
-        key = (id(spec.federation), spec.seed, round, spec.clients_per_round)
+        key = (id(spec.federation), spec.seed, round, spec.clients_per_round, spec.smallest_batch)
         if key not in drawn:
             drawn[key] = sample_clients(spec, round)
         sampled[run] = drawn[key]
@@ -50,7 +53,12 @@ def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarr
     firsts: list[int] = []  # the first lane of each draw
     order = np.empty(len(specs), np.int64)
     for lane, (spec, round, client) in enumerate(zip(specs, rounds.tolist(), clients.tolist(), strict=True)):
-        lengths = (spec.local_epochs, spec.batch_size, spec.local_steps)  # augmentation is the same in a fleet
+        lengths = (
+            spec.local_epochs,
+            spec.batch_size,
+            spec.local_steps,
+            spec.smallest_batch,
+        )  # augmentation is the same in a fleet
         key = (id(holdings[lane]), spec.seed, round, client, *lengths)
         order[lane] = rows.setdefault(key, len(rows))
         if len(rows) > len(firsts):
@@ -65,6 +73,6 @@ def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarr
 def _draw(spec: RunSpec, round: int, client: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A client's batches of a round, and how many samples of each are real."""
     key = {"seed": spec.seed, "round": round, "client": client}
-    size, epochs, steps = spec.batch_size, spec.local_epochs, spec.local_steps
-    index, counts = batch_order(samples, **key, epochs=epochs, batch=size, steps=steps)
+    size, epochs, steps, least = spec.batch_size, spec.local_epochs, spec.local_steps, spec.smallest_batch
+    index, counts = batch_order(samples, **key, epochs=epochs, batch=size, steps=steps, least=least)
     return draw_variants(index, spec.augment, **key), counts

@@ -11,11 +11,20 @@ from fedgma.seeds import generator
 
 
 def batch_order(
-    samples: np.ndarray, *, seed: int, round: int, client: int, epochs: int, batch: int, steps: int | None = None
+    samples: np.ndarray,
+    *,
+    seed: int,
+    round: int,
+    client: int,
+    epochs: int,
+    batch: int,
+    steps: int | None = None,
+    least: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A client's batches of a round: indices [step, batch], padded, and how many of each are real.
 
-    Every epoch is a new permutation and ends with a partial batch where the batch size does not divide the samples.
+    Every epoch is a new permutation and ends with a partial batch where the batch size does not divide the samples; if
+    that has fewer than `least` samples, it is left out.
 
     >>> index, counts = batch_order(np.arange(5), seed=0, round=1, client=7, epochs=1, batch=2)
     >>> counts.tolist(), sorted(index[:2].ravel().tolist() + index[2, :1].tolist())
@@ -29,7 +38,9 @@ def batch_order(
     counts = np.full((epochs, per_epoch), batch, np.int64)
     if size % batch:
         counts[:, -1] = size % batch
-    return index.reshape(-1, batch)[:steps], counts.reshape(-1)[:steps]
+    kept = per_epoch - (0 < size % batch < least)
+    index = index.reshape(epochs, per_epoch, batch)[:, :kept]
+    return index.reshape(-1, batch)[:steps], counts[:, :kept].reshape(-1)[:steps]
 
 
 def stack_orders(orders: Sequence[tuple[np.ndarray, np.ndarray]], batch: int) -> tuple[np.ndarray, np.ndarray]:

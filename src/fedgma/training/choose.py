@@ -23,7 +23,7 @@ from fedgma.training.fast.cpu.trainer import kernel_of, kernel_scorer, kernel_tr
 from fedgma.training.fast.written import Form, cnn_form, form_gradients, lenet_form, logistic_form
 from fedgma.training.gradients import check_precision, lane_gradients, why_not_lanes
 from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
-from fedgma.training.models import LeNet, Logistic, ResNet18, SmallCNN
+from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, columns_of
 from fedgma.training.tasks import CLASSIFICATION
@@ -52,7 +52,7 @@ def choose(
 
     "loop" trains one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU,
     "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU; on a CPU the
-    kernels where there are any, else the loop (lanes for logistic regression). `form=False` uses torch's own gradients
+    kernels where there are any, else the loop (lanes for dense layers alone). `form=False` uses torch's own gradients
     where hand-written ones exist; these and the kernels are for classification. `beyond_kernels` names settings of the
     runs that the CPU kernels do not have.
     """
@@ -71,7 +71,7 @@ def choose(
         raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
     on_gpu = pools[0].y.device.type == "cuda"
     if trainer == "auto":  # lanes of convolutions are slower than the loop on a CPU
-        trainer = "engine" if on_gpu else "lanes" if type(model) is Logistic else "loop"
+        trainer = "engine" if on_gpu else "lanes" if type(model) in (Logistic, MLP) else "loop"
     reason = why_not_lanes(model, pools[0], task) if trainer != "loop" else None
     if reason is not None:
         log.warning("%s; training one client at a time", reason)

@@ -86,9 +86,18 @@ def why_not_lanes(model: nn.Module, pool: Pool, task: Task = CLASSIFICATION) -> 
 
 
 def named_tensors(model: nn.Module) -> tuple[Stacked, Stacked]:
-    """A module's trainable parameters, and everything else in its state: buffers and frozen parameters."""
+    """A module's trainable parameters, and everything else in its state: buffers and frozen parameters.
+
+    A tensor that the module holds under several names, such as tied weights, is here once, under the first of them.
+    """
     params: Stacked = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    return params, {name: value for name, value in model.state_dict().items() if name not in params}
+    state, seen = model.state_dict(keep_vars=True), {id(value) for value in params.values()}
+    rest: Stacked = {}
+    for name, value in state.items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            rest[name] = value.detach()
+    return params, rest
 
 
 def check_precision(precision: str) -> str:

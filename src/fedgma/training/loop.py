@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.data.pools import Pool
+from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Trained, keyed_generators
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
 from fedgma.training.task import Task, mean_loss, measure_sums
@@ -24,7 +25,8 @@ def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     for lane, run in enumerate(lane_batch.run.tolist()):
         weights = {name: value[run] for name, value in start.items()}
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
-        model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}})
+        # not strict: of tied weights only the first name is given
+        model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}}, strict=False)
         trained.append(train_client(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra, task))
     updates, after, losses, measures = zip(*trained, strict=True)
     flat = flatten(stack(updates))
@@ -67,7 +69,7 @@ def train_client(
             loss_sum += loss.detach() * count
             measured = measured + measure_sums(task, output.detach(), y)
     update = {name: value.detach() - start[name] for name, value in trainable.items()}
-    after = {name: value.detach().clone() for name, value in model.state_dict().items() if name not in trainable}
+    after = {name: value.clone() for name, value in named_tensors(model)[1].items()}
     return update, after, loss_sum / max(seen, 1), measured / max(seen, 1)
 
 

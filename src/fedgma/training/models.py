@@ -1,4 +1,4 @@
-"""Networks by name, or user-defined: LeNet, ResNet18 with group or batch normalisation, logistic regression, small CNN.
+"""Networks by name, or user-defined: LeNet, ResNet18, a small CNN, a network of one hidden layer, logistic regression.
 
 `build` draws the initial weights from the given seed and does not change torch's generators, so a seed gives the same
 initial model in a single run, in a fleet and after a resume.
@@ -6,6 +6,7 @@ initial model in a single run, in a fleet and after a resume.
 
 import copy
 import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 
 from fedgma.errors import ConfigError
 
@@ -51,6 +53,19 @@ class Logistic(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Anything [n, ...] to logits [n, classes]."""
         return self.linear(x.flatten(1))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """One hidden layer of 64 units with ReLU, for tables."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(int(torch.Size(shape).numel()), 64)
+        self.out = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Anything [n, ...] to logits [n, classes]."""
+        return self.out(F.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
 
 
 class SmallCNN(nn.Module):
@@ -130,31 +145,82 @@ MODELS: dict[str, Factory] = {
     "resnet18-bn": lambda shape, classes: ResNet18(shape, classes, nn.BatchNorm2d),
     "logistic": Logistic,
     "cnn": SmallCNN,
+    "mlp": MLP,
 }
 
 
 def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
     """A network with its initial weights: by name, by import path "package.module:Name", by factory, or a ready module.
 
-    A factory is called as `factory(shape, classes)`. A ready module is copied and keeps the weights it has. The weights
-    depend only on `seed`, and torch's generators are not changed.
+    A factory is called as `factory(shape, classes)`, or without arguments if it takes none. A ready module is copied
+    and keeps the weights it has; lazy layers get theirs from samples of this shape. The weights depend only on `seed`,
+    and torch's generators are not changed.
 
     >>> sum(p.numel() for p in build("lenet", (1, 28, 28), 10, seed=0).parameters())
     61706
     """
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
-    factory = factory_of(model)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = factory(tuple(shape), classes)
-    if not isinstance(network, nn.Module):
-        raise ConfigError(f"expected a model factory to return a torch.nn.Module, got {type(network).__name__}")
+        if isinstance(model, nn.Module):
+            return _materialised(_copied(model), shape)
+        network = _call(factory_of(model), tuple(shape), classes)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"expected a model factory to return a torch.nn.Module, got {type(network).__name__}")
+        return _materialised(network, shape)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except ValueError as error:  # torch cannot copy a lazy buffer
+        raise ConfigError(
+            f"the module {type(model).__name__} could not be copied ({str(error).splitlines()[0][:100]}); "
+            "pass a function that makes it, or apply it to a batch first"
+        ) from error
+
+
+def _call(factory: Factory, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """What a factory makes: called with shape and classes, or without arguments if it does not take these two."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of compiled code
+        return factory(shape, classes)
+    if _binds(signature, shape, classes):
+        return factory(shape, classes)
+    if _binds(signature):
+        return factory()
+    name = getattr(factory, "__name__", "the model")
+    raise ConfigError(
+        f"{name} must be callable as {name}(shape, classes) or as {name}(), but it takes {signature}; "
+        f"give the other arguments defaults, or write a function of shape and classes that returns the module"
+    )
+
+
+def _binds(signature: inspect.Signature, *arguments: object) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _materialised(network: nn.Module, shape: Shape) -> nn.Module:
+    """The network; layers that learn their size from the first input see two samples of zeros."""
+    if waits_for_input(network):
+        training, device = network.training, next(network.parameters()).device
+        with torch.no_grad():
+            network.eval()(torch.zeros(2, *shape, device=device))  # eval: no statistics of these samples stay
+        network.train(training)
     return network
 
 
+def waits_for_input(network: nn.Module) -> bool:
+    """Whether a network has lazy layers, which get their weights from the first input."""
+    return any(is_lazy(value) for value in itertools.chain(network.parameters(), network.buffers()))
+
+
 def factory_of(model: str | Factory) -> Factory:
-    """The factory of a model that is given by name, by import path or as `factory(shape, classes)`."""
+    """The factory of a model that is given by name, by import path or as a function or class."""
     if not isinstance(model, str):
         return model
     if model in MODELS:

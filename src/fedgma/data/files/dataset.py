@@ -43,6 +43,8 @@ class Dataset(NamedTuple):
     shift: Shift | None = None  # feature shift of the data set (FedCMNIST, FedRotMNIST)
     more_tests: Mapping[str, Split] = {}
     target: str = "class"  # the kind of its targets: one of `targets.TARGETS`
+    reading: tuple[str, ...] = ()  # how a user's arrays were understood, where they are not used as they are
+    own_tests: bool = False  # whether a client is tested on its own samples of the test split
 
 
 def histogram(split: Split, classes: int) -> tuple[int, ...]:

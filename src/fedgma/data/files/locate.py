@@ -9,7 +9,7 @@ from fedgma.data.files.cache import Cached, cache_folder, discard, open_cached, 
 from fedgma.data.files.dataset import Dataset, Source, check_counts, check_split
 from fedgma.data.files.download import download_folder
 from fedgma.data.files.embedded import load_mini
-from fedgma.data.files.own import load_images, load_npz
+from fedgma.data.files.folders import has_arrays, load_own
 from fedgma.data.files.reader import FoundFiles, check_sha256
 from fedgma.data.files.registry import SPECS, FileFormat, Spec
 from fedgma.data.files.text import LENGTH, load_text
@@ -54,15 +54,11 @@ def load(
     if name in SPECS:
         return load_base(name, folders=folders, cache=cache)
     path = existing(name)
-    if path is not None and path.suffix == ".npz" and path.is_file():
-        return load_npz(path, target=target)
-    if path is not None and (target == "tokens" or path.suffix == ".txt"):
+    if path is not None and (path.suffix == ".txt" or (target == "tokens" and not has_arrays(path))):
         return load_text(path, length=length, unit=unit)
-    if path is not None and os.sep in name and path.is_dir():
-        return load_images(path)
-    raise ConfigError(
-        f"unknown data set {name!r}; known: {', '.join(names())}; or the path of an .npz file or a folder of images"
-    )
+    if path is not None:
+        return load_own(path, target=target)
+    raise ConfigError(f"unknown data set {name!r}; known: {', '.join(names())}; or the path of your own file or folder")
 
 
 def existing(name: str, folder: Path = Path()) -> Path | None:

@@ -95,7 +95,10 @@ def _parse(text: str, start: int, name: str) -> Header:
     except (TypeError, ValueError):
         raise DataError(f"{name} must be a plain array, but its header is {text.strip()[:80]!r}") from None
     if dtype.kind not in KINDS or not dtype.itemsize:
-        raise DataError(f"{name} must hold numbers or texts, got {fields['descr']!r}; object arrays are never read")
+        raise DataError(
+            f"{name} must hold numbers or texts, got {fields['descr']!r}; object arrays are never read, "
+            "so save texts as np.array(texts, dtype=str)"
+        )
     return Header(dtype, "F" if fields["fortran_order"] == "True" else "C", shape, start)
 
 

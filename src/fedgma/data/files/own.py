@@ -1,32 +1,30 @@
-"""Reads a user's data: two arrays, an .npz file, or a folder of images by class."""
+"""A data set from a user's arrays: layouts are unified, labels numbered, a test part split off, everything checked."""
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.dataset import Dataset, Labels, Source, Split, check_split, get_array, integers
-from fedgma.data.files.images import FORMATS, decode
+from fedgma.data.files.dataset import Dataset, Source, Split, check_split
 from fedgma.data.files.npy import read_npz
-from fedgma.data.files.reader import largest, sha256_of
+from fedgma.data.files.numbering import number_clients, number_labels
+from fedgma.data.files.reader import sha256_of
+from fedgma.data.files.roles import Parts, parts_of
 from fedgma.data.files.targets import guess, with_targets
 from fedgma.errors import ConfigError, DataError
 from fedgma.seeds import generator
 
-Pair = tuple[npt.ArrayLike, npt.ArrayLike | None]
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
-MOST_CLASSES = 100_000
-LARGEST_IMAGE = 1 << 26  # bytes of a file
+Test = tuple[npt.ArrayLike, npt.ArrayLike | None] | tuple[npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike]
+CHANNELS = (1, 3)
 
 
 def from_arrays(
     x: npt.ArrayLike,
     y: npt.ArrayLike | None,
     *,
-    test: Pair | None = None,
+    test: Test | None = None,
     client: npt.ArrayLike | None = None,
     classes: tuple[str, ...] | None = None,
     name: str = "own",
@@ -36,120 +34,128 @@ def from_arrays(
 ) -> Dataset:
     """A data set from arrays: uint8 images [n, h, w], [n, c, h, w] or [n, h, w, c], or float features of any shape.
 
-    Without `test`, a random share of each class becomes the test set. `target` is the kind of the targets `y`: "class",
-    "float", "labels", "tokens" (see `targets`), or "any" for the kind that they look like.
+    Labels and client ids are integers or texts. `test` is (x, y), or (x, y, client) to test each client on its own
+    samples. Without it, a random share of each class becomes the test set. `target` is the kind of the targets `y`:
+    "class", "float", "labels", "tokens" (see `targets`), or "any" for the kind that they look like.
 
-    >>> data = from_arrays(np.zeros((10, 8, 8), np.uint8), [0, 1] * 5)
-    >>> data.train.x.shape, sorted(data.test.y.tolist())
-    ((8, 1, 8, 8), [0, 1])
+    >>> data = from_arrays(np.zeros((10, 8, 8), np.uint8), ["cat", "ant"] * 5)
+    >>> data.train.x.shape, sorted(data.test.y.tolist()), data.classes
+    ((8, 1, 8, 8), [0, 1], ('ant', 'cat'))
     """
-    kind = target if target != "any" else "tokens" if y is None else guess(y)
+    x_test, y_test, client_test = (*test, None)[:3] if test is not None else (None, None, None)
+    parts = Parts(x, y, client, x_test, y_test, client_test, classes)
+    return dataset_of(parts, name, test_share=test_share, seed=seed, target=target)
+
+
+def dataset_of(
+    parts: Parts,
+    name: str,
+    *,
+    test_share: float = 0.2,
+    seed: int = 0,
+    target: str = "class",
+    files: tuple[Path, ...] = (),
+    own: bool = False,
+) -> Dataset:
+    """A data set from the parts of a user's data, and from the `files` that they were read from.
+
+    With `own`, each client is tested on its own samples, and a test part is split off client by client.
+    """
+    kind = target if target != "any" else "tokens" if parts.y is None else guess(parts.y)
     if kind != "class":
-        pairs = [(x if kind == "tokens" else _images(x, name), y) for x, y in [(x, y), *([test] if test else [])]]
-        more = pairs[1] if test else None
-        shared: Any = {"client": client, "classes": classes, "name": name, "test_share": test_share, "seed": seed}
-        return with_targets(*pairs[0], kind, test=more, **shared)
-    samples = Split(_images(x, name), integers(y, name), None if client is None else integers(client, name))
-    given_test = None if test is None else Split(_images(test[0], name), integers(test[1], name))
-    if classes is None:
-        classes = _numbered([samples.y, *([] if given_test is None else [given_test.y])], name)
-    check_split(name, "train", samples, len(classes))
-    train, test_split = (samples, given_test) if given_test is not None else _split_test(samples, test_share, seed)
-    check_split(name, "test", test_split, len(classes))
-    if train.x.shape[1:] != test_split.x.shape[1:] or train.x.dtype != test_split.x.dtype:
+        return _with_targets(parts, kind, name, test_share, seed, files)
+    has_test = parts.x_test is not None
+    if parts.client is None and parts.client_test is not None:
+        raise DataError(f"{name}: the test samples have client ids, but the training samples have none; add theirs")
+    labels = number_labels([parts.y, parts.y_test] if has_test else [parts.y], parts.classes, name)
+    (client, client_test), clients = number_clients([parts.client, parts.client_test], name)
+    samples, layout = _samples(parts.x, name)
+    train = check_split(name, "train", Split(samples, labels.parts[0], client), len(labels.classes))
+    if has_test:
+        test = Split(_samples(parts.x_test, name)[0], labels.parts[1], client_test)
+    else:
+        train, test = _split_test(train, test_share, seed, by_client=own)
+    check_split(name, "test", test, len(labels.classes))
+    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         raise DataError(
             f"{name}: training and test samples must have the same shape and type, got "
-            f"{train.x.dtype}{list(train.x.shape[1:])} and {test_split.x.dtype}{list(test_split.x.shape[1:])}"
+            f"{train.x.dtype}{list(train.x.shape[1:])} and {test.x.dtype}{list(test.x.shape[1:])}"
         )
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for s in (train, test_split) for a in s[:2]))
-    return Dataset(name, train, test_split, classes, Source("arrays", name, digest.hexdigest()))
+    reading = tuple(remark for remark in (layout, labels.remark, clients) if remark is not None)
+    source = _source(train, test, name, files)
+    own = own or client_test is not None
+    return Dataset(name, train, test, labels.classes, source, parts.remarks, reading=reading, own_tests=own)
+
+
+def _source(train: Split, test: Split, name: str, files: tuple[Path, ...]) -> Source:
+    if files:
+        first = files[0]
+        return Source("folder", first.resolve().name if first.is_dir() else first.name, sha256_of(files))
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for s in (train, test) for a in s[:2]))
+    return Source("arrays", name, digest.hexdigest())
+
+
+def _with_targets(parts: Parts, kind: str, name: str, test_share: float, seed: int, files: tuple[Path, ...]) -> Dataset:
+    """A data set whose targets are not classes; clients are numbered as for classes."""
+    (client, client_test), clients = number_clients([parts.client, parts.client_test], name)
+    layout = None
+
+    def samples(x: Any) -> Any:
+        nonlocal layout
+        if kind == "tokens":
+            return x
+        found, layout = _samples(x, name)
+        return found
+
+    test = None if parts.x_test is None else (samples(parts.x_test), parts.y_test)
+    shared: Any = {"client": client, "classes": parts.classes, "name": name, "test_share": test_share, "seed": seed}
+    data = with_targets(samples(parts.x), parts.y, kind, test=test, **shared)
+    if client_test is not None:
+        data = data._replace(test=data.test._replace(client=client_test), own_tests=True)
+    source = _source(data.train, data.test, name, files) if files else data.source
+    reading = tuple(remark for remark in (layout, clients) if remark is not None)
+    return data._replace(source=source, notes=parts.remarks, reading=reading)
 
 
 def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0, target: str = "class") -> Dataset:
-    """Load an .npz file with `x` and `y`, and optionally `client`, `x_test` and `y_test`, `classes`.
+    """Load an .npz file with `x` and `y`, and optionally `client`, `x_test`, `y_test`, `client_test`, `classes`.
 
-    `target` is the kind of its targets, as in `from_arrays`; a file of tokens may hold `x` alone.
+    Other usual names, such as `x_train` and `labels`, are known too. A file of tokens may hold the samples alone.
     """
-    arrays = read_npz(path)
-    test = None
-    alone = target in ("tokens", "any") and "y" not in arrays  # the next tokens are the targets
-    if "x_test" in arrays or "y_test" in arrays:
-        y_test = None if alone else get_array(arrays, "y_test", path.name)
-        test = get_array(arrays, "x_test", path.name), y_test
-    classes = tuple(map(str, arrays["classes"].reshape(-1))) if "classes" in arrays else None
-    x, y = get_array(arrays, "x", path.name), None if alone else get_array(arrays, "y", path.name)
-    shared: Any = {"classes": classes, "name": path.stem, "test_share": test_share, "seed": seed, "target": target}
-    data = from_arrays(x, y, test=test, client=arrays.get("client"), **shared)
-    return data._replace(source=Source("folder", path.name, sha256_of([path])))
+    parts = parts_of(read_npz(path), path.name, unlabelled=target in ("tokens", "any"))
+    return dataset_of(parts, path.stem, test_share=test_share, seed=seed, target=target, files=(path,))
 
 
-def load_images(folder: Path, *, mode: str = "RGB", test_share: float = 0.2, seed: int = 0) -> Dataset:
-    """Load images of one size: `folder/CLASS/*.png`, or `folder/train/CLASS/...` and `folder/test/CLASS/...`.
-
-    `mode` is "RGB" or "L" (grey).
-    """
-    if mode not in ("RGB", "L"):
-        raise ConfigError(f"unknown image mode {mode!r}; known: L, RGB")
-    has_test_folder = (folder / "train").is_dir() and (folder / "test").is_dir()
-    tops = [folder / "train", folder / "test"] if has_test_folder else [folder]
-    classes = sorted({sub.name for top in tops for sub in top.iterdir() if sub.is_dir()})
-    if not classes:
-        raise DataError(f"{folder.name} must hold one folder of images for each class, got none")
-    parts = [_read_folder(top, classes, mode) for top in tops]
-    test = parts[1] if has_test_folder else None
-    name = folder.resolve().name
-    data = from_arrays(*parts[0], test=test, classes=tuple(classes), name=name, test_share=test_share, seed=seed)
-    return data._replace(source=Source("folder", name, sha256_of([folder])))
-
-
-def _read_folder(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[np.uint8], Labels]:
-    images, labels = [], []
-    for label, name in enumerate(classes):
-        for file in sorted((top / name).glob("*")):
-            if file.suffix.lower() in SUFFIXES:
-                if file.stat().st_size > (limit := largest(LARGEST_IMAGE)):
-                    raise DataError(f"{file.name} must hold at most {limit} bytes, got {file.stat().st_size}")
-                images.append(decode(file.read_bytes(), mode))
-                labels.append(label)
-    if not images:
-        raise DataError(f"{top.name} holds no images; known formats: {', '.join(FORMATS)}")
-    sizes = {image.shape for image in images}
-    if len(sizes) > 1:
-        raise DataError(f"{top.name} holds images of {len(sizes)} sizes; resize them to one")
-    return np.stack(images), np.array(labels, np.int64)
-
-
-def _images(x: npt.ArrayLike, name: str) -> Any:
+def _samples(x: npt.ArrayLike, name: str) -> tuple[Any, str | None]:
+    """Samples as uint8 images [n, c, h, w] or as float32 features, and a remark if axes were moved."""
     array = np.asarray(x)
     if not array.ndim:
         raise DataError(f"{name}: x must have an axis of samples, got a single {array.dtype}")
+    last = array.ndim == 4 and array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes an infinity, which is refused
-            return array.astype(np.float32)
+            array = array.astype(np.float32)
+        remark = "the images have channels last, which are moved to the front" if last else None
+        return (np.ascontiguousarray(array.transpose(0, 3, 1, 2)), remark) if last else (array, None)
     if array.dtype != np.uint8:
-        raise DataError(f"{name}: x must be uint8 images or float features, got {array.dtype}")
+        raise DataError(
+            f"{name}: x must be uint8 images or float features, got {array.dtype}; "
+            "convert it, with x.astype('uint8') or x.astype('float32')"
+        )
     if array.ndim == 3:
-        return array[:, None]
-    if array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
-        return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
-    return array
+        return array[:, None], None
+    return (np.ascontiguousarray(array.transpose(0, 3, 1, 2)) if last else array), None
 
 
-def _numbered(labels: Sequence[Labels], name: str) -> tuple[str, ...]:
-    """Names of classes that have none: their numbers."""
-    count = max(int(y.max(initial=0)) for y in labels) + 1
-    if count > MOST_CLASSES:
-        raise DataError(f"{name}: labels must be below {MOST_CLASSES}, got {count - 1}; number the classes from 0")
-    return tuple(map(str, range(count)))
-
-
-def _split_test(samples: Split, share: float, seed: int) -> tuple[Split, Split]:
+def _split_test(samples: Split, share: float, seed: int, *, by_client: bool) -> tuple[Split, Split]:
+    """The samples, and a random share of each class (or of each client) as test samples."""
     if not 0 < share < 1:
         raise ConfigError(f"test_share must be between 0 and 1, got {share}")
     rng = generator(seed, "own", "test")
     in_test = np.zeros(len(samples.y), bool)
-    for label in np.unique(samples.y):
-        members = np.flatnonzero(samples.y == label)
+    groups = samples.client if by_client and samples.client is not None else samples.y
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
         in_test[rng.permutation(members)[: round(share * len(members))]] = True
     parts = []
     for mask in (~in_test, in_test):
