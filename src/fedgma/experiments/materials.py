@@ -26,7 +26,8 @@ from fedgma.experiments.identity import ModelIdentity, data_identity, model_iden
 from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.own_code import file_of, load_code
 from fedgma.experiments.run_tasks import fitting, make_task, task_name
-from fedgma.experiments.settings import ALGORITHMS, OWN, Settings, is_path
+from fedgma.experiments.settings import ALGORITHMS, MODELS, OWN, Settings, is_path
+from fedgma.experiments.task_settings import check_model
 from fedgma.records.format import Identity
 from fedgma.simulation.attacks import ATTACKS, Attack, malicious
 from fedgma.simulation.spec import RunSpec
@@ -207,6 +208,7 @@ class Materials:
     def network(self, settings: Settings) -> Model:
         """The model of a run: a name, or what the user's file defines or the user passed."""
         name = str(settings.model)
+        check_model(settings, MODELS)
         if name.startswith(OWN):
             if self.model is None:
                 raise ConfigError(f"model {name!r} was passed in Python; pass it again as model=...")

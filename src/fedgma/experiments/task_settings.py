@@ -1,6 +1,6 @@
 """The settings that belong to a task: its name, how text is cut, and the defaults that depend on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from fedgma.errors import ConfigError
@@ -34,11 +34,13 @@ def usual_partition(settings: Run) -> str:
 
 def usual_model(settings: Run, of_data: str) -> str:
     """The model of a run that names none: that of its data set; for other targets one hidden layer."""
-    if settings.task == "next_token":
-        raise ConfigError(
-            "model: next_token needs a model that puts out logits for every token; set model=file.py:Name"
-        )
     return of_data if settings.task == OFF else "mlp"
+
+
+def check_model(settings: Run, models: Collection[str]) -> None:
+    """Refuse next-token prediction with one of the library's `models`, which put out one row for each sample."""
+    if settings.task == "next_token" and settings.model in models:
+        raise ConfigError("model: next_token needs a model with logits for every token; set model=file.py:Name")
 
 
 def _reads_text(settings: Run) -> bool:
