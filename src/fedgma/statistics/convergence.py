@@ -7,7 +7,7 @@ own best evaluation, or below half of the median over the runs of its setting.
 
 A metric that is no share has no points: there, an arm has converged if it still improves by at most a hundredth of the
 range that the evaluations of the setting span. Where lower is better, a run has diverged if its last evaluation is
-above twice its best one, or its last ten rounds are above twice the median.
+above twice its best one, or its last ten rounds are above twice the median. Scores below zero have no half.
 """
 
 import math
@@ -88,7 +88,7 @@ def diverged(summaries: Sequence[Summary], metric: Metric = ACCURACY) -> list[bo
     """
     middle = median(summary.last10 for summary in summaries) if summaries else 0.0
     if metric.better == "higher":
-        return [summary.last10 < max(middle, summary.best, 0.0) / 2 for summary in summaries]
+        return [summary.last10 < max(middle, summary.best) / 2 > 0 for summary in summaries]
     # the last evaluation: the mean of ten rounds of a fast descent is far above the best of them
     return [summary.last10 > 2 * middle > 0 or summary.final > 2 * summary.best > 0 for summary in summaries]
 
