@@ -134,5 +134,5 @@ def test_augmentation_of_features_is_refused():
 def test_unknown_and_mixed_augmentations_are_refused(images):
     with pytest.raises(ConfigError, match="unknown augmentation 'blur'; known: none, crop_flip"):
         run_of(images, augment="blur")
-    with pytest.raises(ConfigError, match="share model, batch size, augmentation"):
+    with pytest.raises(ConfigError, match="must share task, model, batch_size, augment"):
         assemble([run_of(images), run_of(images, augment="none")])

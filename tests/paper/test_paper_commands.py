@@ -253,8 +253,8 @@ def test_the_time_is_measured_in_a_few_rounds_and_leaves_no_folder(tmp_path, mon
     packed = pack_alike(plan(grid_of(settings), materials, tmp_path / "runs"), materials)
     assert fleets.estimate(packed, materials) > 0
     assert not (tmp_path / "runs").exists()
-    alone = [[run._replace(settings=run.settings.model_copy(update={"rounds": 1})) for run in packed[0]]]
-    assert fleets.estimate(alone, materials) is None
+    monkeypatch.setattr(fleets, "WORTH", 10**9)
+    assert fleets.estimate(packed, materials) is None
 
 
 def test_the_replication_page_says_what_the_exported_runs_say():

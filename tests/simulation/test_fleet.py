@@ -250,7 +250,7 @@ def test_batch_normalisation_statistics_take_the_mean_and_counters_the_maximum()
 
 def test_runs_that_do_not_fit_together_are_refused():
     one = run_of(make_federation(UNEVEN, SHAPE))
-    with pytest.raises(ConfigError, match="share model, batch size, augmentation, local optimiser and input shape"):
+    with pytest.raises(ConfigError, match="must share task, model, batch_size, augment"):
         assemble([one, run_of(one.federation, batch_size=4)])
     with pytest.raises(ConfigError, match="at least one run"):
         assemble([])

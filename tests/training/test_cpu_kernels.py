@@ -58,14 +58,18 @@ def flat(net):
     return nn.utils.parameters_to_vector(net.parameters()).detach().numpy().copy()
 
 
-def reference(net, data, batches, *, lr, momentum=0.0, mu=0.0, clip=np.inf, correction=None):
+def reference(
+    net, data, batches, *, lr, momentum=0.0, mu=0.0, clip=np.inf, correction=None, weight_decay=0.0, nesterov=False
+):
     """One client by plain torch, from the network's weights: its update and the smallest margin met."""
     start = flat(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
+    words = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0, **words)
     x, y = pixels(data), torch.tensor(data.y)
     smallest = 1.0
-    for row in batches:
+    for row, rate in zip(batches, np.broadcast_to(lr, (1, len(batches)))[0], strict=True):
         index = torch.from_numpy(row[row >= 0])
+        optimizer.param_groups[0]["lr"] = float(rate)
         optimizer.zero_grad()
         logits, margin = forward(net, x[index])
         smallest = min(smallest, margin)
@@ -160,6 +164,13 @@ def test_clipping_and_correction_are_applied_as_in_torch(name, network):
     size = 61706 if name == "lenet" else 7850
     correction = np.random.default_rng(5).normal(0, 0.01, size).astype(np.float32)
     compare(name, network, (1, 28, 28), 10, 32, lr=0.05, momentum=0.9, mu=0.1, clip=0.2, correction=correction)
+
+
+@pytest.mark.parametrize(("name", "network"), [("lenet", lenet), ("logistic", logistic)])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_weight_decay_nesterov_and_a_rate_for_each_step_are_those_of_torch(name, network, nesterov):
+    lr = np.linspace(0.05, 0.01, 4, dtype=np.float32)[None]
+    compare(name, network, (1, 28, 28), 10, 32, lr=lr, momentum=0.9, weight_decay=0.1, nesterov=nesterov)
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +287,7 @@ def test_a_client_that_diverges_is_seen_to_diverge(lane_batch):
         ({"batches": [np.array([3])]}, r"batches\[0\] must be \[step, batch\]"),
         ({"data": images(np.zeros((45, 1, 28, 28), np.uint8), np.full(45, 10))}, "labels must be 0 to 9, got 10 to 10"),
         ({"lr": np.ones(2)}, "lr must be a number or one for each of 1 clients"),
+        ({"lr": np.ones((1, 0))}, r"lr must be \[client, step\] for 1 clients and 2 steps"),
     ],
 )
 def test_a_mistake_is_named(lane_batch, change, message):

@@ -96,3 +96,20 @@ def test_a_cohort_that_outgrows_its_station_is_captured_too(caplog):
         assert distance(slow.updates, engine(task).updates) < 2e-2
     assert len(engine._stations) == 1
     assert_compiled_and_captured(caplog)
+
+
+@pytest.mark.parametrize("rates", [{"nesterov": 1.0, "weight_decay": 0.1}, {"optimizer": "adamw", "weight_decay": 0.1}])
+def test_rates_that_change_by_step_and_by_round_need_no_other_graph(rates, caplog):
+    federation, model = make_federation([9, 3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).cuda()
+    (start, _), pool = start_of(model), federation.train.to("cuda")
+    engine, captured = choose("engine", model, [pool]), None
+    for scale in (1.0, 0.5):
+        lr = [scale * rate for rate in (0.002, 0.001, 0.004, 0.002, 0.001)]
+        task = Assignment(model, make_lane_batch(federation, range(4), lr=lr, **rates), [pool], start, {})
+        with float32_precision("fp32"):
+            wanted = loop.train(task)
+        assert distance(wanted.updates, engine(task).updates) < 2e-2
+        (station,) = engine._stations
+        assert captured in (None, {key: id(graph) for key, graph in station.graphs.items()})
+        captured = {key: id(graph) for key, graph in station.graphs.items()}
+    assert_compiled_and_captured(caplog)

@@ -54,12 +54,13 @@ def root(
 def run_app() -> None:
     """Run the command line; an expected error becomes one sentence on stderr and its documented exit code."""
     try:
-        app()
+        app(prog_name="fedgma")
     except FedgmaError as error:
         typer.echo(f"fedgma: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:  # a name that is too long, a disk that is full, a folder without permission
-        typer.echo(f"fedgma: {error.strerror or error}: {str(error.filename)[:200]!r}", err=True)
+        where = "the output" if error.filename is None else repr(str(error.filename)[:200])
+        typer.echo(f"fedgma: {error.strerror or error}: {where}", err=True)
         sys.exit(DataError.exit_code)
     except MemoryError as error:
         typer.echo(f"fedgma: not enough memory ({error}); use less data, smaller batches or fewer epochs", err=True)

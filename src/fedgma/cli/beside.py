@@ -1,11 +1,13 @@
 """`fedgma paper compare` and `results`: compare runs with the paper's numbers, and export them."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgma.cli.report import say_report
+from fedgma.cli.report import report_object, say_report
+from fedgma.cli.runs import Json
 
 if TYPE_CHECKING:
     from fedgma.paper.catalogue import Experiment
@@ -39,6 +41,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for page, tables and figures (default: report/ID).")] = None,
     rates: Rates = None,
     unfinished_from: Unfinished = 1.0,
+    as_json: Json = False,
 ) -> None:
     """Compare runs with the numbers printed in the paper, cell by cell and claim by claim."""
     from fedgma.errors import ConfigError, DataError
@@ -55,7 +58,7 @@ def compare(
         raise ConfigError(f"unknown statistic {statistic!r}; known: {', '.join(Summary._fields)}")
     findings = findings_of(one, paths)
     if not one.parts:
-        _say_analysis(one, paths, findings)
+        _say_analysis(one, paths, findings, as_json=as_json)
         return
     entries, unfinished = read_entries(paths, unfinished_from)
     cut = Cut(cells=cells, quick=quick)
@@ -64,11 +67,14 @@ def compare(
         raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
     folder = Path("report") / one.id if out is None else out
     report = write_comparison(made, folder, findings=findings)
+    if as_json:
+        typer.echo(json.dumps({**report_object(report), "page": str(folder / "report.html")}))
+        return
     say_report(report)
     typer.echo(f"\npage: {folder / 'report.html'}\ntables and figures: {folder}")
 
 
-def _say_analysis(one: "Experiment", paths: list[Path], findings: "list[Finding]") -> None:
+def _say_analysis(one: "Experiment", paths: list[Path], findings: "list[Finding]", *, as_json: bool) -> None:
     """Print the claims and all findings of an experiment that has an analysis but no runs."""
     from fedgma.errors import DataError
     from fedgma.paper.claims import look_at
@@ -79,7 +85,13 @@ def _say_analysis(one: "Experiment", paths: list[Path], findings: "list[Finding]
     folder = find_analysis(one, paths)
     if folder is None:
         raise DataError(f"no analysis of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
-    for answer in look_at(compare_runs(one, [], Chosen()), findings):
+    answers = look_at(compare_runs(one, [], Chosen()), findings)
+    if as_json:
+        verdicts = [f"{answer.claim.text}: {answer.verdict}" for answer in answers]
+        notes = [finding.text for finding in findings]
+        typer.echo(json.dumps({"verdicts": verdicts, "notes": notes, "folder": str(folder)}))
+        return
+    for answer in answers:
         typer.echo(f"{answer.claim.text}: {answer.verdict}.")
     for finding in findings:
         typer.echo(f"- {finding.text}")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedgma.cli.runs import Json
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -18,17 +20,14 @@ Folder = Annotated[list[Path] | None, typer.Option("--folder", help="Folder with
 
 
 @app.command("list")
-def list_sets(folder: Folder = None) -> None:
+def list_sets(folder: Folder = None, as_json: Json = False) -> None:
     """List every data set and where this machine has it."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from fedgma.cli.tables import say_table
     from fedgma.data.files.locate import availability
+    from fedgma.reports.tables import Table
 
-    table = Table("name", "what", "here", box=None)
-    for dataset in availability(folder):
-        table.add_row(dataset.name, dataset.about, dataset.where)
-    Console().print(table)
+    rows = tuple((dataset.name, dataset.about, dataset.where) for dataset in availability(folder))
+    say_table(Table("data", "", ("name", "what", "here"), rows), as_json=as_json)
 
 
 @app.command()
@@ -71,6 +70,7 @@ def show(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and figures.")] = Path("data-show"),
     file_format: Annotated[str, typer.Option("--format", help="png or svg.")] = "png",
     folder: Folder = None,
+    as_json: Json = False,
 ) -> None:
     """Draw the classes, sizes and sample images of the clients, and print measures of the skew."""
     from fedgma.errors import ConfigError
@@ -92,7 +92,10 @@ def show(
         figures = _show(name, partition, clients, settings, seed=seed, out=out, file_format=file_format, folder=folder)
     except OSError as error:
         raise ConfigError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
-    _print_figures(figures)
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        _print_figures(figures)
 
 
 def _show(

@@ -1,4 +1,4 @@
-"""`fedgma doctor`: check packages, device, data and speed of this machine, with advice for each problem."""
+"""`fedgma doctor`: check packages, device, data and (on request) speed of this machine, with advice."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedgma.experiments.doctor import Finding
+    from fedgma.reports.tables import Table
 
 
 def doctor(
     out: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path("runs"),
-    seconds: Annotated[float, typer.Option(min=0.0, help="Length of the speed check; 0 skips it.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="Also train for so many seconds, to measure the speed.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
 ) -> None:
     """Check this machine and print advice for each problem. The exit code is 2 if runs cannot be trained here."""
+    from fedgma.cli.tables import say_table
     from fedgma.experiments.doctor import examine, measure_speed
 
     findings = list(examine(out))
@@ -27,18 +31,13 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([finding._asdict() for finding in findings]))
     else:
-        _print(findings)
+        say_table(_table(findings))
     if broken:
         raise typer.Exit(2)
 
 
-def _print(findings: "Sequence[Finding]") -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def _table(findings: "Sequence[Finding]") -> "Table":
+    from fedgma.reports.tables import Table
 
-    table = Table("", "found", "what to do", box=None, header_style="bold")
-    for finding in findings:
-        colour = "green" if not finding.advice else "red" if finding.must else "yellow"
-        table.add_row(f"[{colour}]{finding.what}[/{colour}]", escape(finding.found), escape(finding.advice))
-    Console(highlight=False).print(table)
+    rows = tuple((finding.what, finding.found, finding.advice) for finding in findings)
+    return Table("doctor", "", ("", "found", "what to do"), rows)

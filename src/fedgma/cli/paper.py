@@ -1,13 +1,16 @@
 """`fedgma paper list | search | run | all`: run the experiments behind the paper's tables and figures."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from fedgma.cli import beside, queue
 from fedgma.cli.beside import RUNS, Cells, Quick, Rates
-from fedgma.cli.play import Checkpoints, Device, Precision, say_plan
+from fedgma.cli.play import Checkpoints, Device, Precision, Quiet, say_plan
+from fedgma.cli.runs import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,28 +62,29 @@ class How(NamedTuple):
     checkpoint_seconds: float
     keep: bool = False
     done: tuple[Path, ...] = ()
+    quiet: bool = False
 
 
 @app.command("list")
-def list_experiments(rates: Rates = None) -> None:
+def list_experiments(rates: Rates = None, as_json: Json = False) -> None:
     """List every experiment: its number of runs, the samples they train on, and whether this machine has the data."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from fedgma.cli.tables import say_table
     from fedgma.paper.catalogue import catalogue
     from fedgma.paper.plans import absent_data, plan_runs, samples
     from fedgma.paper.rates import read_chosen
+    from fedgma.reports.tables import Table
 
     chosen = read_chosen(rates)
-    table = Table("id", "what", "printed in", "runs", "samples", "data", box=None, header_style="bold")
+    rows = []
     for one in catalogue().values():
         runs = plan_runs(one, chosen).grid.runs
         absent = absent_data(run.dataset for run in runs)
         data = "an analysis" if not runs else "here" if not absent else f"absent: {', '.join(absent)}"
         total = sum(samples(run) for run in runs)
         count = (str(len(runs)), f"{total / 1e6:,.0f} M") if runs else ("", "")
-        table.add_row(one.id, one.title, one.source, *count, data)
-    Console(highlight=False).print(table)
+        rows.append((one.id, one.title, one.source, *count, data))
+    header = ("id", "what", "printed in", "runs", "samples", "data")
+    say_table(Table("experiments", "", header, tuple(rows)), as_json=as_json)
 
 
 @app.command()
@@ -100,15 +104,19 @@ def run(
     checkpoint_seconds: Checkpoints = 300.0,
     keep: Keep = False,
     done: Done = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Train the runs of experiments, or part of them. Finished runs are not repeated; stopped runs are resumed."""
+    """Train the runs of experiments, or part of them. Finished runs are not repeated; stopped runs are resumed.
+
+    Runs whose data set is not on this machine are left out, and the exit code is then 3.
+    """
     from fedgma.paper.catalogue import experiment
     from fedgma.paper.plans import Cut
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, tuple(done or ()))
-    for one in [experiment(name) for name in ids]:
-        _play(one, cut, how)
+    earlier = tuple(done or ())
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, earlier, quiet)
+    _check_data([name for one in [experiment(name) for name in ids] for name in _play(one, cut, how)])
 
 
 @app.command("all")
@@ -126,6 +134,7 @@ def run_all(
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
     keep: Keep = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run every experiment in order, or part of each. Experiments without a cell that fits --cells are skipped."""
     from fedgma.paper.catalogue import catalogue
@@ -133,10 +142,12 @@ def run_all(
     from fedgma.paper.rates import Chosen
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep)
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet=quiet)
+    absent = []
     for one in catalogue().values():
         if not cells or plan_runs(one, Chosen(), cut).runs:
-            _play(one, cut, how)
+            absent += _play(one, cut, how)
+    _check_data(absent)
 
 
 @app.command()
@@ -164,6 +175,8 @@ def search(
     minutes: Minutes = None,
     checkpoint_seconds: Checkpoints = 300.0,
     done: Done = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
     from fedgma.errors import ConfigError
@@ -180,28 +193,50 @@ def search(
     by_setting = one.id != "E15"
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
-    earlier = tuple(done or ())
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier)
+    earlier, silent = tuple(done or ()), quiet or as_json
+    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier, quiet=silent)
     _play(one, cut, how)
     entries, unfinished = read_entries([*([out] if out.is_dir() else []), *earlier])
     searched = compare_runs(one, merged(entries), chosen, cut, unfinished=unfinished)
     found = write_search(searched, chosen, to, by_setting=by_setting)
-    for (dataset, algorithm, rule), (client, server) in found.items():
-        typer.echo(f"{dataset} {algorithm} {rule}: client {client:g}, server {server:g}")
-    for doubt in doubts(searched, by_setting=by_setting):
+    doubtful = doubts(searched, by_setting=by_setting)
+    written = [str(to / "rates.csv"), str(to / "chosen.toml")]
+    names = ("dataset", "algorithm", "rule", "client", "server")
+    chosen_rates = [dict(zip(names, (*key, *rates), strict=True)) for key, rates in found.items()]
+    if as_json:
+        typer.echo(json.dumps({"rates": chosen_rates, "in doubt": doubtful, "written": written}))
+    elif not quiet:
+        _say_search(chosen_rates, doubtful, written)
+
+
+def _say_search(rates: "list[dict[str, Any]]", doubtful: "Sequence[str]", written: list[str]) -> None:
+    for row in rates:
+        typer.echo("{dataset} {algorithm} {rule}: client {client:g}, server {server:g}".format(**row))
+    for doubt in doubtful:
         typer.echo(f"in doubt: {doubt}")
-    typer.echo(f"written: {to / 'rates.csv'}, {to / 'chosen.toml'}")
+    typer.echo(f"written: {', '.join(written)}")
 
 
-def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
-    """Run one experiment: print its plan, train its runs, do its analysis."""
+def _check_data(absent: list[str]) -> None:
+    """Raise an error if data sets were missing."""
+    from fedgma.errors import DataError
+
+    if absent:
+        names = ", ".join(dict.fromkeys(absent))
+        raise DataError(
+            f"runs were left out because these data sets are missing: {names}; `fedgma data list` says how to get each"
+        )
+
+
+def _play(one: "Experiment", cut: "Cut", how: "How") -> list[str]:
+    """Run one experiment: print its plan, train its runs, do its analysis; return the data sets that are missing."""
     from rich.console import Console
 
     from fedgma.errors import ConfigError
     from fedgma.paper.plans import plan_runs
     from fedgma.paper.rates import read_chosen
 
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, quiet=how.quiet)
     console.print(f"{one.id}: {one.title} ({one.source})", soft_wrap=True)
     plan = plan_runs(one, read_chosen(how.rates), cut)
     if cut.cells and not plan.runs:
@@ -210,18 +245,19 @@ def _play(one: "Experiment", cut: "Cut", how: "How") -> None:
         )
     if plan.unrated:
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
+    absent = _play_runs(plan, how, console) if plan.runs else []
     if plan.runs:
-        _play_runs(plan, how, console)
         console.print(f"compare with: fedgma paper compare {one.id} {how.out}", soft_wrap=True)
     if one.analysis:
         from fedgma.paper.results import run_analysis
 
         for line in run_analysis(one, cut, how.out, device=how.device):
             console.print(line, soft_wrap=True)
+    return absent
 
 
-def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
-    """Train the missing runs of a plan, with progress bars; runs without data on this machine are skipped."""
+def _play_runs(plan: "Plan", how: "How", console: "Console") -> list[str]:
+    """Train the missing runs of a plan, with progress bars; return the data sets that this machine does not have."""
     from fedgma.cli.live import obeying_signals
     from fedgma.cli.play import leave_if_stopped
     from fedgma.experiments import plan as plans
@@ -233,7 +269,8 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
         from fedgma.experiments.materials import Materials
 
         materials = Materials(how.device, precision=how.precision)
-        planned = plans.plan(_with_data(_without_done(plan.grid, how, console), console), materials, how.out)
+        grid, absent = _with_data(_without_done(plan.grid, how, console), console)
+        planned = plans.plan(grid, materials, how.out)
         undone = plans.missing(planned)
         left, reasons = fleets.playable(undone, materials)
         for reason in reasons:
@@ -250,6 +287,7 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> None:
             console.print(f"about {duration(seconds)} at the rate of the first rounds")
         _play_fleets(packed, materials, how, stopping, console)
     leave_if_stopped(stopping, how.out)
+    return absent
 
 
 def _play_fleets(
@@ -270,7 +308,7 @@ def _play_fleets(
                 f"{len(packed) - number + 1} fleets were not started: they would end after {how.minutes:g} minutes"
             )
             return
-        watch = Watch(console, quiet=False, names=arm_names(members))
+        watch = Watch(console, quiet=how.quiet, names=arm_names(members))
         options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
         play_fleets([members], materials, watch, stopping, **options)
         console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
@@ -288,12 +326,12 @@ def _without_done(grid: "Grid", how: "How", console: "Console") -> "Grid":
     return grid._replace(runs=tuple(left))
 
 
-def _with_data(grid: "Grid", console: "Console") -> "Grid":
-    """The runs whose data set is on this machine; absent data sets are reported."""
+def _with_data(grid: "Grid", console: "Console") -> "tuple[Grid, list[str]]":
+    """The runs whose data set is on this machine, and the absent data sets, which are reported."""
     from fedgma.paper.plans import absent_data
 
     absent = absent_data(run.dataset for run in grid.runs)
     for name in absent:
         count = sum(run.dataset == name for run in grid.runs)
         console.print(f"data set {name} is missing: {count} runs are left out (see `fedgma data list`)")
-    return grid._replace(runs=tuple(run for run in grid.runs if run.dataset not in absent))
+    return grid._replace(runs=tuple(run for run in grid.runs if run.dataset not in absent)), absent

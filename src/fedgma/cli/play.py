@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from fedgma.cli.estimate import agreed, say_estimate
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.outcome import Outcome
     from fedgma.experiments.plan import Planned
+    from fedgma.records.label import Label
     from fedgma.records.reader import Run
 
 Words = Annotated[
@@ -36,6 +39,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Checkpoints = Annotated[
     float, typer.Option("--checkpoint-seconds", min=0.0, help="Least number of seconds between checkpoints of a run.")
 ]
+Name = Annotated[str | None, typer.Option("--name", help="A name for these runs, shown by ls, show and reports.")]
+Note = Annotated[str | None, typer.Option("--note", help="A note on these runs; neither changes which run it is.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Train nothing; print the runs, their samples, and about what they will take.")
+]
 State = Annotated[
     bool,
     typer.Option(
@@ -55,6 +63,9 @@ class Manner(NamedTuple):
     checkpoint_seconds: float
     keep_state: bool
     version: str | None = None
+    label: "Label | None" = None
+    dry: bool = False
+    yes: bool = False
 
     @property
     def silent(self) -> bool:
@@ -81,7 +92,10 @@ def grid_of_words(words: list[str] | None) -> "Grid":
 
 
 def play_grid(grid: "Grid", manner: Manner) -> None:
-    """Train the missing runs of a grid on this machine and print the outcome; after a signal they can be resumed."""
+    """Train the missing runs of a grid on this machine and print the outcome; after a signal they can be resumed.
+
+    A long job is estimated first; at a terminal, a very long one is begun only if the user agrees.
+    """
     from fedgma.cli.live import Watch, obeying_signals
 
     console = manner.console
@@ -95,10 +109,26 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         left = missing(planned)
         packed = pack(left, materials)
         say_plan(console, planned, left, len(packed), str(materials.device))
+        if manner.dry:
+            facts = {"out": str(manner.out), "runs": len(planned), "device": str(materials.device)}
+            say_estimate(console, packed, materials, facts=facts if manner.as_json else None)
+            return
+        if not (manner.silent or manner.yes or agreed(console, packed, materials)):
+            return
+        put_label(planned, manner)
         watch = Watch(console, quiet=manner.silent, names=arm_names(planned))
         options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state}
         play_fleets(packed, materials, watch, stopping, **options)
     end(planned, manner, stopping)
+
+
+def put_label(planned: "Sequence[Planned]", manner: Manner) -> None:
+    """Give the runs the name and the note of the command line."""
+    from fedgma.records.label import write_label
+
+    for run in planned:
+        if manner.label is not None and run.folder is not None:
+            write_label(run.folder, manner.label)
 
 
 def play_fleets(

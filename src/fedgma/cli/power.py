@@ -1,9 +1,12 @@
 """`fedgma power`: how many seeds a difference needs, and which difference a number of seeds can show."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from fedgma.cli.runs import Json
 
 POWERS = (0.8, 0.9)
 MOST = 10_000  # seeds
@@ -21,6 +24,7 @@ def power(
     seeds: Annotated[int | None, typer.Option(min=4, help="The number of paired seeds.")] = None,
     tests: Annotated[int, typer.Option(min=1, help="Tests on the page: p is corrected for their number.")] = 1,
     runs: Annotated[list[Path] | None, typer.Option("--runs", help="Folders of the earlier runs.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Plan seeds: those that show a difference with a power of 80 or 90 %, or the difference that seeds can show.
 
@@ -29,18 +33,36 @@ def power(
     from fedgma.statistics.power import detectable, seeds_for
 
     deviation, unit = _deviation(first, second, runs or [Path("runs")], sd)
+    wanted = DIFFERENCES if difference is None else (difference,)
+    counts = SEEDS if seeds is None else (seeds,)
+    needed = [
+        (abs(size), [seeds_for(size, deviation, least=least, tests=tests, most=MOST) for least in POWERS])
+        for size in (wanted if difference is not None or seeds is None else ())
+    ]
+    shown = [
+        (count, [detectable(deviation, count, least=least, tests=tests) for least in POWERS])
+        for count in (counts if seeds is not None or difference is None else ())
+    ]
+    if as_json:
+        typer.echo(json.dumps({"deviation": deviation, "unit": unit, "tests": tests, **_objects(needed, shown)}))
+        return
     level = "5 %" if tests == 1 else f"5 % corrected for {tests} tests"
     typer.echo(f"Paired t test, two-sided, {level}; standard deviation of the differences {deviation:.3g} {unit}.")
-    if difference is not None or seeds is None:
-        for size in DIFFERENCES if difference is None else (difference,):
-            needed = [seeds_for(size, deviation, least=least, tests=tests, most=MOST) for least in POWERS]
-            words = " and ".join(f"{_number(n)} seeds for {p:.0%}" for n, p in zip(needed, POWERS, strict=True))
-            typer.echo(f"A difference of {abs(size):g} {unit}: {words}.")
-    if seeds is not None or difference is None:
-        for count in SEEDS if seeds is None else (seeds,):
-            sizes = [detectable(deviation, count, least=least, tests=tests) for least in POWERS]
-            words = " and ".join(f"{_said(size, unit)} with {p:.0%}" for size, p in zip(sizes, POWERS, strict=True))
-            typer.echo(f"{count} seeds show {words}.")
+    for size, row in needed:
+        words = " and ".join(f"{_number(n)} seeds for {p:.0%}" for n, p in zip(row, POWERS, strict=True))
+        typer.echo(f"A difference of {size:g} {unit}: {words}.")
+    for count, sizes in shown:
+        words = " and ".join(f"{_said(size, unit)} with {p:.0%}" for size, p in zip(sizes, POWERS, strict=True))
+        typer.echo(f"{count} seeds show {words}.")
+
+
+def _objects(needed: list[Any], shown: list[Any]) -> dict[str, object]:
+    """The two tables as JSON objects, with a column for each power."""
+    powers = [f"{power:.0%}" for power in POWERS]
+    return {
+        "seeds": [{"difference": size, **dict(zip(powers, row, strict=True))} for size, row in needed],
+        "differences": [{"seeds": count, **dict(zip(powers, row, strict=True))} for count, row in shown],
+    }
 
 
 def _number(seeds: int | None) -> str:

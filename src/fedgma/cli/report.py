@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedgma.cli.play import Quiet
+from fedgma.cli.runs import Json
+
 if TYPE_CHECKING:
     from fedgma.records.reader import Run
     from fedgma.reports.report import Report
@@ -29,6 +32,8 @@ def report(
     split: Split = "test",
     where: Where = None,
     of: Of = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Write tables, pictures and one self-contained page, and print the verdicts."""
     from fedgma.errors import ConfigError
@@ -40,8 +45,11 @@ def report(
         page = write_report(made, out)
     except OSError as error:
         raise ConfigError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
-    say_report(made)
-    typer.echo(f"\npage: {page}\ntables and pictures: {out}")
+    if as_json:
+        typer.echo(json.dumps({**report_object(made), "page": str(page)}))
+    elif not quiet:
+        say_report(made)
+        typer.echo(f"\npage: {page}\ntables and pictures: {out}")
 
 
 def say_report(made: "Report") -> None:
@@ -54,6 +62,14 @@ def say_report(made: "Report") -> None:
         typer.echo(f"\n{table.title}\n{text(table)}")
 
 
+def report_object(made: "Report") -> dict[str, object]:
+    """A report as a JSON object: verdicts, notes, and the rows of every table."""
+    from fedgma.cli.tables import objects
+
+    tables = {table.name: objects(table) for table in made.tables}
+    return {"title": made.title, "verdicts": list(made.verdicts), "notes": list(made.notes), "tables": tables}
+
+
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A folder, or an arm: gma, or aggregator=gma,tau=0.4.")],
     second: Annotated[str, typer.Argument(metavar="B", help="The arm to compare it with.")],
@@ -64,7 +80,7 @@ def compare(
     split: Split = "test",
     where: Where = None,
     of: Of = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Pair two arms over seeds and settings: 95 % CI, signs, p values with Holm's correction over the settings."""
     from fedgma.errors import DataError

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedgma.cli import play
+from fedgma.cli.runs import Yes
 
 
 def run(
@@ -19,6 +20,10 @@ def run(
     checkpoint_seconds: play.Checkpoints = 10.0,
     state: play.State = True,
     model_version: play.Version = None,
+    name: play.Name = None,
+    note: play.Note = None,
+    dry_run: play.DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Train with and without the mask on paired seeds and give a verdict.
 
@@ -32,4 +37,7 @@ def run(
 
         typer.echo(show_settings(grid))
         return
-    play.play_grid(grid, play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version))
+    from fedgma.records.label import make_label
+
+    manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
+    play.play_grid(grid, manner._replace(label=make_label(name, note), dry=dry_run, yes=yes))

@@ -2,11 +2,12 @@
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedgma.cli.live import Stopping, obeying_signals
-from fedgma.cli.play import Manner, end, say_plan
+from fedgma.cli.live import LINE_SECONDS, Stopping, obeying_signals
+from fedgma.cli.play import Manner, end, put_label, say_plan
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import missing
@@ -26,6 +27,7 @@ def spread_grid(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, addr
     """Train the missing runs on a cluster and print the outcome; after a signal every fleet writes a checkpoint."""
     if not re.fullmatch(r"ray(:[^:/]+:\d+)?", address):
         raise ConfigError(f"--on: expected here, ray or ray:HOST:PORT, got {address!r}")
+    put_label(planned, manner)
     with obeying_signals() as stopping:
         errors = _play(grid, planned, manner, address, stopping) if missing(planned) else []
     if errors and not stopping():
@@ -43,7 +45,7 @@ def _play(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: s
         say_plan(console, planned, left, len(shares), f"Ray, {'one node' if nodes == 1 else f'{nodes} nodes'}")
         bars = _bars(console, off=manner.silent)
         with bars:
-            bar = bars.add_task("", total=None)
+            bar, said = bars.add_task("", total=None), time.monotonic()
             for alive, came in play_on(cluster, shares):
                 errors += came
                 if alive < nodes:
@@ -51,6 +53,9 @@ def _play(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: s
                 nodes = alive
                 seen = progress(left)
                 bars.update(bar, description=_words(seen), completed=seen.rounds, total=seen.total)
+                if bars.disable and time.monotonic() - said >= LINE_SECONDS:
+                    said = time.monotonic()
+                    console.print(f"{_words(seen)}; {seen.rounds} of {seen.total} rounds saved", soft_wrap=True)
                 if stopping():
                     token.unlink(missing_ok=True)
     return errors

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgma.cli import play
+from fedgma.cli.runs import Yes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +37,19 @@ def sweep(
     checkpoint_seconds: play.Checkpoints = 10.0,
     state: play.State = True,
     model_version: play.Version = None,
+    name: play.Name = None,
+    note: play.Note = None,
+    dry_run: play.DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Train every combination of the lists in a settings file, here or on Ray; list the states of the runs first."""
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import plan
+    from fedgma.records.label import make_label
 
     grid = play.grid_of_words(words)
     manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
+    manner = manner._replace(label=make_label(name, note), dry=dry_run, yes=yes)
     planned = plan(grid, Materials("cpu", folder=grid.folder, precision=precision, version=model_version), out)
     states = {run.fingerprint: state_of(run) for run in planned}
     if status and as_json:
@@ -51,7 +58,7 @@ def sweep(
     print_states(manner.console, planned, states)
     if status:
         return
-    if on == "here":
+    if on == "here" or dry_run:
         play.play_grid(grid, manner)
     else:
         from fedgma.cli.spread import spread_grid

@@ -7,12 +7,13 @@ from pydantic import Field
 
 from fedgma.errors import ConfigError
 from fedgma.experiments.section import Count, Factor, Section, Share, Whole
-from fedgma.training.schedules import Schedule
+from fedgma.training.schedules import Schedule, check_last_rate
 
 Run = Any  # the settings of a run, whose class has sections of this module
 AXES = ("round_schedule", "step_schedule")
+SMOOTHED = ("classification", "next_token")  # tasks whose labels can be smoothed
 # recorded only where they differ from these defaults, so that runs from before they existed keep their fingerprints
-OFF: dict[str, Any] = {"client_optimizer": "sgd", "nesterov": False, "weight_decay": 0.0}
+OFF: dict[str, Any] = {"client_optimizer": "sgd", "nesterov": False, "weight_decay": 0.0, "label_smoothing": 0.0}
 
 
 class ScheduleSettings(Section):
@@ -56,6 +57,10 @@ def check_local(settings: Run) -> None:
         for name in needed:
             if getattr(section, name) is None:
                 raise ConfigError(f"{axis}: {section.name!r} needs {name}; set {axis}.{name}")
+    if settings.label_smoothing and settings.task not in SMOOTHED:
+        tasks = " and ".join(SMOOTHED)
+        raise ConfigError(f"label_smoothing is for the tasks {tasks}, got task = {settings.task!r}")
+    check_last_rate(settings.client_learning_rate, schedule_of(settings.round_schedule), settings.rounds)
     if settings.nesterov and settings.client_optimizer == "sgd" and not settings.momentum:
         raise ConfigError("nesterov: expected momentum above 0, got momentum = 0")
     if settings.algorithm == "scaffold" and settings.client_optimizer != "sgd":

@@ -343,7 +343,7 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
 
 def _local(settings: Settings) -> dict[str, Any]:
     """The local training of a run: optimiser, rates and schedules."""
-    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay")
+    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay", "label_smoothing")
     return {
         **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
         **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},

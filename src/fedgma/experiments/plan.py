@@ -116,13 +116,21 @@ def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
     import torch
 
     first = materials.spec(members[0].settings)
-    pool = first.federation.train
-    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
-    entries = parameter_count(build(first.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0))
+    entries = entries_of(members[0].settings, materials)
     variates = max(len(first.federation.clients) * 4 if m.settings.algorithm == "scaffold" else 0 for m in members)
     on_gpu = materials.device.type == "cuda"
     free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()
     return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates))))
+
+
+def entries_of(settings: Settings, materials: Materials) -> int:
+    """The number of trainable entries of a run's model."""
+    import torch
+
+    spec = materials.spec(settings)
+    pool = spec.federation.train
+    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
+    return parameter_count(build(spec.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0))
 
 
 def _free_memory() -> int:

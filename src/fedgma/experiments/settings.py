@@ -203,6 +203,9 @@ class Settings(Section):
     client_beta1: BelowOne = Field(default=0.9, description="for `adamw`: decay of the first moment")
     client_beta2: BelowOne = Field(default=0.999, description="for `adamw`: decay of the second moment")
     client_epsilon: Positive = Field(default=1e-8, description="for `adamw`: added to the denominator")
+    label_smoothing: BelowOne = Field(
+        default=0.0, description="in local training: share of each label that is spread evenly over all classes"
+    )
     gradient_clip: Positive | None = Field(
         default=None, description="largest norm of a local gradient; by default not clipped"
     )

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgma.errors import FedgmaError
+from fedgma.experiments.estimate import rate
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import Planned, pack
-from fedgma.experiments.play import play_fleet
 from fedgma.experiments.settings import Settings
 from fedgma.paper.plans import samples
 from fedgma.records.reader import flat
 from fedgma.statistics.arms import frozen
 from fedgma.statistics.labels import AGGREGATION
 
-PROBE_ROUNDS = 4
-PROBE_SECONDS = 5.0
 WORTH = 2_000_000  # samples; fewer take less time than the measurement
 
 
@@ -80,27 +78,7 @@ def estimate(packed: Sequence[Sequence[Planned]], materials: Materials) -> float
         samples_of[model] = samples_of.get(model, 0) + sum(samples(run.settings) for run in members)
     if sum(samples_of.values()) < WORTH:
         return None
-    rates = {model: measure(members, materials) for model, members in first.items()}
-    if any(rate is None for rate in rates.values()):
-        return None
-    return sum(samples_of[model] / rate for model, rate in rates.items() if rate)
-
-
-def measure(members: Sequence[Planned], materials: Materials) -> float | None:
-    """Samples a second in the first rounds of a fleet, without the very first; None if there is only one round."""
-    few = members if materials.device.type == "cuda" else members[:1]
-    probe = [run._replace(folder=None) for run in few]
-    begun, trained, now = 0.0, 0, 0.0
-    for played in play_fleet(probe, materials):
-        now = time.monotonic()
-        if played.line["round"] == 1:
-            begun = now
-            continue
-        trained += samples(played.run.settings) // played.run.settings.rounds
-        last = played.run is probe[-1]
-        if last and (played.line["round"] >= PROBE_ROUNDS or now - begun > PROBE_SECONDS):
-            break
-    return trained / (now - begun) if trained and now > begun else None
+    return sum(samples_of[model] / rate(members, materials) for model, members in first.items())
 
 
 class Clock:

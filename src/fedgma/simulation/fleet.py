@@ -89,13 +89,19 @@ def assemble(
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
     task = specs[0].task
     columns = columns_of(task, model, sample)
-    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task)
+    moments = 2 if specs[0].client_optimizer == "adamw" else 1
+    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task, moments=moments)
     return Fleet(
         specs=specs,
         model=model,
         shapes=shapes,
         train=choose(
-            trainer, model, pools, precision=precision, form=form, task=task, beyond_kernels=beyond_kernels(specs)
+            *(trainer, model, pools),
+            precision=precision,
+            form=form,
+            task=task,
+            smoothing=specs[0].label_smoothing,
+            beyond_kernels=beyond_kernels(specs),
         ),
         score=choose_scorer(trainer, model, sample, form=form, task=task),
         task=task,
@@ -408,8 +414,8 @@ def _check_together(specs: tuple[RunSpec, ...]) -> None:
         same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
         if not same or shape != first:
             raise ConfigError(
-                "the runs of a fleet must share model, batch size, augmentation, local optimiser and input shape; "
-                "put runs that differ in another fleet"
+                f"the runs of a fleet must share {', '.join(SHARED)} and the shape of inputs; put runs that differ "
+                "in another fleet"
             )
         if spec.federation.train.y.device != specs[0].federation.train.y.device:
             raise ConfigError("the data of a fleet's runs must be on one device; move them with `place`")

@@ -22,20 +22,19 @@ def learning_rates(specs: Sequence[RunSpec], rounds: np.ndarray, runs: np.ndarra
     full = np.zeros(len(specs))
     for run in np.unique(runs).tolist():
         spec = specs[run]
-        full[run] = spec.client_learning_rate * factor(spec.round_schedule, int(rounds[run]), spec.rounds)
-    if not any(spec.step_schedule.changes for spec in specs):
-        return np.broadcast_to(full[runs].astype(np.float32)[:, None], counts.shape)
-    steps, position = (counts > 0).sum(1).tolist(), np.arange(counts.shape[1])
-    rows = [factors(specs[run].step_schedule, position, k) for run, k in zip(runs.tolist(), steps, strict=True)]
-    return np.asarray(full[runs][:, None] * np.stack(rows), np.float32)
+        full[run] = spec.client_learning_rate * factor(spec.round_schedule, int(rounds[run]) - 1, spec.rounds)
+    rates = np.broadcast_to(full[runs, None], counts.shape)
+    if any(spec.step_schedule.changes for spec in specs):
+        rates = rates.copy()
+        for lane, (run, steps) in enumerate(zip(runs.tolist(), (counts > 0).sum(1).tolist(), strict=True)):
+            rates[lane, :steps] *= factors(specs[run].step_schedule, steps)
+    return rates.astype(np.float32)
 
 
 def beyond_kernels(specs: Sequence[RunSpec]) -> list[str]:
     """The settings in use that the CPU kernels do not have."""
     used = {
-        "client_optimizer": any(spec.client_optimizer != "sgd" for spec in specs),
-        "weight_decay": any(spec.weight_decay for spec in specs),
-        "nesterov": any(spec.nesterov for spec in specs),
-        "step_schedule": any(spec.step_schedule.changes for spec in specs),
+        "client_optimizer 'adamw'": any(spec.client_optimizer == "adamw" for spec in specs),
+        "label_smoothing": any(spec.label_smoothing for spec in specs),
     }
     return [name for name, is_used in used.items() if is_used]

@@ -26,7 +26,7 @@ from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, columns_of
-from fedgma.training.tasks import CLASSIFICATION
+from fedgma.training.tasks import CLASSIFICATION, smoothed
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
@@ -46,6 +46,7 @@ def choose(
     precision: str = "fp32",
     form: bool = True,
     task: Task = CLASSIFICATION,
+    smoothing: float = 0.0,
     beyond_kernels: Sequence[str] = (),
 ) -> LocalTrainer:
     """The trainer with the given name.
@@ -53,8 +54,8 @@ def choose(
     "loop" trains one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU,
     "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU; on a CPU the
     kernels where there are any, else the loop (lanes for dense layers alone). `form=False` uses torch's own gradients
-    where hand-written ones exist; these and the kernels are for classification. `beyond_kernels` names settings of the
-    runs that the CPU kernels do not have.
+    where hand-written ones exist; these and the kernels are for classification. `smoothing` is that of the labels.
+    `beyond_kernels` names settings of the runs that the CPU kernels do not have.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
@@ -72,13 +73,14 @@ def choose(
     on_gpu = pools[0].y.device.type == "cuda"
     if trainer == "auto":  # lanes of convolutions are slower than the loop on a CPU
         trainer = "engine" if on_gpu else "lanes" if type(model) in (Logistic, MLP) else "loop"
-    reason = why_not_lanes(model, pools[0], task) if trainer != "loop" else None
+    goal = smoothed(task, smoothing)
+    reason = why_not_lanes(model, pools[0], goal) if trainer != "loop" else None
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
     if trainer == "loop" or reason is not None:
-        return _under(precision, functools.partial(loop.train, task=task))
+        return _under(precision, functools.partial(loop.train, task=goal))
     written = written_form(model) if form and classifies else None
-    gradients = form_gradients(written, precision) if written else lane_gradients(model, precision, task)
+    gradients = form_gradients(written, precision, smoothing) if written else lane_gradients(model, precision, goal)
     shared: dict[str, Any] = {"padding": written is not None, "measures": columns_of(task, model, pools[0]).number}
     if trainer == "lanes":
         return _under(precision, functools.partial(lanes.train, gradients=gradients, **shared))

@@ -4,6 +4,8 @@ The rate of a step is `client_learning_rate` times the factor of the round times
 depends on the position alone, so a resumed run has the rates that it would have had.
 """
 
+import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,32 +54,40 @@ class Schedule:
 CONSTANT = Schedule()
 
 
-def factors(schedule: Schedule, position: np.ndarray, total: int) -> np.ndarray:
-    """What the full rate is multiplied with at positions 0, 1, ... of `total` units, in float64.
+def factor(schedule: Schedule, position: int, total: int) -> float:
+    """What the full rate is multiplied with at a position, counted from 0, of `total` units.
 
-    >>> factors(Schedule("exponential", decay=0.5), np.arange(4), 4).tolist()
-    [1.0, 0.5, 0.25, 0.125]
-    >>> factors(Schedule("step", warm_up=1, decay=0.1, every=2), np.arange(5), 5).tolist()
+    >>> [factor(Schedule("step", warm_up=1, decay=0.1, every=2), position, 5) for position in range(5)]
     [0.5, 1.0, 1.0, 0.1, 0.1]
     """
-    past = np.maximum(position - schedule.warm_up, 0).astype(np.float64)
-    shape = np.ones(len(past))
+    past = position - schedule.warm_up
+    if past < 0:
+        return (position + 1) / (schedule.warm_up + 1)
     if schedule.name == "exponential":
-        shape = np.maximum(schedule.decay**past, schedule.floor)
-    elif schedule.name == "step":
-        shape = np.maximum(schedule.decay ** (past // schedule.every), schedule.floor)
-    elif schedule.name == "cosine":
+        return max(schedule.decay**past, schedule.floor)
+    if schedule.name == "step":
+        return max(schedule.decay ** (past // schedule.every), schedule.floor)
+    if schedule.name == "cosine":
         length = schedule.length or max(1, total - schedule.warm_up)
-        wave = (1 + np.cos(np.pi * np.minimum(past / length, 1))) / 2
-        shape = schedule.floor + (1 - schedule.floor) * wave
-    rising = (position + 1) / (schedule.warm_up + 1)
-    return np.where(position < schedule.warm_up, rising, shape)
+        wave = (1 + math.cos(math.pi * min(past / length, 1))) / 2
+        return schedule.floor + (1 - schedule.floor) * wave
+    return 1.0
 
 
-def factor(schedule: Schedule, round: int, rounds: int) -> float:
-    """The factor of one round; rounds are counted from 1.
+@functools.lru_cache(maxsize=1024)
+def factors(schedule: Schedule, total: int) -> np.ndarray:
+    """The factors at all positions; number by number, since numpy's functions may round by the length of an array.
 
-    >>> factor(Schedule("cosine"), 6, 10)
-    0.5
+    >>> factors(Schedule("exponential", decay=0.5), 4).tolist()
+    [1.0, 0.5, 0.25, 0.125]
     """
-    return float(factors(schedule, np.array([round - 1]), rounds)[0]) if schedule.changes else 1.0
+    return np.array([factor(schedule, position, total) for position in range(total)])
+
+
+def check_last_rate(rate: float, schedule: Schedule, rounds: int) -> None:
+    """Refuse a schedule over rounds that ends at a rate of 0: nothing would be learned, and SCAFFOLD divides by it."""
+    if schedule.changes and not np.float32(rate * factor(schedule, rounds - 1, rounds)) > 0:
+        raise ConfigError(
+            f"round_schedule: the learning rate falls to 0 before the last of {rounds} rounds; "
+            "set its floor above 0, or let it fall more slowly"
+        )

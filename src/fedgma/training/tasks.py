@@ -1,10 +1,14 @@
 """The library's tasks, and `TASKS`, the one list of them."""
 
+import functools
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedgma.data.files.targets import PADDING
+from fedgma.errors import ConfigError
 from fedgma.training.task import Columns, Means, Task
 
 
@@ -65,9 +69,12 @@ def _tokens(y: Tensor) -> Tensor:
     return (y != PADDING).sum(-1).float()
 
 
-def _token_losses(logits: Tensor, y: Tensor) -> Tensor:
+def _token_losses(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     """The mean cross-entropy over the real tokens of each sample."""
-    chosen = logits.log_softmax(-1).gather(-1, y.clamp(min=0)[..., None])[..., 0]
+    logs = logits.log_softmax(-1)
+    chosen = logs.gather(-1, y.clamp(min=0)[..., None])[..., 0]
+    if smoothing:
+        chosen = (1 - smoothing) * chosen + smoothing * logs.mean(-1)
     return -torch.where(y == PADDING, 0.0, chosen).sum(-1) / _tokens(y).clamp(min=1)
 
 
@@ -116,5 +123,21 @@ NEXT_TOKEN = Task(
     weight=_tokens,
     summary=_perplexity,
 )
+
+
+def smoothed(task: Task, smoothing: float) -> Task:
+    """The task with label smoothing in its loss: of each label, a share is spread evenly over all classes.
+
+    (Szegedy and others, Rethinking the Inception Architecture for Computer Vision, 2016.) Metrics stay as they are.
+    """
+    if not smoothing:
+        return task
+    if task is CLASSIFICATION:
+        by_sample = functools.partial(F.cross_entropy, label_smoothing=smoothing, reduction="none")
+        return replace(task, loss=by_sample, mean_loss=functools.partial(F.cross_entropy, label_smoothing=smoothing))
+    if task is NEXT_TOKEN:
+        return replace(task, loss=functools.partial(_token_losses, smoothing=smoothing))
+    raise ConfigError(f"label_smoothing is for the tasks classification and next_token, got task {task.name!r}")
+
 
 TASKS = {task.name: task for task in (CLASSIFICATION, REGRESSION, MULTI_LABEL, NEXT_TOKEN)}

@@ -78,14 +78,22 @@ def dense_back(grads: Tensor, x: Tensor) -> tuple[Product, Tensor]:
     return Product(grads, x), grads.sum(1, dtype=wide_type(grads))
 
 
-def loss_back(logits: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of every lane's mean loss in its logits, loss sum and hits [lane, 1]; rows past `count` are padding."""
+def loss_back(logits: Tensor, y: Tensor, count: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of every lane's mean loss in its logits, loss sum and hits [lane, 1]; rows past `count` are padding.
+
+    Of each label, the share `smoothing` is spread evenly over all classes.
+    """
     real = torch.arange(y.shape[1], device=y.device) < count[:, None]
     logs = torch.log_softmax(logits, -1, dtype=wide_type(logits))
-    total = -torch.where(real, logs.gather(2, y[..., None])[..., 0], 0.0).sum(1)
+    chosen = logs.gather(2, y[..., None])[..., 0]
+    if smoothing:
+        chosen = (1 - smoothing) * chosen + smoothing * logs.mean(-1)
+    total = -torch.where(real, chosen, 0.0).sum(1)
     hits = (real & (logits.argmax(-1) == y)).sum(1, keepdim=True)
-    targets = torch.arange(logits.shape[-1], device=y.device) == y[..., None]
-    grads = (logs.exp() - targets.to(logs.dtype)) / count.clamp(min=1)[:, None, None]
+    targets = (torch.arange(logits.shape[-1], device=y.device) == y[..., None]).to(logs.dtype)
+    if smoothing:
+        targets = (1 - smoothing) * targets + smoothing / logits.shape[-1]
+    grads = (logs.exp() - targets) / count.clamp(min=1)[:, None, None]
     return torch.where(real[..., None], grads, 0.0).to(logits.dtype), total, hits
 
 

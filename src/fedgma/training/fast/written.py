@@ -123,14 +123,17 @@ def _dropout_mask(x: Tensor, rate: float, training: bool) -> Tensor | float:
 
 
 @functools.cache
-def form_gradients(form: Form, precision: str = "fp32") -> GradientFunction:
-    """The gradient function of a form; in "bf16" activations and products are bfloat16, sums over samples float32."""
+def form_gradients(form: Form, precision: str = "fp32", smoothing: float = 0.0) -> GradientFunction:
+    """The gradient function of a form; in "bf16" activations and products are bfloat16, sums over samples float32.
+
+    `smoothing` is that of the labels.
+    """
     half = precision == "bf16"
 
     def gradients(params: Stacked, buffers: Stacked, x: Tensor, y: Tensor, count: Tensor) -> Gradients:
         used = {name: value.bfloat16() for name, value in params.items()} if half else params
         logits, after, tape = form.forward({**used, **buffers}, x.bfloat16() if half else x, count)
-        grads, total, hits = loss_back(logits, y, count)
+        grads, total, hits = loss_back(logits, y, count, smoothing)
         by_name = form.back(used, tape, grads)
         return {name: _wide(by_name[name]) for name in params}, after, total, hits
 

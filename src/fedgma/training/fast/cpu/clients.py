@@ -89,6 +89,8 @@ def train_clients(
     lr: float | Array,
     momentum: float | Array = 0.0,
     mu: float | Array = 0.0,
+    weight_decay: float | Array = 0.0,
+    nesterov: float | Array = 0.0,
     corrections: Array | None = None,
     clip: float | Array = np.inf,
     threads: int | None = None,
@@ -97,9 +99,9 @@ def train_clients(
 
     `params` is flat float32 in the order of torch's `state_dict`, one vector for all clients or one for each.
     `batches[k]` holds client k's samples, int [step, batch], padded with -1; a step of -1 alone is skipped. Rates are
-    numbers, or arrays with one number per client. A step is: gradient of the mean loss, plus mu times the distance from
-    `params`, scaled down to a norm of `clip`, plus `corrections[k]` (SCAFFOLD's c - c_k), then momentum as in
-    `torch.optim.SGD`.
+    numbers, or arrays with one number per client; `lr` may also be [client, step]. A step is: gradient of the mean
+    loss, plus mu times the distance from `params`, scaled down to a norm of `clip`, plus `corrections[k]` (SCAFFOLD's
+    c - c_k), then weight decay, momentum and Nesterov's step (1 or 0) as in `torch.optim.SGD`.
     """
     kernel, shape, pixels = _kernel(network, data, classes)
     clients, size = len(batches), kernel.size(shape)
@@ -109,15 +111,17 @@ def train_clients(
         if corrections is None
         else _rows("corrections", corrections, clients, size)
     )
-    rates = np.stack([_each(name, v, clients) for name, v in (("lr", lr), ("momentum", momentum), ("mu", mu))], axis=1)
+    terms = {"momentum": momentum, "mu": mu, "weight_decay": weight_decay, "nesterov": nesterov}
+    rates = np.stack([_each(name, value, clients) for name, value in terms.items()], axis=1)
     bounds = _each("clip", clip, clients)
     plans = [_plan(k, steps, len(data.y)) for k, steps in enumerate(batches)]
+    lrs = _step_rates(lr, clients, max([1, *(len(plan) for plan in plans)]))
     _check_labels(data.y, classes)
     updates, sums = np.empty((clients, size), np.float32), np.zeros((clients, 3))
 
     def train_client(k: int, space: Any) -> None:
         sums[k] = kernel.train(
-            shape, starts[k], pixels, data.y, plans[k], rates[k], bounds[k], fixes[k], space, updates[k]
+            shape, starts[k], pixels, data.y, plans[k], lrs[k], rates[k], bounds[k], fixes[k], space, updates[k]
         )
 
     longest = max([1, *(plan.shape[1] for plan in plans)])
@@ -185,6 +189,16 @@ def _each(name: str, value: float | Array, clients: int) -> Array:
     if given.shape not in ((), (clients,)):
         raise ConfigError(f"{name} must be a number or one for each of {clients} clients, got shape {given.shape}")
     return np.ascontiguousarray(np.broadcast_to(given, (clients,)))
+
+
+def _step_rates(lr: float | Array, clients: int, steps: int) -> Array:
+    """Learning rates [client, step]."""
+    given = np.asarray(lr, np.float32)
+    if given.ndim < 2:
+        given = _each("lr", given, clients)[:, None]
+    elif len(given) != clients or given.shape[1] < steps or given.ndim > 2:
+        raise ConfigError(f"lr must be [client, step] for {clients} clients and {steps} steps, got shape {given.shape}")
+    return _read_only(np.ascontiguousarray(np.broadcast_to(given, (clients, max(steps, given.shape[1])))))
 
 
 def _plan(client: int, steps: Array, samples: int) -> Array:

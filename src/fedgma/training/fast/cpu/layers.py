@@ -330,12 +330,12 @@ def _clip(g: Array, bound: float) -> None:
 
 
 @compiled
-def sgd(p: Array, m: Array, g: Array, start: Array, correction: Array, rates: Array, bound: float) -> None:
-    """One step in place: proximal term, clipping, SCAFFOLD's correction (empty for none), momentum.
+def sgd(p: Array, m: Array, g: Array, start: Array, correction: Array, lr: float, rates: Array, bound: float) -> None:
+    """One step in place: proximal term, clipping, SCAFFOLD's correction (empty for none), weight decay, momentum.
 
-    `rates` holds the learning rate, the momentum and mu; an infinite `bound` clips nothing.
+    `rates` holds momentum, mu, weight decay, and 1 for Nesterov's step or 0; an infinite `bound` clips nothing.
     """
-    lr, momentum, mu = rates[0], rates[1], rates[2]
+    momentum, mu, decay, nesterov = rates[0], rates[1], rates[2], rates[3]
     if mu != 0:
         for k in range(p.shape[0]):
             g[k] += mu * (p[k] - start[k])
@@ -343,6 +343,14 @@ def sgd(p: Array, m: Array, g: Array, start: Array, correction: Array, rates: Ar
         _clip(g, bound)
     for k in range(correction.shape[0]):
         g[k] += correction[k]
+    if decay != 0:
+        for k in range(p.shape[0]):
+            g[k] += decay * p[k]
+    if nesterov != 0:
+        for k in range(p.shape[0]):
+            m[k] = momentum * m[k] + g[k]
+            p[k] -= lr * (g[k] + momentum * m[k])
+        return
     for k in range(p.shape[0]):
         m[k] = momentum * m[k] + g[k]
         p[k] -= lr * m[k]

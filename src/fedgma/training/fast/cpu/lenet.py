@@ -188,6 +188,7 @@ def train(sources: int) -> Any:
         x: layers.Pixels,
         y: Array,
         batches: Array,
+        lr: Array,
         rates: Array,
         bound: float,
         correction: Array,
@@ -206,7 +207,7 @@ def train(sources: int) -> Any:
             _forward(shape, weights, x, s)
             mean_loss, hit_rate = layers.cross_entropy(s.z, s.samples.shape[0], s.labels, s.weights, s.dz)
             _backward(shape, weights, _parts(shape, s.g), s)
-            layers.sgd(s.p, s.m, s.g, start, correction, rates, bound)
+            layers.sgd(s.p, s.m, s.g, start, correction, lr[step], rates, bound)
             loss, hits, seen = loss + count * mean_loss, hits + count * hit_rate, seen + count
         update[:] = s.p - start
         return loss, hits, seen

@@ -77,6 +77,7 @@ def train(sources: int) -> Any:
         x: layers.Pixels,
         y: Array,
         batches: Array,
+        lr: Array,
         rates: Array,
         bound: float,
         correction: Array,
@@ -96,7 +97,7 @@ def train(sources: int) -> Any:
             mean_loss, hit_rate = _forward(shape, s.p, x, s)
             batch = s.samples.shape[0]
             layers.dense_gradient(s.rows, layers.wide(inputs), s.dz, batch, inputs, s.g[:split], s.g[split:])
-            layers.sgd(s.p, s.m, s.g, start, correction, rates, bound)
+            layers.sgd(s.p, s.m, s.g, start, correction, lr[step], rates, bound)
             loss, hits, seen = loss + count * mean_loss, hits + count * hit_rate, seen + count
         update[:] = s.p - start
         return loss, hits, seen

@@ -47,9 +47,11 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
                 images[id(pools[which])],
                 _batches(part),
                 classes=pools[which].classes,
-                lr=part.lr[:, 0],  # it does not change within a round
+                lr=part.lr,
                 momentum=part.momentum,
                 mu=part.mu,
+                weight_decay=part.weight_decay,
+                nesterov=part.nesterov,
                 clip=part.clip,
                 corrections=None if fixes is None else fixes[rows],
             )

@@ -1,0 +1,198 @@
+"""The command line as people know it: JSON, progress, estimates, names, questions and exit codes."""
+
+import io
+import json
+import os
+
+import pytest
+from rich.console import Console
+
+from commands import call
+from fedgma.cli import estimate as estimates
+from fedgma.cli import live
+from fedgma.experiments import doctor, estimate
+from fedgma.experiments.grid import expand
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.plan import pack, plan
+from fedgma.experiments.play import Played
+from fedgma.experiments.progress import arm_names
+from fedgma.records.label import read_label
+from run_folders import write_duel
+
+SMALL = ("model=logistic", "rounds=2", "seed=0", "partition.clients=10", "client_test_size=0", "--device", "cpu")
+
+
+def test_the_doctor_trains_only_on_request(monkeypatch, tmp_path):
+    def never(seconds):
+        raise AssertionError("no speed check was asked for")
+
+    monkeypatch.setattr(doctor, "measure_speed", never)
+    code, printed, _ = call("doctor", "--out", tmp_path, "--json")
+    assert code == 0
+    assert "speed" not in {finding["what"] for finding in json.loads(printed)}
+    assert "numpy" in call("doctor", "--out", tmp_path)[1]
+
+
+def test_the_doctor_does_not_advise_what_is_installed(monkeypatch):
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "1")
+    assert "fedgma[fast]" not in doctor._faster()
+
+    def missing(name):
+        raise doctor.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", missing)
+    assert "fedgma[fast]" in doctor._faster()
+
+
+def test_fewer_threads_than_cores_are_a_finding_only_if_a_variable_says_so(monkeypatch):
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda process: set(range(1000)), raising=False)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert not doctor._device().advice
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+    assert "unset MKL_NUM_THREADS" in doctor._device().advice
+
+
+def test_an_experiment_without_its_data_ends_with_the_code_of_missing_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGMA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDGMA_DATA", raising=False)
+    words = ("--cells", "dataset=cifar10", "--seeds", "1", "--rounds", "1", "--out", tmp_path / "runs")
+    code, printed, said = call("paper", "run", "E1", *words)
+    assert code == 3
+    assert "these data sets are missing: cifar10" in said
+    assert "data set cifar10 is missing" in printed
+    assert call("paper", "run", "E1", *words, "--quiet")[1] == ""
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(monkeypatch):
+    def full(*words, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedgma.cli.tables.objects", full)
+    code, _, said = call("data", "list", "--json")
+    assert (code, said) == (3, "fedgma: No space left on device: the output\n")
+
+
+def test_everything_that_prints_a_table_prints_json(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedgma.reports.pages.write_report", lambda made, out: out / "report.html")
+    write_duel(tmp_path, seeds=2, rounds=3)
+    report = json.loads(call("report", tmp_path, "--out", tmp_path / "page", "--json")[1])
+    assert [row["aggregator"] for row in report["tables"]["results"]] == ["mean", "gma"]
+    assert report["tables"]["results"][0]["last10"].keys() == {"mean", "deviation", "of"}
+    assert report["page"] == str(tmp_path / "page" / "report.html")
+    assert call("report", tmp_path, "--quiet")[1] == ""
+    power = json.loads(call("power", "--sd", "1", "--difference", "2", "--json")[1])
+    assert power["seeds"] == [{"difference": 2.0, "80%": 5, "90%": 5}]
+    assert json.loads(call("data", "list", "--json")[1])[0].keys() == {"name", "what", "here"}
+    assert [row["id"] for row in json.loads(call("paper", "list", "--json")[1])][:2] == ["E1", "E2"]
+
+
+def members(**changes):
+    materials = Materials("cpu")
+    chosen = {"model": "logistic", "rounds": 30, "seed": [0, 1], "partition": {"clients": 10}, **changes}
+    return plan(expand(chosen), materials, None), materials
+
+
+def line(round):
+    return {"round": round, "seconds": 0.1, "test": {"accuracy": 0.5, "loss": 1.0}}
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+def test_progress_is_one_line_on_a_terminal_of_any_width(width):
+    runs, _ = members()
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    watch = live.Watch(console, quiet=False, names=arm_names(runs))
+    watch.begin(runs, "training")
+    for run in runs:
+        watch.see(Played(run, line(7)))
+    (shown,) = console.render_lines(watch.bars.get_renderable())
+    text = "".join(segment.text for segment in shown)
+    assert len(text.rstrip()) <= width
+    assert "28/120" in text or width < 30
+
+
+def test_a_log_file_gets_a_line_now_and_then_and_a_quiet_one_none(monkeypatch):
+    runs, _ = members()
+    for seconds, quiet, lines in ((0.0, False, 2), (0.0, True, 0), (3600.0, False, 0)):
+        monkeypatch.setattr(live, "LINE_SECONDS", seconds)
+        file = io.StringIO()
+        watch = live.Watch(Console(file=file, width=40), quiet=quiet, names=arm_names(runs))
+        with watch.bars:
+            watch.begin(runs, "training")
+            for round in (1, 2):
+                watch.see(Played(runs[0], line(round)))
+        written = file.getvalue().splitlines()
+        assert len(written) == lines
+    monkeypatch.setattr(live, "LINE_SECONDS", 0.0)
+    assert watch._seen.text == "training: 2 of 120 rounds, about 12 s left, mean 50.0 %"
+
+
+def test_a_dry_run_says_what_it_would_take_and_trains_nothing(tmp_path):
+    words = ("run", *SMALL, "--out", tmp_path / "runs", "--dry-run")
+    code, printed, _ = call(*words, "--json")
+    guess = json.loads(printed)
+    assert code == 0
+    assert (guess["runs"], guess["missing"], guess["fleets"]) == (2, 2, 1)
+    assert guess["samples"] == 2 * 2 * 10 * 1000  # runs, rounds, clients, samples of each
+    assert guess["seconds"] > 0
+    assert guess["memory"] > 10_000 * 28 * 28  # the images alone
+    assert call("sweep", *words[1:])[0] == 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_steps_limit_the_samples_of_a_round():
+    (run, *_), materials = members(local_steps=3, batch_size=16, clients_per_round=4)
+    assert estimate.samples_of(run.settings, materials) == 4 * 3 * 16
+
+
+def test_a_very_long_job_is_begun_only_if_somebody_agrees(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(estimate, "is_long", lambda packed, materials: True)
+    monkeypatch.setattr(estimate, "estimate", lambda packed, materials: estimate.Estimate(10**9, 7200.0, 2**30))
+    monkeypatch.setattr(estimates.typer, "confirm", lambda question, default: asked.append(question))
+    monkeypatch.setattr(estimates, "at_terminal", lambda: True)
+    out = tmp_path / "runs"
+    code, printed, _ = call("run", *SMALL, "--out", out)
+    assert (code, len(asked), out.exists()) == (0, 1, False)
+    assert "1,000.0 million samples, about 2.0 h, about 1.0 GiB" in printed
+    assert call("run", *SMALL, "--out", out, "--yes")[0] == 0
+    monkeypatch.setattr(estimates, "at_terminal", lambda: False)
+    assert call("run", *SMALL, "--out", out)[0] == 0
+    assert len(asked) == 1
+
+
+def test_what_is_long_depends_on_samples_and_parameters(monkeypatch):
+    runs, materials = members()
+    packed = pack(runs, materials)
+    assert not estimate.is_long(packed, materials)
+    monkeypatch.setattr(estimate, "LONG", 4 * 30 * 10 * 1000 * 7850 - 1)
+    assert estimate.is_long(packed, materials)
+
+
+def test_names_and_notes_are_recorded_and_do_not_change_the_runs(tmp_path):
+    out = tmp_path / "runs"
+    assert call("run", *SMALL, "--out", out, "--name", "first", "--note", "try it")[0] == 0
+    folders = sorted(out.iterdir())
+    assert [read_label(folder) for folder in folders] == [("first", "try it")] * 2
+    code, printed, _ = call("run", *SMALL, "--out", out, "--name", "second")
+    assert (code, sorted(out.iterdir())) == (0, folders)
+    assert "all 2 runs are already done" in printed
+    assert [read_label(folder) for folder in folders] == [("second", "try it")] * 2
+    assert call("run", *SMALL, "--out", out, "--name", "a\nb")[0] == 2
+
+
+def test_a_shell_can_complete_commands(monkeypatch):
+    monkeypatch.setenv("_FEDGMA_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "fedgma ex")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert call()[1].split() == ["export"]
+
+
+def test_ids_are_completed(tmp_path, monkeypatch):
+    from fedgma.cli.runs import complete_run
+
+    write_duel(tmp_path / "runs", seeds=1, rounds=2)
+    monkeypatch.chdir(tmp_path)
+    ids = sorted(os.listdir("runs"))
+    assert complete_run("") == ids
+    assert complete_run(ids[0][:5]) == ids[:1]
