@@ -93,8 +93,11 @@ class Watch:
 
     def _arms(self) -> str:
         shown = list(self._seen.curves.items())[: self._most]
-        tops = {arm: 100.0 if self._seen.metrics[arm].share else max(map(abs, curve)) for arm, curve in shown}
-        words = [f"{arm} {self._seen.latest(arm)} {spark(curve, top=tops[arm])}" for arm, curve in shown]
+        words = []
+        for arm, curve in shown:
+            share = self._seen.metrics[arm].share
+            score = f"{curve[-1]:.1f}" if share else f"{curve[-1]:.3g}"
+            words.append(f"{arm} {score} {spark(curve, top=100.0 if share else max(map(abs, curve)))}")
         return "  ".join(words) + self._seen.more_arms
 
 

@@ -52,6 +52,5 @@ USED: dict[str, Callable[[Run], bool]] = dict.fromkeys(("sequence_length", "sequ
 
 
 def trimmed(nested: dict[str, Any]) -> dict[str, Any]:
-    """A record without the settings of a task that are at their defaults or not used."""
-    off = {"task": OFF, **dict.fromkeys(USED)}
-    return {name: value for name, value in nested.items() if name not in off or value != off[name]}
+    """A record without a task that is the default."""
+    return {name: value for name, value in nested.items() if (name, value) != ("task", OFF)}

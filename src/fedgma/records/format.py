@@ -146,7 +146,7 @@ def fingerprint(settings: Mapping[str, Any], identity: Mapping[str, object] | No
     >>> fingerprint({"rounds": 3}) == fingerprint({"rounds": 3}, {"data": "ab"})
     False
     """
-    text = json.dumps({"settings": _present(settings), "identity": dict(identity or {})}, sort_keys=True)
+    text = json.dumps({"settings": present(settings), "identity": dict(identity or {})}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -209,7 +209,7 @@ def upgrade(head: Record) -> dict[str, Any]:
     return named
 
 
-def _present(settings: Mapping[str, Any]) -> dict[str, Any]:
+def present(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that are None, and without sections of which nothing is left."""
-    kept = {name: _present(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
+    kept = {name: present(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
     return {name: value for name, value in kept.items() if value is not None and value != {}}
