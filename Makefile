@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TOOLS := build/tools/bin
 RELEASE := build/release
 
-.PHONY: demo test test-all test-gpu fuzz mutants audit sbom release docs lint types unit clean
+.PHONY: demo test test-all test-gpu fuzz mutants audit sbom archive release docs lint types unit clean
 
 demo: $(READY)
 	$(BIN)/fedgma run --out runs
@@ -53,16 +53,21 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 		'.[sim,fast,hub,flower]'
 	touch $@
 
+# the exported runs with plans, printed numbers, version, licence and checksums as one file in dist/, to be deposited
+archive: $(READY)
+	$(BIN)/python tools/archive.py
+
 # every parser of files and messages, guided by coverage: make fuzz SECONDS_EACH=60
 SECONDS_EACH ?= 60
 fuzz: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python benchmarks/faults/fuzz/fuzz.py --seconds $(SECONDS_EACH)
 
-# the documentation as a site, in site/
+# the documentation as a site, in site/; its examples are run
 docs: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material 'mkdocstrings[python]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q docs README.md tests/test_docs.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

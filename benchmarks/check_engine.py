@@ -20,14 +20,17 @@ from workloads import BOUND, WORKLOADS, Images, header, lane_updates, make_image
 
 from fedgma.aggregation.optimizers import yogi
 from fedgma.errors import FedgmaError
+from fedgma.simulation.algorithms import fedprox, fedsmoo, mofedsam, scaffold
 from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.state import export
 
 ALGORITHMS = {
     "fedavg": {},
-    "prox": {"mu": 0.1},
+    "prox": {"algorithm": fedprox(0.1)},
     "clip": {"gradient_clip": 0.5},
-    "scaffold": {"scaffold": True, "client_learning_rate": 0.01},
+    "scaffold": {"algorithm": scaffold(), "client_learning_rate": 0.01},
+    "mofedsam": {"algorithm": mofedsam(), "client_learning_rate": 0.01},
+    "fedsmoo": {"algorithm": fedsmoo(), "client_learning_rate": 0.01},
     "yogi": {"optimizer": yogi(0.01)},
 }
 
@@ -63,7 +66,11 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
 def repeats_and_resumes(device: str) -> float:
     """How far a repeated and a resumed fleet are from the first: 0 where they are the same to the bit."""
     work, images = WORKLOADS["W1"], federation("W1", device, True)
-    specs = [spec_of(work, images, rounds=4, clients_per_round=5, seed=seed, scaffold=seed == 1) for seed in range(3)]
+    algorithms = (fedprox(0.1), scaffold(), fedsmoo())
+    specs = [
+        spec_of(work, images, rounds=4, clients_per_round=5, seed=seed, algorithm=algorithm)
+        for seed, algorithm in enumerate(algorithms)
+    ]
     first, again = weights(specs, trainer="engine"), weights(specs, trainer="engine")
     fleet = assemble(specs, trainer="engine")
     state = start(fleet)

@@ -160,7 +160,7 @@ class Tally:
         votes = torch.zeros((self.runs, size), dtype=torch.int32, device=device)
         edges = torch.arange(0, len(updates) + 1, self.clients, device=device)
         if self.way == "fused":
-            call = partial(kernels.load_gpu_kernels().add_runs, *sums, votes, updates, weights, None, edges)
+            call = partial(kernels.load_gpu_kernels().add_runs, plain.Sums(*sums, votes), updates, weights, None, edges)
         else:
             add = compiled(add_runs) if self.way == "compiled" else add_runs
             call = partial(add, *sums, votes, updates.view(self.runs, self.clients, size), weights.view(self.runs, -1))
@@ -225,7 +225,7 @@ class HostTally:
         if self.way == "numba":
             if kernels.load_cpu_kernels() is None:
                 raise RuntimeError("numba is not installed")
-            call = partial(kernels.load_cpu_kernels().add_rows, *sums, updates, weights)
+            call = partial(kernels.load_cpu_kernels().add_rows, sums, updates, weights)
         else:
             call = partial(plain.add_rows, sums, updates, weights)
         call()

@@ -6,12 +6,14 @@ Every rule and every optimiser of the tables takes part, so a new row inherits t
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 import fedgma
+from fedgma.aggregation.own import as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES
 from fedgma.aggregation.server import MaskedServer
@@ -59,22 +61,24 @@ def by_server_round(rule, optimizer):
 
 
 def stepped(optimizer, aggregates):
-    state = optimizer.init(MODELS[0])
+    state, handed = optimizer.init(MODELS[0]), None
     for model, aggregate in zip(MODELS, aggregates, strict=True):
-        moved, state = optimizer.step(aggregate, state, model)
+        merged = aggregate(handed)
+        moved, state = optimizer.step(merged, state, model)
+        handed = merged.state
         yield moved
 
 
 def by_stack(rule, optimizer):
-    return stepped(optimizer, (rule(updates, SIZES) for updates in UPDATES))
+    return stepped(optimizer, (lambda state, updates=updates: rule(updates, SIZES, state=state) for updates in UPDATES))
 
 
 def by_merged_tallies(rule, optimizer):
-    return stepped(optimizer, (rule.conclude(merged(rule, round)) for round in range(ROUNDS)))
+    return stepped(optimizer, (partial(rule.conclude, merged(rule, round)) for round in range(ROUNDS)))
 
 
 def merged(rule, round):
-    tallies = [fedgma.Tally(MODELS[0]), fedgma.Tally(MODELS[0])]
+    tallies = [rule.open(MODELS[0]), rule.open(MODELS[0])]
     for client, update in enumerate(client_updates(round)):
         ready = update if rule.prepare is None else rule.prepare(update, None)
         assert tallies[client % 2].add(ready, SIZES[client], client=client) is None
@@ -195,6 +199,44 @@ def own_optimizer():
         return {name: params[name] + total[name] for name in params}, {"sum": total}
 
     return fedgma.ServerOptimizer("own", init, step, {})
+
+
+class Inertia:
+    """A user's own rule: every kind of sum, a measure over the model, and state."""
+
+    state = {"last": 0.0}  # noqa: RUF012
+
+    def measure(self, squares):
+        return {"size": squares.sum(-1)}
+
+    def __call__(self, mean, magnitude, positives, negative_weight, weight, measured, last):
+        mask = positives / (1 + negative_weight) + magnitude / weight
+        return mean + 0.5 * last, mask, {"last": mean * measured["size"]}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_users_own_function_of_sums_takes_the_same_step_everywhere(way):
+    own = (as_rule(Inertia), OPTIMIZERS["adam"])
+    other = (fedgma.stale_mask(), fedgma.sgd())
+    fleet = by_fleet([other, own, (fedgma.mean(), fedgma.sgd()), (as_rule(own[0].compute), OPTIMIZERS["adam"])])
+    for wanted, found, (_, mine, _, again) in zip(by_server_round(*own), WAYS[way](*own), fleet, strict=True):
+        assert same_bits(wanted, found)
+        assert same_bits(wanted, mine)
+        assert same_bits(wanted, again)
+
+
+def test_a_rule_that_is_not_finite_is_named_when_the_round_is_read():
+    def broken(mean):
+        return mean / 0
+
+    federation = make_federation(SIZES, (4,), classes=3)
+    shared = {"model": "logistic", "clients_per_round": len(SIZES), "evaluate_every": 0}
+    specs = [RunSpec(federation, rule=rule, **shared) for rule in (fedgma.mean(), as_rule(broken))]
+    fleet = assemble(specs, trainer="loop")
+    _, played = play_round(fleet, start(fleet))
+    for round in (played, played.sent()):
+        with pytest.raises(fedgma.Diverged, match="rule 'broken' gave values that are not finite in round 1"):
+            _ = round.records
 
 
 def test_a_users_own_rule_and_optimiser_run_in_a_fleet_too():

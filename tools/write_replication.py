@@ -1,46 +1,221 @@
-"""Writes the table of claims in docs/replication.md, and tables and figures in results/, from the exported runs there.
+"""Write docs/replication.md, the pages behind it, and tables and figures in results/, all from the exported runs.
 
-python tools/write_replication.py            # the page and all experiments
-python tools/write_replication.py --tables   # without the figures, which take minutes
-python tools/write_replication.py --page     # the page alone
+python tools/write_replication.py            # pages, the picture, tables and figures of all experiments
+python tools/write_replication.py --tables   # without the figures of experiments, which take minutes
+python tools/write_replication.py --page     # the pages and the picture alone
+
+The words are in tools/replication/; a field such as {C6/0} becomes what the runs say to the first claim of C6.
 """
 
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
 
+from fedgma.paper import overview
 from fedgma.paper.catalogue import catalogue
-from fedgma.paper.compare import compare
-from fedgma.paper.entries import read_export
+from fedgma.paper.claims import Answer
+from fedgma.paper.compare import Comparison
+from fedgma.paper.entries import Entry, merged
+from fedgma.paper.outdated import why_outdated
+from fedgma.paper.plots.forest import draw_forest
 from fedgma.paper.rates import read_chosen
-from fedgma.paper.results import answers_in, findings_of, make_report, write_comparison
-from fedgma.paper.tables import summary_table
+from fedgma.paper.results import answers_to, comparisons_in, findings_of, make_report, write_comparison
+from fedgma.paper.tables import CLAIMS
+from fedgma.reports.plots.style import save
 from fedgma.reports.report import write_tables
-from fedgma.reports.tables import markdown
+from fedgma.reports.tables import Table, markdown
+from fedgma.statistics.labels import plain, short
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGE = ROOT / "docs" / "replication.md"
-BEGIN, END = "<!-- claims: written by tools/write_replication.py -->", "<!-- end of claims -->"
+DOCS = ROOT / "docs"
+WORDS = ROOT / "tools" / "replication"
+PICTURE = DOCS / "pictures" / "replication.png"
+MOST_CELLS = 60  # of a page; longer tables are in results/ alone
 
 
-def claims() -> str:
-    """The table as Markdown, without its heading."""
-    answers = answers_in(RESULTS, read_chosen())
-    return markdown(summary_table(answers)).split("\n\n", 1)[1]
+class Found(NamedTuple):
+    """Everything that the pages are written from."""
+
+    comparisons: Mapping[str, Comparison]
+    answers: Mapping[str, Sequence[Answer]]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Every exported run once."""
+        return merged(entry for one in self.comparisons.values() for entry in one.entries)
 
 
-def page_with(table: str, page: str) -> str:
-    """The page with the table in its place."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}"
+def read() -> Found:
+    """What the exported runs say."""
+    comparisons = comparisons_in(RESULTS, read_chosen())
+    return Found(comparisons, answers_to(comparisons, RESULTS))
 
 
-def write_results(*, figures: bool) -> None:
+def pages(found: Found) -> dict[Path, str]:
+    """Every page with its text."""
+    written = {DOCS / "replication.md": filled(WORDS / "page.md", found, _page_fields(found))}
+    written[DOCS / "replication" / "record.md"] = filled(WORDS / "record.md", found, _record_fields(found))
+    for name in catalogue():
+        if found.comparisons[name].entries or any(found.answers.get(name, ())):
+            written[DOCS / "replication" / f"{name}.md"] = experiment_page(name, found)
+    return written
+
+
+def filled(template: Path, found: Found, fields: Mapping[str, str]) -> str:
+    """A template with its fields replaced."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        return fields[name] if name in fields else _claim_field(name, found)
+
+    text = re.sub(r"\{([^{}]+)\}", value, template.read_text(encoding="utf-8"))
+    return "\n\n".join(wrapped(block) for block in text.split("\n\n"))
+
+
+def wrapped(block: str) -> str:
+    """A paragraph or a list of Markdown in lines of at most 120 characters; other blocks as they are."""
+    if block.startswith(("|", "#", "!")):
+        return block
+    items = re.split(r"\n(?=- )", block.rstrip("\n"))
+    options = {"width": 120, "break_on_hyphens": False, "break_long_words": False}
+    lines = [fill(" ".join(one.split()), subsequent_indent="  " * one.startswith("- "), **options) for one in items]
+    return "\n".join(lines) + "\n" * block.endswith("\n")
+
+
+def _claim_field(name: str, found: Found) -> str:
+    """A field such as C6/0, C6/0/p, C6/0/printed, C6/0/verdict, E1/0/apart or E1/0/cifar10 (a group of data sets)."""
+    experiment, number, what = f"{name}/".split("/")[:3]
+    answer = found.answers[experiment][int(number)]
+    look = answer.looks.get(what, overview.main_look(answer))
+    match what:
+        case "p":
+            return look.test.correction
+        case "printed":
+            return f"{look.printed:+.2f}"
+        case "verdict":
+            return str(look.verdict)
+        case "apart":
+            return re.search(r"apart: (\d+ cells? not converged, .+? to [-+.\d]+)", look.text)[1]
+        case _:
+            return overview.in_words(look.shown, look.unit).replace("(", "(95 % CI ").replace("(95 % CI one", "(one")
+
+
+def _page_fields(found: Found) -> dict[str, str]:
+    names = [*(name for name in catalogue() if name[0] == "E"), "C6"]
+    table = _bare(overview.claims_in_lines(found.answers, names))
+    table = re.sub(r"^\| ([EC]\d+) \|", r"| [\1](replication/\1.md) |", table, flags=re.MULTILINE).replace(" | ", "|")
+    steps = dict(sorted(overview.distances(found.comparisons["C8"], "local_steps").items()))
+    looks = [look for listed in found.answers.values() for one in listed for look in one.looks.values()]
+    fields = {
+        "claims": table,
+        "steps": overview.near_print(steps, "local steps"),
+        "tests": str(max(look.test.tests for look in looks if look.test is not None)),
+        "outdated": str(sum(bool(why_outdated(entry.settings, entry.facts)) for entry in found.entries)),
+        "seeds C8": str(len({entry.seed for entry in found.comparisons["C8"].entries})),
+    }
+    for name in ("E1", "E2", "E8", "E9", "C6"):
+        levels = overview.levels_of(found.comparisons[name])
+        fields |= {f"{what} {name}": str(getattr(levels, what)) for what in ("converged", "run", "above")}
+        fields |= {
+            f"cells {name}": f"{levels.run} of {levels.of}",
+            f"near {name}": f"{levels.near} of {levels.printed}",
+        }
+    return fields
+
+
+def _record_fields(found: Found) -> dict[str, str]:
+    compute = overview.compute_table(found.entries)
+    hours = {True: 0.0, False: 0.0}
+    for device, *_, spent in compute.rows:
+        hours[str(device).startswith("cpu")] += float(spent)
+    return {
+        "runs": _bare(overview.runs_table(found.comparisons)),
+        "compute": _bare(compute),
+        "gpu": f"{hours[False]:.1f}",
+        "cpu": f"{hours[True]:.1f}",
+        "defaults": overview.defaults(),
+        "settings": _bare(overview.settings_table(found.comparisons)),
+        "rates": _bare(overview.rates_table(read_chosen())),
+        "commands": _bare(commands()),
+        "evidence": _bare(overview.evidence_table(found.comparisons, found.answers)),
+    }
+
+
+def commands() -> Table:
+    """For each experiment the commands that make its runs and compare them."""
+    rows = []
+    for name, one in catalogue().items():
+        make = f"fedgma paper search --plan {name}" if one.splits == ("validation",) else f"fedgma paper run {name}"
+        rows.append((one.source.partition(";")[0], name, make, f"fedgma paper compare {name} results/{name}"))
+    return Table("commands", "", ("printed in", "experiment", "make the runs", "compare"), tuple(rows))
+
+
+def experiment_page(name: str, found: Found) -> str:
+    """The page of one experiment: its claims, what was run, its cells, where the rest is."""
+    comparison, answers = found.comparisons[name], found.answers.get(name, ())
+    one = comparison.experiment
+    where = f"All of it: `results/{name}/`." if (RESULTS / name).is_dir() else "Planned, not run."
+    parts = [f"# {name}: {one.title}", f"Printed in: {one.source}. {where}"]
+    claims = Table("", "", ("claim", "verdict", "result"), tuple((a.claim.text, a.verdict, a.text) for a in answers))
+    if answers:
+        parts += ["## Claims", _bare(claims), CLAIMS.replace("this page", "the replication")]
+    parts += ["## Notes", "\n".join(f"- {note[0].upper()}{note[1:]}." for note in comparison.notes)] * bool(
+        comparison.notes
+    )
+    if cells := _cells(comparison):
+        parts += [
+            "## Cells",
+            cells,
+            f"Accuracy in percent, mean of the last ten rounds; more in `results/{name}/report.md`.",
+        ]
+    make = commands().rows[list(catalogue()).index(name)]
+    parts += [
+        "## Again",
+        f"Runs: `{make[2]}`. Comparison: `{make[3]}`.",
+        "[Back to the replication](../replication.md)",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(comparison: Comparison) -> str:
+    """The cells that were run in both arms as a table; empty if there are none, or too many."""
+    cells = [one for one in comparison.on(comparison.experiment.splits[0]) if one.differences]
+    if not 0 < len(cells) <= MOST_CELLS:
+        return ""
+    names = list(cells[0].cell.label)
+    rows = []
+    for one in cells:
+        printed = one.printed_difference
+        rows.append(
+            (
+                *(plain(one.cell.label[name]) for name in names),
+                " or ".join(map(str, one.rounds)),
+                *(f"{level.mean:.1f}" for level in one.levels if level is not None),
+                overview.in_words(one.verdict),
+                None if printed is None else f"{printed:+.2f}",
+                "yes" if one.converged else "no",
+                str(one.agreement),
+            )
+        )
+    header = (*map(short, names), "rounds", "mean", "masked", "difference (95 % CI)", "printed", "converged", "verdict")
+    return _bare(Table("", "", header, tuple(rows)))
+
+
+def _bare(table: Table) -> str:
+    """A table as Markdown without its heading and note."""
+    text = markdown(table._replace(title="", note=""))
+    return text[text.index("|") :].strip()
+
+
+def write_results(found: Found, *, figures: bool) -> None:
     """Tables and figures of every experiment with exported runs."""
-    for name, experiment in catalogue().items():
-        if (RESULTS / name / "runs.jsonl").is_file():
-            comparison = compare(experiment, read_export(RESULTS / name), read_chosen())
-            findings = findings_of(experiment, [RESULTS])
+    for name, comparison in found.comparisons.items():
+        if comparison.entries:
+            findings = findings_of(comparison.experiment, [RESULTS])
             if figures:
                 write_comparison(comparison, RESULTS / name, html=False, findings=findings)
             else:
@@ -48,6 +223,10 @@ def write_results(*, figures: bool) -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with(claims(), PAGE.read_text()))
+    everything = read()
+    (DOCS / "replication").mkdir(exist_ok=True)
+    for path, text in pages(everything).items():
+        path.write_text(text, encoding="utf-8")
+    save(draw_forest(overview.differences(everything.answers)), PICTURE)
     if "--page" not in sys.argv:
-        write_results(figures="--tables" not in sys.argv)
+        write_results(everything, figures="--tables" not in sys.argv)

@@ -100,7 +100,7 @@ def test_the_stale_mask_is_that_of_the_round_before():
     first = rule(drawn(0))
     moved, state = optimizer.step(first, state, params)
     assert same_bits(moved, fedgma.mean()(drawn(0)).mean)  # no mask is known yet
-    then, _ = optimizer.step(rule(drawn(1)), state, params)
+    then, _ = optimizer.step(rule(drawn(1), state=first.state), state, params)
     before = fedgma.masked_mean(0.6)(drawn(0)).mask
     mean = fedgma.mean()(drawn(1)).mean
     for name in SHAPES:
@@ -177,9 +177,15 @@ def test_the_cross_fitted_mask_needs_all_updates_and_says_so():
         server.add(server.open({"w": np.zeros(2)}), {"w": np.ones(2)}, 1, "a")
 
 
-def test_an_optimiser_that_does_not_keep_the_last_mask_is_refused():
+def test_a_users_own_optimiser_goes_with_a_rule_that_has_state():
     own = fedgma.sgd()._replace(name="own")
-    with pytest.raises(fedgma.ConfigError, match="needs one of the library's server optimisers"):
-        MaskedServer(fedgma.stale_mask(), own)
-    with pytest.raises(fedgma.ConfigError, match="got 'own'"):
-        fedgma.server_round({"w": np.zeros(2)}, [], aggregator=fedgma.stale_mask(), optimizer=own)
+    states, models = [None, None], [{"w": np.zeros(3)}] * 2
+    for round in range(2):
+        clients = [{"w": np.array([1.0, -1.0, 2.0]) * sign + round} for sign in (1, 1, -1)]
+        for place, optimizer in enumerate((fedgma.sgd(), own)):
+            result = fedgma.server_round(
+                models[place], clients, aggregator=fedgma.stale_mask(), optimizer=optimizer, state=states[place]
+            )
+            states[place], models[place] = result.state, result.params
+    assert same_bits(models[0], models[1])
+    assert list(states[1]) == ["rule.before"]

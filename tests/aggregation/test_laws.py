@@ -205,7 +205,7 @@ def test_every_aggregator_is_the_same_for_numpy_and_torch(name, stack):
     theirs = AGGREGATORS[name](as_torch(updates), weights)
     for key in updates:
         assert isinstance(theirs.update[key], torch.Tensor)
-        tight = AGGREGATORS[name].change is None  # norms and shares are summed in another order
+        tight = AGGREGATORS[name].compute is None  # norms and shares are summed in another order
         ours_array, theirs_array = np.asarray(ours.update[key]), theirs.update[key].numpy()
         assert ours_array.dtype == theirs_array.dtype
         assert ours_array.shape == theirs_array.shape

@@ -316,11 +316,12 @@ def test_the_compiled_loops_give_the_bits_of_the_plain_ones(stack, factor):
     for entry in updates.values():
         columns = np.ascontiguousarray(entry.reshape(len(weights), -1)) / np.array(3, entry.dtype)
         scaled = np.array(weights, float) * factor
-        sums = [plain.empty_sums(columns.shape[1], entry.dtype.name, len(weights), True, columns) for _ in range(3)]
+        layout = columns.shape[1], entry.dtype.name, len(weights), True, columns, plain.FURTHER
+        sums = [plain.empty_sums(*layout) for _ in range(3)]
         for column, weight in zip(columns, scaled, strict=True):
             plain.add(sums[0], column, weight)
             cpu.add([sums[1]], [column], weight)
-        assert cpu.add_rows(*sums[2], columns, scaled)
+        assert cpu.add_rows(sums[2], columns, scaled)
         for compiled in sums[1:]:
             assert all(np.array_equal(a, b) for a, b in zip(sums[0], compiled, strict=True))
 
@@ -334,7 +335,7 @@ def test_the_compiled_loops_find_values_that_are_not_finite():
             column[7777] = value
             assert cpu.first_nonfinite([np.ones(5, dtype), column]) == 1
             sums = plain.empty_sums(10_000, column.dtype.name, 2, True, column)
-            assert not cpu.add_rows(*sums, np.stack([column, column]), np.ones(2))
+            assert not cpu.add_rows(sums, np.stack([column, column]), np.ones(2))
 
 
 def test_large_arrays_take_the_compiled_path_with_the_same_answer(monkeypatch):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -196,3 +197,21 @@ def test_ids_are_completed(tmp_path, monkeypatch):
     ids = sorted(os.listdir("runs"))
     assert complete_run("") == ids
     assert complete_run(ids[0][:5]) == ids[:1]
+
+
+def test_settings_and_their_files_are_completed(tmp_path, monkeypatch):
+    from fedgma.cli.play import complete_word
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "partitions.toml").touch()
+    assert complete_word("partition")[:2] == ["partitions.toml", "partition.name="]
+    assert complete_word("tau") == ["tau="]
+
+
+def test_the_page_on_the_command_line_names_every_command():
+    from fedgma.cli.app import app
+
+    page = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text()
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands]
+    groups = [group.name for group in app.registered_groups]
+    assert [name for name in [*commands, *groups] if f"`fedgma {name}" not in page and f"`{name}`" not in page] == []

@@ -7,10 +7,11 @@ import pytest
 from fedgma.cli.settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import expand, read_grid
-from fedgma.experiments.local_training import AXES, schedule_of
+from fedgma.experiments.local_training import AXES, OFF, schedule_of
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import fingerprint, lineage
+from fedgma.statistics.labels import LEFT_OUT
 from fedgma.training.schedules import Schedule, factor
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,15 @@ def test_what_is_shown_is_a_settings_file_of_the_same_runs(tmp_path):
     (tmp_path / "shown.toml").write_text(show_settings(grid))
     again = read_grid(tmp_path / "shown.toml", ["round_schedule.length=200"])
     assert {fingerprint(record(run)) for run in again.runs} == {fingerprint(record(run)) for run in grid.runs}
+
+
+def test_labels_know_what_a_record_leaves_out():
+    defaults, full = Settings().model_dump(), recorded(rounds=3)
+    for dotted, value in LEFT_OUT.items():
+        section, _, name = dotted.rpartition(".")
+        assert (defaults[section] if section else defaults)[name] == value, dotted
+        assert name not in (full[section] if section else full), dotted
+    assert set(OFF) < set(LEFT_OUT)
 
 
 def test_settings_reach_the_specification_of_a_run():

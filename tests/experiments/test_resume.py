@@ -116,6 +116,14 @@ def test_a_round_ahead_begins_before_the_last_is_written_but_not_before_it_is_sa
     assert seen[:6] == ["begin 1", "line 1", "save 1", "begin 2", "line 2", "save 2"]
 
 
+def test_arrays_of_clients_and_server_survive_a_stop(tmp_path):
+    chosen = {**SMALL, "algorithm": "fedsmoo", "rho": 0.05, "aggregator": "gma", "seed": 0, "rounds": 4}
+    play(chosen, tmp_path / "whole")
+    play(chosen, tmp_path / "stopped", rounds=2)
+    play(chosen, tmp_path / "stopped")
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "stopped")
+
+
 def test_a_finished_run_is_not_touched_again(tmp_path, whole):
     play(STATEFUL, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

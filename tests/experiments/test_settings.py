@@ -16,9 +16,10 @@ from fedgma.aggregation.rules import RULES
 from fedgma.cli.settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
-from fedgma.experiments.materials import rule_of
-from fedgma.experiments.settings import ALGORITHMS, MODELS, RULE_SETTINGS, USED, Settings, complete, record
+from fedgma.experiments.materials import Materials, optimizer_of
+from fedgma.experiments.settings import MODELS, RULE_SETTINGS, USED, Settings, complete, record
 from fedgma.records.format import fingerprint
+from fedgma.simulation.algorithms import ALGORITHMS
 
 
 def fingerprints(grid):
@@ -52,7 +53,29 @@ def test_known_models_are_those_that_can_be_built():
 def test_algorithms_name_server_optimisers_that_exist():
     from fedgma.aggregation.optimizers import FORMULAS
 
-    assert {server for server, _ in ALGORITHMS.values()} == set(FORMULAS)
+    assert {row.server for row in ALGORITHMS.values()} == set(FORMULAS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_made_from_its_own_settings_and_no_other_is_recorded(name):
+    row, settings = ALGORITHMS[name], complete(Settings(algorithm=name))
+    assert row.read(settings) == row.make()
+    own = {key for key in ("mu", "alpha", "beta", "lambda_", "rho") if record(settings)[key] is not None}
+    assert own == row.settings.keys()
+
+
+def test_settings_of_an_algorithm_are_given_as_words_and_checked():
+    runs = read_grid(None, ["algorithm=feddyn,fedcm,fedavg", "alpha=0.2", "aggregator=mean", "seed=0"]).runs
+    assert [ALGORITHMS[run.algorithm].read(run).mu for run in runs] == [0.2, 0.0, 0.0]
+    assert [record(run)["alpha"] for run in runs] == [0.2, 0.2, None]
+    assert optimizer_of(complete(Settings(algorithm="fedacg", lambda_=0.6))).settings["beta1"] == 0.6
+    for words, said in (
+        (["algorithm=fedcm", "alpha=2.0"], "alpha must be above 0 and at most 1, got 2.0"),
+        (["algorithm=fedavg", "rho=0.1"], "rho is given but no run uses it"),
+        (["algorithm=mofedsam", "client_optimizer=adamw"], "mofedsam reads the clients' mean gradient"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read_grid(None, words)
 
 
 def test_every_conditional_setting_is_a_setting():
@@ -296,10 +319,10 @@ def test_every_setting_of_a_rule_can_be_set():
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_of_the_library_is_made_from_settings(name):
     settings = complete(Settings(aggregator=name, seed=3))
-    rule = rule_of(settings)
+    rule = Materials("cpu").rule(settings)
     assert rule.name == name
     assert dict(rule.settings) == {key: getattr(settings, key) for key in rule.settings}
 
 
 def test_a_clipped_rule_is_made_from_settings():
-    assert rule_of(complete(Settings(aggregator="median", update_clip=0.5))).settings["norm"] == 0.5
+    assert Materials("cpu").rule(complete(Settings(aggregator="median", update_clip=0.5))).settings["norm"] == 0.5

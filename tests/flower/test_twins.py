@@ -13,13 +13,14 @@ from flwr.app import ArrayRecord
 from flwr.common.config import flatten_dict
 from fmnist_gma import client_app, server_app, task
 
+from fedgma.errors import ConfigError
 from fedgma.records.checkpoints import digest
 from fedgma.simulation.fleet import play
 from fedgma.simulation.state import export
 
 APP = Path(task.__file__).parents[1]
 SMALL = {"run.rounds": 2, "run.local_steps": 2, "run.batch_size": 8}
-ALGORITHMS = {"fedavg": {}, "fedprox": {"run.mu": 0.1}, "fedadam": {}, "fedyogi": {}}
+ALGORITHMS = {"fedavg": {}, "fedprox": {"run.mu": 0.1}, "fedadam": {}, "fedyogi": {}, "fedsam": {"run.rho": 0.2}}
 
 
 def config_of(**changes):
@@ -59,6 +60,12 @@ def test_simulator_and_flower_train_the_same_model(algorithm, aggregator):
 def test_simulator_and_flower_train_the_same_model_with_sampled_nodes():
     config = config_of(**{"run.partition.clients": 10, "run.clients_per_round": 3, "run.rounds": 3})
     assert federated(config, list(range(10, 0, -1))) == simulated(config)
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "fedcm", "fedacg"])
+def test_an_algorithm_that_nodes_cannot_run_is_refused(algorithm):
+    with pytest.raises(ConfigError, match=f"{algorithm} runs in the simulator only"):
+        task.spec_of(task.words_of(config_of(**{"run.algorithm": algorithm})))
 
 
 def test_the_twins_can_differ():

@@ -20,6 +20,7 @@ def make_model(name, shape, classes=10):
 
 OFF = {"momentum": 0.9, "mu": 0.0, "clip": np.inf, "weight_decay": 0.0, "nesterov": 0.0}
 ADAMW = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+TERMS = {"scale": 1.0, "rho": 0.0, "unit": 1.0, "blend": 0.0, "tilted": 0.0}
 
 
 def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05, optimizer="sgd", **rates):
@@ -29,7 +30,7 @@ def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05,
     ]
     index, counts = stack_orders(orders, batch)
     lanes = len(clients)
-    columns = {name: np.full(lanes, value, np.float32) for name, value in {**OFF, **ADAMW, **rates}.items()}
+    columns = {name: np.full(lanes, value, np.float32) for name, value in {**OFF, **ADAMW, **TERMS, **rates}.items()}
     steps = np.array(np.broadcast_to(np.atleast_1d(np.float32(lr))[: counts.shape[1]], counts.shape))
     run, order, who = np.zeros(lanes, np.int64), np.arange(lanes), np.array(clients)
     return LaneBatch(

@@ -2,16 +2,28 @@
 
 from fedgma.aggregation.optimizers import server_optimizer
 from fedgma.aggregation.rules import RULES
+from fedgma.simulation.algorithms import Algorithm
 from fedgma.simulation.spec import RunSpec
 
 SHORT = {"lr": "client_learning_rate", "clip": "gradient_clip"}
 
 
 def make_spec(
-    federation, *, aggregator="gma", server="sgd", server_lr=1.0, mask_position="after", tau=0.4, threshold=2, **words
+    federation,
+    *,
+    aggregator="gma",
+    server="sgd",
+    server_lr=1.0,
+    mask_position="after",
+    tau=0.4,
+    threshold=2,
+    mu=0.0,
+    scaffold=False,
+    **words,
 ):
     row = RULES[aggregator]
     given = {"tau": tau, "threshold": threshold, "seed": words.get("seed", 0)}
     rule = row.make(**{name: given[name] for name in row.settings if name in given})
     settings = {SHORT.get(name, name): value for name, value in words.items()}
+    settings.setdefault("algorithm", Algorithm(mu=mu, keeps="gradients" if scaffold else "nothing"))
     return RunSpec(federation, rule=rule, optimizer=server_optimizer(server, server_lr, mask_position), **settings)

@@ -28,14 +28,14 @@ def draw(clients, size, dtype, device, seed=0):
     return values.to(device, dtype), np.arange(1, clients + 1) / 7  # so that sums are rounded
 
 
-def empty(updates, clients):
+def empty(updates, clients, further=()):
     kind = str(updates.dtype).removeprefix("torch.")
-    return plain.empty_sums(updates.shape[1], kind, clients, True, updates[:0])
+    return plain.empty_sums(updates.shape[1], kind, clients, True, updates[:0], further)
 
 
-def summed(updates, weights, clients=None):
+def summed(updates, weights, clients=None, further=()):
     """The sums of these updates by the plain implementation; wide enough for so many clients."""
-    sums = empty(updates, clients or len(updates))
+    sums = empty(updates, clients or len(updates), further)
     plain.add_rows(sums, updates, weights)
     return sums
 
@@ -43,21 +43,25 @@ def summed(updates, weights, clients=None):
 def check_sums(sums, wanted, rest=0.0):
     """The same bits, but what float64 rounded away may be rounded once in place of once a client."""
     for name, found, expected in zip(plain.Sums._fields, sums, wanted, strict=True):
-        torch.testing.assert_close(found, expected, rtol=rest if name == "rest" else 0, atol=0)
+        if expected is None:
+            assert found is None
+        else:
+            torch.testing.assert_close(found, expected, rtol=rest if name.endswith("rest") else 0, atol=0)
 
 
 def check_streams(fused, dtype, device="cpu"):
     """`add` counts one client at a time, `add_rows` all of them; both tell nothing from the plain sums."""
     for clients in CLIENTS:
         updates, weights = draw(clients, SIZES[-1], dtype, device)
-        streamed, stacked = empty(updates, clients), empty(updates, clients)
-        for update, weight in zip(updates, weights, strict=True):
-            fused.add(*streamed, update, float(weight))
-        assert fused.add_rows(*stacked, updates, weights)
-        check_sums(streamed, summed(updates, weights))
-        check_sums(stacked, summed(updates, weights), rest=1e-5)
+        for further in ((), ("counts", "squares"), plain.FURTHER):
+            streamed, stacked = empty(updates, clients, further), empty(updates, clients, further)
+            for update, weight in zip(updates, weights, strict=True):
+                fused.add(streamed, update, float(weight))
+            assert fused.add_rows(stacked, updates, weights)
+            check_sums(streamed, summed(updates, weights, further=further))
+            check_sums(stacked, summed(updates, weights, further=further), rest=1e-5)
     updates[1, 599] = float("inf")
-    assert not fused.add_rows(*empty(updates, clients), updates, weights)
+    assert not fused.add_rows(empty(updates, clients), updates, weights)
 
 
 def check_runs(fused, dtype, device="cpu"):
@@ -65,14 +69,15 @@ def check_runs(fused, dtype, device="cpu"):
     edges = [0, 6, 6, 8]
     updates, weights = draw(8, SIZES[-1], dtype, device)
     amounts, places = torch.from_numpy(weights).to(device), torch.tensor(edges, device=device)
-    for keep in (None, torch.arange(8, device=device) % 3 > 0):
-        sums = [torch.stack([part] * 3) for part in empty(updates, 8)]
+    all_but_some = torch.arange(8, device=device) % 3 > 0
+    for keep, further in ((None, ()), (all_but_some, ()), (None, plain.FURTHER), (all_but_some, plain.FURTHER)):
+        sums = plain.Sums(*(None if part is None else torch.stack([part] * 3) for part in empty(updates, 8, further)))
         flags = None if keep is None else keep.to(torch.uint8)
-        found = fused.add_runs(*sums, updates, amounts, flags, places)
+        found = fused.add_runs(sums, updates, amounts, flags, places)
         assert found.item() == 0
         for run in range(3):
             lanes = [lane for lane in range(edges[run], edges[run + 1]) if keep is None or keep[lane]]
-            check_sums([part[run] for part in sums], summed(updates[lanes], weights[lanes], 8), rest=1e-5)
+            check_sums(plain.select(sums, run), summed(updates[lanes], weights[lanes], 8, further), rest=1e-5)
 
 
 def check_aggregates(fused, dtype, device="cpu"):

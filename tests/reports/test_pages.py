@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -26,8 +28,24 @@ FLAGS = [
 PROBE = """<script>onload = () => {
   const d = f.contentDocument;
   const shown = [...d.querySelectorAll("figure svg")].filter(s => s.getBoundingClientRect().height > 100);
-  document.title = JSON.stringify(
-    {wide: d.documentElement.scrollWidth, pictures: shown.length, text: d.body.innerText.slice(0, 300)});
+  const outside = [...d.querySelectorAll("table")].filter(t => !t.closest(".wide")
+    || t.closest(".wide").getBoundingClientRect().right > d.documentElement.clientWidth);
+  document.title = JSON.stringify({wide: d.documentElement.scrollWidth, pictures: shown.length,
+    outside: outside.length, text: d.body.innerText.slice(0, 300)});
+}</script>"""
+SORT_AND_FILTER = """<script>onload = () => {
+  const d = f.contentDocument, table = d.querySelector("table");
+  const column = [...table.tHead.rows[0].cells].findIndex(head => head.textContent === "last10");
+  const values = () => [...table.tBodies[0].rows].map(row => parseFloat(row.cells[column].textContent));
+  const head = table.tHead.rows[0].cells[column], button = head.querySelector("button");
+  button.click();
+  const up = values(), said = head.getAttribute("aria-sort");
+  button.click();
+  const filter = d.querySelector("input.filter"), filtered = filter.nextElementSibling.querySelector("table");
+  filter.value = "learning RATE";
+  filter.dispatchEvent(new Event("input"));
+  const left = [...filtered.tBodies[0].rows].filter(row => !row.hidden).map(row => row.cells[0].textContent);
+  document.title = JSON.stringify({up, said, down: values(), left, filters: d.querySelectorAll("input.filter").length});
 }</script>"""
 
 
@@ -74,8 +92,10 @@ def test_the_page_says_the_verdict_first_and_shows_the_unfinished_run(written, r
 
 def test_the_page_needs_nothing_but_itself(written):
     text = (written / "report.html").read_text(encoding="utf-8")
-    assert "<script" not in text
-    assert "default-src 'none'" in unescape(text)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    checksum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = unescape(re.search(r'Security-Policy" content="([^"]+)"', text)[1])
+    assert policy == (f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{checksum}'")
     links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']+)""", text) + re.findall(r"url\(([^)]+)\)", text)
     assert all(link.startswith(("#", "data:image/")) for link in links), links
 
@@ -173,19 +193,35 @@ def browse(folder, *arguments):
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt install chromium")
 
 
+def probe(written, folder, script, width):
+    """What a script says about the page, shown in a frame of this width."""
+    inside = escape((written / "report.html").read_text(encoding="utf-8"))
+    frame = folder / "frame.html"
+    style = f"width:{width}px;height:900px;border:0"
+    iframe = f'<iframe id="f" style="{style}" srcdoc="{inside}"></iframe>'
+    frame.write_text(f'<meta charset="utf-8">{iframe}{script}', encoding="utf-8")
+    shown = browse(folder, f"--window-size={width + 100},900", "--dump-dom", frame.as_uri())
+    return json.loads(unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1]))
+
+
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1200])
 def test_a_browser_shows_the_page_without_scrolling_sideways(written, tmp_path, width):
-    inside = escape((written / "report.html").read_text(encoding="utf-8"))
-    frame = tmp_path / "frame.html"
-    style = f"width:{width}px;height:900px;border:0"
-    iframe = f'<iframe id="f" style="{style}" srcdoc="{inside}"></iframe>'
-    frame.write_text(f'<meta charset="utf-8">{iframe}{PROBE}', encoding="utf-8")
-    shown = browse(tmp_path, f"--window-size={width + 100},900", "--dump-dom", frame.as_uri())
-    seen = json.loads(unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1]))
+    seen = probe(written, tmp_path, PROBE, width)
     assert seen["wide"] <= width
+    assert not seen["outside"]
     assert seen["pictures"] == 13
     assert "GMA ahead in" in seen["text"]
+
+
+@needs_browser
+def test_tables_can_be_sorted_and_long_ones_filtered(written, tmp_path):
+    seen = probe(written, tmp_path, SORT_AND_FILTER, 800)
+    assert len(seen["up"]) == 4
+    assert (seen["up"], seen["said"]) == (sorted(seen["up"]), "ascending")
+    assert seen["down"] == sorted(seen["up"], reverse=True)
+    assert seen["left"] == ["client_learning_rate"]
+    assert seen["filters"] < len(re.findall("<table>", (written / "report.html").read_text(encoding="utf-8")))
 
 
 @needs_browser

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedgma.reports.report import make_report
 from fedgma.reports.tables import Table, comma_separated, latex, markdown, slug, text
 from fedgma.statistics.arms import Spread
+from run_folders import write_duel, write_run
 
 TABLE = Table(
     "t", "Accuracy", ("arm", "best"), (("mean_1 & 50%", Spread(74.1261, 0.5, 3)), ("GMA", Spread(75.0, None, 1)))
@@ -70,3 +72,14 @@ def test_latex_is_taken_by_latex(tmp_path):
         "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n" + latex(TABLE) + "\\end{document}\n"
     )
     subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_a_rule_that_nobody_knows_is_listed_and_in_no_verdict(tmp_path):
+    write_duel(tmp_path, seeds=4, rounds=40)
+    for seed in range(4):
+        write_run(tmp_path, seed=seed, aggregator="gmaa", rounds=40)
+    made = make_report(tmp_path)
+    assert [pair.names for pair in made.comparisons] == [("GMA", "the mean")]
+    assert "gmaa" not in made.title + "".join(made.verdicts)
+    assert "4 runs name an unknown rule (gmaa) and are in no verdict" in made.notes
+    assert "gmaa" in [row[0] for row in made.tables[0].rows]

@@ -8,6 +8,7 @@ import torch
 from fedgma.data.federation import federate
 from fedgma.data.files import load
 from fedgma.data.partitions import iid
+from fedgma.simulation.algorithms import Algorithm, fedsmoo, fedspeed, mofedsam
 from fedgma.simulation.fleet import assemble, play, play_round, start
 from fedgma.training.cuda_graphs import Engine
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
@@ -33,7 +34,18 @@ def test_the_engine_crops_and_flips_as_the_loop_does(caplog):
     assert_compiled_and_captured(caplog)
 
 
-@pytest.mark.parametrize("more", [{}, {"mask_every": 1, "evaluate_every": 1}, {"scaffold": True}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"mask_every": 1, "evaluate_every": 1},
+        {"scaffold": True},
+        {"algorithm": mofedsam()},
+        {"algorithm": fedspeed()},
+        {"algorithm": fedsmoo()},
+    ],
+    ids=str,
+)
 def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(more, caplog):
     federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
     base = {"model": "logistic", "rounds": 9, "clients_per_round": 3, "batch_size": 8, "evaluate_every": 0}
@@ -54,4 +66,14 @@ def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(mor
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert sent.records == played.records
+    assert_compiled_and_captured(caplog)
+
+
+def test_the_engine_takes_second_gradients_and_tilts_as_the_loop_does(caplog):
+    federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
+    settings = {"model": "logistic", "rounds": 3, "clients_per_round": 3, "batch_size": 8, "evaluate_every": 0}
+    chosen = [Algorithm(), mofedsam(), fedspeed(), fedsmoo()]
+    specs = [make_spec(federation, algorithm=one, lr=0.01, seed=3, **settings) for one in chosen]
+    one, two = ([*play(specs, trainer=trainer)][-1].state.params for trainer in ("loop", "engine"))
+    assert ((one - two).norm(dim=1) < 1e-3 * one.norm(dim=1)).all()
     assert_compiled_and_captured(caplog)

@@ -69,8 +69,8 @@ def test_scaffolds_variates_are_the_clients_gradients_whatever_the_rates():
     words = {"scaffold": True, "rounds": 1, "batch_size": 64, "local_epochs": 5, "clients_per_round": 4, "lr": 1e-4}
     plain = last([run_of(**words, momentum=0.0)])
     changed = last([run_of(**words, nesterov=True, step_schedule=Schedule("exponential", warm_up=2, decay=0.5))])
-    assert plain.variates[0].norm() > 0.1
-    torch.testing.assert_close(changed.variates[0], plain.variates[0], rtol=0.02, atol=1e-3)
+    assert plain.carried.variates[0].norm() > 0.1
+    torch.testing.assert_close(changed.carried.variates[0], plain.carried.variates[0], rtol=0.02, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -120,5 +120,5 @@ def test_labels_are_smoothed_in_training_and_not_in_evaluation():
 
 def test_a_lane_of_adamw_takes_one_more_copy_of_the_weights():
     federation, model = make_federation(SIZES, (3, 28, 28)), build("lenet", (3, 28, 28), 10, seed=0)
-    one, two = (measure(model, federation.train, 4, budget=2**30, moments=moments).lanes for moments in (1, 2))
+    one, two = (measure(model, federation.train, 4, budget=2**30, kept=kept).lanes for kept in (1, 2))
     assert two < one

@@ -11,6 +11,7 @@ import fedgma
 from fedgma.aggregation.server import MaskedServer
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
+from fedgma.simulation.algorithms import scaffold
 from fedgma.simulation.attacks import ATTACKS, Attack, Known, malicious
 from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.spec import RunSpec
@@ -184,9 +185,10 @@ def test_where_everybody_attacks_the_honest_updates_are_their_own_as_trained():
 
 
 def test_scaffolds_variates_stay_those_of_honest_training():
-    attacked, clean = run_of(Attack("sign_flip", 0.5, 100.0), scaffold=True, rounds=1), run_of(scaffold=True, rounds=1)
+    settings = {"algorithm": scaffold(), "rounds": 1}
+    attacked, clean = run_of(Attack("sign_flip", 0.5, 100.0), **settings), run_of(**settings)
     one, two = (last([spec], trainer="loop") for spec in (attacked, clean))
-    assert torch.equal(one.variates[0], two.variates[0])
+    assert torch.equal(one.carried.variates[0], two.carried.variates[0])
 
 
 # -- the norm bound ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def merged(updates, weights, run, runs, *, rule=None, chunk=None):
-    sums, kept = tallies.empty(CPU, runs, updates.shape[1], {}), {}
+    sums, kept = tallies.empty(updates.new_zeros(runs, updates.shape[1]), {}), {}
     shapes = [("w", torch.Size([updates.shape[1]]))]
     laid = rules.lay_out([rule or fedgma.masked_mean(0.4)] * runs, len(run), shapes, CPU)
     for part in np.array_split(np.arange(len(run)), chunk or 1):

@@ -76,7 +76,7 @@ def test_the_verdict_is_over_the_settings_that_converged(tmp_path):
     assert short.text.endswith("; not converged: 20 rounds, fewer than 40")
 
 
-def test_diverged_runs_are_counted_and_the_difference_is_given_without_them_too(tmp_path):
+def test_diverged_runs_are_counted_and_the_verdict_is_without_their_pairs(tmp_path):
     write_duel(tmp_path, rounds=60, lift=2.0, seeds=4)
     write_run(tmp_path, seed=4, aggregator="mean", rounds=60)
     write_run(tmp_path, seed=4, aggregator="gma", rounds=60, lift=-60.0)
@@ -85,7 +85,29 @@ def test_diverged_runs_are_counted_and_the_difference_is_given_without_them_too(
     assert cell.convergence.diverged == (1, 0)
     assert (cell.verdict.of, cell.settled.of) == (5, 4)
     assert cell.verdict.mean < -5 < 1 < cell.settled.mean
-    assert "1 of 10 runs diverged; without their pairs: gma ahead by" in made.text
+    assert (cell.lost, made.overall) == ((4,), cell.settled)
+    assert made.text.startswith("gma ahead by 1.96 points")
+    assert "1 of 10 runs diverged (gma 1, mean 0), and their pairs are left out; with them: inconc" in made.text
+
+
+def test_where_every_pair_diverged_the_verdict_is_over_all(tmp_path):
+    for seed in range(4):
+        write_run(tmp_path, seed=seed, aggregator="mean", rounds=60)
+        write_run(tmp_path, seed=seed, aggregator="gma", rounds=60, lift=-60.0)
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert made.cells[0].settled is None
+    assert made.overall.mean < -40
+    assert "4 of 8 runs diverged" in made.text
+
+
+def test_over_several_settings_the_verdict_is_without_diverged_pairs_too(tmp_path):
+    write_duel(tmp_path, rounds=60, lift=2.0, seeds=5)
+    write_duel(tmp_path, rounds=60, lift=2.0, seeds=4, algorithm="fedadam")
+    write_run(tmp_path, seed=4, aggregator="mean", rounds=60, algorithm="fedadam")
+    write_run(tmp_path, seed=4, aggregator="gma", rounds=60, lift=-60.0, algorithm="fedadam")
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert (made.overall.of, made.overall.mean) == (4, pytest.approx(2.0, abs=0.5))
+    assert made.text.endswith("1 of 20 runs diverged, and the verdict is without their pairs")
 
 
 def test_best_is_taken_over_the_rounds_that_both_arms_evaluated(tmp_path):

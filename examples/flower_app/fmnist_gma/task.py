@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgma.errors import ConfigError
 from fedgma.experiments.grid import read_grid
 from fedgma.experiments.materials import Materials
 from fedgma.simulation.fleet import Fleet, assemble, lay_lane_batch, start
@@ -40,7 +41,10 @@ def words_of(config: dict[str, Any]) -> tuple[str, ...]:
 def spec_of(words: tuple[str, ...]) -> RunSpec:
     """The run with these settings: data, partition, model, local training, rule, server optimiser."""
     (settings,) = read_grid(None, words).runs
-    return Materials("cpu").spec(settings)
+    spec = Materials("cpu").spec(settings)
+    if spec.algorithm.keeps != "nothing" or spec.algorithm.lookahead:
+        raise ConfigError(f"{settings.algorithm} runs in the simulator only: nodes keep nothing from round to round")
+    return spec
 
 
 @cache

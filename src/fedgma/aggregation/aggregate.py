@@ -39,7 +39,7 @@ class Aggregate(NamedTuple):
     notes: dict[str, Any]
     buffers: dict[str, Array] = {}  # noqa: RUF012  updates of buffers (mean) and counters (maximum), never masked
     length: dict[str, Array] | None = None  # mask of the step whose length, per array, this step takes; None: its own
-    next_mask: dict[str, Array] | None = None  # mask that a server applies one round later
+    state: dict[str, dict[str, Array]] = {}  # noqa: RUF012  what the rule hands to the next round, by name and array
 
     @property
     def update(self) -> dict[str, Array]:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation import kernels
+from fedgma.aggregation.kernels.plain import FURTHER
 from fedgma.arrays import (
     FLOATS,
     INTEGERS,
@@ -93,6 +94,13 @@ def _check_limit(name: str, limit: object, highest: float) -> None:
         raise ConfigError(f"a gate's {name} must be a number above 0{at_most}, got {limit!r}")
 
 
+def read_further(names: Collection[str]) -> tuple[str, ...]:
+    """The names of further sums, each once, in their order; raises `ConfigError` for one that is not known."""
+    if isinstance(names, str) or not set(names) <= set(FURTHER):
+        raise ConfigError(f"a tally's further sums must be some of {', '.join(FURTHER)}, got {names!r}")
+    return tuple(name for name in FURTHER if name in names)
+
+
 def _read_selected(selected: object) -> frozenset[Hashable]:
     if isinstance(selected, str | bytes) or not isinstance(selected, Collection):
         raise ConfigError(f"the selected clients must be a collection of names, got {type(selected).__name__}")
@@ -125,6 +133,17 @@ def check_client(client: Hashable) -> None:
         comparable = False
     if not comparable:
         raise Refused("client", f"a client's name must be hashable, such as a string or an integer, got {client!r:.60}")
+
+
+def check_identity(client: Hashable, round: int | None, seen: Collection[Hashable], gate: Gate) -> None:
+    """Raise `Refused` unless an update is the first one of a client of this round; `seen` were counted before."""
+    check_client(client)
+    if client is not None and client in seen:
+        raise Refused("duplicate", f"client {client!r} has sent an update before; only the first one counts")
+    if gate.selected is not None and client not in gate.selected:
+        raise Refused("unselected", f"client {client!r} was not selected for this round")
+    if gate.round is not None and round != gate.round:
+        raise Refused("round", f"the update must be for round {gate.round}, got round {round}")
 
 
 def check_members(seen: Collection[Hashable], clients: int, gate: Gate) -> None:

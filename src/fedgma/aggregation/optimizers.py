@@ -27,7 +27,7 @@ from fedgma.arrays import FLOATS, Array, Params, cast, detach, is_torch, move_to
 from fedgma.errors import ConfigError, DataError, Diverged
 
 State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
-PREVIOUS = "mask"  # in the state: the mask of the round before, for rules that apply it one round late
+RULE = "rule."  # begins the names of a rule's arrays in a server's state
 
 
 class Rates(NamedTuple):
@@ -180,9 +180,6 @@ def server_optimizer(
     def move(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
         moved: dict[str, Array] = {}
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
-        if aggregate.next_mask is not None:
-            aggregate = aggregate._replace(mask=state.get(PREVIOUS))
-            moments[PREVIOUS] = dict(aggregate.next_mask or {})
         for key, mean in aggregate.mean.items():
             dtype = _working_type(params[key])
             wide = cast(move_to(mean, params[key]), dtype)
@@ -207,13 +204,17 @@ def server_optimizer(
     return ServerOptimizer(name, init, step, settings)
 
 
-def check_can_mask_late(optimizer: ServerOptimizer) -> None:
-    """Raise `ConfigError` for a user-defined optimiser, which does not keep the mask of the round before."""
-    if optimizer.name not in FORMULAS:
-        raise ConfigError(
-            f"a mask of the round before needs one of the library's server optimisers, which keep it in their state: "
-            f"{', '.join(sorted(FORMULAS))}; got {optimizer.name!r}"
-        )
+def split_state(state: State | None) -> tuple[State | None, State]:
+    """A server's state as that of its optimiser (None: before the first round) and that of its rule."""
+    held = state or {}
+    rule = {name.removeprefix(RULE): arrays for name, arrays in held.items() if name.startswith(RULE)}
+    moments = {name: arrays for name, arrays in held.items() if not name.startswith(RULE)}
+    return None if state is None else moments, rule
+
+
+def join_states(moments: State, rule: Mapping[str, dict[str, Array]]) -> State:
+    """A server's state: that of its optimiser, and that of its rule under names of their own."""
+    return {**moments, **{f"{RULE}{name}": arrays for name, arrays in rule.items()}}
 
 
 def _check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: float, mask_position: str) -> None:

@@ -6,7 +6,8 @@ at once. The library's rules are in `rules`.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,36 +19,58 @@ from fedgma.aggregation.gpu_stack import finish_stack
 from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.stack import Stack, Weights, align_clients
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params, flatten, is_torch, move_to, placement, spec, to_native, to_user
-from fedgma.errors import DataError, Diverged
+from fedgma.aggregation.view import FUSED, Compute, Step, View, arguments_of, further_of, read_step, total_measures
+from fedgma.arrays import (
+    Array,
+    Params,
+    Placement,
+    Spec,
+    cast,
+    flatten,
+    is_torch,
+    move_to,
+    placement,
+    spec,
+    to_native,
+    to_user,
+    zeros,
+)
+from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError
 
 Updates = Params | Sequence[Params] | Sequence[Sequence[Array]]
 Prepare = Callable[[Params, Collection[str] | None], Params]
-Change = Callable[[str, Array, Array], Array]  # (name, mean, mask) -> mask, each [..., entry]: one run or many at once
+RuleState = Mapping[str, Mapping[str, Array]]  # name -> array of the model -> values; plain arrays
 
 
 @dataclass(frozen=True)
 class Rule:
     """Turns updates and weights into an `Aggregate`.
 
-    `mask` computes the mask from a tally's votes (None: no mask). `change` replaces that mask, array by array, given
-    (name, mean, mask). `prepare` changes one client's update before it is counted. `combine` replaces the weighted
+    `mask` computes the mask from a tally's votes (None: no mask). `compute` is a function of sums (`view`): it asks for
+    them by the names of its arguments and returns, array by array, the mean, (mean, mask) or (mean, mask, state).
+    `measure` is one too and returns numbers by name, which are summed over the arrays of the model and given to
+    `compute` as `measured`. `state` names arrays that `compute` is given and returns changed, with their first value.
+    `prepare` changes one client's update before it is counted. `combine` replaces the weighted
     mean: it computes an entry from all updates [client, ...], so they must be in memory together; if it is `weighted`,
     from their weights and names too. `select` gives the rows of the clients that `combine` reads, out of all updates
     [client, entry]. With `keep_length` the server's step with the changed mask is scaled, per array, to the length of
-    its step with the mask of the votes. A rule that is `late` applies a round's mask in the next one.
+    its step with the mask of the votes.
     """
 
     name: str
     mask: Mask | None = None
-    change: Change | None = None
+    compute: Compute | None = None
     prepare: Prepare | None = None
     combine: Callable[..., Array] | None = None
     select: Callable[[Array], Array] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     weighted: bool = False
     keep_length: bool = False
-    late: bool = False
+    measure: Compute | None = None
+    state: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.further  # noqa: B018  a wrong argument of a function is found here and not in the first round
 
     @property
     def streams(self) -> bool:
@@ -56,10 +79,57 @@ class Rule:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the rule reads: the weighted mean, the sign votes, or all updates at once."""
+        """What the rule reads: the weighted mean, the sign votes, further sums, or all updates at once."""
         if self.combine is not None:
             return ("updates",)
-        return ("mean",) if self.mask is None else ("mean", "votes")
+        return (*(("mean",) if self.mask is None else ("mean", "votes")), *self.further)
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The values that `compute` asks for."""
+        return () if self.compute is None else arguments_of(self.compute, self.state, self.name)
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        """The values that `measure` asks for."""
+        return () if self.measure is None else arguments_of(self.measure, self.state, self.name)
+
+    @cached_property
+    def further(self) -> tuple[str, ...]:
+        """The sums that a tally keeps for this rule beside weighted updates and votes: `Tally(further=...)`."""
+        inner: tuple[str, ...] = getattr(self.compute, "reads", ())  # of a function that takes the view as a whole
+        return further_of((*self.reads, *self.measures, *inner))
+
+    def step(self, view: View) -> Step:
+        """What `compute` makes of one array; an error of a user's function becomes a sentence that names the rule."""
+        if self.compute is None:
+            return Step(view.mean, view.mask)
+        return read_step(self._call(self.compute, self.reads, view), view, self.name)
+
+    def measured(self, view: View) -> dict[str, Array]:
+        """What `measure` finds in one array: numbers [...]."""
+        if self.measure is None:
+            return {}
+        found = self._call(self.measure, self.measures, view)
+        if not isinstance(found, Mapping) or any(np.shape(value) != view.mean.shape[:-1] for value in found.values()):
+            raise ConfigError(f"rule {self.name!r}: measure must return a number by name, summed over the last axis")
+        return dict(found)
+
+    def _call(self, function: Compute, arguments: tuple[str, ...], view: View) -> Any:
+        try:
+            return view.call(function, arguments)
+        except FedgmaError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"rule {self.name!r} failed on {view.name!r} ({type(error).__name__}: {error})"
+            ) from error
+
+    def open(
+        self, like: Params | None = None, *, buffers: Collection[str] | None = None, gate: Gate | None = None
+    ) -> Tally:
+        """An empty tally with the sums that this rule reads."""
+        return Tally(like, buffers=buffers, gate=gate, further=self.further)
 
     def __call__(
         self,
@@ -70,30 +140,33 @@ class Rule:
         like: Params | None = None,
         buffers: Collection[str] | None = None,
         gate: Gate | None = None,
+        state: RuleState | None = None,
     ) -> Aggregate:
         """Aggregate; `weights` are raw sample counts (None: equal). The notes list refused clients.
 
         `like` (the model's entries) sets names, shapes and types; without it the most common ones among the clients do.
+        `state` is that of the aggregate of the round before, for rules that have one.
         """
         if isinstance(updates, Mapping) and self.prepare is None and self.combine is None:
-            tally = Tally(like, buffers=buffers, gate=gate)
+            tally = self.open(like, buffers=buffers, gate=gate)
             vote_mask = self.mask if isinstance(self.mask, VoteMask) else None
-            if self.mask is vote_mask:
+            if self.mask is vote_mask and {*self.reads, *self.measures} <= FUSED:
                 fused = finish_stack(tally, updates, weights, clients, vote_mask)
                 if fused is not None:
-                    return self._change_mask(fused)
+                    return _computed(self, fused, None, state)
             tally.add_many(updates, weights, clients=clients)
-            return self.conclude(tally)
+            return self.conclude(tally, state)
         per_client = _as_list(updates)
         counts, labels = align_clients(len(per_client), weights, clients, "updates")
-        tally = Tally(_typical_update(per_client) if like is None else like, buffers=buffers, gate=gate)
-        return self.over(zip(per_client, counts, labels, strict=True), tally, buffers)
+        tally = self.open(_typical_update(per_client) if like is None else like, buffers=buffers, gate=gate)
+        return self.over(zip(per_client, counts, labels, strict=True), tally, buffers, state)
 
     def over(
         self,
         replies: Iterable[tuple[Params | Refused, object, Hashable]],
         tally: Tally,
         buffers: Collection[str] | None = None,
+        state: RuleState | None = None,
     ) -> Aggregate:
         """Aggregate a stream of (update, weight, client) through an empty tally; keeps updates only for `combine`."""
         kept: list[Any] = []
@@ -101,37 +174,87 @@ class Rule:
             prepared = self.prepared(update, buffers)
             if tally.add(prepared, weight, client=client, round=tally.gate.round) is None and self.combine is not None:
                 kept.append((prepared, weight, client))
-        merged = self.conclude(tally)
         if self.combine is None:
-            return merged
+            return self.conclude(tally, state)
+        merged = finish(tally, mask="none" if self.mask is None else self.mask)
         if self.select is not None:
             rows = self.select(_flat_stack([update for update, _, _ in kept], list(merged.mean)))
             kept = [kept[row] for row in rows.tolist()]
-        return merged._replace(mean=_combine(merged.mean, kept, self))
+        return _computed(self, merged._replace(mean=_combine(merged.mean, kept, self)), tally, state)
 
     def prepared(self, update: Params | Refused, buffers: Collection[str] | None) -> Params | Refused:
         """The update as it is counted; one that could not be read is left for the gate to refuse."""
         return update if self.prepare is None or isinstance(update, Refused) else self.prepare(update, buffers)
 
-    def conclude(self, tally: Tally) -> Aggregate:
-        """Compute the aggregate of a tally."""
-        return self._change_mask(finish(tally, mask="none" if self.mask is None else self.mask))
+    def conclude(self, tally: Tally, state: RuleState | None = None) -> Aggregate:
+        """Compute the aggregate of a tally; `state` is that of the aggregate of the round before."""
+        if missing := [group for group in self.further if group not in tally.further]:
+            raise DataError(
+                f"rule {self.name!r} reads sums that this tally does not keep: {', '.join(missing)}; make the tally by "
+                f"rule.open() or with Tally(further={self.further})"
+            )
+        merged = finish(tally, mask="none" if self.mask is None else self.mask)
+        return _computed(self, merged, tally, state)
 
     def combined(self, stack: Array, weights: Sequence[float], clients: Sequence[Hashable]) -> Array:
         """What `combine` makes of one entry of all updates [client, ...]."""
         assert self.combine is not None
         return self.combine(stack, weights, clients) if self.weighted else self.combine(stack)
 
-    def _change_mask(self, merged: Aggregate) -> Aggregate:
-        if self.late:
-            return merged._replace(mask=None, next_mask=merged.mask)
-        if self.change is None or merged.mask is None:
-            return merged
-        changed = {}
-        for name, mask in merged.mask.items():
-            flat_mask = self.change(name, flatten(to_native(merged.mean[name])), flatten(to_native(mask)))
-            changed[name] = to_user(flat_mask, spec(mask), placement(mask))
-        return merged._replace(mask=changed, length=merged.mask if self.keep_length else None)
+
+def _computed(rule: Rule, merged: Aggregate, tally: Tally | None, state: RuleState | None) -> Aggregate:
+    """The aggregate with the means, masks and state that the rule's `compute` returns, array by array."""
+    if rule.compute is None:
+        return merged
+    views = {name: _view(rule, merged, tally, name, state) for name in merged.mean}
+    filled = {name: view for name, view in views.items() if view.mean.shape[-1]}  # a function may need one entry
+    measured = total_measures([rule.measured(view) for view in filled.values()])
+    untouched = {name: Step(view.mean, view.mask) for name, view in views.items()}
+    steps = untouched | {name: rule.step(replace(view, measured=measured)) for name, view in filled.items()}
+    masked = any(step.mask is not None for step in steps.values())
+    means, masks, after = dict(merged.mean), {}, {key: {} for key in rule.state}  # type: ignore[var-annotated]
+    for name, view in views.items():
+        entry, place = spec(merged.mean[name]), placement(merged.mean[name])
+        kind = Spec(entry.shape, "float64" if entry.dtype == "float64" else "float32")
+        step = steps[name]
+        if step.mean is not view.mean:
+            means[name] = _result(rule, name, step.mean, entry, place)
+        if masked:
+            masks[name] = _result(rule, name, view.mean * 0 + 1 if step.mask is None else step.mask, kind, place)
+        for key in rule.state:
+            after[key][name] = _result(rule, name, step.state.get(key, view.state[key]), kind, place)
+    length = merged.mask if rule.keep_length else None
+    return merged._replace(mean=means, mask=masks if masked else None, length=length, state=after)
+
+
+def _view(rule: Rule, merged: Aggregate, tally: Tally | None, name: str, state: RuleState | None) -> View:
+    mean = flatten(to_native(merged.mean[name]))
+    kind = "float64" if spec(mean).dtype == "float64" else "float32"
+    sums = None if tally is None else tally.sums[name]
+    mask = None if merged.mask is None else flatten(to_native(merged.mask[name]))
+    numbers = [move_to(np.array([merged.notes[key]], np.float64), mean) for key in ("clients", "weight")]
+    before = {}
+    for key, first in rule.state.items():
+        held = (state or {}).get(key, {}).get(name)
+        given = zeros(len(mean), kind, mean) + first if held is None else move_to(flatten(to_native(held)), mean)
+        if given.shape != mean.shape:
+            raise DataError(f"the state {key!r} of rule {rule.name!r} has another shape than the model's {name!r}")
+        before[key] = cast(given, kind)
+
+    def vote_mask(function: Mask) -> Array:
+        assert sums is not None
+        return function(sums.votes, merged.notes["clients"], kind)
+
+    return View(name, mean, mask, numbers[0], numbers[1], sums, vote_mask, before)
+
+
+def _result(rule: Rule, name: str, array: Array, entry: Spec, place: Placement) -> Array:
+    """An array that a rule returned, as the user gets it; raises `Diverged` if it is not finite."""
+    with np.errstate(over="ignore"):
+        result = to_user(array, entry, place)
+    if kernels.first_nonfinite([flatten(to_native(result))]) is not None:
+        raise Diverged(f"rule {rule.name!r} gave values that are not finite for {name!r}; nothing was changed")
+    return result
 
 
 def _as_list(updates: Updates) -> list[Any]:

@@ -68,7 +68,7 @@ def and_mask(tau: float = 0.4, inverse_sparsity_scale: bool = False) -> Rule:
     """
     mask = hard_mask(tau)
     settings = {"tau": mask.tau, "inverse_sparsity_scale": inverse_sparsity_scale}
-    return Rule("and_mask", mask, change=_rescale if inverse_sparsity_scale else None, settings=settings)
+    return Rule("and_mask", mask, compute=_rescale if inverse_sparsity_scale else None, settings=settings)
 
 
 def rlr(threshold: int) -> Rule:
@@ -113,23 +113,22 @@ def multi_krum(share: float = 0.1) -> Rule:
 def damped_mean(tau: float = 0.4) -> Rule:
     """Control: the step of a server without a mask, scaled per array to the length that its masked step would have."""
     mask = soft_mask(tau)
-    return Rule("damped_mean", mask, change=_no_mask, settings={"tau": mask.tau}, keep_length=True)
+    return Rule("damped_mean", mask, compute=_no_mask, settings={"tau": mask.tau}, keep_length=True)
 
 
 def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Rule:
     """Control: each array's mask values moved to random entries of the array; the step is as long as the masked one."""
     mask, settings = soft_mask(tau), {"seed": seed}
-    change = partial(_shuffle, seed=seed)
-    return Rule("shuffled_mask", mask, change, settings={"tau": mask.tau, **settings}, keep_length=True)
+    return Rule("shuffled_mask", mask, Shuffle(seed), settings={"tau": mask.tau, **settings}, keep_length=True)
 
 
 def stale_mask(tau: float = 0.4) -> Rule:
     """Control: masked averaging with the mask of the round before, which knows nothing of this round's noise.
 
-    The first round is not masked. The library's server optimisers keep the mask in their state.
+    The first round is not masked. The mask is the rule's state.
     """
     mask = soft_mask(tau)
-    return Rule("stale_mask", mask, settings={"tau": mask.tau}, late=True)
+    return Rule("stale_mask", mask, compute=_one_round_late, settings={"tau": mask.tau}, state={"before": 1.0})
 
 
 def cross_fitted(tau: float = 0.4, seed: int = 0) -> Rule:
@@ -154,7 +153,7 @@ def norm_kept(tau: float = 0.4) -> Rule:
     {'w': array([ 4.8507125 , -1.21267813])}
     """
     mask = soft_mask(tau)
-    return Rule("norm_kept", mask, change=_keep_norm, settings={"tau": mask.tau})
+    return Rule("norm_kept", mask, compute=_keep_norm, settings={"tau": mask.tau})
 
 
 def masked_extra(tau: float = 0.4) -> Rule:
@@ -165,7 +164,7 @@ def masked_extra(tau: float = 0.4) -> Rule:
     {'w': array([6.        , 1.33333333])}
     """
     mask = soft_mask(tau)
-    return Rule("masked_extra", mask, change=_add_one, settings={"tau": mask.tau})
+    return Rule("masked_extra", mask, compute=_add_one, settings={"tau": mask.tau})
 
 
 def clipped(rule: Rule, norm: float) -> Rule:
@@ -225,9 +224,18 @@ class RuleRow:
     @cached_property
     def needs(self) -> tuple[str, ...]:
         """What the rule reads of a round; see `Rule.needs`."""
+        return self._usual.needs
+
+    @property
+    def may_mask(self) -> bool:
+        """Whether the rule's aggregates can have a mask."""
+        return self._usual.mask is not None or self._usual.compute is not None
+
+    @cached_property
+    def _usual(self) -> Rule:
         parameters = inspect.signature(self.make).parameters
         required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-        return self.make(**dict.fromkeys(required, 1)).needs
+        return self.make(**dict.fromkeys(required, 1))
 
 
 RULES: dict[str, RuleRow] = {
@@ -299,31 +307,40 @@ def _trim_and_average(stack: Array, share: float) -> Array:
     return ordered[cut : clients - cut].mean(0)
 
 
-# -- changes of a mask, for one run (flat arrays) and for many (run axis first) ----------------------------------------
+# -- functions of sums (`view`), for one run and for many ------------------------------------------------------------
 
 
-def _rescale(name: str, mean: Array, mask: Array) -> Array:
-    return mask / (mask.mean(-1)[..., None] + 1e-10) if mask.shape[-1] else mask
+def _rescale(mean: Array, mask: Array) -> tuple[Array, Array]:
+    return mean, mask / (mask.mean(-1)[..., None] + 1e-10)
 
 
-def _no_mask(name: str, mean: Array, mask: Array) -> Array:
-    return mask * 0 + 1
+def _no_mask(mean: Array, mask: Array) -> tuple[Array, Array]:
+    return mean, mask * 0 + 1
 
 
-def _keep_norm(name: str, mean: Array, mask: Array) -> Array:
+def _keep_norm(mean: Array, mask: Array) -> tuple[Array, Array]:
     """The mask over the ratio by which it shortens the mean; a mask that leaves nothing stays."""
-    if not mask.shape[-1]:
-        return mask
     ratio = row_norms(cast(mean, "float64") * mask) / or_one(row_norms(mean))
-    return mask / cast(or_one(ratio), spec(mask).dtype)[..., None]
+    return mean, mask / cast(or_one(ratio), spec(mask).dtype)[..., None]
 
 
-def _add_one(name: str, mean: Array, mask: Array) -> Array:
-    return mask + 1
+def _add_one(mean: Array, mask: Array) -> tuple[Array, Array]:
+    return mean, mask + 1
 
 
-def _shuffle(name: str, mean: Array, mask: Array, seed: int) -> Array:
-    return mask[..., _permutation(name, mask.shape[-1], seed, mask.device if is_torch(mask) else None)]
+def _one_round_late(mean: Array, mask: Array, before: Array) -> tuple[Array, Array, dict[str, Array]]:
+    return mean, before, {"before": mask}
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Moves each array's mask values to random entries of the array."""
+
+    seed: int
+
+    def __call__(self, name: str, mean: Array, mask: Array) -> tuple[Array, Array]:
+        """The mean, and the shuffled mask."""
+        return mean, mask[..., _permutation(name, mask.shape[-1], self.seed, mask.device if is_torch(mask) else None)]
 
 
 @lru_cache(maxsize=1024)  # drawn and copied to the device once, not every round

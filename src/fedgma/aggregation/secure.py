@@ -4,7 +4,7 @@ Masked averaging needs two sums over clients, weighted updates and votes; a secu
 summand. `encode` turns a client's update into one vector of integers. The secure sum adds the vectors of all clients,
 with or without a modulus that is a power of two. `decode` turns the total into a tally for `finish`.
 
-    vector = [1, cut, weight | weighted updates, in levels | votes: -1, 0, +1]
+    vector = [1, cut, weight | weighted updates, in levels | votes: -1, 0, +1 | further sums that a rule reads]
 
 Votes, weights and the number of clients are integers and are not rounded: **the mask is bit for bit the one without
 secure aggregation**, also where an update is smaller than a level. Only the mean is rounded: a weighted update is
@@ -14,10 +14,13 @@ clipped at `clip` and rounded to the nearest of 2**bits + 1 levels, so that
 
 which is clip / 2**bits if all clients have weight `max_weight`. A total can be decoded while clients * 2**bits is below
 the modulus: up to 1,023 clients for 22 bits and a modulus of 2**32. Integer counters are not summed and not sent.
+
+Of a rule's further sums, positive parts are sent in the same levels as updates, and clients and weights of each sign
+as they are. Squares are not sent: in equal levels, those of small entries would all be zero.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,12 +30,13 @@ from fedgma.aggregation.gate import (
     Refused,
     check_schema,
     entry_kind,
+    read_further,
     read_mapping,
     read_schema,
     read_update,
     read_weight,
 )
-from fedgma.aggregation.kernels.plain import Sums
+from fedgma.aggregation.kernels.plain import COUNTS, FURTHER, Sums
 from fedgma.aggregation.masks import signs, vote_type
 from fedgma.aggregation.tally import Tally
 from fedgma.arrays import FLOATS, Array, Params, Spec, cast, move_to
@@ -99,15 +103,18 @@ def encode(
     *,
     like: Params | None = None,
     buffers: Collection[str] | None = None,
+    further: Collection[str] = (),
 ) -> Vector:
     """Encode one client's update: int64, every entry from -2**(bits - 1) to 2**(bits - 1).
 
-    `like`, the model, sets the schema of the update. The server cannot check a client's update in a secure sum, so it
+    `like`, the model, sets the schema of the update; `further` are a rule's sums beside updates and votes
+    (`rule.further`), the same on both sides. The server cannot check a client's update in a secure sum, so it
     is checked here: raises `DataError` if the gate would refuse it.
 
     >>> encode({"w": np.array([0.5, -0.25])}, 2, Encoding(clip=1.0, max_weight=4, bits=4)).tolist()
     [1, 0, 2, 2, -1, 1, -1]
     """
+    parts = _sent_parts(further)
     try:
         value = read_weight(weight, encoding.max_weight)
         sent = read_mapping(update)
@@ -121,12 +128,20 @@ def encode(
         raise DataError(f"weights in a secure sum must be whole numbers, got {value!r}")
     on_host = {name: cast(move_to(array, np.empty(0)), "float64") for name, array in arrays.items()}
     cut = any(bool((abs(array) > encoding.clip).any()) for array in on_host.values())
-    levels = [_quantise(array, value, encoding) for array in on_host.values()]
-    votes = [signs(on_host[name]) for name in _voting_names(entries, buffers)]
-    return np.concatenate([np.array([1, cut, value], np.int64), *levels, *votes], dtype=np.int64)
+    levels = {name: _quantise(array, value, encoding) for name, array in on_host.items()}
+    voters = _voting_names(entries, buffers)
+    per_sum = [PARTS[part](on_host[name], levels[name], int(value)) for part in parts for name in voters]
+    return np.concatenate([np.array([1, cut, value], np.int64), *levels.values(), *per_sum], dtype=np.int64)
 
 
-def decode(total: Array, like: Params, encoding: Encoding, *, buffers: Collection[str] | None = None) -> Decoded:
+def decode(
+    total: Array,
+    like: Params,
+    encoding: Encoding,
+    *,
+    buffers: Collection[str] | None = None,
+    further: Collection[str] = (),
+) -> Decoded:
     """Decode a total into the tally of its clients; raises `DataError` if it cannot be a sum of encoded updates.
 
     >>> encoding, model = Encoding(clip=1.0, max_weight=4, bits=4), {"w": np.zeros(2)}
@@ -139,21 +154,25 @@ def decode(total: Array, like: Params, encoding: Encoding, *, buffers: Collectio
         entries = _summed_entries(read_schema(like))
     except Refused as refused:
         raise DataError(f"like: {refused.detail}") from None
-    total = _check_vector(total)
+    total, parts = _check_vector(total), _sent_parts(further)
     voters = _voting_names(entries, buffers)
     sizes = {name: math.prod(entry.shape) for name, entry in entries.items()}
-    if len(total) != (expected := HEAD + sum(sizes.values()) + sum(sizes[name] for name in voters)):
+    voting = sum(sizes[name] for name in voters)
+    if len(total) != (expected := HEAD + sum(sizes.values()) + len(parts) * voting):
         raise DataError(f"a secure sum of this model must have {expected} entries, got {len(total)}")
     clients, cut, weight = (int(value) for value in total[:HEAD])
-    votes_start = HEAD + sum(sizes.values())
-    _check_total(total, votes_start, clients, cut, weight, encoding)
-    tally = Tally({name: like[name] for name in entries}, buffers=buffers)
+    first = HEAD + sum(sizes.values())
+    cuts = [HEAD, *(first + voting * place for place in range(len(parts)))]
+    sections = dict(zip(("total", *parts), np.split(total, cuts)[1:], strict=True))
+    _check_total(sections, clients, cut, weight, encoding)
+    tally = Tally({name: like[name] for name in entries}, buffers=buffers, further=further)
     tally.count([float(weight)], [])
     tally.clients, tally.heaviest = clients, float(min(encoding.max_weight, weight - clients + 1))  # at most
-    sums = _split_by_name(total[HEAD:votes_start], sizes)
-    votes = _split_by_name(total[votes_start:], {name: sizes[name] for name in voters})
+    sums = {"total": _split_by_name(sections.pop("total"), sizes)}
+    sums |= {part: _split_by_name(held, {name: sizes[name] for name in voters}) for part, held in sections.items()}
     for name, entry in entries.items():
-        tally.sums[name] = _to_sums(sums[name], votes.get(name), entry, clients, encoding)
+        held = {part: by_name[name] for part, by_name in sums.items() if name in by_name}
+        tally.sums[name] = _to_sums(held, entry, clients, encoding)
     return Decoded(tally, cut, encoding.error(clients, weight))
 
 
@@ -187,15 +206,39 @@ def _check_vector(total: Array) -> Vector:
     return total.astype(np.int64)
 
 
-def _check_total(total: Vector, votes_start: int, clients: int, cut: int, weight: int, encoding: Encoding) -> None:
+def _check_total(sections: Mapping[str, Vector], clients: int, cut: int, weight: int, encoding: Encoding) -> None:
     """Raise `DataError` for a total that no sum of encoded updates can give, such as one that wrapped around."""
     valid = clients >= 1 and 0 <= cut <= clients and clients <= weight <= clients * encoding.max_weight
-    limits = ((total[HEAD:votes_start], clients * encoding.half), (total[votes_start:], clients))
-    if not valid or any(part.size and int(abs(part).max()) > limit for part, limit in limits):
+    largest = {"votes": clients, "positives": clients, "positive_weight": weight, "negative_weight": weight}
+    for part, values in sections.items():
+        limit = largest.get(part, clients * encoding.half)
+        least = -limit if part in ("total", "votes") else 0
+        valid = valid and (not values.size or (least <= int(values.min()) and int(values.max()) <= limit))
+    if not valid:
         raise DataError(
             f"not a sum of encoded updates (clients {clients}, weight {weight}): check that all clients use the same "
             f"encoding and, for sums modulo 2**32, that there are at most {encoding.capacity():,} of them"
         )
+
+
+# part of the sums -> what a client sends for an array, given its values, their levels and its weight
+PARTS: dict[str, Callable[[Array, Vector, int], Vector]] = {
+    "votes": lambda array, levels, weight: signs(array),
+    "positive": lambda array, levels, weight: np.maximum(levels, 0),
+    "positives": lambda array, levels, weight: array > 0,
+    "positive_weight": lambda array, levels, weight: (array > 0) * weight,
+    "negative_weight": lambda array, levels, weight: (array < 0) * weight,
+}
+
+
+def _sent_parts(further: Collection[str]) -> list[str]:
+    """The parts that clients send for each array, in order; a rounding error is none of them."""
+    if "squares" in further:
+        raise ConfigError(
+            "a secure sum does not carry squares: in levels of equal distance those of small entries would be zero; "
+            "use a rule that does not read them"
+        )
+    return ["votes", *(part for group in read_further(further) for part in FURTHER[group] if part in PARTS)]
 
 
 def _split_by_name(values: Vector, sizes: Mapping[str, int]) -> dict[str, Vector]:
@@ -203,7 +246,10 @@ def _split_by_name(values: Vector, sizes: Mapping[str, int]) -> dict[str, Vector
     return dict(zip(sizes, np.split(values, cuts), strict=True)) if sizes else {}
 
 
-def _to_sums(levels: Vector, votes: Vector | None, entry: Spec, clients: int, encoding: Encoding) -> Sums:
-    rest = np.zeros(len(levels), "float64" if entry.dtype == "float64" else "float32")
-    narrow = None if votes is None else votes.astype(vote_type(clients))
-    return Sums(levels * encoding.step, rest, narrow)
+def _to_sums(held: Mapping[str, Vector], entry: Spec, clients: int, encoding: Encoding) -> Sums:
+    rest = np.zeros(len(held["total"]), "float64" if entry.dtype == "float64" else "float32")
+    factors = {"total": encoding.step, "positive": encoding.step, "positive_weight": 1.0, "negative_weight": 1.0}
+    sums = {part: held[part] * factor for part, factor in factors.items() if part in held}
+    counts = {part: held[part].astype(vote_type(clients)) for part in COUNTS if part in held}
+    rests = {"rest": rest, **({"positive_rest": rest.copy()} if "positive" in held else {})}
+    return Sums(**{"votes": None, **sums, **rests, **counts})

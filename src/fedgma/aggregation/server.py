@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
 from fedgma.aggregation.gate import Gate, Refusal, Refused, entry_kind, norm
-from fedgma.aggregation.optimizers import ServerOptimizer, State, check_can_mask_late, sgd
+from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.share import Capped, cap_share
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 @dataclass
 class MaskedServer:
-    """Rule, server optimiser and gate, with the optimiser's state and the norms of recent updates.
+    """Rule, server optimiser and gate, with the state of rule and optimiser and the norms of recent updates.
 
     An update with a norm above `norm_factor` times the usual norm is refused. The usual norm is the median over the
     last five rounds of each round's median over all readable updates (lower medians in both cases). It is known before
@@ -62,8 +62,6 @@ class MaskedServer:
         number = isinstance(self.norm_factor, int | float) and not isinstance(self.norm_factor, bool)
         if self.norm_factor is not None and not (number and self.norm_factor > 0):
             raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
-        if self.rule.late:
-            check_can_mask_late(self.optimizer)
         if isinstance(self.quorum, bool) or not isinstance(self.quorum, int) or self.quorum < 1:
             raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
         if self.share_cap is not None and not 0.5 <= self.share_cap < 1:
@@ -88,7 +86,7 @@ class MaskedServer:
         capped: list[Capped] = []
         if self.share_cap is not None:
             replies = cap_share(replies, tally, self.rule, self.share_cap, capped)
-        step = self._commit(params, tally, lambda: self.rule.over(replies, tally, self.buffers))
+        step = self._commit(params, tally, lambda state: self.rule.over(replies, tally, self.buffers, state))
         return step._replace(capped=tuple(capped))
 
     def open(self, params: Params | None, selected: Collection[Hashable] | None = None) -> Tally:
@@ -96,7 +94,7 @@ class MaskedServer:
 
         Without `params` the first valid update sets the schema.
         """
-        return Tally(params, buffers=self.buffers, gate=self._round_gate(params, selected))
+        return self.rule.open(params, buffers=self.buffers, gate=self._round_gate(params, selected))
 
     def add(self, tally: Tally, update: Params | Refused, weight: object, client: Hashable) -> Refusal | None:
         """Count one reply in an open round; returns the refusal if it fails the gate."""
@@ -107,17 +105,19 @@ class MaskedServer:
 
     def close(self, tally: Tally, params: Params | None = None) -> Step:
         """Close an open round and step. Without `params` the model is taken as zero, so the result is the step."""
-        return self._commit(params, tally, lambda: self.rule.conclude(tally))
+        return self._commit(params, tally, lambda state: self.rule.conclude(tally, state))
 
-    def _commit(self, params: Params | None, tally: Tally, merge: Callable[[], Aggregate]) -> Step:
+    def _commit(self, params: Params | None, tally: Tally, merge: Callable[[State], Aggregate]) -> Step:
         """Merge and step; on an error keep model and state unchanged."""
         try:
-            merged = merge()
+            moments, before = split_state(self.state)
+            merged = merge(before)
             if tally.clients < self.quorum:
                 raise NotEnoughClients(f"the round needs {self.quorum} valid replies, got {tally.clients}")
             model = _zero_model(merged) if params is None else params
-            state = self.optimizer.init(model) if self.state is None else self.state
-            next_params, self.state = self.optimizer.step(merged, state, model)
+            moments = self.optimizer.init(model) if moments is None else moments
+            next_params, moments = self.optimizer.step(merged, moments, model)
+            self.state = join_states(moments, merged.state)
             step = Step(next_params, tuple(tally.refused), statistics(merged))
         except (NotEnoughClients, Diverged) as error:
             step = Step(None, tuple(tally.refused), {}, error)

@@ -6,17 +6,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation.gate import Gate, Refused, check_schema, read_array, read_mapping, read_schema
-from fedgma.aggregation.optimizers import ServerOptimizer, State, check_can_mask_late, sgd
-from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.stack import Weights, align_clients
-from fedgma.aggregation.tally import Tally
 from fedgma.arrays import FLOATS, Array, Params, Spec, is_torch, move_to, spec, to_native
 from fedgma.errors import DataError
 
 
 class ServerRound(NamedTuple):
-    """The result of a round: the next global model, the optimiser's next state, and the aggregate's notes."""
+    """The result of a round: the next global model, the next state of optimiser and rule, and the aggregate's notes."""
 
     params: dict[str, Array]
     state: State
@@ -28,7 +27,7 @@ def server_round(
     client_params: Sequence[Params],
     weights: Weights = None,
     *,
-    aggregator: Rule | None = None,
+    aggregator: AnyRule | None = None,
     optimizer: ServerOptimizer | None = None,
     state: State | None = None,
     clients: Sequence[Hashable] | None = None,
@@ -39,6 +38,7 @@ def server_round(
 
     Defaults: gradient masked averaging at tau = 0.4 and FedAvg's server. Buffers are averaged, integer counters take
     the maximum. Refused clients are left out and listed in the notes. Pass the returned `state` to the next round.
+    `aggregator` is a rule, or your own function of sums (docs/rules.md).
 
     >>> import numpy as np
     >>> clients = [{"w": np.array([2.0, 2.0])}, {"w": np.array([2.0, 0.0])}, {"w": np.array([2.0, 2.0])}]
@@ -51,15 +51,14 @@ def server_round(
         raise DataError(
             f"client_params: expected a list with a model for each client, got {type(client_params).__name__}"
         )
-    aggregator, optimizer = aggregator or masked_mean(), optimizer or sgd()
-    if aggregator.late:
-        check_can_mask_late(optimizer)
+    rule, optimizer = masked_mean() if aggregator is None else as_rule(aggregator), optimizer or sgd()
     counts, labels = align_clients(len(client_params), weights, clients, "models")
-    tally = Tally(params, buffers=buffers, gate=gate)
+    tally = rule.open(params, buffers=buffers, gate=gate)
     updates = (difference(local, params, cast=tally.gate.cast) for local in client_params)
-    merged = aggregator.over(zip(updates, counts, labels, strict=True), tally, buffers)
-    next_params, next_state = optimizer.step(merged, optimizer.init(params) if state is None else state, params)
-    return ServerRound(next_params, next_state, merged.notes)
+    moments, before = split_state(state)
+    merged = rule.over(zip(updates, counts, labels, strict=True), tally, buffers, before)
+    next_params, moments = optimizer.step(merged, optimizer.init(params) if moments is None else moments, params)
+    return ServerRound(next_params, join_states(moments, merged.state), merged.notes)
 
 
 def difference(local: Params, params: Params, *, cast: bool = False) -> Params | Refused:

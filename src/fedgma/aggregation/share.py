@@ -5,22 +5,12 @@ more than half of the weight: the one with the largest. It is held back until th
 more update in memory, and then counts with at most its share.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from fedgma.aggregation.gate import (
-    Gate,
-    Refused,
-    check_schema,
-    entry_kind,
-    find_refusal,
-    norm,
-    read_schema,
-    read_weight,
-)
+from fedgma.aggregation.gate import Gate, Refused, norm, read_mapping, read_weight
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import flatten, to_native
 
 Reply = tuple[Any, object, Hashable]  # update, weight, client
 
@@ -78,13 +68,8 @@ def _read(weight: object, gate: Gate) -> float:
 
 def _is_valid(update: Any, tally: Tally, rule: Rule) -> bool:
     """Whether the gate will let an update pass; else it would be held back in the place of a valid one."""
-    if not isinstance(update, Mapping) or find_refusal(update, Gate()) is not None:
-        return False
-    prepared = update if rule.prepare is None else rule.prepare(update, tally.buffers)
-    schema = read_schema(prepared)
     try:
-        check_schema(schema, tally.schema or schema, tally.gate.cast)
+        _, arrays = tally.read(read_mapping(rule.prepared(update, tally.buffers)))
     except Refused:
         return False
-    voters = (prepared[name] for name, entry in schema.items() if entry_kind(name, entry, tally.buffers) == "masked")
-    return norm(flatten(to_native(array)) for array in voters) <= tally.gate.max_norm
+    return norm(tally.voters(arrays)) <= tally.gate.max_norm

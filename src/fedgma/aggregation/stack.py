@@ -1,12 +1,16 @@
 """Clients' updates as a stack: for each entry one array with the client axis first."""
 
+import math
 from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from fedgma.aggregation.gate import Refused, Schema, read_array, read_mapping, read_schema
+import numpy as np
+
+from fedgma.aggregation.gate import MIN_WEIGHT, Gate, Refused, Schema, read_array, read_mapping, read_schema
 from fedgma.arrays import Array, Params, Spec, flatten_rows
 from fedgma.errors import DataError
 
+PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
 Weights = Sequence[object] | Array | None  # raw sample counts; None: equal
 
 
@@ -56,6 +60,15 @@ class Stack(NamedTuple):
     def select(self, name: str, keep: Collection[int]) -> Array:
         """The kept clients' rows of one entry; no copy if all are kept."""
         return self.entries[name] if len(keep) == self.size else self.entries[name][list(keep)]
+
+    def plain_weights(self, gate: Gate) -> dict[int, float] | None:
+        """All rows with weights, if only weights need a check and all of them pass the gate; else None."""
+        only_weights = not self.named and gate.selected is None and gate.max_norm == math.inf
+        if not only_weights or not {type(weight) for weight in self.weights} <= PLAIN_NUMBERS:
+            return None
+        values = np.array(self.weights, np.float64)
+        valid = bool(((values >= MIN_WEIGHT) & (values <= gate.max_weight)).all())
+        return dict(enumerate(values.tolist())) if valid else None
 
     @staticmethod
     def read(

@@ -1,4 +1,4 @@
-"""The tally: the sums that masked averaging needs: weighted updates, integer sign votes, total weight, clients.
+"""The tally: the sums that rules need: weighted updates, integer sign votes, total weight, clients; more on demand.
 
 It takes one client, a stack of clients or another tally, in any order. `finish` turns it into a mean and a mask.
 Conventions, tested:
@@ -20,16 +20,16 @@ import numpy as np
 
 from fedgma.aggregation import kernels
 from fedgma.aggregation.gate import (
-    MIN_WEIGHT,
     Gate,
     Refusal,
     Refused,
-    check_client,
+    check_identity,
     check_members,
     check_schema,
     entry_kind,
     nonfinite,
     norm,
+    read_further,
     read_mapping,
     read_schema,
     read_update,
@@ -55,14 +55,13 @@ from fedgma.arrays import (
 )
 from fedgma.errors import DataError, NotEnoughClients
 
-PLAIN_NUMBERS = {int, float, np.int64, np.int32, np.float64, np.float32}
-
 
 class Tally:
     """Sums over clients' updates: exact votes, a weighted sum as a pair of numbers, in the memory of a few models.
 
     `like` (the model's entries) sets names, shapes and types; without it the first valid update does. `buffers` names
-    the floating entries that are averaged and not masked; None means torch's names for running statistics.
+    the floating entries that are averaged and not masked; None means torch's names for running statistics. `further`
+    names sums beside the weighted updates and the votes: "parts", "counts", "weights", "squares" (docs/rules.md).
 
     >>> tally = Tally()
     >>> for update in ([3.0, 3.0], [3.0, 3.0], [3.0, -3.0]):
@@ -82,13 +81,20 @@ class Tally:
     sums: dict[str, Sums]
     maxima: dict[str, Array]  # of integer counters
     seen: set[Hashable]  # names of the clients counted
+    further: tuple[str, ...]  # sums that are kept beside the weighted updates and the votes
     _width: str  # number type of the votes
     turns: Turns  # of the threads that use it
 
     def __init__(
-        self, like: Params | None = None, *, buffers: Collection[str] | None = None, gate: Gate | None = None
+        self,
+        like: Params | None = None,
+        *,
+        buffers: Collection[str] | None = None,
+        gate: Gate | None = None,
+        further: Collection[str] = (),
     ) -> None:
         self.gate = gate or Gate()
+        self.further = read_further(further)
         self.buffers = buffers
         self.turns = Turns()
         self.clear()
@@ -125,15 +131,12 @@ class Tally:
         with self.turns.use():
             label = self.clients + len(self.refused) if client is None else client
             try:
-                self._check_identity(client, round)
+                check_identity(client, round, self.seen, self.gate)
                 value = read_weight(weight, self.gate.max_weight)
                 entries = read_mapping(update)
-                schema = read_schema(entries)
-                expected = self.schema or schema
-                check_schema(schema, expected, self.gate.cast)
-                arrays = read_update(entries, schema, expected)
+                schema, arrays = self.read(entries)
                 if self.gate.max_norm < math.inf:
-                    self._check_norm([arrays[name] for name in self.names("masked", expected)])
+                    self._check_norm(self.voters(arrays))
             except Refused as refused:
                 return self._refuse(label, refused.reason, refused.detail)
             self.turns.begin()
@@ -142,6 +145,17 @@ class Tally:
             self._add_arrays(arrays, value, client)
             self.turns.end()
         return None
+
+    def read(self, entries: Mapping[str, Any]) -> tuple[dict[str, Spec], dict[str, Array]]:
+        """The schema and the flat arrays of an update; raises `Refused` unless they are those of this tally."""
+        schema = read_schema(entries)
+        expected = self.schema or schema
+        check_schema(schema, expected, self.gate.cast)
+        return schema, read_update(entries, schema, expected)
+
+    def voters(self, arrays: Mapping[str, Array]) -> list[Array]:
+        """Those of an update's arrays that vote, whose norm the gate limits."""
+        return [array for name, array in arrays.items() if entry_kind(name, spec(array), self.buffers) == "masked"]
 
     def add_many(
         self, updates: Params, weights: Weights = None, *, clients: Sequence[Hashable] | None = None
@@ -192,13 +206,13 @@ class Tally:
 
     def admit(self, stack: Stack) -> dict[int, float]:
         """Rows of a stack whose client, weight and norm pass the gate, with weights; NaNs are not checked yet."""
-        if (plain := self._plain_weights(stack)) is not None:
+        if (plain := stack.plain_weights(self.gate)) is not None:
             return plain
         keep: dict[int, float] = {}
         named: dict[Hashable, int] = {}
         for row, client in enumerate(stack.clients):
             try:
-                self._check_identity(client if stack.named else None, self.gate.round)
+                check_identity(client if stack.named else None, self.gate.round, self.seen, self.gate)
                 if (first := named.get(client)) is not None and not self._refuse_rows(stack, keep, [first], row):
                     raise Refused("duplicate", f"client {client!r} is in the stack twice; only the first one counts")
                 named.pop(client, None)  # not finite: the next one may count
@@ -282,10 +296,11 @@ class Tally:
             if name in self.sums:
                 self.sums[name] = widen_votes(self.sums[name], self.clients)
             elif kind != "maximum" and self.schema is not None:
-                entry = self.schema[name]
-                self.sums[name] = empty_sums(
-                    math.prod(entry.shape), entry.dtype, self.clients, kind == "masked", self.device_sample
-                )
+                self.sums[name] = self._empty_sums(self.schema[name], kind, self.clients)
+
+    def _empty_sums(self, entry: Spec, kind: str, clients: int) -> Sums:
+        size = math.prod(entry.shape)
+        return empty_sums(size, entry.dtype, clients, kind == "masked", self.device_sample, self.further)
 
     def _add_arrays(self, arrays: Mapping[str, Array], weight: float, client: Hashable) -> None:
         self.count([weight], [client])
@@ -300,6 +315,9 @@ class Tally:
         if repeated := self.seen & other.seen:
             raise DataError(f"clients are in both tallies, such as {min(map(repr, repeated))}; count each once")
         check_members(other.seen, other.clients, self.gate)
+        if other.clients and (self.clients or self.further) and self.further != other.further:
+            mine, theirs = (", ".join(tally.further) or "none" for tally in (self, other))
+            raise DataError(f"the tallies must keep the same further sums, got {mine} and {theirs}")
         if self.schema is None or other.schema is None or not other.clients:
             return
         if self.kinds(self.schema) != other.kinds(other.schema) or self.schema != other.schema:
@@ -307,6 +325,7 @@ class Tally:
 
     def _take_over(self, other: "Tally") -> None:
         if other.schema is not None and other.clients:
+            self.further = other.further  # the same, or this tally is empty
             if self.schema is None:
                 self.buffers = other.names("averaged", other.schema)
                 self.schema, self.placement = dict(other.schema), other.placement
@@ -319,25 +338,6 @@ class Tally:
         self.seen |= other.seen
         self.refused.extend(other.refused)
         self.norms.extend(other.norms)
-
-    def _check_identity(self, client: Hashable, round: int | None) -> None:
-        gate = self.gate
-        check_client(client)
-        if client is not None and client in self.seen:
-            raise Refused("duplicate", f"client {client!r} has sent an update before; only the first one counts")
-        if gate.selected is not None and client not in gate.selected:
-            raise Refused("unselected", f"client {client!r} was not selected for this round")
-        if gate.round is not None and round != gate.round:
-            raise Refused("round", f"the update must be for round {gate.round}, got round {round}")
-
-    def _plain_weights(self, stack: Stack) -> dict[int, float] | None:
-        """All rows with weights, if only weights need a check and all of them pass; else None."""
-        only_weights = not stack.named and self.gate.selected is None and self.gate.max_norm == math.inf
-        if not only_weights or not {type(weight) for weight in stack.weights} <= PLAIN_NUMBERS:
-            return None
-        values = np.array(stack.weights, np.float64)
-        valid = bool(((values >= MIN_WEIGHT) & (values <= self.gate.max_weight)).all())
-        return dict(enumerate(values.tolist())) if valid else None
 
     def _check_norm(self, arrays: Sequence[Array]) -> None:
         """Refuse finite arrays whose norm is above the limit."""
@@ -378,9 +378,7 @@ class Tally:
             for name, kind in kinds.items():
                 if kind != "maximum":
                     part = move_to(stack.select(name, keep), self.device_sample)
-                    fresh[name] = empty_sums(
-                        part.shape[1], stack.schema[name].dtype, len(keep), kind == "masked", self.device_sample
-                    )
+                    fresh[name] = self._empty_sums(stack.schema[name], kind, len(keep))
                     finite = kernels.add_rows(fresh[name], part, weights) and finite
             if finite or not self.refuse_nonfinite(stack, keep):
                 return fresh

@@ -6,6 +6,8 @@ for those that carry bytes:
     "fedgma tally 2\\n" | length of the table, 8 bytes | table, JSON: [key, number type, length] of each array |
     the arrays' bytes in the table's order | SHA-256 of all that; numbers are little-endian
 
+A tally with further sums (`Tally(further=...)`) is written in format 3, which names them; one without, in format 2.
+
 Received data is checked before it is used: nothing is executed, and sizes are bounded before anything is parsed. A
 tally that cannot be a sum over clients raises `DataError`: more votes than clients, votes of all for one sign and a sum
 of the other, a mean outside its number type, weights outside the gate's limits. The checksum detects damage; it does
@@ -21,16 +23,16 @@ from typing import Any
 
 import numpy as np
 
+from fedgma.aggregation.contradictions import find_contradiction, lost
 from fedgma.aggregation.gate import MIN_WEIGHT, Gate, Refusal, check_members
-from fedgma.aggregation.kernels.plain import Sums
-from fedgma.aggregation.masks import vote_type
+from fedgma.aggregation.kernels.plain import FURTHER, Sums, empty_sums, select
 from fedgma.aggregation.tally import Tally
 from fedgma.arrays import FLOATS, INTEGERS, Array, Placement, Spec, blocks, is_torch, spec
 from fedgma.errors import DataError, IntegrityError
 
-VERSION = 2
-PARTS = ("total", "rest", "votes")
-MAGIC = b"fedgma tally 2\n"
+VERSIONS = (2, 3)  # without and with further sums
+MAGICS = {version: b"fedgma tally %d\n" % version for version in VERSIONS}
+MAGIC = MAGICS[2]
 CHECKSUM = hashlib.sha256().digest_size
 WIRE = frozenset({"float64", "float32"}) | INTEGERS  # number types in a packed tally
 MAX_TEXT = 1 << 22  # bytes of header and of table: names of some 100,000 clients, read in a second
@@ -51,7 +53,7 @@ def _to_arrays(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
             if name in tally.maxima:
                 arrays[f"maximum.{position}"] = _to_host(tally.maxima[name])
             if name in tally.sums:
-                parts = zip(PARTS, tally.sums[name], strict=True)
+                parts = tally.sums[name]._asdict().items()
                 arrays.update({f"{part}.{position}": _to_host(array) for part, array in parts if array is not None})
     return arrays
 
@@ -60,7 +62,7 @@ def _write_header(tally: Tally) -> bytes:
     schema = tally.schema or {}
     kinds = tally.kinds(schema)
     header = {
-        "version": VERSION,
+        "version": _version(tally),
         "clients": tally.clients,
         "weight": tally.weight_parts,
         "heaviest": tally.heaviest,
@@ -69,10 +71,16 @@ def _write_header(tally: Tally) -> bytes:
         "seen": sorted(map(_write_client, tally.seen), key=lambda client: (isinstance(client, str), client)),
         "refused": [[_write_label(refusal.client), refusal.reason, refusal.detail] for refusal in tally.refused],
     }
+    if tally.further:
+        header["further"] = list(tally.further)
     text = json.dumps(header).encode()
     if len(text) > MAX_TEXT:
         raise DataError(f"the names in this tally take {len(text):,} bytes, at most {MAX_TEXT:,} can be sent")
     return text
+
+
+def _version(tally: Tally) -> int:
+    return 3 if tally.further else 2
 
 
 def _write_client(client: Hashable) -> str | int:
@@ -116,7 +124,7 @@ def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], *, gate: Gate | None = No
 def _begin(header: dict[str, Any], gate: Gate) -> Tally:
     """A tally with all that the header holds, without sums."""
     averaged = [name for name, _, _, kind in header["entries"] if kind == "averaged"]
-    tally = Tally(buffers=averaged, gate=gate)
+    tally = Tally(buffers=averaged, gate=gate, further=header.get("further", ()))
     tally.schema = {name: Spec(tuple(shape), dtype) for name, shape, dtype, _ in header["entries"]} or None
     tally.clients = header["clients"]
     tally.weight_parts, tally.heaviest = tuple(header["weight"]), header["heaviest"]
@@ -142,7 +150,7 @@ def to_bytes(tally: Tally) -> bytes:
     arrays = {key: array.astype(array.dtype.newbyteorder("<"), copy=False) for key, array in _to_arrays(tally).items()}
     table = _write_table(arrays)
     contents: list[Any] = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]  # copied at the end
-    parts = [MAGIC, len(table).to_bytes(8, "little"), table, *contents]
+    parts = [MAGICS[_version(tally)], len(table).to_bytes(8, "little"), table, *contents]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -160,7 +168,7 @@ def from_bytes(data: bytes | bytearray | memoryview, *, gate: Gate | None = None
     if not isinstance(data, bytes | bytearray | memoryview) or not memoryview(data).c_contiguous:
         raise DataError(f"a tally is read from bytes, got {type(data).__name__}")
     view = memoryview(data).cast("B")
-    if bytes(view[: len(MAGIC)]) != MAGIC:
+    if bytes(view[: len(MAGIC)]) not in MAGICS.values():
         raise DataError(f"not a tally: the bytes must begin with {MAGIC!r}, got {bytes(view[: len(MAGIC)])!r}")
     body, checksum = view[:-CHECKSUM], view[-CHECKSUM:]
     if len(view) < len(MAGIC) + 8 + CHECKSUM or hashlib.sha256(body).digest() != checksum:
@@ -171,7 +179,7 @@ def from_bytes(data: bytes | bytearray | memoryview, *, gate: Gate | None = None
         raise DataError(f"not a tally: a table of {stop - start:,} bytes, where {MAX_TEXT:,} are allowed")
     table = bytes(body[start:stop])
     tally = unpack(_split_content(_read_table(table), body[stop:]), gate=gate)
-    if _write_table(_to_arrays(tally)) != table:
+    if _write_table(_to_arrays(tally)) != table or bytes(view[: len(MAGIC)]) != MAGICS[_version(tally)]:
         raise DataError("not a tally: its arrays are not those of its header")
     return tally
 
@@ -219,15 +227,15 @@ def _read_header(arrays: Mapping[str, np.ndarray[Any, Any]], gate: Gate) -> tupl
             raise ValueError(f"{len(text):,} bytes, where {MAX_TEXT:,} are allowed")
         header: dict[str, Any] = json.loads(text.decode())
         version = header["version"]
-        if version == VERSION:
+        if version in VERSIONS:
             _check_header(header, gate)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
         detail = f"{type(error).__name__}: {error}"
         raise DataError(f"not a packed tally: its header cannot be read ({detail:.200})") from None
-    if version != VERSION:
+    if version not in VERSIONS:
+        known = " or ".join(map(str, VERSIONS))
         raise DataError(
-            f"expected a tally in format version {VERSION}, got {version!r:.20}; use the same fedgma version on both "
-            f"ends"
+            f"expected a tally in format version {known}, got {version!r:.20}; use the same fedgma version on both ends"
         )
     return header, text
 
@@ -246,6 +254,9 @@ def _check_header(header: dict[str, Any], gate: Gate) -> None:
     for client, reason, detail in header["refused"]:
         if type(client) not in (int, str) or not isinstance(reason, str) or not isinstance(detail, str):
             raise ValueError("refused")
+    further = header["further"] if header["version"] == 3 else []
+    if not isinstance(further, list) or [group for group in FURTHER if group in further] != further:
+        raise ValueError("further")
 
 
 def _check_weight(weight: Any, heaviest: Any, clients: int, gate: Gate) -> None:
@@ -255,15 +266,10 @@ def _check_weight(weight: Any, heaviest: Any, clients: int, gate: Gate) -> None:
     slack = 1 + 1e-9
     others = (clients - 1) * MIN_WEIGHT
     shared = total <= clients * heaviest * slack and heaviest + others <= total * slack
-    if abs(rest) > _lost(clients) * total or (not shared if clients else total or heaviest):
+    if abs(rest) > lost(clients) * total or (not shared if clients else total or heaviest):
         raise ValueError(f"{clients} clients cannot have a weight of {total:g}, the heaviest {heaviest:g}")
     if heaviest > gate.max_weight:
         raise ValueError(f"a client's weight must be at most {gate.max_weight:g}, got {heaviest:g}")
-
-
-def _lost(clients: int) -> float:
-    """The largest share of a sum of positive terms that the rounding of additions and merges can lose."""
-    return clients * 2.0**-51
 
 
 def _check_entry(name: Any, shape: Any, dtype: Any, kind: Any) -> None:
@@ -287,32 +293,11 @@ def _read_sums(
     arrays: Mapping[str, np.ndarray[Any, Any]], position: int, entry: Spec, masked: bool, tally: Tally
 ) -> Sums:
     size = math.prod(entry.shape)
-    total = _read_array(arrays, f"total.{position}", "float64", size)
-    rest = _read_array(arrays, f"rest.{position}", "float64" if entry.dtype == "float64" else "float32", size)
-    votes = _read_array(arrays, f"votes.{position}", vote_type(tally.clients), size) if masked else None
+    layout = empty_sums(0, entry.dtype, tally.clients, masked, np.empty(0), tally.further)
+    kinds = {part: spec(array).dtype for part, array in layout._asdict().items() if array is not None}
+    parts = {part: _read_array(arrays, f"{part}.{position}", kind, size) for part, kind in kinds.items()}
+    sums = Sums(**{"votes": None, **parts})
     for part in blocks(size):
-        block = Sums(total[part], rest[part], None if votes is None else votes[part])
-        if wrong := _contradiction(block, tally.clients, tally.weight, LARGEST[entry.dtype]):
+        if wrong := find_contradiction(select(sums, part), tally.clients, tally.weight, LARGEST[entry.dtype]):
             raise DataError(f"the packed tally's entry {position} {wrong}")
-    return Sums(total, rest, votes)
-
-
-def _contradiction(sums: Sums, clients: int, weight: float, largest: float) -> str | None:
-    """Why no clients can have these sums, or None."""
-    total, rest, votes = sums
-    with np.errstate(over="ignore", invalid="ignore"):
-        if not (np.isfinite(total).all() and np.isfinite(rest).all()):
-            return "holds a NaN or an infinity"
-        reach = largest * weight * (1 + 1e-9)  # infinite where float64 cannot hold it
-        if bool((abs(total + rest) > reach).any()) or bool((abs(rest) > _lost(clients) * reach).any()):
-            return "holds a mean outside its number type"
-        if votes is None:
-            return None
-        if int(votes.max()) > clients or int(votes.min()) < -clients:
-            return f"holds more than {clients} votes from {clients} clients"
-        united = abs(votes) == clients
-        if bool((united & ((total * votes < 0) | (abs(rest) > _lost(clients) * abs(total)))).any()):
-            return "holds votes of all clients for one sign and a sum of the other"
-        if clients == 1 and bool(((votes == 0) & ((total != 0) | (rest != 0))).any()):
-            return "holds a sum without a vote"
-    return None
+    return sums

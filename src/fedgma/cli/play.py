@@ -21,9 +21,22 @@ if TYPE_CHECKING:
     from fedgma.records.label import Label
     from fedgma.records.reader import Run
 
+
+def complete_word(incomplete: str) -> list[str]:
+    """Settings files and names of settings, for shell completion."""
+    from fedgma.experiments.grid import every_name
+
+    files = sorted(str(path) for path in Path().glob(f"{incomplete}*.toml"))
+    return [*files, *(f"{name}=" for name in every_name() if name.startswith(incomplete))]
+
+
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FILE] [KEY=VALUE]...", help="A settings file, and settings that override it."),
+    typer.Argument(
+        metavar="[FILE] [KEY=VALUE]...",
+        help="A settings file, and settings that override it.",
+        autocompletion=complete_word,
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]

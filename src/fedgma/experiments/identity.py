@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgma.aggregation.masks import VoteMask
+from fedgma.aggregation.rule import Rule
 from fedgma.data.files import Dataset
 from fedgma.records.checkpoints import digest
 from fedgma.records.format import built_in
@@ -100,6 +102,13 @@ def task_identity(task: Task) -> ModelIdentity:
     for part in ("loss", "metrics", "weight", "summary"):
         walk.visit(getattr(task, part))
     walk.put(list(task.better.items()), sorted(task.units.items()), task.target)
+    return walk.result()
+
+
+def code_identity(code: Any) -> ModelIdentity:
+    """The identity of a user's function, class or rule: a checksum of its code and of all that it reads."""
+    walk = Walk()
+    walk.visit(code)
     return walk.result()
 
 
@@ -303,6 +312,7 @@ KINDS: tuple[tuple[Any, Look], ...] = (
     ((types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType), Walk._builtin),
     ((staticmethod, classmethod), Walk._wrapper),
     (property, Walk._property),
+    ((Rule, VoteMask), lambda walk, value: walk._named(vars(value))),
     (type, Walk._class),
     (types.ModuleType, lambda walk, value: walk.put(value.__name__)),
 )

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from fedgma.errors import ConfigError
 from fedgma.experiments.section import Count, Factor, Section, Share, Whole
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.training.schedules import Schedule, check_last_rate
 
 Run = Any  # the settings of a run, whose class has sections of this module
@@ -63,10 +64,10 @@ def check_local(settings: Run) -> None:
     check_last_rate(settings.client_learning_rate, schedule_of(settings.round_schedule), settings.rounds)
     if settings.nesterov and settings.client_optimizer == "sgd" and not settings.momentum:
         raise ConfigError("nesterov: expected momentum above 0, got momentum = 0")
-    if settings.algorithm == "scaffold" and settings.client_optimizer != "sgd":
+    if ALGORITHMS[settings.algorithm].make().reads_gradients and settings.client_optimizer != "sgd":
         raise ConfigError(
-            "client_optimizer: scaffold reads the clients' mean gradient from how far SGD moved them, so it needs "
-            f"'sgd', got {settings.client_optimizer!r}"
+            f"client_optimizer: {settings.algorithm} reads the clients' mean gradient from how far SGD moved them, so "
+            f"it needs 'sgd', got {settings.client_optimizer!r}"
         )
 
 

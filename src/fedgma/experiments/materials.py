@@ -5,13 +5,14 @@ Runs share them: each data set is loaded and placed once, and each federation is
 
 import logging
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
@@ -19,17 +20,18 @@ from fedgma.data.files import Dataset, from_arrays, load
 from fedgma.data.files.locate import existing
 from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.pools import Pool
-from fedgma.data.shifts import Colour, Rotation, Shift
+from fedgma.data.shifts import Colour
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
-from fedgma.experiments.identity import ModelIdentity, data_identity, model_identity, task_identity
-from fedgma.experiments.local_training import AXES, schedule_of
-from fedgma.experiments.own_code import file_of, load_code
+from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity, task_identity
+from fedgma.experiments.own_code import file_of, import_code, load_code
 from fedgma.experiments.run_tasks import fitting, make_task, task_name
-from fedgma.experiments.settings import ALGORITHMS, MODELS, OWN, Settings, is_path
+from fedgma.experiments.settings import MODELS, OWN, Settings, is_path
 from fedgma.experiments.task_settings import check_model
+from fedgma.experiments.values import attack_of, local_training_of, shift_of
 from fedgma.records.format import Identity
-from fedgma.simulation.attacks import ATTACKS, Attack, malicious
+from fedgma.simulation.algorithms import ALGORITHMS
+from fedgma.simulation.attacks import ATTACKS, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
 from fedgma.training.models import Model, build
@@ -51,6 +53,7 @@ class Materials:
         data: Data | None = None,
         model: Model | None = None,
         task: object = None,
+        aggregator: AnyRule | None = None,
         precision: str = "fp32",
         version: str | None = None,
     ) -> None:
@@ -60,12 +63,14 @@ class Materials:
         self.data = data
         self.model = model
         self.task_given = task  # by name, or a user's class or object
+        self.aggregator = aggregator
         self._chosen = device
         self._loaded: dict[tuple[Any, ...], Dataset] = {}
         self._placed: dict[tuple[Any, ...], Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
         self._models: dict[str, Model] = {}
         self._tasks: dict[str, Task] = {}
+        self._rules: dict[str, tuple[AnyRule, Rule]] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
         self._smallest: dict[tuple[Any, ...], int] = {}  # batches that models can train on
 
@@ -101,7 +106,7 @@ class Materials:
         update = {}
         if is_path(settings.dataset) and (path := self._find(settings.dataset)) is not None:
             update["dataset"] = str(path.resolve())
-        for setting in ("model", "task"):
+        for setting in ("model", "task", "aggregator"):
             name = str(getattr(settings, setting))
             if (file := self._code_file(name, setting)) is not None:
                 update[setting] = f"{file.resolve()}:{name.rpartition(':')[2]}"
@@ -112,21 +117,33 @@ class Materials:
         parts = {**self._data_identity(settings), "model": self.model_identity(settings).text}
         if ":" in settings.task:
             parts["task"] = task_identity(self.task(settings)).text
+        if (rule := self._rule_identity(settings)) is not None:
+            parts["rule"] = rule.text
         named = {} if self.version is None else {"version": self.version}
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
     def notes(self, settings: Settings) -> list[str]:
         """Warnings on a run's identity: code that cannot be fingerprinted, if no version was given."""
-        unknown = self.model_identity(settings).unknown
-        what = f"model {settings.model}"
-        if not unknown and ":" in settings.task:
-            unknown, what = task_identity(self.task(settings)).unknown, f"task {settings.task}"
-        if not unknown or self.version is not None:
-            return []
+        unknown = {f"model {settings.model}": self.model_identity(settings).unknown}
+        if (rule := self._rule_identity(settings)) is not None:
+            unknown[f"rule {settings.aggregator}"] = rule.unknown
+        if ":" in settings.task:
+            unknown[f"task {settings.task}"] = task_identity(self.task(settings)).unknown
         return [
-            f"the code of {what} could not be fingerprinted (it uses {', '.join(unknown)}): a change "
+            f"the code of {what} could not be fingerprinted (it uses {', '.join(parts)}): a change "
             "there does not make new runs; give version=... and change it with the code"
+            for what, parts in unknown.items()
+            if parts and self.version is None
         ]
+
+    def _rule_identity(self, settings: Settings) -> ModelIdentity | None:
+        """The identity of the user's own rule; None for a rule of the library."""
+        if settings.aggregator in RULES:
+            return None
+        key = ("rule", settings.aggregator)
+        if key not in self._identities:
+            self._identities[key] = code_identity(self._own_rule(settings.aggregator)[0])
+        return cast(ModelIdentity, self._identities[key])
 
     def model_identity(self, settings: Settings) -> ModelIdentity:
         """The identity of a run's model on inputs of its data."""
@@ -154,7 +171,7 @@ class Materials:
         """The shape of a model's input; a colour shift turns one channel into three."""
         data = self.dataset(settings)
         shape = tuple(data.train.x.shape[1:])
-        return (3, *shape[1:]) if isinstance(_shift(settings) or data.shift, Colour) else shape
+        return (3, *shape[1:]) if isinstance(shift_of(settings) or data.shift, Colour) else shape
 
     def dataset(self, settings: Settings) -> Dataset:
         """The data set of a run, whose targets fit its task."""
@@ -180,7 +197,7 @@ class Materials:
             self._federations[key] = federate(
                 placed,
                 dealt,
-                shift=_shift(settings),
+                shift=shift_of(settings),
                 validation=settings.validation,
                 client_test_size=settings.client_test_size,
                 seed=part.seed or 0,
@@ -218,6 +235,29 @@ class Materials:
             self._models[name] = load_code(file, short, setting="model", arguments="shape, classes")
         return self._models.get(name, name)
 
+    def rule(self, settings: Settings) -> Rule:
+        """The rule of a run: one of the library, or what the user's file defines or the user passed."""
+        name = settings.aggregator
+        rule = library_rule(settings) if name in RULES else self._own_rule(name)[1]
+        return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+    def _own_rule(self, name: str) -> tuple[AnyRule, Rule]:
+        """The user's code, and the rule that it stands for; runs share one object, so that a fleet calls it once."""
+        if name not in self._rules:
+            code = self._rule_code(name)
+            self._rules[name] = code, as_rule(code, None if name.startswith(OWN) else PurePath(name).name)
+        return self._rules[name]
+
+    def _rule_code(self, name: str) -> AnyRule:
+        if name.startswith(OWN):
+            if self.aggregator is None:
+                raise ConfigError(f"aggregator {name!r} was passed in Python; pass it again as aggregator=...")
+            return self.aggregator
+        file = self._code_file(name, "aggregator")
+        if file is None:
+            return import_code(name, setting="aggregator")
+        return load_code(file, name.rpartition(":")[2], setting="aggregator", arguments="mean, votes, clients, ...")
+
     def spec(self, settings: Settings) -> RunSpec:
         """The complete specification of a run, for a fleet."""
         federation = self.poisoned(settings)
@@ -238,10 +278,9 @@ class Materials:
             batch_size=settings.batch_size,
             smallest_batch=self._smallest_batch(settings, federation),
             augment=settings.augment,
-            **_local(settings),
-            mu=settings.mu if settings.algorithm == "fedprox" else 0.0,
-            scaffold=settings.algorithm == "scaffold",
-            rule=rule_of(settings),
+            **local_training_of(settings),
+            algorithm=ALGORITHMS[settings.algorithm].read(settings),
+            rule=self.rule(settings),
             optimizer=optimizer_of(settings),
             norm_factor=settings.norm_factor,
             attack=attack_of(settings),
@@ -315,41 +354,28 @@ def _data_key(settings: Settings) -> tuple[Any, ...]:
     return settings.dataset, settings.task, settings.sequence_length, settings.sequence_unit
 
 
-def rule_of(settings: Settings) -> Rule:
-    """The rule that a run's settings name, made from the settings that it reads."""
+def own_name(rule: AnyRule) -> str:
+    """The name of a rule that was passed in Python, as settings have it."""
+    return OWN + as_rule(rule).name
+
+
+def library_rule(settings: Settings) -> Rule:
+    """The library's rule that a run's settings name, made from the settings that it reads."""
     row = RULES[settings.aggregator]
-    rule = row.make(**{name: getattr(settings, name) for name in row.settings})
-    return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
-
-
-def attack_of(settings: Settings) -> Attack | None:
-    """The attack of a run's malicious clients; None without one."""
-    attack = settings.attack
-    return None if attack.name == "none" else Attack(attack.name, attack.share, attack.scale)
+    return row.make(**{name: getattr(settings, name) for name in row.settings})
 
 
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
-    kind, usual = ALGORITHMS[settings.algorithm]
+    row = ALGORITHMS[settings.algorithm]
     return server_optimizer(
-        kind,
-        settings.server_learning_rate or usual,
+        row.server,
+        settings.server_learning_rate or row.learning_rate,
         settings.mask_position,
-        beta1=settings.beta1,
+        beta1=getattr(settings, row.momentum),
         beta2=settings.beta2,
         epsilon=settings.epsilon,
     )
-
-
-def _local(settings: Settings) -> dict[str, Any]:
-    """The local training of a run: optimiser, rates and schedules."""
-    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay", "label_smoothing")
-    return {
-        **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
-        **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},
-        "nesterov": settings.nesterov and settings.client_optimizer == "sgd",
-        "gradient_clip": settings.gradient_clip or float("inf"),
-    }
 
 
 def _details(settings: Settings) -> dict[str, Any]:
@@ -363,13 +389,3 @@ def _details(settings: Settings) -> dict[str, Any]:
         "natural": ("held_out",),
     }[str(part.name)]
     return {name: getattr(part, name) for name in wanted}
-
-
-def _shift(settings: Settings) -> Shift | None:
-    chosen = settings.shift
-    if chosen.name == "rotation":
-        return Rotation(chosen.low, chosen.high, chosen.test)
-    if chosen.name == "colour":
-        names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
-        return Colour(**{name: getattr(chosen, name) for name in names})
-    return None

@@ -40,6 +40,18 @@ def load_code(file: Path, name: str, *, setting: str, arguments: str) -> Callabl
     return found  # type: ignore[no-any-return]
 
 
+def import_code(name: str, *, setting: str) -> Callable[..., Any]:
+    """The function or class of a name such as `package.module:name`."""
+    module, _, short = name.rpartition(":")
+    try:
+        found = getattr(importlib.import_module(module), short, None)
+    except Exception as error:  # an import may raise anything
+        raise ConfigError(f"{setting}: {module!r} could not be imported ({type(error).__name__}: {error})") from error
+    if not callable(found):
+        raise ConfigError(f"{setting}: module {module!r} has no function or class {short!r}")
+    return found  # type: ignore[no-any-return]
+
+
 @contextlib.contextmanager
 def _fresh_imports(folder: Path) -> Iterator[None]:
     """Inside, a file imports the current versions of the modules in its folder, even if older ones are loaded.

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgma.experiments.grid import Grid, expand, read_grid
+from fedgma.aggregation.rules import BASELINE
+from fedgma.experiments.grid import Grid, expand, read_file
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.run_tasks import metric_facts
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import FORMAT, Done, Head, Identity, MetricFacts, Record, fingerprint, lineage
 from fedgma.records.reader import Run, flat, is_done
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.spec import SHARED
 from fedgma.training.models import build, parameter_count
 
@@ -34,16 +36,30 @@ class Planned(NamedTuple):
     metrics: tuple[MetricFacts, ...] = ()  # of its task; empty for a classification
 
 
-def grid_of(config: Config, task: str | None = None) -> Grid:
-    """The runs of a settings file or a mapping; of the defaults if None is given. `task` replaces theirs."""
-    changed = {} if task is None else {"task": task}
-    if isinstance(config, Grid):
-        return config
+def grid_of(config: Config, rule: str | None = None, task: str | None = None) -> Grid:
+    """The runs of a settings file or a mapping; of the defaults if None is given.
+
+    With `rule`, the name of a rule that was passed in Python, a single run takes it; the runs of a file or a mapping
+    are repeated with it beside the aggregators that are named there, by default the mean. `task` replaces theirs.
+    """
+    changed: dict[str, Any] = {} if task is None else {"task": task}
     if isinstance(config, Settings):
-        return Grid((complete(config.model_copy(update=changed)),), ())
-    if isinstance(config, Mapping):
-        return expand({**config, **changed})
-    return read_grid(None if config is None else Path(config), [f"{key}={value}" for key, value in changed.items()])
+        settings = complete(config.model_copy(update=changed))
+        return Grid((settings if rule is None else settings.model_copy(update={"aggregator": rule}),), ())
+    if isinstance(config, Grid):
+        return config if rule is None else config._replace(runs=_with_rule(config.runs, rule))
+    file = None if config is None or isinstance(config, Mapping) else Path(config)
+    given: Mapping[str, Any] = config if isinstance(config, Mapping) else {} if file is None else read_file(file)
+    if rule is not None:
+        named = given.get("aggregator", [BASELINE])
+        changed["aggregator"] = [*(named if isinstance(named, list) else [named]), rule]
+    return expand({**given, **changed})._replace(folder=None if file is None else file.resolve().parent)
+
+
+def _with_rule(runs: Sequence[Settings], rule: str) -> tuple[Settings, ...]:
+    """The runs, and each of them with another rule, once."""
+    more = {run.model_copy(update={"aggregator": rule}).model_dump_json(): run for run in runs}
+    return (*runs, *(run.model_copy(update={"aggregator": rule}) for run in more.values()))
 
 
 def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
@@ -117,7 +133,8 @@ def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
 
     first = materials.spec(members[0].settings)
     entries = entries_of(members[0].settings, materials)
-    variates = max(len(first.federation.clients) * 4 if m.settings.algorithm == "scaffold" else 0 for m in members)
+    arrays = max(ALGORITHMS[m.settings.algorithm].read(m.settings).arrays_of_a_client for m in members)
+    variates = len(first.federation.clients) * 4 * arrays
     on_gpu = materials.device.type == "cuda"
     free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()
     return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates))))

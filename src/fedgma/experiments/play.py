@@ -4,7 +4,7 @@
         print(played.run.settings.aggregator, played.line["round"], played.line.get("test"))
     outcome = fedgma.run("settings.toml", out="runs")              # writes run folders, resumes existing ones
 
-`data` and `model` take your own arrays and module in place of names.
+`data`, `model` and `aggregator` take your own arrays, module and rule in place of names.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.own import AnyRule
 from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.lines import as_planned, describe_run, line_of
-from fedgma.experiments.materials import Data, Materials
+from fedgma.experiments.materials import Data, Materials, own_name
 from fedgma.experiments.notebook import NotebookBar, notebook
 from fedgma.experiments.outcome import Outcome
 from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, missing, pack, plan
@@ -106,7 +107,7 @@ def _play_on(
 ) -> Iterator[Played]:
     """Train and record the rounds after `state`.
 
-    When a state is saved, no later round has started (a round changes SCAFFOLD's variates in place) and every line up
+    When a state is saved, no later round has started (a round changes the clients' arrays in place) and every line up
     to it is in its file.
     """
     waiting: list[Round] = []  # started, not recorded yet
@@ -168,6 +169,7 @@ def rounds(
     data: Data | None = None,
     model: Model | None = None,
     task: object = None,
+    aggregator: AnyRule | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -175,13 +177,13 @@ def rounds(
 ) -> Iterator[Played]:
     """Train every run of a configuration and yield each round; with `out`, write run folders and skip finished runs.
 
-    `task` is what the model learns: a name such as "regression", or a class or object of your own. Runs are identified
-    by their settings and by the content of their data, model and task. Give a `version`, and change it with your code,
-    where that content cannot be fingerprinted.
+    `task` is what the model learns: a name such as "regression", or a class or object of your own (docs/tasks.md).
+    `aggregator` is your own rule (docs/rules.md): runs with it are added to those of the configuration, by default to
+    runs of the plain mean. Runs are identified by their settings and by the content of their data, model, task and
+    rule. Give a `version`, and change it with your code, where that content cannot be fingerprinted.
     """
-    planned, materials = _planned(
-        config, out, device, data=data, model=model, task=task, precision=precision, version=version
-    )
+    own = {"data": data, "model": model, "task": task, "aggregator": aggregator}
+    planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
 
@@ -192,6 +194,7 @@ def run(
     data: Data | None = None,
     model: Model | None = None,
     task: object = None,
+    aggregator: AnyRule | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -202,9 +205,8 @@ def run(
 
     In a Jupyter notebook a line shows the progress, unless `progress` is false.
     """
-    planned, materials = _planned(
-        config, out, device, data=data, model=model, task=task, precision=precision, version=version
-    )
+    own = {"data": data, "model": model, "task": task, "aggregator": aggregator}
+    planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     packed = pack(missing(planned), materials)
     seen = Progress(arm_names(planned))
     seen.begin([run for members in packed for run in members], "training")
@@ -225,7 +227,8 @@ def _planned(
     config: Config, out: str | os.PathLike[str] | None, device: str, **options: Any
 ) -> tuple[list[Planned], Materials]:
     """The runs of a configuration and their materials; options are those of `Materials`."""
-    grid = grid_of(config, task_name(options["task"]))
+    rule = options.get("aggregator")
+    grid = grid_of(config, None if rule is None else own_name(rule), task_name(options.get("task")))
     materials = Materials(device, folder=grid.folder, **options)
     return plan(grid, materials, None if out is None else Path(out)), materials
 

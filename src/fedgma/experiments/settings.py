@@ -5,6 +5,7 @@ paper's choice for the data set or the algorithm. A setting that the run does no
 mean, is None in the record and in the fingerprint.
 """
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -18,20 +19,10 @@ from fedgma.errors import ConfigError
 from fedgma.experiments import local_training, task_settings
 from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
+from fedgma.simulation.algorithms import ALGORITHMS, readers
 from fedgma.simulation.attacks import ATTACKS
 
 MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
-
-# algorithm -> server optimiser and its default rate; adaptive steps have a size near 1, so their rates are small
-ALGORITHMS: dict[str, tuple[str, float]] = {
-    "fedavg": ("sgd", 1.0),
-    "fedprox": ("sgd", 1.0),
-    "scaffold": ("sgd", 1.0),
-    "fedavgm": ("momentum", 1.0),
-    "fedadagrad": ("adagrad", 0.01),
-    "fedadam": ("adam", 0.01),
-    "fedyogi": ("yogi", 0.01),
-}
 
 # data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
 PAPER: dict[str, tuple[str, int, int]] = {
@@ -46,6 +37,8 @@ OWN = "own:"  # prefix of the name of data or of a model that was passed in Pyth
 SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
 
 
+# settings of algorithms; where one is None, the algorithm has a default of its own
+ALGORITHM_SETTINGS = tuple(dict.fromkeys(name for row in ALGORITHMS.values() for name in row.settings))
 # settings that rules read; a rule's `seed` is that of the run
 RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"))
 
@@ -144,11 +137,11 @@ class Settings(Section):
         default=None,
         description="a known model, `file.py:Name` or `package.module:Name`; by default lenet or resnet18-gn",
     )
-    algorithm: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm", "fedadagrad", "scaffold"] = Field(
-        default="fedavg", description="local objective and server optimiser"
+    algorithm: Literal[*ALGORITHMS] = Field(  # type: ignore[valid-type]
+        default="fedavg", description="local training and server optimiser"
     )
-    aggregator: Literal[*RULES] = Field(  # type: ignore[valid-type]
-        default="gma", description="the rule by which updates become one step"
+    aggregator: str = Field(
+        default="gma", description="the rule by which updates become one step; your own as `file.py:name`"
     )
     tau: Share = Field(default=0.4, description=f"agreement threshold of {_readers('tau')}")
     inverse_sparsity_scale: bool = Field(
@@ -210,6 +203,10 @@ class Settings(Section):
         default=None, description="largest norm of a local gradient; by default not clipped"
     )
     mu: Positive = Field(default=0.01, description="for `fedprox`: proximal coefficient")
+    alpha: Positive | None = Field(default=None, description=f"as in the papers of {readers('alpha')}")
+    beta: Positive | None = Field(default=None, description=f"as in the papers of {readers('beta')}")
+    lambda_: Positive | None = Field(default=None, description=f"as in the papers of {readers('lambda_')}")
+    rho: Positive | None = Field(default=None, description=f"size of the perturbation of {readers('rho')}")
     server_learning_rate: Positive | None = Field(
         default=None, description="by default 1; 0.01 for fedadagrad, fedadam and fedyogi"
     )
@@ -247,6 +244,11 @@ class Settings(Section):
             raise ValueError(
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
             )
+        if self.aggregator not in RULES and ":" not in self.aggregator:
+            near = difflib.get_close_matches(self.aggregator, RULES, 1, 0.6)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            known = f"expected {', '.join(RULES)} or your own as 'file.py:name'"
+            raise ValueError(f"aggregator: {known}, got {self.aggregator!r}{hint}")
         task_settings.check_task(self.task)
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
@@ -283,8 +285,11 @@ def complete(settings: Settings) -> Settings:
         raise ConfigError(
             f"{settings.dataset} needs its shift, got shift.name = 'none'; for images without one use dataset = 'mnist'"
         )
+    algorithm = ALGORITHMS[settings.algorithm]
+    own = {name: value for name, value in algorithm.settings.items() if getattr(settings, name) is None}
     filled = settings.model_copy(
         update={
+            **own,
             "partition": part.model_copy(update=open_part),
             "shift": settings.shift.model_copy(update={"name": shift}),
             "attack": _complete_attack(settings.attack),
@@ -292,9 +297,10 @@ def complete(settings: Settings) -> Settings:
             "model": settings.model or task_settings.usual_model(settings, model),
             "local_epochs": settings.local_epochs or epochs,
             "clients_per_round": settings.clients_per_round or (10 if clients is None else min(10, clients)),
-            "server_learning_rate": settings.server_learning_rate or ALGORITHMS[settings.algorithm][1],
+            "server_learning_rate": settings.server_learning_rate or algorithm.learning_rate,
         }
     )
+    algorithm.read(filled)  # checks its settings
     local_training.check_local(filled)
     if clients is not None and filled.clients_per_round is not None and filled.clients_per_round > clients:
         raise ConfigError(
@@ -318,7 +324,11 @@ def _shifts(known: str) -> Callable[[Settings], bool]:
 
 
 def _reads(name: str) -> Callable[[Settings], bool]:
-    return lambda settings: name in RULES[settings.aggregator].settings
+    return lambda settings: settings.aggregator in RULES and name in RULES[settings.aggregator].settings
+
+
+def _may_mask(settings: Settings) -> bool:
+    return settings.aggregator not in RULES or RULES[settings.aggregator].may_mask
 
 
 def _attacks(*known: str) -> Callable[[Settings], bool]:
@@ -332,8 +342,11 @@ def _algorithms(*known: str) -> Callable[[Settings], bool]:
 # settings that only some runs use; if no run of a file uses one, the file is refused
 USED: dict[str, Callable[[Settings], bool]] = {
     **{name: _reads(name) for name in RULE_SETTINGS},
-    "mask_position": lambda s: "votes" in RULES[s.aggregator].needs and ALGORITHMS[s.algorithm][0] != "sgd",
-    "mu": _algorithms("fedprox"),
+    "mask_position": lambda s: _may_mask(s) and ALGORITHMS[s.algorithm].server != "sgd",
+    **{
+        name: _algorithms(*(key for key, row in ALGORITHMS.items() if name in row.settings))
+        for name in ALGORITHM_SETTINGS
+    },
     "beta1": _algorithms("fedadam", "fedyogi", "fedavgm"),
     "beta2": _algorithms("fedadam", "fedyogi"),
     "epsilon": _algorithms("fedadam", "fedyogi", "fedadagrad"),
@@ -374,7 +387,7 @@ def record(settings: Settings) -> dict[str, Any]:
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
-    for own in ("model", "task"):
+    for own in ("model", "task", "aggregator"):
         file, sign, name = str(getattr(settings, own)).rpartition(":")
         if file.endswith(".py"):
             nested[own] = f"{PurePath(file).name}{sign}{name}"

@@ -20,7 +20,7 @@ from flwr.server.strategy import FedAvg
 
 from fedgma.aggregation.gate import Gate, Refusal, Refused, read_weight
 from fedgma.aggregation.optimizers import ServerOptimizer, sgd
-from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply
 from fedgma.arrays import Array
@@ -38,7 +38,7 @@ class MaskedFit(FedAvg):
         self,
         *,
         tau: float = 0.4,
-        aggregator: Rule | None = None,
+        aggregator: AnyRule | None = None,
         optimizer: ServerOptimizer | None = None,
         gate: Gate | None = None,
         buffers: Collection[str] | None = None,
@@ -48,7 +48,7 @@ class MaskedFit(FedAvg):
         **flower_options: Any,
     ) -> None:
         super().__init__(**flower_options)
-        rule = aggregator or masked_mean(tau)
+        rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
         server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = server
         self._sent: dict[str, Array] = {}  # the global model of the current round

@@ -25,8 +25,8 @@ from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddic
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 
-from fedgma.aggregation.optimizers import ServerOptimizer, State, sgd
-from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.secure import Encoding, Vector, decode, encode
 from fedgma.aggregation.server_round import difference
@@ -50,8 +50,13 @@ def secure_workflow(encoding: Encoding, num_shares: float, reconstruction_thresh
     )
 
 
-def encoding_mod(encoding: Encoding, buffers: Collection[str] | None = None) -> ClientMod:
-    """The client's mod: replaces the trained local model by the encoded update for SecAgg+."""
+def encoding_mod(
+    encoding: Encoding, buffers: Collection[str] | None = None, further: Collection[str] = ()
+) -> ClientMod:
+    """The client's mod: replaces the trained local model by the encoded update for SecAgg+.
+
+    `further` are the sums that the server's rule reads beside updates and votes: `rule.further`.
+    """
 
     def mod(message: Message, context: Context, call_next: ClientCall) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
@@ -60,7 +65,7 @@ def encoding_mod(encoding: Encoding, buffers: Collection[str] | None = None) -> 
         reply = call_next(message, context)
         result = recorddict_to_fitres(reply.content, keep_input=True)
         update = difference(name_arrays(result.parameters), sent)
-        vector = encode(update, result.num_examples, encoding, like=sent, buffers=buffers)
+        vector = encode(update, result.num_examples, encoding, like=sent, buffers=buffers, further=further)
         result.parameters = ndarrays_to_parameters([vector / encoding.half])  # exact: half is a power of two
         result.num_examples = 1
         reply.content = fitres_to_recorddict(result, keep_input=False)
@@ -72,7 +77,7 @@ def encoding_mod(encoding: Encoding, buffers: Collection[str] | None = None) -> 
 class SecureMasked(FedAvg):
     """A legacy Flower strategy for SecAgg+ with fedgma's rules and server optimisers.
 
-    The rule (`aggregator`) must work on a tally: `masked_mean`, `mean`, `and_mask`, `rlr` or a control. Entries are
+    The rule (`aggregator`) must work on a tally, without squares: the library's most, or your own. Entries are
     named "0", "1", ... in the order of the client's arrays.
     """
 
@@ -81,17 +86,19 @@ class SecureMasked(FedAvg):
         encoding: Encoding,
         *,
         tau: float = 0.4,
-        aggregator: Rule | None = None,
+        aggregator: AnyRule | None = None,
         optimizer: ServerOptimizer | None = None,
         buffers: Collection[str] | None = None,
         **flower_options: Any,
     ) -> None:
         super().__init__(**flower_options)
         self.encoding, self.buffers = encoding, buffers
-        self.aggregator = aggregator or masked_mean(tau)
+        self.aggregator = masked_mean(tau) if aggregator is None else as_rule(aggregator)
         self.optimizer = optimizer or sgd()
         if not self.aggregator.streams or self.aggregator.prepare is not None:
             raise ConfigError(f"{self.aggregator.name} needs single updates, but a secure sum only gives their total")
+        if "squares" in self.aggregator.further:
+            raise ConfigError(f"{self.aggregator.name} reads squares, which a secure sum does not carry")
         self.state: State | None = None
         self._sent: dict[str, Array] = {}
 
@@ -112,12 +119,16 @@ class SecureMasked(FedAvg):
             return None, {}
         params = {name: array for name, array in self._sent.items() if spec(array).dtype in FLOATS}
         try:
-            tally, cut, error = decode(read_sum(results, self.encoding), params, self.encoding, buffers=self.buffers)
+            total = read_sum(results, self.encoding)
+            further = self.aggregator.further
+            tally, cut, error = decode(total, params, self.encoding, buffers=self.buffers, further=further)
             if tally.clients != len(results):
                 raise DataError(f"the sum must hold the {len(results)} clients that replied, got {tally.clients}")
-            merged = self.aggregator.conclude(tally)
-            state = self.optimizer.init(params) if self.state is None else self.state
-            next_params, self.state = self.optimizer.step(merged, state, params)
+            moments, before = split_state(self.state)
+            merged = self.aggregator.conclude(tally, before)
+            moments = self.optimizer.init(params) if moments is None else moments
+            next_params, moments = self.optimizer.step(merged, moments, params)
+            self.state = join_states(moments, merged.state)
         except (DataError, Diverged) as problem:
             log(WARNING, "aggregate_fit: round %s leaves the model unchanged: %s", server_round, problem)
             return None, {}

@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedgma.aggregation.gate import Gate, Refusal
 from fedgma.aggregation.optimizers import ServerOptimizer, sgd
-from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Array, Params
@@ -52,7 +52,8 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 class Masked(FedAvg):
     """A Flower strategy with a fedgma rule (`aggregator`) and a fedgma server optimiser.
 
-    The default rule is gradient masked averaging at `tau`, the default optimiser FedAvg's server. A round waits `wait`
+    A rule is one of the library's or your own function of sums (docs/rules.md). The default rule is gradient masked
+    averaging at `tau`, the default optimiser FedAvg's server. A round waits `wait`
     seconds for its nodes to connect and needs `quorum` valid replies; a failed round is repeated up to `retries` times
     before the run ends. `norm_factor` and `share_cap` are those of `MaskedServer`, `identity` is that of `Roster`.
     """
@@ -61,7 +62,7 @@ class Masked(FedAvg):
         self,
         *,
         tau: float = 0.4,
-        aggregator: Rule | None = None,
+        aggregator: AnyRule | None = None,
         optimizer: ServerOptimizer | None = None,
         gate: Gate | None = None,
         buffers: Collection[str] | None = None,
@@ -75,7 +76,7 @@ class Masked(FedAvg):
         **flower_options: Any,
     ) -> None:
         super().__init__(**flower_options)
-        rule = aggregator or masked_mean(tau)
+        rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
         server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = server
         for name in ("fraction_train", "fraction_evaluate"):

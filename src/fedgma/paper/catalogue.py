@@ -27,6 +27,7 @@ class Claim(NamedTuple):
     """A claim of the paper about some cells; `kind` selects the test."""
 
     text: str
+    short: str = ""  # a few words, for figures and tables
     kind: str = "ahead"
     where: Mapping[str, Any] = {}  # settings of the cells that it is about; a list holds several values
     split: str = "test"

@@ -97,7 +97,7 @@ def _finding_look(finding: Finding) -> Look:
         return Look(finding.text, fixed=finding.verdict)
     sign = -1 if finding.verdict is ClaimVerdict.CONTRADICTED else 1
     test = from_interval(finding.estimate, finding.interval, finding.n)
-    return Look(finding.text, test=test._replace(mean=sign * abs(finding.estimate)))
+    return Look(finding.text, test=test._replace(mean=sign * abs(finding.estimate)), measured=test)
 
 
 def _look(claim: Claim, comparison: Comparison) -> Answer:

@@ -293,7 +293,8 @@ def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, un
         one_arm = f", and {len(run) - len(both)} in one arm only" if len(both) < len(run) else ""
         notes.append(
             f"{len(both)} of {len(first)} cells were run in both arms{one_arm}, with "
-            f"{' or '.join(map(str, seeds))} seeds and {', '.join(map(str, sorted(rounds)))} rounds"
+            f"{' or '.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'} and "
+            f"{', '.join(map(str, sorted(rounds)))} rounds"
         )
     if slow := sum(not cell.converged for cell in both):
         notes.append(f"{slow} of these {len(both)} cells have not converged")

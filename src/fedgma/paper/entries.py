@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from fedgma.documents import parse_json, read_bytes, read_json
+from fedgma.documents import parse_json, read_bytes
 from fedgma.errors import DataError
 from fedgma.paper.outdated import why_outdated
 from fedgma.records.format import FORMAT, Done, Head, renamed
@@ -159,6 +159,7 @@ def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] =
         "names": names,  # of all settings; a setting that a line leaves out is None
         "settings": common([entry.settings for entry in entries]),
         "circumstances": list(kinds.values()),
+        "columns": {"scores": list(Summary._fields), "curves": ["round", "accuracy in ten-thousandths"]},
     }
     if any(older):
         shared["absent"] = [list(names) for names in older if names]  # settings that did not exist when a run was made
@@ -191,13 +192,24 @@ def _packed(points: Mapping[int, float]) -> list[list[int]]:
 def read_export(folder: Path) -> list[Entry]:
     """The runs of an export."""
     try:
-        shared = read_json(folder / "runs.json")
-        lines = read_bytes(folder / "runs.jsonl").splitlines()
-        return [_read_line(parse_json(line, f"line {number}"), shared) for number, line in enumerate(lines, 1)]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"expected exported runs in {folder}, but they cannot be read ({error}); export them again"
-        ) from None
+        shared, lines = (read_bytes(folder / name) for name in ("runs.json", "runs.jsonl"))
+    except DataError as error:
+        raise _unreadable(str(folder), error) from None
+    return parse_export(shared, lines, str(folder))
+
+
+def parse_export(shared: bytes, lines: bytes, where: str) -> list[Entry]:
+    """The runs of an export from the contents of `runs.json` and `runs.jsonl`; `where` names it in an error."""
+    try:
+        same = parse_json(shared, "runs.json")
+        rows = enumerate(lines.splitlines(), 1)
+        return [_read_line(parse_json(line, f"line {number}"), same) for number, line in rows]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(where, error) from None
+
+
+def _unreadable(where: str, error: Exception) -> DataError:
+    return DataError(f"expected exported runs in {where}, but they cannot be read ({error}); export them again")
 
 
 def _read_line(line: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:

@@ -33,6 +33,13 @@ class Look(NamedTuple):
     unit: str = "points"
     after: str = ""
     fixed: ClaimVerdict | None = None  # a verdict without a test
+    printed: float | None = None  # the mean of the printed differences of these cells
+    measured: Verdict | None = None  # the estimate of an analysis, which its text already says
+
+    @property
+    def shown(self) -> Verdict | None:
+        """The estimate with its interval, if there is one."""
+        return self.estimate if self.measured is None else self.measured
 
     @property
     def verdict(self) -> ClaimVerdict | None:
@@ -86,12 +93,13 @@ def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> L
     if not values:
         return Look("the cells share no seed")
     printed = [cell.printed_difference for cell in cells if cell.printed_difference is not None]
-    paper = f"; printed {sum(printed) / len(printed):+.2f}, by cell: {_counted(cells)}" if printed else ""
+    paper = sum(printed) / len(printed) if printed else None
+    beside = "" if paper is None else f"; printed {paper:+.2f}, by cell: {_counted(cells)}"
     text = (
         f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} significant), behind in "
         f"{sum(m < 0 for m in means)} ({sure[1]} significant); over these cells "
     )
-    return _found(text, values, after=paper)
+    return _found(text, values, after=beside)._replace(printed=paper)
 
 
 def _counted(cells: Sequence[Compared]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedgma.experiments.settings import ALGORITHMS
+from fedgma.simulation.algorithms import ALGORITHMS, AlgorithmRow
 
 CONTROLS_SINCE = "2026-11-16T07"  # when runs with controls of the length of the server's step began
 CONTROLS = {
@@ -21,7 +21,7 @@ def why_outdated(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     ''
     """
     rule = str(settings.get("aggregator"))
-    plain = ALGORITHMS.get(str(settings.get("algorithm")), ("sgd", 1.0))[0] == "sgd"
+    plain = ALGORITHMS.get(str(settings.get("algorithm")), AlgorithmRow()).server == "sgd"
     if rule not in CONTROLS or (rule == "damped_mean" and plain) or str(facts.get("started", "")) >= CONTROLS_SINCE:
         return ""
     return f"{rule} before {CONTROLS_SINCE[:10]} {CONTROLS[rule]}"

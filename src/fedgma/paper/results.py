@@ -1,7 +1,7 @@
 """Write the results of an experiment: tables, figures and a page; the thinned runs; a copy of its analysis."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgma.paper.analyses import ANALYSES, AnalysisRequest
@@ -79,13 +79,18 @@ def export(
     return len(kept)
 
 
-def answers_in(results: Path, chosen: Chosen) -> dict[str, list[Answer]]:
-    """The verdict of the exported runs in a folder on every claim, corrected together; absent ones are not run."""
+def comparisons_in(results: Path, chosen: Chosen) -> dict[str, Comparison]:
+    """Every experiment compared over the exported runs in a folder; those without runs have no entries."""
+    there = [name for name in catalogue() if (results / name / "runs.jsonl").is_file()]
+    read = {name: read_export(results / name) for name in there}
+    return {name: compare(one, read.get(name, []), chosen) for name, one in catalogue().items()}
+
+
+def answers_to(comparisons: Mapping[str, Comparison], results: Path) -> dict[str, list[Answer]]:
+    """The verdict on every claim of these experiments, all corrected together; absent ones are not run."""
     names, answers = [], []
-    for name, experiment in catalogue().items():
-        there = (results / name / "runs.jsonl").is_file()
-        comparison = compare(experiment, read_export(results / name) if there else [], chosen)
-        found = look_at(comparison, findings_of(experiment, [results]))
+    for name, comparison in comparisons.items():
+        found = look_at(comparison, findings_of(comparison.experiment, [results]))
         names += [name] * len(found)
         answers += found
     page: dict[str, list[Answer]] = {}

@@ -12,7 +12,7 @@ in `run.json`, and the SHA-256 of `rounds.jsonl` up to its round. A finished run
 or resumed.
 
 The identity of a run is all that determines its outcome besides its settings: `data`, `clients`, `model`, `task`,
-`precision`, `version`. The fingerprint, which names the folder, is a hash of settings and identity.
+`rule`, `precision`, `version`. The fingerprint, which names the folder, is a hash of settings and identity.
 
 Format 2 had no checksums: its records are read as they are. Format 1 had no identity. The reader infers what it can
 from the record: the checksum of the data, and name and size of a built-in model. Other parts stay unknown, and an
@@ -41,6 +41,7 @@ class Identity(TypedDict, total=False):
     clients: str  # SHA-256 of the owner of each sample, for data passed in Python
     model: str  # name and size of a built-in model; SHA-256 of structure, initial weights and code of any other
     task: str  # SHA-256 of the code of a user's task
+    rule: str  # SHA-256 of the code of the user's own rule
     precision: str
     version: str  # the user's name for this version of their data and code
 

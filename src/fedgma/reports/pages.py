@@ -1,15 +1,22 @@
-"""A report as one self-contained HTML page without scripts or network access, in light and dark colours."""
+"""A report as one self-contained HTML page without network access, in light and dark colours.
 
+Its one script sorts and filters tables. The page's policy allows that script by its checksum and nothing else.
+"""
+
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedgma.records.label import read_label
 from fedgma.records.reader import PathLike, Run
 from fedgma.reports.pictures import Picture, make_pictures
 from fedgma.reports.plots.style import save, svg
 from fedgma.reports.report import Report, common_settings, varied_settings, write_tables
 from fedgma.reports.tables import Table, html
+from fedgma.statistics.arms import last_rounds
 from fedgma.statistics.labels import plain
 
 STYLE = """
@@ -25,10 +32,22 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 .verdict { font-size: clamp(1.25rem, 4.5vw, 1.7rem); line-height: 1.3; font-weight: 600; margin: 0 0 .6rem;
   padding-left: .8rem; border-left: .3rem solid var(--accent); }
 ul.notes { margin: 0; padding-left: 1.2rem; color: var(--soft); }
-.wide { overflow-x: auto; overflow-wrap: normal; margin: 0 -.2rem; }
+/* a shadow at an edge says that the box can be scrolled that way */
+.wide { overflow-x: auto; overflow-wrap: normal; margin: 0 -.2rem; max-width: 100%;
+  background: linear-gradient(90deg, var(--paper) 30%, transparent) 0 0 / 2rem 100% no-repeat local,
+    linear-gradient(270deg, var(--paper) 30%, transparent) 100% 0 / 2rem 100% no-repeat local,
+    linear-gradient(90deg, var(--line), transparent) 0 0 / .6rem 100% no-repeat,
+    linear-gradient(270deg, var(--line), transparent) 100% 0 / .6rem 100% no-repeat; }
+.wide:focus-visible { outline: 2px solid var(--accent); }
+input.filter { font: inherit; font-size: .85rem; color: inherit; background: var(--paper); margin: 0 0 .4rem;
+  padding: .25rem .5rem; border: 1px solid var(--line); border-radius: .3rem; width: min(100%, 16rem); }
+th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--accent); }
+th[aria-sort] button { color: var(--ink); }
+th[aria-sort=ascending] button::after { content: " \2191"; }
+th[aria-sort=descending] button::after { content: " \2193"; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { font-weight: 600; color: var(--soft); }
+th { font-weight: 600; color: var(--soft); vertical-align: bottom; white-space: normal; }
 td.long { white-space: normal; min-width: 16rem; }
 .n { text-align: right; }
 p.note, figcaption { color: var(--soft); font-size: .85rem; margin: .4rem 0 0; }
@@ -49,9 +68,52 @@ code { font-size: .85em; }
   body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
   figure { break-inside: avoid; border: 1px solid var(--line); } figure.broad svg { min-width: 0; }
   .pictures { grid-template-columns: 1fr 1fr; } tr { break-inside: avoid; } p.note { break-before: avoid; }
-  .wide { overflow: visible; } th, td { white-space: normal; padding: .15rem .4rem; } }
+  .wide { overflow: visible; background: none; } input.filter { display: none; }
+  th, td { white-space: normal; padding: .15rem .4rem; } }
 """
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+LONG = 8  # rows; a longer table can be filtered
+SCRIPT = """
+const value = row => column => {
+  const text = row.cells[column].textContent;
+  return /^[+-]?[\\d.]+(e[+-]?\\d+)?( |$)/.test(text) ? parseFloat(text) : text;
+};
+const compare = (a, b) => typeof a === "number" && typeof b === "number" ? a - b
+  : (typeof a === "string") - (typeof b === "string") || String(a).localeCompare(String(b));
+for (const table of document.querySelectorAll("table")) {
+  const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];
+  if (rows.length > 1) heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.title = "sort";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.onclick = () => {
+      const up = head.ariaSort !== "ascending";
+      heads.forEach(other => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      rows.sort((a, b) => (up ? 1 : -1) * compare(value(a)(column), value(b)(column)));
+      body.append(...rows);
+    };
+  });
+  if (rows.length > LONG) {
+    const filter = document.createElement("input");
+    filter.type = "search";
+    filter.className = "filter";
+    filter.placeholder = `filter ${rows.length} rows`;
+    filter.setAttribute("aria-label", "show the rows of this table that contain these words");
+    filter.oninput = () => {
+      const words = filter.value.toLowerCase().split(/\\s+/);
+      for (const row of rows) {
+        const text = [...row.cells].map(cell => cell.textContent.toLowerCase()).join(" ");
+        row.hidden = !words.every(word => text.includes(word));
+      }
+    };
+    table.parentElement.before(filter);
+  }
+}
+""".replace("LONG", str(LONG))
+CHECKSUM = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{CHECKSUM}'"
 
 
 def page(report: Report, pictures: Sequence[Picture]) -> str:
@@ -63,7 +125,7 @@ def page(report: Report, pictures: Sequence[Picture]) -> str:
         _pictures(pictures),
         _settings(report.runs),
         _provenance(report.runs),
-        _method(),
+        _method(report.runs),
     ]
     title = escape(report.title)
     return (
@@ -72,7 +134,7 @@ def page(report: Report, pictures: Sequence[Picture]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n"
         + "\n".join(part for part in parts if part)
-        + "\n</main>\n</body>\n</html>\n"
+        + f"\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -100,7 +162,9 @@ def _table(table: Table) -> str:
 
 
 def _rows(table: Table) -> str:
-    return f'<div class="wide">{html(table)}</div>'
+    """A table in a box that scrolls sideways where it is too wide, also by the keyboard."""
+    label = escape(table.title or table.header[0])
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{label}">{html(table)}</div>'
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:
@@ -151,8 +215,8 @@ def _provenance(runs: Sequence[Run]) -> str:
         for name in ("device", "versions", "git", "command", "data", "parameters")
         if name in head
     ]
-    folders = [(run.folder.name, run.seed, _state(run), _hash(run)) for run in runs]
-    listed = Table("folders", "", ("run", "seed", "state", "final parameters, SHA-256"), tuple(folders))
+    folders = [(run.folder.name, read_label(run.folder).name, run.seed, _state(run), _hash(run)) for run in runs]
+    listed = Table("folders", "", ("run", "name", "seed", "state", "final parameters, SHA-256"), tuple(folders))
     facts_table = Table("facts", "", ("what", "value"), tuple(facts))
     inside = _rows(facts_table) + f"<details><summary>{len(runs)} run folders</summary>{_rows(listed)}</details>"
     return _section("Where the numbers come from", inside)
@@ -178,11 +242,12 @@ def _fact(value: Any) -> str:
     return plain(value)
 
 
-def _method() -> str:
+def _method(runs: Sequence[Run]) -> str:
+    late = last_rounds(runs) if runs else "last rounds"
     return _section(
         "How the verdict is computed",
         "<p>Runs with the same seed and settings are paired. The verdict is on the mean of the paired differences of "
-        "the last ten rounds, with its 95 % confidence interval (Student's t). Fewer than four seeds are preliminary. "
+        f"the {late}, with its 95 % confidence interval (Student's t). Fewer than four seeds are preliminary. "
         "An arm is ahead only where the p value of the paired t test, corrected by Holm's method, is below 5 %; "
         "otherwise the result is inconclusive, and the sentence says how many seeds would give the test a power of "
         "80 %. With several settings, the verdict is over those that have converged, each seed averaged over them; "

@@ -19,7 +19,7 @@ from fedgma.reports.tables import (
 )
 from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.comparisons import Comparison, against_baseline
-from fedgma.statistics.labels import NAMES, plain, short, sortable
+from fedgma.statistics.labels import NAMES, is_rule, plain, short, sortable
 from fedgma.statistics.metrics import metric_of
 from fedgma.statistics.selection import where as filtered
 
@@ -50,8 +50,9 @@ def make_report(
     """
     runs, extended = without_extended(filtered(read_runs(paths), where))
     finished = _finished(runs)
+    known = [run for run in finished if is_rule(str(run.settings["aggregator"]))]
     score = metric_of(finished, of)
-    comparisons = against_baseline(finished, metric=metric, split=split, of=score.name)
+    comparisons = against_baseline(known, metric=metric, split=split, of=score.name)
     shown, apart = _set_apart(rows(finished, score), comparisons)
     versions = list(dict.fromkeys(words for pair in comparisons if pair.cells for words in pair.versions))
     optional = [splits_table(shown), apart_table(apart, versions), unfinished_table(runs)]
@@ -70,6 +71,7 @@ def make_report(
         notes=(
             *_notes(runs, [*shown, *apart], comparisons, metric, split),
             *(f"{words} and are listed apart" for words in versions),
+            *_unknown(finished),
             *_replaced(extended),
         ),
     )
@@ -97,6 +99,14 @@ def _set_apart(groups: Sequence[Row], comparisons: Sequence[Comparison]) -> tupl
     return kept, apart
 
 
+def _unknown(finished: Sequence[Run]) -> list[str]:
+    """Runs of rules that this version does not know: they are listed, and in no verdict."""
+    names = [str(run.settings["aggregator"]) for run in finished if not is_rule(str(run.settings["aggregator"]))]
+    if not names:
+        return []
+    return [f"{len(names)} runs name an unknown rule ({_listed(set(names))}) and are in no verdict"]
+
+
 def _replaced(extended: Sequence[Run]) -> list[str]:
     if not extended:
         return []
@@ -110,7 +120,8 @@ def title(runs: Sequence[Run]) -> str:
         {plain(run.settings[name]) for run in runs if run.settings.get(name) is not None}
         for name in ("dataset", "partition.name")
     ]
-    arms = {NAMES.get(str(run.settings["aggregator"]), str(run.settings["aggregator"])) for run in runs}
+    rules = {str(run.settings["aggregator"]) for run in runs}
+    arms = {NAMES.get(rule, rule) for rule in rules if is_rule(rule)} or rules
     return f"{', '.join(_listed(values) for values in about if values)}: {_listed(arms)}"
 
 

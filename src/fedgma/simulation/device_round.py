@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgma.errors import Diverged
+from fedgma.simulation.batched.tallies import Broken
 from fedgma.simulation.batched.votes import VoteCounts, VoteStatistics
 
 REASONS = ("nonfinite", "", "norm")  # why a lane was refused, by its verdict
@@ -48,6 +50,7 @@ class Round:
     votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
     client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
     names: tuple[str, ...] = ("loss", "accuracy")  # of the figures
+    broken: Broken | None = None  # runs whose rule gave values that are not finite; None: no rule could
     state: Any = field(default=None, repr=False)  # the fleet's state after the round
     arrived: torch.cuda.Event | None = None  # set once the copy to the host is complete
 
@@ -78,13 +81,21 @@ class Round:
             counted=tuple((runs, clients, change(verdict)) for runs, clients, verdict in self.counted),
             votes={run: votes.mapped(change) for run, votes in self.votes.items()},
             client_scores={run: change(values) for run, values in self.client_scores.items()},
+            broken=None if self.broken is None else self.broken._replace(runs=change(self.broken.runs)),
         )
 
     @cached_property
     def records(self) -> list[RoundRecord]:
-        """One record for each run that trained in this round; waits for the device."""
+        """One record for each run that trained in this round; waits for the device.
+
+        Raises `Diverged` if a rule gave values that are not finite.
+        """
         if self.arrived is not None:
             self.arrived.synchronize()
+        if self.broken is not None and bool(self.broken.runs.any()):
+            run = int(self.broken.runs.nonzero()[0])
+            name = self.broken.names[run]
+            raise Diverged(f"rule {name!r} gave values that are not finite in round {self.rounds[run]}")
         rows = self.table.cpu().tolist()
         scores = {name: (runs.tolist(), values.cpu().tolist()) for name, (runs, values) in self.scores.items()}
         return [self._record(run, rows[run], scores) for run in self.sampled]

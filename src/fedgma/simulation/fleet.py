@@ -18,14 +18,13 @@ from fedgma.data.augmentations import augment_pool
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
-from fedgma.simulation.batched import attacks, norm_bounds, optimizers, rules, tallies, votes
+from fedgma.simulation.batched import attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
 from fedgma.simulation.sampling import draw_batches, sample_all_clients
 from fedgma.simulation.spec import SHARED, RunSpec
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
-from fedgma.training.batches import effective_rates
 from fedgma.training.choose import choose, choose_scorer
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
@@ -57,7 +56,7 @@ class Fleet:
     rules: rules.Rules
     bounds: norm_bounds.Bounds | None  # None: no run bounds the norm of updates
     attackers: attacks.Attackers | None
-    clients: Tensor  # int64 [run, 1], how many there are
+    algorithms: carried.Algorithms | None  # None: no run's algorithm carries anything from round to round
     layers: votes.Layers
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
     chunk: int  # lanes trained at a time
@@ -90,7 +89,8 @@ def assemble(
     task = specs[0].task
     columns = columns_of(task, model, sample)
     moments = 2 if specs[0].client_optimizer == "adamw" else 1
-    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task, moments=moments)
+    more = max(spec.algorithm.arrays_of_a_lane for spec in specs)
+    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task, kept=moments + more)
     return Fleet(
         specs=specs,
         model=model,
@@ -117,7 +117,7 @@ def assemble(
         ),
         bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], shapes, device),
         attackers=attacks.lay_out(specs),
-        clients=torch.tensor([[len(spec.federation.clients)] for spec in specs], device=device),
+        algorithms=carried.lay_out(specs, shapes, device),
         layers=votes.lay_out(shapes, device),
         client_tests=tuple(_client_tests(spec, device) for spec in specs),
         chunk=chunk or cost.lanes,
@@ -130,17 +130,15 @@ def start(fleet: Fleet) -> State:
     """The state before the first round: every run's own initial weights."""
     drawn = [_initial(fleet, spec) for spec in fleet.specs]
     params = flatten(stack([p for p, _ in drawn]))
-    scaffold = any(spec.scaffold for spec in fleet.specs)
-    variates = [torch.zeros(len(s.federation.clients), params.shape[1]) if s.scaffold else None for s in fleet.specs]
     return State(
         rounds=np.zeros(len(fleet.specs), np.int64),
         params=params,
         buffers=stack([b for _, b in drawn]),
         moments=optimizers.init_moments(fleet.optimizers, params),
-        control=torch.zeros_like(params) if scaffold else None,
-        variates=tuple(None if v is None else v.to(fleet.device) for v in variates),
+        carried=carried.first(fleet.algorithms, params),
         looks=(None,) * len(fleet.specs),
         medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
+        rule=rules.first_state(fleet.rules, params),
     )
 
 
@@ -162,29 +160,26 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
-    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers, fleet.columns.number)
-    drift = torch.zeros_like(sums.total) if state.control is not None else None
+    sums = tallies.empty(state.params, state.buffers, fleet.columns.number, fleet.rules.further)
+    gathered = carried.open_round(fleet.algorithms, state.carried, sums)
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
     norms = None
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, state.params)
     chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
-    counted = [_train_chunk(fleet, state, lanes, sums, kept, drift, zeros, norms) for lanes in chunks]
-    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.masks)
-    params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
-    control = state.control
-    if control is not None and drift is not None:
-        control = control + (drift / fleet.clients).float()
-    rounds = state.rounds + np.isin(np.arange(len(fleet.specs)), busy)
+    counted = [_train_chunk(fleet, state, lanes, sums, kept, gathered, zeros, norms) for lanes in chunks]
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.rule)
+    stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
+    params, moments = optimizers.step(fleet.optimizers, stepped, state.moments, state.params)
     state = replace(
         state,
-        rounds=rounds,
+        rounds=state.rounds + np.isin(np.arange(len(fleet.specs)), busy),
         params=params,
         buffers=merged.buffers,
         moments=moments,
-        control=control,
-        masks=merged.masks,
+        carried=arrays,
+        rule=merged.state,
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
@@ -198,19 +193,19 @@ def _train_chunk(
     lanes: list[tuple[int, int]],
     sums: tallies.Sums,
     kept: rules.Kept,
-    drift: Tensor | None,
+    gathered: carried.RoundSums | None,
     zeros: Tensor,
     norms: norm_bounds.RoundNorms | None,
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Train some lanes and add them to the sums; returns the run and client of each, and which were counted."""
     lane_batch, weights = lay_lane_batch(fleet, state, lanes)
-    start = unflatten(state.params, fleet.shapes)
-    correction = _correction(state, lane_batch) if state.control is not None else None
-    named = unflatten(correction, fleet.shapes) if correction is not None else None
-    trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, named))
-    sent = trained
+    start = unflatten(carried.starts(fleet.algorithms, state.params, state.moments.z), fleet.shapes)
+    terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
+    trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
+    updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
-        sent = trained._replace(flat=attacks.send(fleet.attackers, lane_batch, state.rounds + 1, trained.flat))
+        updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
+    sent = trained._replace(flat=updates)
     find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
     added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
@@ -219,8 +214,7 @@ def _train_chunk(
         picked: slice | Tensor = slice(None) if len(rows) == lane_batch.size else ship(rows, fleet.device)
         owner = ship(lane_batch.run[rows], fleet.device)
         votes.count_zeros(zeros, owner, fleet.layers, added.updates[picked], added.counted[picked])
-    if drift is not None and state.control is not None:
-        _update_variates(fleet, state, lane_batch, trained.flat, added.counted, drift)
+    carried.gather(fleet.algorithms, state.carried, gathered, lane_batch, weights, trained, added.counted)
     return lane_batch.run, lane_batch.client, verdicts(added.counted, added.longer)
 
 
@@ -233,36 +227,6 @@ def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> 
     lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
     rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
     return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), drawn.samples
-
-
-def _correction(state: State, lane_batch: LaneBatch) -> Tensor:
-    """SCAFFOLD's c - c_i for every lane; zero for lanes of runs without it."""
-    assert state.control is not None
-    rows = []
-    for run, client in zip(lane_batch.run.tolist(), lane_batch.client.tolist(), strict=True):
-        variates = state.variates[run]
-        rows.append(torch.zeros_like(state.control[run]) if variates is None else state.control[run] - variates[client])
-    return torch.stack(rows)
-
-
-def _update_variates(
-    fleet: Fleet, state: State, lane_batch: LaneBatch, updates: Tensor, counted: Tensor, drift: Tensor
-) -> None:
-    """SCAFFOLD's option II: c_i moves to the mean gradient of its local steps; `drift` gathers the changes.
-
-    c_i+ = c_i - c + (w_global - w_local) / (K lr). Under momentum K is the number of plain gradients that the
-    displacement amounts to, else the variates would be too large by up to 1 / (1 - momentum).
-    """
-    assert state.control is not None
-    scale = effective_rates(lane_batch.lr, lane_batch.steps, lane_batch.momentum, lane_batch.nesterov)
-    run, steps = ship(lane_batch.run, fleet.device), ship(scale.astype(np.float32), fleet.device)
-    change = -state.control[run] - updates / steps[:, None]
-    change = torch.where(counted[:, None], change, 0.0)
-    for lane, (run, client) in enumerate(zip(lane_batch.run.tolist(), lane_batch.client.tolist(), strict=True)):
-        variates = state.variates[run]
-        if variates is not None:
-            variates[client] += change[lane]
-            drift[run] += change[lane]
 
 
 def _record(
@@ -293,6 +257,7 @@ def _record(
         },
         client_scores=clients,
         names=fleet.task.names,
+        broken=merged.broken,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedgma.simulation.spec import RunSpec
-from fedgma.training.lane_batch import RATES
+from fedgma.training.lane_batch import RATES, TERMS
 from fedgma.training.schedules import factor, factors
 
 # settings that the rates of a lane come from, where their names differ
@@ -14,7 +14,9 @@ SETTING = {"clip": "gradient_clip", "beta1": "client_beta1", "beta2": "client_be
 
 def run_rates(specs: Sequence[RunSpec]) -> dict[str, np.ndarray]:
     """The rates that stay the same in all rounds, float32 [run] each."""
-    return {name: np.array([getattr(spec, SETTING.get(name, name)) for spec in specs], np.float32) for name in RATES}
+    found = {name: [getattr(spec.algorithm, name) for spec in specs] for name in TERMS}
+    found |= {name: [getattr(spec, SETTING.get(name, name)) for spec in specs] for name in RATES if name not in TERMS}
+    return {name: np.array(values, np.float32) for name, values in found.items()}
 
 
 def learning_rates(specs: Sequence[RunSpec], rounds: np.ndarray, runs: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -36,5 +38,6 @@ def beyond_kernels(specs: Sequence[RunSpec]) -> list[str]:
     used = {
         "client_optimizer 'adamw'": any(spec.client_optimizer == "adamw" for spec in specs),
         "label_smoothing": any(spec.label_smoothing for spec in specs),
+        "scaled or perturbed gradients": any(spec.algorithm.changes_gradients for spec in specs),
     }
     return [name for name, is_used in used.items() if is_used]

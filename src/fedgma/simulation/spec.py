@@ -13,6 +13,7 @@ from fedgma.aggregation.rules import masked_mean
 from fedgma.data.augmentations import AUGMENTATIONS
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
+from fedgma.simulation.algorithms import Algorithm, fedavg
 from fedgma.simulation.attacks import Attack
 from fedgma.training.local_steps import OPTIMIZERS
 from fedgma.training.models import Model
@@ -67,9 +68,8 @@ class RunSpec:
     client_beta2: float = 0.999
     client_epsilon: float = 1e-8
     label_smoothing: float = 0.0  # share of each label that is spread over all classes, in the loss of training
-    mu: float = 0.0  # FedProx
     gradient_clip: float = math.inf  # largest norm of a local gradient
-    scaffold: bool = False
+    algorithm: Algorithm = field(default_factory=fedavg)  # what it adds to federated averaging
     rule: Rule = field(default_factory=masked_mean)  # how updates become one step
     optimizer: ServerOptimizer = field(default_factory=sgd)  # how the server applies the step
     norm_factor: float | None = None  # an update of more than this many times the usual norm is refused
@@ -98,6 +98,10 @@ class RunSpec:
                 f"{self.client_learning_rate}"
             )
         self._check_local_training()
+        if self.algorithm.lookahead and self.optimizer.name != "momentum":
+            raise ConfigError(
+                f"a lookahead (FedACG) needs the server optimiser 'momentum', got {self.optimizer.name!r}"
+            )
         if self.norm_factor is not None and not self.norm_factor > 0:
             raise ConfigError(f"norm_factor must be a number above 0, or None for no bound, got {self.norm_factor!r}")
 
@@ -119,10 +123,10 @@ class RunSpec:
         if self.nesterov and not (self.client_optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov needs client_optimizer 'sgd' with momentum above 0")
         check_last_rate(self.client_learning_rate, self.round_schedule, self.rounds)
-        if self.scaffold and self.client_optimizer != "sgd":
+        if self.algorithm.reads_gradients and self.client_optimizer != "sgd":
             raise ConfigError(
-                "SCAFFOLD reads the clients' mean gradient from how far SGD moved them, so it needs client_optimizer "
-                f"'sgd', got {self.client_optimizer!r}"
+                "this algorithm reads the clients' mean gradient from how far SGD moved them, so it needs "
+                f"client_optimizer 'sgd', got {self.client_optimizer!r}"
             )
 
     def is_due(self, round: int) -> bool:

@@ -1,7 +1,7 @@
 """The state of a fleet's runs, and its export as plain arrays: enough to stop and to resume bit-identically."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgma.aggregation.optimizers import State as OptimizerState
+from fedgma.simulation.batched.carried import Carried
 from fedgma.simulation.batched.optimizers import Moments, kept_moments
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.stacked import Shapes, Stacked, flatten, unflatten
@@ -38,34 +39,43 @@ class State:
     params: Tensor  # float32 [run, entry]
     buffers: Stacked
     moments: Moments
-    control: Tensor | None  # [run, entry], SCAFFOLD's c
-    variates: tuple[Tensor | None, ...]  # per run [client, entry], SCAFFOLD's c_i
+    carried: Carried  # arrays of the algorithms
     # per run, the last round whose votes were measured (0: none yet) and which entries passed the threshold then
     looks: tuple[tuple[Tensor, Tensor] | None, ...]
     medians: Tensor | None = None  # float64 [run, round], norms of the last rounds; None where no run bounds them
-    masks: Tensor | None = None  # [run, entry], of the round before, for runs that mask one round late
+    rule: Stacked = field(default_factory=dict)  # [run, entry] by name: what rules handed to the next round
 
 
 def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
     """One run's state as plain arrays: enough to resume bit-identically, alone or in another fleet."""
     plain = {"round": np.array(state.rounds[run])}
     moments = {part: getattr(state.moments, part) for part in kept_moments(fleet.specs[run].optimizer)}
-    for part, flat in {"params": state.params, **moments}.items():
+    handed = {f"rule/{name}": state.rule[name] for name in fleet.specs[run].rule.state}
+    for part, flat in {"params": state.params, **moments, **handed}.items():
         named = unflatten(flat[run : run + 1], fleet.shapes)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
-    variates = state.variates[run]
-    if variates is not None and state.control is not None:
-        plain |= {"control": state.control[run].cpu().numpy().copy(), "variates": variates.cpu().numpy().copy()}
+    plain |= {name: value.cpu().numpy().copy() for name, value in _carried_by(fleet, state.carried, run).items()}
     for moment, arrays in (state.moments.own[run] or {}).items():
         plain |= {f"own/{moment}/{name}": torch.as_tensor(value).cpu().numpy().copy() for name, value in arrays.items()}
     if state.medians is not None and fleet.specs[run].norm_factor is not None:
         plain["medians"] = state.medians[run].cpu().numpy().copy()
-    if fleet.specs[run].rule.late and state.masks is not None:
-        plain["late_mask"] = state.masks[run].cpu().numpy().copy()
     if (look := state.looks[run]) is not None and int(look[0]):
         plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
     return plain
+
+
+def _carried_by(fleet: Layout, carried: Carried, run: int) -> dict[str, Tensor]:
+    """The arrays that a run's algorithm carries, as views: of the server [entry], of the clients [client, entry]."""
+    algorithm = fleet.specs[run].algorithm
+    found: dict[str, Tensor | None] = {}
+    if carried.control is not None and algorithm.on_server:
+        found["control"] = carried.control[run]
+    if algorithm.on_clients:
+        found["variates"] = carried.variates[run]
+    if carried.tilt is not None and algorithm.tilted:
+        found |= {"tilt": carried.tilt[run], "tilts": carried.tilts[run]}
+    return {name: array for name, array in found.items() if array is not None}
 
 
 def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> State:
@@ -75,7 +85,8 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         """The exported rows; a run without this part keeps its initial row."""
         table = given.clone()
         for run, plain in enumerate(states):
-            if part == "params" or part in kept_moments(fleet.specs[run].optimizer):
+            spec = fleet.specs[run]
+            if part in ("params", *kept_moments(spec.optimizer), *(f"rule/{name}" for name in spec.rule.state)):
                 named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in fleet.shapes}
                 table[run] = flatten(named)[0].to(fleet.device)
         return table
@@ -83,13 +94,12 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
     buffers = {
         n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers
     }
-    variates, control, medians = list(fresh.variates), fresh.control, fresh.medians
+    medians = fresh.medians
     for run, plain in enumerate(states):
         if medians is not None and "medians" in plain:
             medians[run] = torch.from_numpy(plain["medians"]).to(fleet.device)
-        if variates[run] is not None and control is not None:
-            variates[run] = torch.from_numpy(plain["variates"]).to(fleet.device, copy=True)
-            control[run] = torch.from_numpy(plain["control"]).to(fleet.device)
+        for name, array in _carried_by(fleet, fresh.carried, run).items():  # zeros until here
+            array.copy_(torch.from_numpy(plain[name]))
     return State(
         rounds=np.array([int(s["round"]) for s in states], np.int64),
         params=rows("params", fresh.params),
@@ -99,20 +109,11 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
             rows("v", fresh.moments.v),
             tuple(_restored_own(fleet, plain, own) for plain, own in zip(states, fresh.moments.own, strict=True)),
         ),
-        control=control,
-        variates=tuple(variates),
+        carried=fresh.carried,
         looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
         medians=medians,
-        masks=_restored_masks(fleet, fresh, states),
+        rule={name: rows(f"rule/{name}", given) for name, given in fresh.rule.items()},
     )
-
-
-def _restored_masks(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> Tensor | None:
-    """The masks of the round before; ones for runs that have none."""
-    if not any("late_mask" in plain for plain in states):
-        return None
-    ones = np.ones(fresh.params.shape[1], np.float32)
-    return torch.from_numpy(np.stack([plain.get("late_mask", ones) for plain in states])).to(fleet.device)
 
 
 def _restored_own(fleet: Layout, plain: dict[str, np.ndarray], fresh: OptimizerState | None) -> OptimizerState | None:

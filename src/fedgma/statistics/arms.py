@@ -18,6 +18,7 @@ from fedgma.records.reader import Run
 from fedgma.statistics.labels import (
     AGGREGATION,
     AGGREGATION_SETTINGS,
+    LEFT_OUT,
     VERSIONS,
     arm,
     rank,
@@ -138,6 +139,8 @@ def trait(run: Run, name: str) -> Any:
     known = traits(run)
     if name in known:
         return known[name]
+    if name in LEFT_OUT:
+        return LEFT_OUT[name]
     if name.startswith("attack."):
         return "no attack" if name == "attack.name" else ""
     if name in AGGREGATION_SETTINGS or name.endswith(".seed"):
@@ -167,8 +170,9 @@ def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ['data_version', 'aggregator']
     """
     names = sorted(dict.fromkeys(name for row in rows for name in row), key=rank)
-    kept = _splitting(rows, [name for name in names if name not in VERSIONS.values()])
-    versions = _splitting(rows, [name for name in names if name in VERSIONS.values()], VERSIONED)
+    apart = {*VERSIONS.values()} - {*AGGREGATION_SETTINGS}
+    kept = _splitting(rows, [name for name in names if name not in apart])
+    versions = _splitting(rows, [name for name in names if name in apart], VERSIONED)
     return sorted([*kept, *versions], key=rank)
 
 

@@ -40,6 +40,7 @@ class Cell(NamedTuple):
     best: Verdict  # of the differences of `best`, over the rounds that both runs evaluated; not corrected
     convergence: Convergence
     settled: Verdict | None  # without the pairs of diverged runs, not corrected; None if none diverged or none is left
+    lost: tuple[int, ...] = ()  # seeds of the pairs in which a run diverged
 
     @property
     def where(self) -> str:
@@ -57,10 +58,18 @@ class Cell(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """Whether it converged, what diverged, and the difference without that; empty if there is nothing to say."""
+        """Whether it converged, what diverged, and the difference with that; empty if there is nothing to say."""
         if self.settled is None:
             return self.convergence.text
-        return f"{self.convergence.text}; without their pairs: {self.settled.text}"
+        of_arm = (f"{name} {count}" for name, count in zip(self.verdict.names, self.convergence.diverged, strict=True))
+        lost = f"{self.convergence.text} ({', '.join(of_arm)}), and their pairs are left out"
+        return f"{lost}; with them: {self.verdict.text}"
+
+    @property
+    def kept(self) -> dict[int, float]:
+        """Seed -> difference, without the pairs in which a run diverged; all pairs if there is one in each."""
+        pairs = dict(zip(self.seeds, self.differences, strict=True))
+        return {seed: value for seed, value in pairs.items() if seed not in self.lost} or pairs
 
 
 class Comparison(NamedTuple):
@@ -178,9 +187,13 @@ def over_seeds(rows: Sequence[Mapping[int, float]]) -> list[float]:
 
 
 def _overall(cells: Sequence[Cell], names: tuple[str, str], score: Metric) -> Verdict | None:
-    """The verdict over the converged cells, or over all if none has converged; None if they share no seed."""
+    """The verdict over the converged cells, or over all if none has converged; None if they share no seed.
+
+    Pairs in which a run diverged do not count, unless no seed is left without them.
+    """
     counted = [cell for cell in cells if cell.convergence.converged] or cells
-    values = over_seeds([dict(zip(cell.seeds, cell.differences, strict=True)) for cell in counted])
+    values = over_seeds([cell.kept for cell in counted])
+    values = values or over_seeds([dict(zip(cell.seeds, cell.differences, strict=True)) for cell in counted])
     return paired(values, names, score) if values else None
 
 
@@ -210,6 +223,7 @@ def _cell(
         best=paired([_difference(pair, "best", split, of) for pair in group], names, of),
         convergence=convergence,
         settled=paired(left, names, of) if any(convergence.diverged) and left else None,
+        lost=tuple(a.seed for (a, _), *gone in zip(group, *lost, strict=True) if any(gone)),
     )
 
 
@@ -365,4 +379,5 @@ def _which(cells: Sequence[Cell]) -> str:
 
 def _lost(cells: Sequence[Cell]) -> str:
     runs = sum(sum(cell.convergence.diverged) for cell in cells)
-    return f"; {runs} of {sum(cell.convergence.of for cell in cells)} runs diverged" if runs else ""
+    of = sum(cell.convergence.of for cell in cells)
+    return f"; {runs} of {of} runs diverged, and the verdict is without their pairs" if runs else ""

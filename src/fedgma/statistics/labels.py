@@ -11,6 +11,7 @@ NAMES = {name: row.label for name, row in RULES.items()}
 AGGREGATION_SETTINGS = (
     *dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"),
     "mask_position",
+    "rule_version",
 )
 AGGREGATION = ("aggregator", *AGGREGATION_SETTINGS)
 # parts of a run's identity, and their names in labels
@@ -19,8 +20,18 @@ VERSIONS = {
     "clients": "client_ids",
     "model": "model_version",
     "task": "task_version",
+    "rule": "rule_version",
     "precision": "precision",
     "version": "version",
+}
+# settings of local training that a record leaves out, and what they are then
+LEFT_OUT = {
+    "client_optimizer": "sgd",
+    "nesterov": False,
+    "weight_decay": 0.0,
+    "label_smoothing": 0.0,
+    **{f"{axis}.name": "constant" for axis in ("round_schedule", "step_schedule")},
+    **{f"{axis}.warm_up": 0 for axis in ("round_schedule", "step_schedule")},
 }
 DIGITS = 8  # of a checksum, in a label
 ALONE = (
@@ -29,6 +40,7 @@ ALONE = (
     "shift.name",
     "model",
     "algorithm",
+    "client_optimizer",
     "aggregator",
     "attack.name",
 )  # shown without their name
@@ -40,6 +52,7 @@ FIRST = (
     "shift.name",
     "model",
     "algorithm",
+    "client_optimizer",
     "attack.name",
     "attack.share",
     "attack.scale",
@@ -63,9 +76,10 @@ def arm(run: Run, names: Sequence[str] = ()) -> str:
     >>> arm(Run(Path(), {}, {"aggregator": "gma", "tau": 0.4}, (), None), ["tau"])
     'GMA, tau 0.4'
     """
-    named = [name for name in names if name in AGGREGATION_SETTINGS and run.settings.get(name) is not None]
+    held = {**run.settings, **versions(run)}
+    named = [name for name in names if name in AGGREGATION_SETTINGS and held.get(name) is not None]
     aggregator = str(run.settings["aggregator"])
-    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(run.settings[name])}" for name in named)])
+    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(held[name])}" for name in named)])
 
 
 def spoken(aggregator: str) -> str:
@@ -76,6 +90,15 @@ def spoken(aggregator: str) -> str:
     """
     row = RULES.get(aggregator)
     return aggregator if row is None else row.noun or row.label
+
+
+def is_rule(aggregator: str) -> bool:
+    """Whether a run names a rule of the library, or a user's own as `file.py:name`.
+
+    >>> is_rule("gma"), is_rule("mine.py:rule"), is_rule("gmaa")
+    (True, True, False)
+    """
+    return aggregator in RULES or ":" in aggregator
 
 
 def spelt(name: str, value: Any) -> str:
@@ -113,10 +136,11 @@ def plain(value: Any) -> str:
 def short(name: str) -> str:
     """The name of a setting in a heading.
 
-    >>> short("partition.name"), short("partition.alpha"), short("client_learning_rate")
-    ('partition', 'alpha', 'client learning rate')
+    >>> short("partition.name"), short("partition.alpha"), short("step_schedule.decay"), short("lambda_")
+    ('partition', 'alpha', 'step schedule decay', 'lambda')
     """
-    return name.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ")
+    section, _, last = name.removesuffix(".name").rpartition(".")
+    return (f"{section} {last}" if section.endswith("_schedule") else last).replace("_", " ").strip()
 
 
 def rank(name: str) -> int:

@@ -23,7 +23,7 @@ from fedgma.training import lanes
 from fedgma.training.compile import compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
-from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Trained, keyed_generators, ship_batches
+from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
 from fedgma.training.lanes import Bench, Features, Work
 from fedgma.training.stacked import Stacked, ship
 
@@ -96,32 +96,29 @@ class Engine:
         device = pools[0].y.device
         parts = []
         for rows in groups:
-            correction = lanes.take_rows(task.correction, ship(rows, device)) if task.correction else None
-            part = task._replace(lane_batch=lane_batch.take(rows), correction=correction)
-            parts.append(self._train(part, pools[lane_batch.pool[rows[0]]]))
+            parts.append(self._train(task.take(rows), pools[lane_batch.pool[rows[0]]]))
         return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
 
     def _train(self, task: Assignment, pool: Pool) -> Trained:
         """Train lanes whose samples are all in one pool."""
-        model, lane_batch, _, start, buffers, correction = task
-        order = np.argsort(-lane_batch.steps, kind="stable")
-        lane_batch, device = lane_batch.take(order), pool.y.device
-        if correction:
-            correction = lanes.take_rows(correction, ship(order, device))
+        order = np.argsort(-task.lane_batch.steps, kind="stable")
+        task = task.take(order)
+        model, lane_batch, start, device = task.model, task.lane_batch, task.start, pool.y.device
         model.train()
         exact = not self.padding and mixes_samples(model)
         with float32_precision(self.precision), keyed_generators(device, int(lane_batch.seeds[0])):
-            station = self._station(lane_batch, device, start, buffers, correction)
+            station = self._station(task, device)
             filled = _filled(lane_batch, station)
             works = lanes.schedule(filled.counts, exact=exact, batch=lane_batch.batch, shrink=SHRINK, fewest=FEWEST)
             if not all(work.all_busy for work in works):  # one variant for all steps: half as much to compile
                 works = [work._replace(all_busy=False) for work in works]
-            _load(station, filled, start, buffers, correction)
+            _load(station, filled, task)
             for work in works:
                 self._play(station, work, pool)
             trained = lanes.finish(station.bench, start, station.rows, order)
             # copies, because the next lane batch uses the same tensors
-            return trained._replace(buffers={name: value.clone() for name, value in trained.buffers.items()})
+            tilt = None if trained.tilt is None else trained.tilt.mapped(_cloned)
+            return trained._replace(buffers=_cloned(trained.buffers), tilt=tilt)
 
     def _play(self, station: Station, work: Work, pool: Pool) -> None:
         if not isinstance(work.lanes, int):
@@ -186,11 +183,9 @@ class Engine:
             return step
         return graph.replay
 
-    def _station(
-        self, lane_batch: LaneBatch, device: torch.device, start: Stacked, buffers: Stacked, correction: Stacked | None
-    ) -> Station:
+    def _station(self, task: Assignment, device: torch.device) -> Station:
         """A station that has room for the lane batch and is more than half used by it; a new one if there is none."""
-        features = lanes.features_of(lane_batch, correction)
+        features, lane_batch = lanes.features_of(task), task.lane_batch
         steps = lane_batch.counts.shape[1]
         for station in self._stations:
             room = station.lanes // 2 < lane_batch.size <= station.lanes and steps <= len(station.bench.counts)
@@ -200,7 +195,7 @@ class Engine:
         if not any(station.graphs for station in self._stations):
             self._memory = None  # it was freed with its last graph
         rows = ship(lane_batch.run, device)
-        bench = lanes.lay_out(lane_batch, features, start, buffers, rows, self.measures)
+        bench = lanes.lay_out(lane_batch, features, task.start, task.buffers, rows, self.measures)
         # room for other lane batches: the number of steps is part of the compiled shape
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))
@@ -230,18 +225,27 @@ def _step(
 
 def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
     """The results of lanes that were trained in groups; `back` restores the order of the lanes."""
-    buffers = {name: torch.cat([part.buffers[name] for part in parts])[back] for name in parts[0].buffers}
+    buffers = _joined([part.buffers for part in parts], back)
     flat, loss, measures = (
         torch.cat(column)[back] for column in zip(*((p.flat, p.loss, p.measures) for p in parts), strict=True)
     )
-    return Trained(flat, parts[0].shapes, buffers, loss, measures)
+    tilts = [part.tilt for part in parts if part.tilt is not None]
+    tilt = Tilt(*(_joined(column, back) for column in zip(*tilts, strict=True))) if tilts else None
+    return Trained(flat, parts[0].shapes, buffers, loss, measures, tilt)
+
+
+def _joined(parts: Sequence[Stacked], back: Tensor) -> Stacked:
+    return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
+
+
+def _cloned(stacked: Stacked) -> Stacked:
+    return {name: value.clone() for name, value in stacked.items()}
 
 
 def _changing(station: Station) -> list[Tensor]:
     """The tensors that a step changes; they are restored after a step is prepared."""
     bench = station.bench
-    stacks = (bench.params, bench.momentum, bench.squares, bench.buffers)
-    return [*(v for part in stacks for v in part.values()), bench.loss, bench.measures, station.step]
+    return [*(v for part in lanes.changing(bench) for v in part.values()), bench.loss, bench.measures, station.step]
 
 
 def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
@@ -255,9 +259,7 @@ def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
     return replace(lane_batch, counts=counts, lr=lr, **padded)
 
 
-def _load(
-    station: Station, lane_batch: LaneBatch, start: Stacked, buffers: Stacked, correction: Stacked | None
-) -> None:
+def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     """Copy a round into the station's tensors, without waiting for the device."""
     bench, device, steps = station.bench, station.rows.device, lane_batch.counts.shape[1]
     station.rows.copy_(ship(lane_batch.run, device))
@@ -268,11 +270,13 @@ def _load(
     rates = lanes.step_rates_of(lane_batch, station.features)
     bench.lr[: len(rates)].copy_(ship(rates, device))
     bench.rates.copy_(ship(lanes.rates_of(lane_batch), device))
-    for source, targets in ((start, (bench.params, bench.anchor)), (buffers, (bench.buffers,))):
+    for source, targets in ((task.start, (bench.params, bench.anchor)), (task.buffers, (bench.buffers,))):
         for target in targets:
             for name, value in target.items():
                 torch.index_select(source[name], 0, station.rows, out=value)
-    for name, value in (correction or {}).items():
-        bench.correction[name][: len(value)].copy_(value)
+    given = [(bench.correction, task.correction or {}), *zip(bench.tilt or (), task.tilt or (), strict=True)]
+    for target, lane_wise in given:
+        for name, value in lane_wise.items():
+            target[name][: len(value)].copy_(value)
     for value in (*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures, station.step):
         value.zero_()

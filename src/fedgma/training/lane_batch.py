@@ -16,6 +16,18 @@ from fedgma.data.pools import Pool
 from fedgma.training.stacked import Shapes, Stacked, ship, unflatten
 
 
+class Tilt(NamedTuple):
+    """What is subtracted from the gradient of a lane before it is perturbed, [lane, ...] each: FedSMOO's mu_i and s."""
+
+    own: Stacked  # every local step adds the perturbation minus `shared`
+    shared: Stacked
+    last: Stacked  # the perturbation of the last step; zeros before the first
+
+    def mapped(self, change: Callable[[Stacked], Stacked]) -> "Tilt":
+        """The same with every part changed."""
+        return Tilt(*map(change, self))
+
+
 class Trained(NamedTuple):
     """The result of local training, lane axis first; loss and measures are means over the training batches."""
 
@@ -24,6 +36,7 @@ class Trained(NamedTuple):
     buffers: Stacked
     loss: Tensor  # [lane]
     measures: Tensor  # [lane, column], of the task
+    tilt: Tilt | None = None  # after the last step; None if none was given
 
     @property
     def updates(self) -> Stacked:
@@ -31,8 +44,9 @@ class Trained(NamedTuple):
         return unflatten(self.flat, self.shapes)
 
 
-# hyper-parameters of a lane that stay the same during a round
-RATES = ("momentum", "mu", "clip", "weight_decay", "nesterov", "beta1", "beta2", "epsilon")
+# hyper-parameters of a lane that stay the same during a round: those of the algorithm, then those of the optimiser
+TERMS = ("mu", "scale", "rho", "unit", "blend", "tilted")
+RATES = (*TERMS, "clip", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "epsilon")
 LANE_WISE = ("run", "client", "pool", "order", *RATES, "seeds")
 
 
@@ -50,9 +64,14 @@ class LaneBatch:
     orders: np.ndarray  # int32 [order, step, batch]; entries after the count are padding
     counts: np.ndarray  # int64 [lane, step]; 0 after the lane's last step
     lr: np.ndarray  # float32 [lane, step]
-    momentum: np.ndarray  # float32 [lane], as are the other `RATES`
-    mu: np.ndarray
+    mu: np.ndarray  # proximal coefficient; float32 [lane], as are the other `RATES`
+    scale: np.ndarray  # factor of the gradient; a correction is added afterwards
+    rho: np.ndarray  # size of the perturbation at which a second gradient is taken
+    unit: np.ndarray  # 1: `rho` is the length of the perturbation; 0: a factor of the gradient
+    blend: np.ndarray  # share of the second gradient; 0 for none
+    tilted: np.ndarray  # 1: the lane has a tilt
     clip: np.ndarray  # inf for no clipping
+    momentum: np.ndarray
     weight_decay: np.ndarray
     nesterov: np.ndarray  # 1 for Nesterov's step, else 0
     beta1: np.ndarray  # of AdamW, as are the next two
@@ -100,6 +119,18 @@ class Assignment(NamedTuple):
     start: Stacked
     buffers: Stacked
     correction: Stacked | None = None  # [lane, ...], added to every gradient: SCAFFOLD's c - c_i
+    tilt: Tilt | None = None
+
+    def take(self, rows: np.ndarray) -> "Assignment":
+        """The same for some of the lanes, in the order of `rows`; arrays of lanes are copied."""
+        picked = ship(rows, self.pools[0].y.device)
+
+        def take_rows(stacked: Stacked) -> Stacked:
+            return {name: value[picked] for name, value in stacked.items()}
+
+        correction = take_rows(self.correction) if self.correction else None
+        tilt = None if self.tilt is None else self.tilt.mapped(take_rows)
+        return self._replace(lane_batch=self.lane_batch.take(rows), correction=correction, tilt=tilt)
 
 
 LocalTrainer = Callable[[Assignment], Trained]

@@ -16,8 +16,9 @@ from torch import Tensor
 from fedgma.data.pools import Pool
 from fedgma.training.gradients import Found, GradientFunction, lane_gradients, mixes_samples, multiplied
 from fedgma.training.hints import without_hints
-from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Trained, keyed_generators, ship_batches
+from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
 from fedgma.training.local_steps import adamw, sgd, wide
+from fedgma.training.perturbations import Ascent, second_gradients, turn
 from fedgma.training.stacked import Stacked, shapes_of, ship, unflatten
 
 Rows = slice | Tensor
@@ -38,11 +39,14 @@ class Features(NamedTuple):
     momentum: bool
     prox: bool
     clip: bool
+    scale: bool
     correction: bool
-    decay: bool = False
-    nesterov: bool = False
-    adamw: bool = False
-    schedule: bool = False  # rates that change within a round
+    second: bool  # gradients at a perturbed point
+    tilt: bool
+    decay: bool
+    nesterov: bool
+    adamw: bool
+    schedule: bool  # rates that change within a round
 
     @property
     def plain(self) -> bool:
@@ -62,6 +66,7 @@ class Bench:
     squares: Stacked  # AdamW's second moment
     anchor: Stacked
     correction: Stacked
+    tilt: Tilt | None  # None if no lane needs it
     buffers: Stacked
     index: Tensor  # [step, lane, batch]
     counts: Tensor  # [step, lane]
@@ -81,14 +86,13 @@ def train(
     `padding` means that the gradients ignore padding in any batch, also for models that mix samples. `measures` is the
     number of columns that the gradient function returns beside the loss.
     """
-    model, lane_batch, pools, start, buffers, correction = task
-    order = np.argsort(-lane_batch.steps, kind="stable")
-    lane_batch, device = lane_batch.take(order), pools[0].y.device
-    features = features_of(lane_batch, correction)
+    order = np.argsort(-task.lane_batch.steps, kind="stable")
+    model, lane_batch, pools, start, buffers, correction, tilt = task = task.take(order)
+    device = pools[0].y.device
+    features = features_of(task)
     rows = ship(lane_batch.run, device)
     bench = lay_out(lane_batch, features, start, buffers, rows, measures)
-    if correction:
-        bench.correction = take_rows(correction, ship(order, device))
+    bench.correction, bench.tilt = correction or {}, tilt
     find = gradients or lane_gradients(model)
     model.train()
     with keyed_generators(device, int(lane_batch.seeds[0])):
@@ -127,14 +131,18 @@ def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
     return [Work(step, tuple(np.flatnonzero(counts == size).tolist()), int(size), True) for size in sizes]
 
 
-def features_of(lane_batch: LaneBatch, correction: Stacked | None) -> Features:
-    """The features that the hyper-parameters of this lane batch need."""
+def features_of(task: Assignment) -> Features:
+    """The features that the hyper-parameters of these lanes need."""
+    lane_batch = task.lane_batch
     by_sgd = lane_batch.optimizer == "sgd"
     return Features(
         momentum=by_sgd and bool(lane_batch.momentum.any()),
         prox=bool(lane_batch.mu.any()),
         clip=bool(np.isfinite(lane_batch.clip).any()),
-        correction=bool(correction),
+        scale=bool((lane_batch.scale != 1).any()),
+        correction=bool(task.correction),
+        second=bool(lane_batch.blend.any()),
+        tilt=task.tilt is not None,
         decay=bool(lane_batch.weight_decay.any()),
         nesterov=by_sgd and bool(lane_batch.nesterov.any()),
         adamw=not by_sgd,
@@ -163,6 +171,7 @@ def lay_out(
         squares=zeros(features.adamw),
         anchor={name: value.clone() for name, value in params.items()} if features.prox else {},
         correction=zeros(features.correction),
+        tilt=Tilt(zeros(True), zeros(True), zeros(True)) if features.tilt else None,
         buffers=take_rows(buffers, rows),
         index=ship_batches(lane_batch, device),
         counts=ship(lane_batch.counts.T, device),
@@ -222,11 +231,29 @@ def learn(
     """
     grads, buffers, loss, measures = gradients(bench.params, bench.buffers, x, y, count)
     busy = None if all_busy else count > 0
+    if features.second:
+        grads = _second(bench, grads, (x, y, count), gradients, busy)
     descend(bench, grads, step, features, busy)
     for name, value in buffers.items():
         _replace(bench.buffers[name], value, busy)
     bench.loss.add_(loss)
     bench.measures.add_(measures)
+
+
+def _second(
+    bench: Bench, found: Found, batch: tuple[Tensor, Tensor, Tensor], gradients: GradientFunction, busy: Tensor | None
+) -> Stacked:
+    """The gradients, blended with those at perturbed weights; tilts change in place."""
+    rates = dict(zip(RATES, bench.rates, strict=True))
+    ascent = Ascent(rates["rho"], rates["unit"], rates["blend"], rates["tilted"])
+
+    def find(params: Stacked) -> Stacked:
+        return multiplied(gradients(params, bench.buffers, *batch)[0])
+
+    grads, moves = second_gradients(find, bench.params, multiplied(found), ascent, bench.tilt)
+    if bench.tilt is not None:
+        turn(bench.tilt, moves, ascent, busy)
+    return grads
 
 
 def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: Tensor | None) -> None:
@@ -243,8 +270,10 @@ def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: 
         grads = {n: g + wide(rates["mu"], g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
         norm = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
-        scale = (rates["clip"] / (norm + 1e-6)).clamp(max=1.0)
-        grads = {n: g * wide(scale, g) for n, g in grads.items()}
+        shorter = (rates["clip"] / (norm + 1e-6)).clamp(max=1.0)
+        grads = {n: g * wide(shorter, g) for n, g in grads.items()}
+    if features.scale:
+        grads = {n: g * wide(rates["scale"], g) for n, g in grads.items()}
     if features.correction:
         grads = {n: g + bench.correction[n] for n, g in grads.items()}
     for name, gradient in grads.items():
@@ -297,8 +326,9 @@ def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Tra
         torch.sub(bench.params[name], began, out=row)
     seen = bench.counts.sum(0).clamp(min=1)
     loss, measures = (bench.loss / seen)[back], (bench.measures / seen[:, None])[back]
-    buffers = {name: value[back] for name, value in bench.buffers.items()}
-    return Trained(flat[back], shapes, buffers, loss, measures)
+    buffers = take_rows(bench.buffers, back)
+    tilt = None if bench.tilt is None else bench.tilt.mapped(lambda part: take_rows(part, back))
+    return Trained(flat[back], shapes, buffers, loss, measures, tilt)
 
 
 def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
@@ -322,6 +352,7 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
         squares=take_rows(bench.squares, rows),
         anchor=take_rows(bench.anchor, rows),
         correction=take_rows(bench.correction, rows),
+        tilt=None if bench.tilt is None else bench.tilt.mapped(lambda part: take_rows(part, rows)),
         buffers=take_rows(bench.buffers, rows),
         index=bench.index[:, rows],
         counts=bench.counts[:, rows],
@@ -335,11 +366,17 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
 
 def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
     """Write the copies of chosen lanes back into the working tensors."""
-    for name in ("params", "momentum", "squares", "buffers"):
-        for key, value in getattr(part, name).items():
-            getattr(bench, name)[key].index_copy_(0, rows, value)
+    for whole, some in zip(changing(bench), changing(part), strict=True):
+        for key, value in some.items():
+            whole[key].index_copy_(0, rows, value)
     bench.loss.index_copy_(0, rows, part.loss)
     bench.measures.index_copy_(0, rows, part.measures)
+
+
+def changing(bench: Bench) -> list[Stacked]:
+    """The arrays of lanes that a step changes, besides loss and measures."""
+    tilt = () if bench.tilt is None else (bench.tilt.own, bench.tilt.last)
+    return [bench.params, bench.momentum, bench.squares, bench.buffers, *tilt]
 
 
 def take_rows(stacked: Stacked, rows: Rows) -> Stacked:

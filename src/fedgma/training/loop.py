@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedgma.data.pools import Pool
 from fedgma.training.gradients import named_tensors
-from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Trained, keyed_generators
+from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators
+from fedgma.training.perturbations import TINY
 from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
 from fedgma.training.task import Task, mean_loss, measure_sums
 from fedgma.training.tasks import CLASSIFICATION
@@ -19,18 +20,21 @@ from fedgma.training.tasks import CLASSIFICATION
 
 def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     """Train each lane of the batch."""
-    model, lane_batch, pools, start, buffers, correction = assignment
+    model, lane_batch, pools, start, buffers, correction, tilt = assignment
     model = copy.deepcopy(model)
+    tilt = None if tilt is None else tilt.mapped(lambda part: {name: value.clone() for name, value in part.items()})
     trained = []
     for lane, run in enumerate(lane_batch.run.tolist()):
         weights = {name: value[run] for name, value in start.items()}
         extra = {name: value[lane] for name, value in correction.items()} if correction else None
+        turned = None if tilt is None else Tilt(*({n: v[lane] for n, v in part.items()} for part in tilt))
         # not strict: of tied weights only the first name is given
         model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}}, strict=False)
-        trained.append(train_client(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra, task))
+        pool = pools[lane_batch.pool[lane]]
+        trained.append(train_client(model, lane_batch, lane, pool, weights, extra, turned, task))
     updates, after, losses, measures = zip(*trained, strict=True)
     flat = flatten(stack(updates))
-    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(measures))
+    return Trained(flat, shapes_of(start), stack(after), torch.stack(losses), torch.stack(measures), tilt)
 
 
 def train_client(
@@ -40,11 +44,13 @@ def train_client(
     pool: Pool,
     start: Stacked,
     correction: Stacked | None = None,
+    tilt: Tilt | None = None,
     task: Task = CLASSIFICATION,
 ) -> tuple[Stacked, Stacked, Tensor, Tensor]:
     """One client's local training: update, buffers, means of loss and measures over the training batches.
 
-    The model starts with the global weights, of which `start` is a copy, and ends with the client's.
+    The model starts with the global weights, of which `start` is a copy, and ends with the client's. The client's tilt
+    is changed in place.
     """
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     optimizer = _optimizer(list(trainable.values()), lane_batch, lane)
@@ -62,7 +68,9 @@ def train_client(
             output = model(x)
             loss = mean_loss(task, output, y)
             loss.backward()  # type: ignore[no-untyped-call]
-            _adjust(trainable, start, correction, mu=float(lane_batch.mu[lane]), clip=float(lane_batch.clip[lane]))
+            if lane_batch.blend[lane]:
+                _take_second_gradient(model, trainable, (task, x, y), lane_batch, lane, tilt)
+            _adjust(trainable, start, correction, lane_batch, lane)
             optimizer.param_groups[0]["lr"] = lr
             optimizer.step()
             seen += count
@@ -84,17 +92,50 @@ def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) 
     return torch.optim.SGD(trainable, momentum=rate["momentum"], weight_decay=decay, nesterov=nesterov)
 
 
-def _adjust(
-    trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, *, mu: float, clip: float
+def _take_second_gradient(
+    model: nn.Module,
+    trainable: dict[str, nn.Parameter],
+    batch: tuple[Task, Tensor, Tensor],
+    lane_batch: LaneBatch,
+    lane: int,
+    tilt: Tilt | None,
 ) -> None:
-    """Change a gradient as the algorithm asks: proximal term (FedProx), clipping, drift correction (SCAFFOLD)."""
+    """Blend the gradient with that at a perturbed point (see `perturbations`); weights and buffers stay as they are."""
+    rho, unit, blend, tilted = (float(getattr(lane_batch, name)[lane]) for name in ("rho", "unit", "blend", "tilted"))
+    first = {n: torch.zeros_like(v) if v.grad is None else v.grad.clone() for n, v in trainable.items()}
+    toward = {name: g - tilt.own[name] - tilt.shared[name] if tilt else g for name, g in first.items()}
+    length = torch.stack([value.square().sum() for value in toward.values()]).sum().sqrt()
+    factor = rho / (length + TINY) if unit else rho
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for name, value in toward.items():
+            trainable[name].add_(factor * value)
+    model.zero_grad()
+    task, x, y = batch
+    mean_loss(task, model(x), y).backward()  # type: ignore[no-untyped-call]
+    model.load_state_dict(before)
+    for name, gradient in first.items():
+        second = trainable[name].grad
+        trainable[name].grad = gradient if second is None else torch.lerp(gradient, second, blend)
+    if tilt is not None and tilted:
+        for name, value in toward.items():
+            tilt.last[name].copy_(factor * value)
+            tilt.own[name].add_(tilt.last[name] - tilt.shared[name])
+
+
+def _adjust(
+    trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, lane_batch: LaneBatch, lane: int
+) -> None:
+    """Change a gradient as the algorithm asks: proximal term, clipping, scale, correction (see `LaneBatch`)."""
+    mu, clip, scale = (float(getattr(lane_batch, name)[lane]) for name in ("mu", "clip", "scale"))
     for name, value in trainable.items():
         value.grad = torch.zeros_like(value) if value.grad is None else value.grad  # else it would not be decayed
         if mu:
             value.grad += mu * (value.detach() - start[name])
     if clip != float("inf"):
         nn.utils.clip_grad_norm_(trainable.values(), clip)
-    if correction:
-        for name, value in trainable.items():
-            if value.grad is not None:
-                value.grad += correction[name]
+    for name, value in trainable.items():
+        if scale != 1 and value.grad is not None:
+            value.grad *= scale
+        if correction and value.grad is not None:
+            value.grad += correction[name]

@@ -22,17 +22,11 @@ class Capacity(NamedTuple):
 
 
 def measure(
-    model: nn.Module,
-    pool: Pool,
-    batch: int,
-    *,
-    budget: int | None = None,
-    task: Task = CLASSIFICATION,
-    moments: int = 1,
+    model: nn.Module, pool: Pool, batch: int, *, budget: int | None = None, task: Task = CLASSIFICATION, kept: int = 1
 ) -> Capacity:
     """Lanes that can be trained and samples that can be evaluated at a time within the budget in bytes.
 
-    `moments` is how many the local optimiser keeps of every weight.
+    `kept` is how many arrays of the size of the model a lane keeps for its optimiser and its algorithm.
     """
     device = pool.y.device
     if budget is None:
@@ -40,8 +34,8 @@ def measure(
         budget = int(torch.cuda.get_device_properties(device).total_memory * CUDA_SHARE) if cuda else CPU_BUDGET
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     activations = activation_bytes(model, pool, batch, task)
-    # weights, anchor, gradient, correction, update and moments; activations and their gradients
-    lane = (5 + moments) * weights + 2 * activations
+    # weights, anchor, gradient, correction and update, and what is kept; activations and their gradients
+    lane = (5 + kept) * weights + 2 * activations
     return Capacity(max(1, budget // lane), max(1, budget // (4 * max(1, activations // batch))))
 
 

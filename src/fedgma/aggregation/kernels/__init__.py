@@ -53,7 +53,7 @@ def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
     for position in sorted(set(range(len(updates))) - set(compiled)):
         gpu = _gpu_kernels_for(updates[position], sums[position])
         if gpu:
-            gpu.add(*sums[position], updates[position], weight)
+            gpu.add(sums[position], updates[position], weight)
         else:
             plain_add(sums[position], updates[position], weight)
 
@@ -62,7 +62,7 @@ def add_rows(sums: Sums, updates: Array, weights: np.ndarray[Any, Any]) -> bool:
     """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite."""
     cpu, gpu = _cpu_kernels_for([updates]), _gpu_kernels_for(updates, sums)
     kernels = gpu or (cpu if _is_supported(updates) and sums.votes is not None else None)
-    return bool(kernels.add_rows(*sums, updates, weights)) if kernels else plain_add_rows(sums, updates, weights)
+    return bool(kernels.add_rows(sums, updates, weights)) if kernels else plain_add_rows(sums, updates, weights)
 
 
 def first_nonfinite(arrays: Sequence[Array]) -> int | None:

@@ -16,11 +16,13 @@ from typing import Any
 import numba
 import numpy as np
 
+from fedgma.aggregation.kernels.plain import Sums, select
 from fedgma.arrays import Array
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SHARED = 1 << 16  # entries from which a second thread pays
 BLOCK = 2048  # entries: their sums (13 bytes each) stay in the L1 cache while clients are added
+WIDE = 1 << 14  # entries: one further sum of them stays in the L2 cache
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 BITS: dict[Any, Any] = {SINGLE: np.uint32, DOUBLE: np.uint64}
 EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7FF0000000000000)}  # all ones: nonfinite
@@ -29,24 +31,44 @@ EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7
 Piece = tuple[int, slice]  # position of an array, and a part of it
 
 
-def add(sums: Sequence[tuple[Array, Array, Array]], updates: Sequence[Array], weight: float) -> None:
-    """Add one client's flat arrays to their sums (total, rest, votes), in place."""
+def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
+    """Add one client's flat arrays to their sums, in place."""
 
     def work(pieces: list[Piece]) -> None:
         for position, part in pieces:
-            total, rest, votes = sums[position]
-            _add(total[part], rest[part], votes[part], updates[position][part], weight)
+            update, block = updates[position][part], select(sums[position], part)
+            _add(*block[:3], update, weight)
+            _add_further(block, update, weight)
 
     _run_in_threads(work, [update.size for update in updates])
 
 
-def add_rows(total: Array, rest: Array, votes: Array, updates: Array, weights: Array) -> bool:
+def add_rows(sums: Sums, updates: Array, weights: Array) -> bool:
     """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite."""
+    further = any(array is not None for array in sums[3:])
 
     def work(pieces: list[Piece]) -> bool:
-        return all(_add_rows(total, rest, votes, updates, weights, part.start, part.stop) for _, part in pieces)
+        finite = all(_add_rows(*sums[:3], updates, weights, part.start, part.stop) for _, part in pieces)
+        for _, part in pieces if further else ():
+            for start in range(part.start, part.stop, WIDE):
+                block = slice(start, min(start + WIDE, part.stop))
+                for client in range(len(updates)):
+                    _add_further(select(sums, block), updates[client, block], float(weights[client]))
+        return finite
 
     return all(_run_in_threads(work, [updates.shape[1]]))
+
+
+def _add_further(sums: Sums, update: Array, weight: float) -> None:
+    """Add one client's update to the sums that are kept on demand."""
+    if sums.positive is not None:
+        _add_positive(sums.positive, sums.positive_rest, update, weight)
+    if sums.positives is not None:
+        _count_positive(sums.positives, update)
+    if sums.positive_weight is not None:
+        _add_weights(sums.positive_weight, sums.negative_weight, update, weight)
+    if sums.squares is not None:
+        _add_squares(sums.squares, sums.squares_rest, update, weight)
 
 
 def first_nonfinite(arrays: Sequence[Array]) -> int | None:
@@ -103,6 +125,43 @@ def _add(total: Array, rest: Array, votes: Array, update: Array, weight: float) 
         total[j] = after
         rest[j] = rest[j] + ((before - (after - back)) + (term - back))
         votes[j] += unit * (value > 0) - unit * (value < 0)
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_positive(total: Array, rest: Array, update: Array, weight: float) -> None:
+    for j in range(update.size):
+        term = np.float64(update[j]) * weight if update[j] > 0 else 0.0
+        before = total[j]
+        after = before + term
+        back = after - before
+        total[j] = after
+        rest[j] = rest[j] + ((before - (after - back)) + (term - back))
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_squares(total: Array, rest: Array, update: Array, weight: float) -> None:
+    for j in range(update.size):
+        value = np.float64(update[j])
+        term = value * weight * value
+        before = total[j]
+        after = before + term
+        back = after - before
+        total[j] = after
+        rest[j] = rest[j] + ((before - (after - back)) + (term - back))
+
+
+@numba.njit(nogil=True, cache=True)
+def _count_positive(positives: Array, update: Array) -> None:
+    unit = positives.dtype.type(1)
+    for j in range(update.size):
+        positives[j] += unit * (update[j] > 0)
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_weights(positive: Array, negative: Array, update: Array, weight: float) -> None:
+    for j in range(update.size):
+        positive[j] += weight * (update[j] > 0)
+        negative[j] += weight * (update[j] < 0)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fedgma.aggregation.kernels.plain import FURTHER, Sums, select
 from fedgma.aggregation.masks import VoteMask
 
 BLOCK = 512
@@ -87,6 +88,81 @@ def _add_rows(
 
 
 @triton.jit
+def _add_pair(total, rest, term):
+    """Knuth's two-sum."""
+    after = total + term
+    back = after - total
+    return after, rest + ((total - (after - back)) + (term - back))
+
+
+@triton.jit
+def _add_rows_further(
+    total_at, rest_at, votes_at, positive_at, positive_rest_at, positives_at, positive_weight_at, negative_weight_at,
+    squares_at, squares_rest_at, rows_at, weights_at, keep_at, edges_at, flag_at, size,
+    PARTS: tl.constexpr, COUNTS: tl.constexpr, WEIGHTS: tl.constexpr, SQUARES: tl.constexpr,
+    SELECT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`_add_rows` with the sums that are kept on demand; still one pass over the updates."""
+    run = tl.program_id(1)
+    first = tl.load(edges_at + run)
+    clients = tl.load(edges_at + run + 1) - first
+    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < size
+    offset = run.to(tl.int64) * size + entry
+    total = tl.load(total_at + offset, inside, 0.0)
+    rest = tl.load(rest_at + offset, inside, 0.0).to(tl.float64)
+    votes = tl.load(votes_at + offset, inside, 0).to(tl.int32)
+    none = tl.zeros([BLOCK], tl.float64)
+    positive, positive_rest, positive_weight, negative_weight = none, none, none, none
+    squares, squares_rest = none, none
+    positives = tl.zeros([BLOCK], tl.int32)
+    if PARTS:
+        positive = tl.load(positive_at + offset, inside, 0.0)
+        positive_rest = tl.load(positive_rest_at + offset, inside, 0.0).to(tl.float64)
+    if COUNTS:
+        positives = tl.load(positives_at + offset, inside, 0).to(tl.int32)
+    if WEIGHTS:
+        positive_weight = tl.load(positive_weight_at + offset, inside, 0.0)
+        negative_weight = tl.load(negative_weight_at + offset, inside, 0.0)
+    if SQUARES:
+        squares = tl.load(squares_at + offset, inside, 0.0)
+        squares_rest = tl.load(squares_rest_at + offset, inside, 0.0).to(tl.float64)
+    for client in range(clients):
+        at = rows_at + (first + client).to(tl.int64) * size + entry
+        selected = entry < tl.where(tl.load(keep_at + first + client) > 0, size, 0) if SELECT else inside
+        value = tl.load(at, selected, 0.0)
+        weight = tl.load(weights_at + first + client)
+        wide = value.to(tl.float64)
+        term = wide * weight
+        total, rest = _add_pair(total, rest, term)
+        votes += (value > 0).to(tl.int32) - (value < 0).to(tl.int32)
+        if PARTS:
+            positive, positive_rest = _add_pair(positive, positive_rest, tl.where(value > 0, term, 0.0))
+        if COUNTS:
+            positives += (value > 0).to(tl.int32)
+        if WEIGHTS:
+            positive_weight += tl.where(value > 0, weight, 0.0)
+            negative_weight += tl.where(value < 0, weight, 0.0)
+        if SQUARES:
+            squares, squares_rest = _add_pair(squares, squares_rest, term * wide)
+    tl.store(total_at + offset, total, inside)
+    tl.store(rest_at + offset, rest.to(rest_at.dtype.element_ty), inside)
+    tl.store(votes_at + offset, votes.to(votes_at.dtype.element_ty), inside)
+    if PARTS:
+        tl.store(positive_at + offset, positive, inside)
+        tl.store(positive_rest_at + offset, positive_rest.to(positive_rest_at.dtype.element_ty), inside)
+    if COUNTS:
+        tl.store(positives_at + offset, positives.to(positives_at.dtype.element_ty), inside)
+    if WEIGHTS:
+        tl.store(positive_weight_at + offset, positive_weight, inside)
+        tl.store(negative_weight_at + offset, negative_weight, inside)
+    if SQUARES:
+        tl.store(squares_at + offset, squares, inside)
+        tl.store(squares_rest_at + offset, squares_rest.to(squares_rest_at.dtype.element_ty), inside)
+    _flag_nonfinite(total, flag_at)
+
+
+@triton.jit
 def _aggregate(
     blocks_at, sizes_at, starts_at, rows_at, shifts_at, weights_at, mean_at, mask_at, masks_at, flag_at,
     clients, size, MANY: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
@@ -121,32 +197,38 @@ def _aggregate(
     _flag_nonfinite(total, flag_at)
 
 
-def add(total: Any, rest: Any, votes: Any, update: Any, weight: float) -> None:
+def add(sums: Sums, update: Any, weight: float) -> None:
     """Add one client's flat update, in place; the caller has checked that it is finite."""
-    _add_stack(total, rest, votes, update.view(1, -1), np.array([weight]))
+    _add_stack(sums, update.view(1, -1), np.array([weight]))
 
 
-def add_rows(total: Any, rest: Any, votes: Any, updates: Any, weights: np.ndarray[Any, Any]) -> bool:
+def add_rows(sums: Sums, updates: Any, weights: np.ndarray[Any, Any]) -> bool:
     """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite."""
-    return not bool(_add_stack(total, rest, votes, updates, weights))
+    return not bool(_add_stack(sums, updates, weights))
 
 
-def _add_stack(total: Any, rest: Any, votes: Any, updates: Any, weights: np.ndarray[Any, Any]) -> Any:
+def _add_stack(sums: Sums, updates: Any, weights: np.ndarray[Any, Any]) -> Any:
     amounts, edges, _ = _send(updates.device, weights, [0, len(updates)], [])
-    return add_runs(total[None], rest[None], votes[None], updates, amounts, None, edges)
+    return add_runs(select(sums, None), updates, amounts, None, edges)
 
 
-def add_runs(total: Any, rest: Any, votes: Any, updates: Any, weights: Any, keep: Any, edges: Any) -> Any:
+def add_runs(sums: Sums, updates: Any, weights: Any, keep: Any, edges: Any) -> Any:
     """Add lanes' updates [lane, entry] to the sums of their runs [run, entry], in place, without synchronising.
 
     Run r has the lanes `edges[r]` to `edges[r + 1]`; weights are float64 [lane]; lanes whose `keep` (uint8 [lane], or
     None for all) is zero are skipped. Returns a flag on the device that is not zero if a sum is not finite.
     """
-    runs, size = total.shape
+    runs, size = sums.total.shape
     flag = torch.zeros(1, dtype=torch.int32, device=updates.device)
     grid = (triton.cdiv(size, BLOCK), runs)
-    arguments = (total, rest, votes, updates, weights, weights if keep is None else keep, edges, flag, size)
-    _add_rows[grid](*arguments, SELECT=keep is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS)
+    arguments = (updates, weights, weights if keep is None else keep, edges, flag, size)
+    options = {"SELECT": keep is not None, "BLOCK": BLOCK, **OPTIONS}
+    if all(array is None for array in sums[3:]):
+        _add_rows[grid](*sums[:3], *arguments, UNROLL=UNROLL, **options)
+    else:
+        present = [sums.total if array is None else array for array in sums]  # a pointer that is not used
+        kept = {group.upper(): getattr(sums, names[0]) is not None for group, names in FURTHER.items()}
+        _add_rows_further[grid](*present, *arguments, **kept, **options)
     return flag
 
 

@@ -1,4 +1,5 @@
-"""A data set from what a user has in Python: arrays, a mapping of arrays, or a table of pandas, Arrow or `datasets`.
+"""A data set from what a user has in Python: arrays, a mapping of arrays, a table of pandas, Arrow or `datasets`, or
+partitions of Flower Datasets.
 
 Tables are known by what they can do, so none of these packages is imported here.
 """
@@ -8,6 +9,7 @@ from typing import Any
 
 from fedgma.data.files.dataset import Dataset
 from fedgma.data.files.own import dataset_of, from_arrays
+from fedgma.data.files.partitioned import is_partitioned, parts_of_partitions
 from fedgma.data.files.roles import TEST, TRAIN, VALID, Parts, find, parts_of
 from fedgma.data.files.tables import classes_of, columns_of, is_table, label_column, parts_of_table
 from fedgma.errors import DataError
@@ -17,7 +19,8 @@ def from_data(data: Any, name: str = "own") -> Dataset:
     """A data set from a user's object.
 
     Known are (x, y), (x, y, client), ((x, y), (x_test, y_test)), a mapping with `x` and `y` (or other usual names), a
-    table, and a mapping of tables or pairs with `train` and `test`.
+    table, a mapping of tables or pairs with `train` and `test`, and a `FederatedDataset` or partitioner of Flower
+    Datasets, whose partitions are the clients.
 
     >>> from_data({"x_train": [[0.5], [1.5]], "y_train": ["no", "yes"], "x_test": [[0.1]], "y_test": ["no"]}).classes
     ('no', 'yes')
@@ -28,13 +31,15 @@ def from_data(data: Any, name: str = "own") -> Dataset:
         return from_arrays(*data[0], test=data[1], name=name)
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         return from_arrays(*data[:2], client=data[2] if len(data) == 3 else None, name=name)
+    if is_partitioned(data):
+        return dataset_of(parts_of_partitions(data, name), name)
     if is_table(data):
         return dataset_of(_parts(data, name), name)
     if isinstance(data, Mapping):
         return dataset_of(_parts_of_mapping(data, name), name)
     raise DataError(
-        f"data must be (x, y), (x, y, client), a mapping with x and y, or a table of pandas, Arrow or datasets, "
-        f"got {type(data).__name__}"
+        "data must be (x, y), (x, y, client), a mapping with x and y, partitions of Flower Datasets, or "
+        f"a table of pandas, Arrow or datasets, got {type(data).__name__}"
     )
 
 

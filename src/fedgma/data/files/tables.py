@@ -117,7 +117,8 @@ def _array(cells: Any) -> Column:
         except (AttributeError, NotImplementedError, ValueError, TypeError):
             continue
     listed = list(cells)
-    return np.array(listed) if listed and isinstance(listed[0], int | float | str | bool) else _objects(listed)
+    plain_cells = listed and isinstance(listed[0], int | float | str | bool | np.generic)
+    return np.array(listed) if plain_cells else _objects(listed)
 
 
 def _objects(cells: Sequence[Any]) -> Column:

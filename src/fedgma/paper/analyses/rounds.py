@@ -71,14 +71,14 @@ def retrain(fleet: Fleet, state: State, run: int, clients: Sequence[int], repeat
 
 def open_round(fleet: Fleet, state: State) -> tuple[State, tallies.Sums, tallies.Merged]:
     """Run one round as `fleet.play_round` does, return its votes and mask too, and skip evaluation; no SCAFFOLD."""
-    sums = tallies.empty(fleet.device, len(fleet.specs), state.params.shape[1], state.buffers)
+    sums = tallies.empty(state.params, state.buffers, fleet.columns.number, fleet.rules.further)
     kept: rules.Kept = {}
     for run, spec in enumerate(fleet.specs):
         clients = sample_clients(spec, int(state.rounds[run]) + 1)
         trained, weights = train_clients(fleet, state, run, clients.tolist())
         rules.add(fleet.rules, sums, kept, np.full(len(clients), run), weights, trained, clients)
-    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.masks)
+    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.rule)
     params, moments = optimizers.step(fleet.optimizers, merged, state.moments, state.params)
     after = replace(state, rounds=state.rounds + 1, params=params, buffers=merged.buffers, moments=moments)
-    after = replace(after, masks=merged.masks)
+    after = replace(after, rule=merged.state)
     return after, sums, merged

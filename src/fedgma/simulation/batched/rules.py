@@ -1,13 +1,14 @@
 """The rules of many runs at once, over [run, entry] tensors: the same functions that a server calls for one run.
 
 Masks made of votes (`VoteMask`, the paper's and most others) have a batched form: two small tables hold the thresholds
-of all runs, and one pass makes all masks. Clipping has one too. For everything else the rule's own functions are
-called: `change` once for all runs that share a rule, `prepare` client by client, `select`, `combine` and a user-defined
-mask run by run.
+of all runs, and one pass makes all masks. For everything else the rule's own functions are called: `compute`, a
+function of sums, once for all runs that share it; `prepare` for all lanes where it has a form for `rows`, else client
+by client; `select`, `combine` and a user-defined mask run by run.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -15,13 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.aggregation.masks import VoteMask
-from fedgma.aggregation.rule import Change, Rule
+from fedgma.aggregation.kernels import plain
+from fedgma.aggregation.kernels.plain import FURTHER
+from fedgma.aggregation.masks import Mask, VoteMask
+from fedgma.aggregation.rule import Prepare, Rule
 from fedgma.aggregation.rules import Clip
-from fedgma.arrays import Array, to_native
+from fedgma.aggregation.view import FUSED, View, total_measures
+from fedgma.arrays import Array, is_torch, to_native
 from fedgma.simulation.batched import tallies
 from fedgma.simulation.batched.norm_bounds import norms
-from fedgma.simulation.batched.tallies import Merged, Sums
+from fedgma.simulation.batched.tallies import Broken, Merged, Sums
 from fedgma.training.lane_batch import Trained
 from fedgma.training.stacked import Shapes, Stacked, ship, unflatten
 
@@ -34,9 +38,9 @@ class Rules(NamedTuple):
 
     rules: tuple[Rule, ...]
     tables: tuple[Tensor, Tensor] | None  # votes needed [run, clients + 1], mask below them [run]; None: no vote mask
-    changed: tuple[tuple[Rule, Tensor], ...]  # rules that change their mask, and the runs that have them
+    computed: tuple[tuple[Rule, np.ndarray], ...]  # rules with a function of sums, and the runs that share it
     scaled: Tensor | None  # runs whose changed mask keeps the length of the step
-    late: Tensor | None  # runs that apply a mask one round later
+    further: tuple[str, ...]  # the sums that some rule asks for beside weighted updates and votes
     shapes: Shapes
 
     def votes_needed(self, run: int) -> tuple[Tensor, Tensor] | None:
@@ -56,13 +60,30 @@ class Added(NamedTuple):
 
 def lay_out(rules: Sequence[Rule], clients: int, shapes: Shapes, device: torch.device) -> Rules:
     """Copy the tables to the device once; `clients` is the largest number that one run samples."""
-    groups: dict[Hashable, list[int]] = {}
+    groups: list[tuple[Rule, list[int]]] = []
     for run, rule in enumerate(rules):
-        if rule.change is not None:
-            groups.setdefault(_key(rule.change), []).append(run)
-    changed = tuple((rules[rows[0]], torch.tensor(rows, device=device)) for rows in groups.values())
-    scaled, late = (_rows([getattr(rule, name) for rule in rules], device) for name in ("keep_length", "late"))
-    return Rules(tuple(rules), _tables(rules, clients, device), changed, scaled, late, shapes)
+        if rule.compute is not None:
+            alike = next((rows for other, rows in groups if _is_alike(rule, other)), None)
+            if alike is None:
+                groups.append((rule, [run]))
+            else:
+                alike.append(run)
+    return Rules(
+        rules=tuple(rules),
+        tables=_tables(rules, clients, device),
+        computed=tuple((rule, np.array(rows)) for rule, rows in groups),
+        scaled=_rows([rule.keep_length for rule in rules], device),
+        further=tuple(group for group in FURTHER if any(group in rule.further for rule in rules)),
+        shapes=shapes,
+    )
+
+
+def _is_alike(rule: Rule, other: Rule) -> bool:
+    """Whether two rules have the same functions of sums, so that one call serves both."""
+    try:
+        return bool((rule.compute, rule.measure, rule.state) == (other.compute, other.measure, other.state))
+    except Exception:  # a user's class may hold what cannot be compared, such as arrays
+        return rule is other
 
 
 def _rows(flags: Sequence[bool], device: torch.device) -> Tensor | None:
@@ -70,11 +91,13 @@ def _rows(flags: Sequence[bool], device: torch.device) -> Tensor | None:
     return torch.tensor(rows, device=device) if rows else None
 
 
-def _key(function: Change) -> Hashable:
-    """A key that is equal for functions that do the same; partials are compared by function and arguments."""
-    if isinstance(function, partial):
-        return function.func, function.args, tuple(sorted(function.keywords.items()))
-    return function
+def first_state(rules: Rules, params: Tensor) -> Stacked:
+    """The state of rules before the first round, [run, entry] by name."""
+    state: Stacked = {}
+    for run, rule in enumerate(rules.rules):
+        for name, first in rule.state.items():
+            state.setdefault(name, torch.zeros_like(params))[run] = first
+    return state
 
 
 def _tables(rules: Sequence[Rule], clients: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
@@ -115,21 +138,35 @@ def add(
 
 def _prepared(rules: Rules, run: np.ndarray, updates: Tensor) -> Tensor:
     """The updates [lane, entry] after each rule's `prepare`; `run` [lane] is the run of each lane."""
-    lanes = [lane for lane, owner in enumerate(run.tolist()) if rules.rules[owner].prepare is not None]
-    if not lanes:
+    groups: dict[int, list[int]] = {}
+    functions: dict[int, Prepare] = {}
+    for lane, owner in enumerate(run.tolist()):
+        if (function := rules.rules[owner].prepare) is not None:
+            key = next((key for key, known in functions.items() if known == function), len(functions))
+            functions[key] = function
+            groups.setdefault(key, []).append(lane)
+    if not groups:
         return updates
     prepared = updates.clone()
-    limits = {lane: f.norm for lane in lanes if isinstance(f := rules.rules[run[lane]].prepare, Clip) and not f.inner}
-    if limits:
-        rows = ship(np.array(list(limits)), updates.device)
-        prepared[rows] = _clipped(updates[rows], ship(np.array(list(limits.values())), updates.device), rules.shapes)
-    for lane in [lane for lane in lanes if lane not in limits]:
-        function = rules.rules[run[lane]].prepare
-        assert function is not None
-        named = {name: value[0] for name, value in unflatten(updates[lane : lane + 1], rules.shapes).items()}
-        changed = function(named, ())
-        prepared[lane] = torch.cat([changed[name].flatten() for name, _ in rules.shapes])
+    for key, lanes in groups.items():
+        rows = ship(np.array(lanes), updates.device)
+        prepared[rows] = _prepare_rows(functions[key], updates[rows], rules.shapes)
     return prepared
+
+
+def _prepare_rows(function: Prepare, updates: Tensor, shapes: Shapes) -> Tensor:
+    """The updates [lane, entry] of rules that share their `prepare`."""
+    if isinstance(function, Clip):
+        inner = updates if function.inner is None else _prepare_rows(function.inner, updates, shapes)
+        return _clipped(inner, torch.full_like(inner[:, 0], function.norm, dtype=torch.float64), shapes)
+    if hasattr(function, "rows"):
+        arrays = torch.split(updates, [shape.numel() for _, shape in shapes], 1)
+        return torch.cat([_tensor(function.rows(to_native(array)), updates) for array in arrays], 1)
+    changed = torch.empty_like(updates)
+    for lane in range(len(updates)):
+        named = function({name: value[0] for name, value in unflatten(updates[lane : lane + 1], shapes).items()}, ())
+        changed[lane] = torch.cat([_tensor(named[name], updates).flatten() for name, _ in shapes])
+    return changed
 
 
 def _clipped(updates: Tensor, limits: Tensor, shapes: Shapes) -> Tensor:
@@ -151,10 +188,10 @@ def _keep(
             kept.setdefault(int(owner), []).append((updates[rows], weights[own], clients[own]))
 
 
-def merge(rules: Rules, sums: Sums, kept: Kept, like: Stacked, masks: Tensor | None = None) -> Merged:
-    """Mean and mask of each run by its rule, and its buffers.
+def merge(rules: Rules, sums: Sums, kept: Kept, like: Stacked, state: Stacked | None = None) -> Merged:
+    """Mean and mask of each run by its rule, its buffers, and the state for the next round.
 
-    `like` holds the buffers before the round, `masks` those that late runs apply now.
+    `like` holds the buffers before the round, `state` what the rules returned in the round before.
     """
     merged = tallies.merge(sums, like)
     mean, mask = _combined(rules, kept, merged.mean), _vote_masks(rules, sums)
@@ -166,22 +203,12 @@ def merge(rules: Rules, sums: Sums, kept: Kept, like: Stacked, masks: Tensor | N
                 mask[run] = torch.as_tensor(
                     rule.mask(to_native(sums.votes[run]), clients, "float32"), device=mean.device
                 )
-    length = mask
-    if mask is not None and rules.changed:
-        mask = _changed(rules, mean, mask)
-    if mask is not None and rules.late is not None:
-        masks, mask = _one_round_late(rules.late, mask, masks, merged.alive)
     if rules.scaled is not None:
-        merged = merged._replace(length=length, scaled=rules.scaled)
-    return merged._replace(mean=mean, mask=mask, masks=masks)
-
-
-def _one_round_late(late: Tensor, mask: Tensor, masks: Tensor | None, alive: Tensor) -> tuple[Tensor, Tensor]:
-    """The masks for the next round, and those of this one: late runs apply the last round's, at first none."""
-    before = torch.ones_like(mask) if masks is None else masks
-    now = mask.clone()
-    now[late] = before[late]
-    return torch.where(alive[:, None], mask, before), now
+        merged = merged._replace(length=mask, scaled=rules.scaled)
+    merged = merged._replace(mean=mean, mask=mask, state=state or {})
+    for rule, rows in rules.computed:
+        merged = _computed(rules, rule, rows, sums, merged)
+    return merged
 
 
 def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
@@ -216,19 +243,68 @@ def _vote_masks(rules: Rules, sums: Sums) -> Tensor | None:
     return torch.where(passed, 1.0, under)
 
 
-def _changed(rules: Rules, mean: Tensor, mask: Tensor) -> Tensor:
-    """The masks; for rules that change theirs, what `change` returns for each array."""
-    mask = mask.clone()
+def _computed(rules: Rules, rule: Rule, runs: np.ndarray, sums: Sums, merged: Merged) -> Merged:
+    """Mean, mask and state of the runs that share a function of sums, by that function, array by array."""
+    rows = slice(None) if len(runs) == len(merged.mean) else ship(runs, merged.mean.device)
+    views = [view for view in _views(rules, rule, rows, sums, merged) if view.mean.shape[-1]]
+    measured = total_measures([rule.measured(view) for view in views])
+    steps = [rule.step(replace(view, measured=measured)) for view in views]
+    mean, mask, state = merged.mean, merged.mask, dict(merged.state)
+    if any(step.mean is not view.mean for step, view in zip(steps, views, strict=True)):
+        mean = mean.clone()
+        mean[rows] = _joined([step.mean for step in steps], mean)
+    if mask is not None or any(step.mask is not None for step in steps):
+        mask = torch.ones_like(mean) if mask is None else mask.clone()
+        ones = [view.mean * 0 + 1 if step.mask is None else step.mask for step, view in zip(steps, views, strict=True)]
+        mask[rows] = _joined(ones, mask)
+    alive = merged.alive[rows]
+    for name in rule.state:
+        after = [step.state.get(name, view.state[name]) for step, view in zip(steps, views, strict=True)]
+        table = state[name].clone()
+        table[rows] = torch.where(alive[:, None], _joined(after, table), table[rows])
+        state[name] = table
+    sound = mean[rows].isfinite().all(1) & (True if mask is None else mask[rows].isfinite().all(1))
+    broken = torch.zeros_like(merged.alive) if merged.broken is None else merged.broken.runs.clone()
+    broken[rows] = alive & ~sound
+    named = Broken(broken, tuple(one.name for one in rules.rules))
+    return merged._replace(mean=mean, mask=mask, state=state, broken=named)
+
+
+def _views(rules: Rules, rule: Rule, rows: slice | Tensor, sums: Sums, merged: Merged) -> Iterator[View]:
+    """What a rule reads of these runs, array by array."""
     sizes = [shape.numel() for _, shape in rules.shapes]
-    for rule, rows in rules.changed:
-        assert rule.change is not None
-        parts = zip(torch.split(mean[rows], sizes, 1), torch.split(mask[rows], sizes, 1), strict=True)
-        arrays = [
-            rule.change(name, to_native(part), to_native(values))
-            for (name, _), (part, values) in zip(rules.shapes, parts, strict=True)
-        ]
-        mask[rows] = torch.cat([_tensor(array, mask) for array in arrays], 1)
-    return mask
+
+    def split(table: Tensor | None) -> Sequence[Array | None]:
+        whole = [None] * len(sizes) if table is None else torch.split(table[rows], sizes, 1)
+        return [None if part is None else to_native(part) for part in whole]
+
+    alive = merged.alive[rows, None]
+    clients = to_native(torch.where(alive, sums.clients[rows, None], 1).double())
+    weight = to_native(torch.where(alive, sums.weight[rows, None], 1.0))
+    needed = not {*rule.reads, *rule.measures} <= FUSED
+    kept = [plain.Sums(*parts) for parts in zip(*map(split, sums.entries), strict=True)] if needed else None
+    state = {name: split(merged.state[name]) for name in rule.state}
+    for place, (name, mean, mask) in enumerate(
+        zip([name for name, _ in rules.shapes], split(merged.mean), split(merged.mask), strict=True)
+    ):
+        entries = None if kept is None else kept[place]
+        votes = partial(_vote_mask, entries, sums.clients[rows], mean)
+        before = {key: parts[place] for key, parts in state.items()}
+        yield View(name, mean, mask, clients, weight, entries, votes, before)
+
+
+def _vote_mask(sums: plain.Sums | None, clients: Tensor, like: Array, function: Mask) -> Array:
+    """The mask that a function makes of the votes of each run."""
+    assert sums is not None
+    assert sums.votes is not None
+    rows = [
+        function(votes, max(1, count), "float32") for votes, count in zip(sums.votes, clients.tolist(), strict=True)
+    ]
+    return torch.stack(rows) if is_torch(like) else np.stack(rows)
+
+
+def _joined(arrays: Sequence[Array], like: Tensor) -> Tensor:
+    return torch.cat([_tensor(array, like) for array in arrays], 1)
 
 
 def _tensor(array: Array, like: Tensor) -> Tensor:

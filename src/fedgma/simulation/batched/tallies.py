@@ -6,7 +6,8 @@ not change a bit.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,19 @@ class Sums:
     clients: Tensor  # int64 [run]
     buffers: Stacked  # float64 sums or integer maxima [run, ...]
     metrics: Tensor  # float64 [run, 1 + column]: weighted loss and measures of the task
+    further: Stacked = field(default_factory=dict)  # [run, entry]: sums that some run's rule asks for, by their names
+
+    @property
+    def entries(self) -> kernels.plain.Sums:
+        """The sums of the parameters, as a single tally has them."""
+        return kernels.plain.Sums(self.total, self.rest, self.votes, **self.further)
+
+
+class Broken(NamedTuple):
+    """Which runs' rules gave values that are not finite, and the names of all rules."""
+
+    runs: Tensor  # bool [run]
+    names: tuple[str, ...]
 
 
 class Merged(NamedTuple):
@@ -40,11 +54,15 @@ class Merged(NamedTuple):
     alive: Tensor  # bool [run]: at least one client was counted
     length: Tensor | None = None  # [run, entry]: mask of the step whose length a run takes; None: no run does
     scaled: Tensor | None = None  # the runs whose step takes that length
-    masks: Tensor | None = None  # [run, entry]: what a late run masks with in the next round; None: no run is late
+    state: Stacked = {}  # noqa: RUF012  [run, entry] by name: what rules hand to the next round
+    broken: Broken | None = None  # None: no rule could be
 
 
-def empty(device: torch.device, runs: int, entries: int, buffers: Stacked, measures: int = 1) -> Sums:
-    """Sums before the first client; `buffers` gives names, shapes and types of the buffers."""
+def empty(params: Tensor, buffers: Stacked, measures: int = 1, further: Collection[str] = ()) -> Sums:
+    """Sums before the first client, laid out as parameters [run, entry] and buffers [run, ...]."""
+    device, (runs, entries) = params.device, params.shape
+    types = {"positives": torch.int32, "positive_rest": torch.float32, "squares_rest": torch.float32}
+    names = [name for group in further for name in kernels.plain.FURTHER[group]]
     sums = {name: _empty_buffer(value) for name, value in buffers.items()}
     return Sums(
         total=torch.zeros((runs, entries), dtype=torch.float64, device=device),
@@ -54,6 +72,7 @@ def empty(device: torch.device, runs: int, entries: int, buffers: Stacked, measu
         clients=torch.zeros(runs, dtype=torch.int64, device=device),
         buffers=sums,
         metrics=torch.zeros((runs, 1 + measures), dtype=torch.float64, device=device),
+        further={n: torch.zeros((runs, entries), dtype=types.get(n, torch.float64), device=device) for n in names},
     )
 
 
@@ -85,7 +104,7 @@ def add(
     if updates.device.type == "cuda" and kernels.load_gpu_kernels() is not None:
         edges = ship(np.searchsorted(run, np.arange(len(sums.weight) + 1)), updates.device)
         kept = fine.to(torch.uint8)
-        kernels.load_gpu_kernels().add_runs(sums.total, sums.rest, sums.votes, updates, weight, kept, edges)  # type: ignore[union-attr]
+        kernels.load_gpu_kernels().add_runs(sums.entries, updates, weight, kept, edges)  # type: ignore[union-attr]
     else:
         _add_lanes(sums, run, fine, weights, updates)
     if buffers:
@@ -98,11 +117,10 @@ def add(
 
 def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:
     """Add one lane after the other, with the kernel of a single tally."""
-    parts = [to_native(part) for part in (sums.total, sums.rest, sums.votes)]
+    parts = kernels.plain.Sums(*(None if part is None else to_native(part) for part in sums.entries))
     rows = to_native(updates)
     for lane in np.flatnonzero(fine.cpu().numpy()):
-        run_sums = kernels.plain.Sums(*(part[run[lane]] for part in parts))
-        kernels.add([run_sums], [rows[lane]], float(weights[lane]))
+        kernels.add([kernels.plain.select(parts, run[lane])], [rows[lane]], float(weights[lane]))
 
 
 def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:

@@ -33,7 +33,7 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
     images = {id(pool): _images(pool) for pool in pools}
 
     def train(task: Assignment) -> Trained:
-        _, lane_batch, pools, start, _, correction = task
+        _, lane_batch, pools, start, _, correction, _ = task
         flat = flatten(start).numpy()
         fixes = flatten(correction).numpy() if correction else None
         updates = torch.empty(lane_batch.size, flat.shape[1])

@@ -1,0 +1,108 @@
+"""A user's own rule in experiments: named in the settings or passed in Python, part of a run's identity, resumed."""
+
+import textwrap
+
+import pytest
+from small_runs import SMALL
+
+import fedgma
+from fedgma.experiments.grid import expand
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.plan import plan
+from fedgma.records.reader import read_head
+from fedgma.reports.report import in_markdown, make_report
+
+TINY = {**SMALL, "model": "logistic", "rounds": 1, "seed": [0], "client_test_size": 0, "mask_every": 0}
+MINE = """
+    FACTOR = {factor}
+
+    class Smooth:
+        state = {{"last": 0.0}}
+
+        def __call__(self, mean, positive, negative, last):
+            return FACTOR * mean + 0.1 * last, None, {{"last": mean}}
+
+    def plain(mean):
+        return mean
+"""
+
+
+def write(folder, factor=0.5):
+    file = folder / "mine.py"
+    file.write_text(textwrap.dedent(MINE.format(factor=factor)))
+    return file
+
+
+def head_of(run):
+    return read_head(run.folder)
+
+
+def test_a_rule_in_a_file_is_run_labelled_and_known_by_its_code(tmp_path):
+    file = write(tmp_path)
+    config = {**TINY, "aggregator": ["mean", f"{file}:Smooth"]}
+    first = fedgma.run(config, out=tmp_path / "runs")
+    mine = next(run for run in first.runs if run.settings["aggregator"] == "mine.py:Smooth")
+    assert head_of(mine)["settings"]["aggregator"] == "mine.py:Smooth"
+    assert len(head_of(mine)["identity"]["rule"]) == 64
+    assert "rule" not in head_of(next(run for run in first.runs if run is not mine))["identity"]
+    assert [one.names for one in first.comparisons] == [("mine.py:Smooth", "the mean")]
+    assert len(first.comparisons[0].cells) == 1
+    file.write_text(file.read_text() + "\n# a comment\n")
+    again = fedgma.run(config, out=tmp_path / "runs")
+    assert {run.folder for run in again.runs} == {run.folder for run in first.runs}
+    write(tmp_path, factor=0.25)
+    changed = fedgma.run(config, out=tmp_path / "runs")
+    assert len({run.folder for run in (*changed.runs, *first.runs)}) == 3
+
+
+def test_a_rule_passed_in_python_is_compared_with_the_mean():
+    def halved(mean, votes):
+        return 0.5 * mean
+
+    outcome = fedgma.run(TINY, aggregator=halved)
+    assert [run.settings["aggregator"] for run in outcome.runs] == ["mean", "own:halved"]
+    beside = fedgma.run({**TINY, "aggregator": "gma"}, aggregator=halved)
+    assert [run.settings["aggregator"] for run in beside.runs] == ["gma", "own:halved"]
+    assert [run.settings["aggregator"] for run in fedgma.run(TINY, aggregator=fedgma.median()).runs][1] == "own:median"
+
+
+def test_the_function_that_gives_the_mean_is_the_mean(tmp_path):
+    write(tmp_path)
+    outcome = fedgma.run({**TINY, "aggregator": ["mean", f"{tmp_path}/mine.py:plain"], "rounds": 2})
+    mean, mine = (run.rounds[-1]["train"] for run in outcome.runs)
+    assert mean == mine
+
+
+def test_state_is_in_the_checkpoint_so_a_longer_run_goes_on_from_a_shorter_one(tmp_path):
+    config = {**TINY, "aggregator": f"{write(tmp_path)}:Smooth"}
+    whole = fedgma.run({**config, "rounds": 3}, out=tmp_path / "whole").runs[0]
+    fedgma.run({**config, "rounds": 2}, out=tmp_path / "parts")
+    parts = fedgma.run({**config, "rounds": 3}, out=tmp_path / "parts").runs[0]
+    assert "extends" in head_of(parts)
+    assert parts.rounds[-1]["train"] == whole.rounds[-1]["train"]
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "sentence"),
+    [
+        ("gmaa", "aggregator: expected mean, .* or your own as 'file.py:name', got 'gmaa'; did you mean 'gma'?"),
+        ("nowhere.py:rule", "aggregator: no file 'nowhere.py'"),
+        ("mine.py:missing", "aggregator: mine.py has no 'missing' that can be called"),
+        ("no_such_package:rule", "aggregator: 'no_such_package' could not be imported"),
+        ("json:nothing", "aggregator: module 'json' has no function or class 'nothing'"),
+        ("own:rule", "was passed in Python; pass it again as aggregator="),
+    ],
+)
+def test_a_rule_that_is_not_there_gives_one_sentence(aggregator, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    with pytest.raises(fedgma.ConfigError, match=sentence):
+        plan(expand({**TINY, "aggregator": aggregator}), Materials("cpu"), None)
+
+
+def test_a_report_names_the_rule(tmp_path):
+    write(tmp_path)
+    fedgma.run({**TINY, "aggregator": ["mean", f"{tmp_path}/mine.py:Smooth"], "seed": [0, 1]}, out=tmp_path / "runs")
+    text = in_markdown(make_report(tmp_path / "runs"))
+    assert "mine.py:Smooth" in text
+    assert "rule_version" not in text

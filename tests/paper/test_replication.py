@@ -1,0 +1,62 @@
+"""The replication: its pages say what the exported runs say, in few words, and its building blocks are right."""
+
+import re
+
+import pytest
+
+from fedgma.paper import overview
+from fedgma.paper.plots.forest import LOOKS, draw_forest
+from scripts import load_script
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return load_script("tools/write_replication.py")
+
+
+@pytest.fixture(scope="module")
+def found(tool):
+    return tool.read()
+
+
+def test_the_pages_say_what_the_exported_runs_say(tool, found):
+    pages = tool.pages(found)
+    for path, text in pages.items():
+        assert path.read_text() == text, f"{path.name}: run: python tools/write_replication.py --page"
+    known = {path.name for path in pages} | {"discussion.md", "replication.md"}
+    assert {path.name for path in (tool.DOCS / "replication").iterdir()} <= known
+
+
+def test_the_page_is_short_and_has_one_line_for_each_claim_of_the_paper(tool, found):
+    page = (tool.DOCS / "replication.md").read_text()
+    assert len(page.split()) <= 1500
+    rows = re.findall(r"^\| \[(\w+)\]", page, flags=re.MULTILINE)
+    claims = [name for name, listed in found.answers.items() for _ in listed if name[0] == "E" or name == "C6"]
+    assert sorted(rows) == sorted(claims)
+
+
+def test_the_picture_has_every_difference_with_an_interval(found):
+    rows = overview.differences(found.answers)
+    assert {row.surety for row in rows} <= set(LOOKS)
+    labels = [row.label for row in rows]
+    assert "C6 at convergence, label skew" in labels
+    assert len(set(labels)) == len(labels)
+    axes = draw_forest(rows).axes[0]
+    drawn = [label.get_text() for label in axes.get_yticklabels()]
+    assert sorted(drawn) == sorted(labels)
+    claimed = [row.label for row in rows if row.claimed]
+    assert drawn[: len(claimed)] == claimed
+
+
+def test_levels_count_cells_near_and_above_print(found):
+    levels = overview.levels_of(found.comparisons["C6"])
+    distances = [overview.from_print(one, found.comparisons["C6"].experiment) for one in found.comparisons["C6"].on()]
+    assert levels.near == sum(abs(one) <= 2 for one in distances)
+    assert levels.above == sum(one > 2 for one in distances)
+    assert (levels.run, levels.printed) == (32, 32)
+
+
+def test_every_claim_has_a_short_name(found):
+    shorts = [(name, answer.claim.short) for name, listed in found.answers.items() for answer in listed]
+    assert all(short for _, short in shorts)
+    assert len(set(shorts)) == len(shorts)
