@@ -27,7 +27,10 @@ from tables import AGGREGATORS, OPTIMIZERS
 
 SIZES = [7, 3, 12, 5, 1]  # the clients' samples, which are their weights
 ROUNDS = 2
-CASES = [(rule, optimizer) for rule in AGGREGATORS for optimizer in OPTIMIZERS]
+# optimisers see a mean, a mask and a length: rules of each kind meet all of them, the others one of each position
+EVERY_OPTIMIZER = ("gma", "mean", "median", "damped_mean", "stale_mask", "wiener")
+SOME = ("sgd", "averaged", "yogi before")
+CASES = [(rule, name) for rule in AGGREGATORS for name in OPTIMIZERS if rule in EVERY_OPTIMIZER or name in SOME]
 
 
 def dyadic(rng, shape, largest=64):
@@ -180,7 +183,8 @@ def test_the_law_can_tell_the_rules_apart():
 
 
 def test_every_rule_of_the_registry_is_in_the_table():
-    assert {rule.name.removeprefix("clipped_") for rule in AGGREGATORS.values()} == set(RULES)
+    wrapped = ("by_array", "smoothed", "clipped gma", "clipped median")
+    assert {rule.name for name, rule in AGGREGATORS.items() if name not in wrapped} == set(RULES)
 
 
 def half_of_the_votes(votes, clients, dtype):

@@ -9,6 +9,7 @@ The words are in tools/replication/; a field such as {C6/0} becomes what the run
 
 import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -59,6 +60,7 @@ def pages(found: Found) -> dict[Path, str]:
     """Every page with its text."""
     written = {DOCS / "replication.md": filled(WORDS / "page.md", found, _page_fields(found))}
     written[DOCS / "replication" / "record.md"] = filled(WORDS / "record.md", found, _record_fields(found))
+    written[DOCS / "replication" / "changes.md"] = filled(WORDS / "changes.md", found, _change_fields(found))
     for name in catalogue():
         if found.comparisons[name].entries or any(found.answers.get(name, ())):
             written[DOCS / "replication" / f"{name}.md"] = experiment_page(name, found)
@@ -143,6 +145,18 @@ def _record_fields(found: Found) -> dict[str, str]:
         "commands": _bare(commands()),
         "evidence": _bare(overview.evidence_table(found.comparisons, found.answers)),
     }
+
+
+def _change_fields(found: Found) -> dict[str, str]:
+    """Every claim that had a verdict by the first rules, with that of today and the reason for the change."""
+    first = tomllib.loads((WORDS / "before.toml").read_text(encoding="utf-8"))
+    rows = []
+    for name, verdicts in first.items():
+        for answer, before in zip(found.answers[name], verdicts, strict=True):
+            changed = before != answer.verdict
+            rows.append((name, answer.claim.text, before, answer.verdict, overview.reason(answer) if changed else None))
+    table = _bare(Table("", "", ("experiment", "claim", "before", "now", "why"), tuple(rows)))
+    return {"table": table, "claims": str(len(rows)), "changed": str(sum(row[-1] is not None for row in rows))}
 
 
 def commands() -> Table:

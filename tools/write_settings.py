@@ -31,7 +31,7 @@ def reference() -> str:
 def _values(field: Any) -> str:
     """Choices, or a type with its bounds."""
     kind = field.annotation
-    options = [part for part in get_args(kind) if isinstance(part, str)]
+    options = field.examples or [part for part in get_args(kind) if isinstance(part, str)]
     for part in get_args(kind):
         options += [choice for choice in get_args(part) if isinstance(choice, str)]
     if options:

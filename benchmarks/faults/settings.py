@@ -248,6 +248,10 @@ def from_options(rng: random.Random, folder: Path) -> list[str]:
         ["paper", "compare"],
         ["paper", "list"],
         ["flower", "up"],
+        ["ls"],
+        ["show"],
+        ["export"],
+        ["rm"],
         ["nothing"],
         [],
     ]
@@ -274,6 +278,11 @@ def from_options(rng: random.Random, folder: Path) -> list[str]:
         "--statistic",
         "--nodes",
         "--run-config",
+        "--name",
+        "--note",
+        "--dry-run",
+        "--yes",
+        "--version",
     ]
     command = rng.choice(commands)
     rest = []
@@ -281,7 +290,7 @@ def from_options(rng: random.Random, folder: Path) -> list[str]:
         rest += rng.choice(
             [[rng.choice(options)], [rng.choice(NUMBERS)], [mutated(rng, "a=b")], words(rng, 1), [str(folder)]]
         )
-    harmless = command in (["report"], ["compare"], ["convert"], ["data", "list"])
+    harmless = command in (["report"], ["compare"], ["convert"], ["data", "list"], ["ls"], ["show"])
     return [*command, *rest, *([] if harmless else ["--no-such-option"])]
 
 

@@ -12,8 +12,9 @@
 from typing import Any as _Any
 
 from fedgma.aggregation.aggregate import Aggregate, finish
+from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties
 from fedgma.aggregation.gate import Gate, Refusal
-from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, momentum, sgd, yogi
+from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, averaged, momentum, sgd, yogi
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import (
     AGGREGATORS,
@@ -34,9 +35,11 @@ from fedgma.aggregation.rules import (
     stale_mask,
     trimmed_mean,
 )
+from fedgma.aggregation.scales import fedexp, james_stein, wiener
 from fedgma.aggregation.server_round import ServerRound, server_round
 from fedgma.aggregation.tally import Tally
 from fedgma.aggregation.wire import from_bytes, pack, to_bytes, unpack
+from fedgma.aggregation.wrappers import by_array, keep_norm, smoothed, unmasked
 from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError, IntegrityError, NotEnoughClients
 
 Aggregator = Rule
@@ -64,12 +67,19 @@ __all__ = [
     "adagrad",
     "adam",
     "and_mask",
+    "averaged",
+    "by_array",
     "clip",
     "clipped",
     "cross_fitted",
     "damped_mean",
+    "fedexp",
     "finish",
     "from_bytes",
+    "james_stein",
+    "keep_norm",
+    "magnitude_agreement",
+    "majority_sign",
     "masked_extra",
     "masked_mean",
     "mean",
@@ -84,10 +94,14 @@ __all__ = [
     "server_round",
     "sgd",
     "shuffled_mask",
+    "smoothed",
     "stale_mask",
+    "ties",
     "to_bytes",
     "trimmed_mean",
+    "unmasked",
     "unpack",
+    "wiener",
     "yogi",
 ]
 

@@ -180,3 +180,17 @@ def test_an_aggregate_of_another_model_is_refused():
         fedgma.sgd().step(merged, {}, {"v": np.ones(3)})
     with pytest.raises(fedgma.DataError, match=r"shape \[3\] in the aggregate"):
         fedgma.sgd().step(merged, {}, {"w": np.ones((1, 3))})
+
+
+def test_the_average_of_models_leaves_training_as_it_is():
+    optimizers = fedgma.adam(0.1), fedgma.averaged(fedgma.adam(0.1), 0.75)
+    params = {"w": np.zeros(2, np.float32), "steps": np.array(3)}
+    states, models, average = [one.init(params) for one in optimizers], [params, params], np.zeros(2)
+    for round in range(3):
+        merged = fedgma.mean()({"w": np.array([[1.0, round], [2.0, 1.0]], np.float32)})
+        for place, optimizer in enumerate(optimizers):
+            models[place], states[place] = optimizer.step(merged, states[place], models[place])
+        average = 0.75 * average + 0.25 * models[0]["w"]
+    assert np.array_equal(models[0]["w"], models[1]["w"])
+    np.testing.assert_allclose(states[1]["average"]["w"], average, rtol=1e-6)
+    assert list(states[1]["average"]) == ["w"]

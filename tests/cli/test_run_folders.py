@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import fedgma
 from commands import call
 from fedgma.cli import rm
+from fedgma.records.format import with_checksum
 from fedgma.records.label import Label, read_label, write_label
 from fedgma.reports.report import make_report
 from fedgma.training.models import build
@@ -69,6 +70,20 @@ def test_a_run_is_shown_by_the_first_digits_of_its_id_or_by_its_name(runs):
     assert (by_id["name"], by_id["note"], by_id["rounds"]) == ("wide nets", "first try", "2 of 2")
     assert by_id["settings"]["aggregator"] == "gma"
     assert "aggregator               gma" in call("show", runs["gma"])[1].splitlines()
+
+
+def test_what_a_terminal_would_obey_is_not_printed(runs):
+    head = (runs["gma"] / "run.json").read_text()
+    content = {**json.loads(head), "device": "\x1b[2J"}
+    (runs["gma"] / "run.json").write_text(
+        json.dumps(with_checksum({k: v for k, v in content.items() if k != "checksum"}))
+    )
+    (runs["gma"] / "done").unlink()
+    shutil.rmtree(runs["gma"] / "checkpoints")
+    code, printed, _ = call("show", runs["gma"])
+    assert code == 0
+    assert "\x1b" not in printed
+    assert "?[2J" in printed
 
 
 def test_an_unknown_run_is_one_sentence(runs):

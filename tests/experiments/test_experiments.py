@@ -264,9 +264,9 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
         (["sweep", "rounds=1", "--precision", "half"], 2, "fp32, tf32, bf16"),
         (["run", "--nonsense"], 2, "No such option"),
         (["run", "rounds=1", "dataset=bad.npz"], 3, "bad"),
-        (["run", "rounds=1", "dataset=few.npz"], 2, "model lenet could not be built for samples of shape (6,)"),
+        (["run", "rounds=1", "dataset=few.npz", "model=lenet"], 2, "at least 12 x 12 pixels, got samples of shape [6]"),
         (
-            ["run", "rounds=1", "dataset=few.npz", "partition=natural", "model=logistic"],
+            ["run", "rounds=1", "dataset=few.npz", "clients_per_round=10", "model=logistic"],
             4,
             "10 clients, but there are 3; set clients_per_round=3",
         ),

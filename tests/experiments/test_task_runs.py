@@ -86,7 +86,7 @@ def test_a_run_is_known_by_the_code_of_its_task(prices):
 def test_a_task_of_the_library_has_no_checksum_and_a_classification_leaves_no_trace():
     data = from_arrays(np.zeros((20, 2), np.float32), np.arange(20.0), target="float")
     (run,) = plan(
-        expand({"task": "regression", "seed": 0, "aggregator": "gma", "partition": {"clients": 2}}),
+        expand({"task": "regression", "seed": 0, "aggregator": "gma", "partition": {"clients": 2}}, own=True),
         Materials("cpu", data=data),
         None,
     )

@@ -134,7 +134,7 @@ def test_d20_the_harness_sees_a_traceback_a_wrong_code_and_an_accepted_typo(prep
 
 @row("D20")
 def test_d20_too_little_memory_is_one_sentence(monkeypatch):
-    def starved():
+    def starved(prog_name):
         raise MemoryError("Unable to allocate 954. GiB")
 
     monkeypatch.setattr(app, "app", starved)

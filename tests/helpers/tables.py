@@ -19,6 +19,14 @@ AGGREGATORS = {
     "masked_extra": fedgma.masked_extra(0.4),
     "stale_mask": fedgma.stale_mask(0.4),
     "cross_fitted": fedgma.cross_fitted(0.4, seed=3),
+    "ties": fedgma.ties(0.5),
+    "majority_sign": fedgma.majority_sign(),
+    "magnitude_agreement": fedgma.magnitude_agreement(0.6),
+    "wiener": fedgma.wiener(0.5, population=9),
+    "james_stein": fedgma.james_stein(population=9),
+    "fedexp": fedgma.fedexp(),
+    "by_array": fedgma.by_array(fedgma.masked_mean(0.7), {"*bias": fedgma.majority_sign(), "*conv*": fedgma.rlr(2)}),
+    "smoothed": fedgma.smoothed(fedgma.keep_norm(fedgma.unmasked(fedgma.magnitude_agreement(0.9), "*bias")), 0.75),
     "clipped gma": fedgma.clipped(fedgma.masked_mean(0.4), norm=2.0),
     "clipped median": fedgma.clipped(fedgma.median(), norm=2.0),
 }
@@ -31,5 +39,6 @@ OPTIMIZERS = {
     "adam": fedgma.adam(0.1),
     "yogi": fedgma.yogi(0.1),
     "adam before": fedgma.adam(0.1, mask_position="before"),
+    "averaged": fedgma.averaged(fedgma.momentum(0.5), 0.75),
     "yogi before": fedgma.yogi(0.1, mask_position="before"),
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from made_runs import write_experiment
 
+import fedgma
 from fedgma.paper import schema
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.entries import read_entries, write_export
@@ -78,3 +79,9 @@ def test_the_archive_has_runs_plans_licence_version_and_checksums_in_the_same_by
     assert {row["experiment"] for row in rows} == {"E10"}
     assert all(float(row["test_last10_percent"]) == pytest.approx(80.0) for row in rows)
     assert set(schema.COLUMNS) <= set(rows[0])
+
+
+def test_the_citation_names_the_version_and_the_licence():
+    text = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {fedgma.__version__}\n" in text
+    assert "\nlicense: Apache-2.0\n" in text

@@ -118,6 +118,24 @@ def test_arms_may_have_their_own_rates():
     }
 
 
+def test_every_experiment_with_rates_of_its_own_settings_names_the_search_for_them():
+    for one in map(experiment, ALL):
+        own = any(part.rates == "setting" for part in one.parts)
+        assert bool(one.search) == own, one.id
+        assert not own or experiment(one.search).splits == ("validation",)
+
+
+def test_rates_are_searched_for_a_setting_and_an_algorithm_takes_those_of_its_kin():
+    where = "cifar10, label_skew, 100, crop_flip"
+    chosen = Chosen({(where, "fedavg", "mean"): (0.1, 1.0), (where, "fedavg", "gma"): (0.03, 1.0)})
+    cut = Cut(cells="clients=100,partition.name=label_skew,algorithm=fedprox|fedadam", seeds=1)
+    plan = plan_runs(experiment("C12"), chosen, cut)
+    rates = {(run.algorithm, run.aggregator): run.client_learning_rate for _, run in plan.runs}
+    fedprox = {"mean": 0.1, "gma": 0.03, "damped_mean": 0.03, "shuffled_mask": 0.03}
+    assert {arm: rates["fedprox", arm] for arm in fedprox} == fedprox
+    assert plan.unsearched == ("cifar10 fedadam",)
+
+
 def test_colours_are_those_that_were_chosen():
     chosen = Chosen(shift={"fedcmnist": {"jitter": 0.3, "test_coloring": "random"}})
     shifts = {(run.shift.jitter, run.shift.test_coloring) for _, run in plan_runs(experiment("E6"), chosen).runs}

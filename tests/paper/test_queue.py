@@ -1,6 +1,7 @@
 """What is left to run: planned runs that were not made on any machine, and how long they would take."""
 
 import json
+from pathlib import Path
 
 import pytest
 from made_runs import write_experiment
@@ -12,6 +13,7 @@ from fedgma.paper.plans import Cut, plan_runs, samples
 from fedgma.paper.queue import Job, not_made, outlook, read_queue
 from fedgma.paper.rates import Chosen, read_chosen
 
+RESULTS = Path(__file__).parents[2] / "results"
 ONE_SEED = Cut(seeds=1)
 ONE = Job("E12", "a test")
 PLANNED = len(plan_runs(experiment("E12"), Chosen()).grid.runs)
@@ -25,15 +27,15 @@ def made(folder, name="E12", cut=ONE_SEED, level=90.0, **options):
 
 
 def test_every_job_of_the_queue_plans_runs_with_four_seeds_or_is_a_search():
-    jobs, searched = read_queue(), set()
-    for job in jobs:
+    searched: set[str] = set()
+    for job in read_queue():
         plan = plan_runs(experiment(job.id), read_chosen(), Cut(cells=job.cells, seeds=1))
         assert plan.runs, job
         assert job.search == (experiment(job.id).splits == ("validation",))
         assert job.search or experiment(job.id).seeds >= 4, job
-        datasets = {run.dataset for _, run in plan.runs}
-        assert not plan.unrated or datasets <= searched, f"{job.id} needs rates that no job before it searches"
-        searched |= datasets if job.search else set()
+        needed = experiment(job.id).search
+        assert not plan.unsearched or needed in searched, f"{job.id} needs the rates of {needed} first"
+        searched |= {job.id} if job.search else set()
 
 
 def test_runs_of_folders_and_exports_are_done_and_the_others_are_left(tmp_path):
@@ -72,6 +74,13 @@ def test_outdated_runs_are_left_with_the_reason(tmp_path):
     assert left.outdated == {"shuffled_mask before 2026-11-16 took steps about 20 % shorter than the masked ones": 1}
     new = [entry._replace(facts={**entry.facts, "started": "2026-11-17T00:00:00Z"}) for entry in entries]
     assert outlook([Job("C4", "")], merged([*entries, *new]), Chosen())[0].done == 3
+
+
+def test_runs_that_are_made_again_have_the_precision_of_the_arms_beside_them():
+    jobs = [job for job in read_queue() if job.id in ("C3", "C4", "C14") or (job.id == "C1" and "mnist" in job.cells)]
+    entries = [entry for name in {job.id for job in jobs} for entry in read_export(RESULTS / name)]
+    for left in outlook(jobs, entries, read_chosen()):
+        assert left.precisions <= {left.job.precision}, left.job
 
 
 def test_the_command_says_what_is_left_as_a_table_and_as_json(tmp_path, monkeypatch):

@@ -5,8 +5,15 @@ import re
 import pytest
 
 from fedgma.paper import overview
+from fedgma.paper.catalogue import Claim
+from fedgma.paper.claims import Answer
+from fedgma.paper.findings import ClaimVerdict
+from fedgma.paper.kinds import Look
 from fedgma.paper.plots.forest import LOOKS, draw_forest
+from fedgma.statistics.verdicts import paired
 from scripts import load_script
+
+TESTED, UNSURE = paired([1.0, 1.2, 1.6, 1.0]), paired([1.0, -1.2, 1.6, 1.0])
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +61,20 @@ def test_levels_count_cells_near_and_above_print(found):
     assert levels.near == sum(abs(one) <= 2 for one in distances)
     assert levels.above == sum(one > 2 for one in distances)
     assert (levels.run, levels.printed) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("look", "reason"),
+    [
+        (Look("no cell has converged; ", paired([1.0, 2.0]), fixed=ClaimVerdict.PRELIMINARY), "not converged, 2 seeds"),
+        (Look("not converged; best at 1", fixed=ClaimVerdict.PRELIMINARY), "not converged"),
+        (Look("no two values", after=", 1 seed", fixed=ClaimVerdict.PRELIMINARY), "one seed"),
+        (Look("", TESTED, TESTED._replace(corrected=0.2, tests=9)), "not significant after the correction"),
+        (Look("", UNSURE, UNSURE), "over converged and printed cells, by the last ten rounds"),
+    ],
+)
+def test_a_verdict_that_is_not_decided_has_a_reason(look, reason):
+    assert overview.reason(Answer(Claim("it helps"), {"": look})) == reason
 
 
 def test_every_claim_has_a_short_name(found):

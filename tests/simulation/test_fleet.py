@@ -346,6 +346,20 @@ def test_a_stopped_run_goes_on_with_the_mask_of_the_round_before():
     assert not torch.equal(whole.params[0], forgotten.params[0])
 
 
+def test_an_averaged_server_trains_the_same_model_and_evaluates_the_average():
+    spec = run_of(make_federation(UNEVEN, SHAPE), rounds=2, seed=5)
+    fleet = assemble([spec, replace(spec, optimizer=fedgma.averaged(spec.optimizer, 0.75))], trainer="loop")
+    first = start(fleet)
+    state, _ = play_round(fleet, first)
+    again = restore(fleet, [export(fleet, state, run) for run in range(2)])
+    for middle in (state, again):
+        end, played = play_round(fleet, middle)
+        assert torch.equal(end.params[0], end.params[1])
+        wanted = 0.75 * (0.75 * first.params[0] + 0.25 * state.params[0]) + 0.25 * end.params[0]
+        torch.testing.assert_close(end.moments.average[1], wanted)
+        assert played.records[0].scores["test"] != played.records[1].scores["test"]
+
+
 def test_runs_of_differently_coloured_federations_share_a_fleet():
     mini = load("fmnist-mini")
     parts = iid(mini.train.y[:60], 6)

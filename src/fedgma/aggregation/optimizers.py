@@ -95,6 +95,33 @@ def yogi(
     return server_optimizer("yogi", learning_rate, mask_position, beta1=beta1, beta2=beta2, epsilon=epsilon)
 
 
+def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
+    """The same optimiser, which also keeps an exponential average of its models: beta times that before, the rest new.
+
+    The average does not change training; it is the model to evaluate and to use, `state["average"]` (iterate averaging:
+    Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992).
+
+    >>> server, params = averaged(sgd(), beta=0.75), {"w": np.array([0.0])}
+    >>> step = Aggregate({"w": np.array([4.0])}, None, {})
+    >>> server.step(step, server.init(params), params)[1]["average"]["w"].tolist()
+    [1.0]
+    """
+    _check_share(beta=beta)
+
+    def init(params: Params) -> State:
+        floats = {key: detach(array) for key, array in params.items() if spec(array).dtype in FLOATS}
+        return {**optimizer.init(params), "average": {key: cast(a, _working_type(a)) for key, a in floats.items()}}
+
+    def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
+        before = state["average"]
+        moments = {name: arrays for name, arrays in state.items() if name != "average"}
+        moved, moments = optimizer.step(aggregate, moments, params)
+        average = {key: beta * held + (1 - beta) * cast(moved[key], spec(held).dtype) for key, held in before.items()}
+        return moved, {**moments, "average": average}
+
+    return ServerOptimizer(optimizer.name, init, step, {**optimizer.settings, "average": beta})
+
+
 OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
     "sgd": sgd,
     "momentum": momentum,

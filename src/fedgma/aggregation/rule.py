@@ -97,8 +97,12 @@ class Rule:
     @cached_property
     def further(self) -> tuple[str, ...]:
         """The sums that a tally keeps for this rule beside weighted updates and votes: `Tally(further=...)`."""
-        inner: tuple[str, ...] = getattr(self.compute, "reads", ())  # of a function that takes the view as a whole
-        return further_of((*self.reads, *self.measures, *inner))
+        return further_of(self.asks)
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """All values that its functions ask for; a function that takes the view as a whole names them in `reads`."""
+        return (*self.reads, *self.measures, *getattr(self.compute, "reads", ()))
 
     def step(self, view: View) -> Step:
         """What `compute` makes of one array; an error of a user's function becomes a sentence that names the rule."""

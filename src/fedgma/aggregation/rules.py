@@ -12,7 +12,9 @@
     cross_fitted(tau, seed)     control: half of the clients votes on the other half's mean
     norm_kept(tau)              the masked mean, scaled per array to the norm of the plain mean
     masked_extra(tau)           the plain mean and, added to it, the masked mean
-    clipped(rule, norm)         any rule, over updates of bounded norm
+    ties, majority_sign, magnitude_agreement       elect a sign for each entry (in `elections`)
+    wiener, james_stein, fedexp                    scale the mean by signal and noise (in `scales`)
+    clipped(rule, norm)         any rule, over updates of bounded norm; other rules of rules are in `wrappers`
 
 Call a rule with the updates and the clients' raw sample counts. Updates are a mapping of names to arrays with the
 client axis first, a list of mappings (for each client a `state_dict` of differences, buffers and counters included), or
@@ -21,6 +23,7 @@ a list of lists of arrays (entries are then named "0", "1", ...).
 `RULES` is the only list of rules; names, settings, labels and the simulator all read it.
 """
 
+import difflib
 import hashlib
 import inspect
 import math
@@ -31,10 +34,12 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.aggregation.aggregate import or_one, row_norms
+from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties
 from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
 from fedgma.aggregation.masks import VoteMask, hard_mask, reversing_mask, signs, soft_mask
 from fedgma.aggregation.rule import Prepare, Rule
+from fedgma.aggregation.scales import fedexp, james_stein, wiener
+from fedgma.aggregation.wrappers import to_norm
 from fedgma.arrays import Array, Params, cast, flatten, is_torch, move_to, placement, spec, to_native, to_user, zeros
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
@@ -252,9 +257,26 @@ RULES: dict[str, RuleRow] = {
     "masked_extra": RuleRow(masked_extra, "mean + GMA", "the mean with a masked step added"),
     "stale_mask": RuleRow(stale_mask, "stale mask", "the stale mask"),
     "cross_fitted": RuleRow(cross_fitted, "cross-fitted mask", "the cross-fitted mask"),
+    "ties": RuleRow(ties, "TIES"),
+    "majority_sign": RuleRow(majority_sign, "majority sign", "the majority sign"),
+    "magnitude_agreement": RuleRow(magnitude_agreement, "magnitude agreement"),
+    "wiener": RuleRow(wiener, "Wiener"),
+    "james_stein": RuleRow(james_stein, "James-Stein"),
+    "fedexp": RuleRow(fedexp, "FedExP"),
 }
+OF_THE_RUN = ("seed", "population")  # settings of rules that a run gives: its seed, its number of clients
+RULE_SETTINGS = tuple(dict.fromkeys(n for row in RULES.values() for n in row.settings if n not in OF_THE_RUN))
 BASELINE = "mean"  # the rule that others are compared with
 AGGREGATORS: dict[str, Callable[..., Rule]] = {name: row.make for name, row in RULES.items()}
+
+
+def unknown_rule(name: str) -> str | None:
+    """A sentence if this is neither the name of a rule nor a user's own, such as `file.py:name`; else None."""
+    if name in RULES or ":" in name:
+        return None
+    near = difflib.get_close_matches(name, RULES, 1, 0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"expected {', '.join(RULES)} or your own as 'file.py:name', got {name!r}{hint}"
 
 
 def _scale(array: Array, factor: float) -> Array:
@@ -319,9 +341,7 @@ def _no_mask(mean: Array, mask: Array) -> tuple[Array, Array]:
 
 
 def _keep_norm(mean: Array, mask: Array) -> tuple[Array, Array]:
-    """The mask over the ratio by which it shortens the mean; a mask that leaves nothing stays."""
-    ratio = row_norms(cast(mean, "float64") * mask) / or_one(row_norms(mean))
-    return mean, mask / cast(or_one(ratio), spec(mask).dtype)[..., None]
+    return mean, to_norm(mean, mask)
 
 
 def _add_one(mean: Array, mask: Array) -> tuple[Array, Array]:

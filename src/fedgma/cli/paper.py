@@ -146,7 +146,7 @@ def run_all(
     absent = []
     for one in catalogue().values():
         if not cells or plan_runs(one, Chosen(), cut).runs:
-            absent += _play(one, cut, how)
+            absent += _play(one, cut, how, all_of_them=True)
     _check_data(absent)
 
 
@@ -228,8 +228,11 @@ def _check_data(absent: list[str]) -> None:
         )
 
 
-def _play(one: "Experiment", cut: "Cut", how: "How") -> list[str]:
-    """Run one experiment: print its plan, train its runs, do its analysis; return the data sets that are missing."""
+def _play(one: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = False) -> list[str]:
+    """Run one experiment: print its plan, train its runs, do its analysis; return the data sets that are missing.
+
+    An experiment whose learning rates have to be searched first is an error, or left out if all are to be run.
+    """
     from rich.console import Console
 
     from fedgma.errors import ConfigError
@@ -243,6 +246,13 @@ def _play(one: "Experiment", cut: "Cut", how: "How") -> list[str]:
         raise ConfigError(
             f"no cell of {one.id} fits --cells {cut.cells!r}; `fedgma paper list` describes the experiments"
         )
+    if plan.unsearched and not cut.quick:
+        needed = f"{one.id} needs learning rates for {', '.join(plan.unsearched)}"
+        if not all_of_them:
+            search = f"fedgma paper search --plan {one.search}"
+            raise ConfigError(f"{needed}; run {search} first and give the file that it writes as --rates")
+        console.print(f"{needed}: left out", soft_wrap=True)
+        return []
     if plan.unrated:
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
     absent = _play_runs(plan, how, console) if plan.runs else []

@@ -1,6 +1,7 @@
 """What `fedgma run` and `fedgma sweep` share: options, training with progress bars, printing the outcome."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,9 @@ State = Annotated[
 ]
 
 
+LOG_WIDTH = 200  # characters
+
+
 class Manner(NamedTuple):
     """How to train and report, whichever the runs: the options that both commands take."""
 
@@ -87,10 +91,11 @@ class Manner(NamedTuple):
 
     @property
     def console(self) -> "Console":
-        """The console to print to."""
+        """The console to print to; a log file is as wide as its lines."""
         from rich.console import Console
 
-        return Console(file=sys.stdout, quiet=self.silent, highlight=False, markup=False)
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else LOG_WIDTH
+        return Console(file=sys.stdout, quiet=self.silent, highlight=False, markup=False, width=width)
 
 
 def grid_of_words(words: list[str] | None) -> "Grid":
@@ -121,6 +126,8 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
         planned = plan(grid, materials, manner.out)
         left = missing(planned)
         packed = pack(left, materials)
+        for remark in materials.remarks:
+            console.print(remark, soft_wrap=True)
         say_plan(console, planned, left, len(packed), str(materials.device))
         if manner.dry:
             facts = {"out": str(manner.out), "runs": len(planned), "device": str(materials.device)}

@@ -85,7 +85,7 @@ def _row(left: "Left", exports: "Sequence[str]") -> dict[str, Any]:
         "samples_left": left.samples,
         "samples_per_second": None if left.rate is None else round(left.rate),
         "gpu_minutes": None if left.seconds is None else round(left.seconds / 60, 1),
-        "rates_missing": list(left.unrated),
+        "rates_missing": list(left.unsearched),
         "command": left.job.command(exports),
     }
 
@@ -112,9 +112,13 @@ def _say(queued: "Sequence[Left]", others: "Sequence[Left]", unfinished: int, ex
 
 
 def _cells(left: "Left") -> tuple[str, ...]:
+    from fedgma.paper.catalogue import experiment
+
     rate = "" if left.rate is None else f"{left.rate / 1e3:,.0f}"
     minutes = ("?" if left.runs else "0") if left.seconds is None else f"{left.seconds / 60:,.1f}"
-    why = f"{left.job.why}; needs its rates first" if left.unrated and left.runs else left.job.why
+    why = left.job.why
+    if left.unsearched and left.runs:
+        why += f"; needs the rates of {experiment(left.job.id).search}"
     counts = (f"{left.planned:,}", f"{left.done:,}", f"{left.runs:,}", f"{left.samples / 1e6:,.0f}")
     return (left.job.id, left.job.cells, *counts, rate, minutes, why)
 
@@ -128,9 +132,15 @@ def _notes(
         for one in queued
         for why, count in one.outdated.items()
     ]
+    notes += [
+        f"{one.job.id}: the runs that have to be made again are in {', '.join(sorted(one.precisions))}, not in "
+        f"{one.job.precision}; runs in another precision would not pair with the other arms"
+        for one in queued
+        if one.precisions - {one.job.precision}
+    ]
     if unfinished:
         notes.append(f"{unfinished} unfinished runs count as missing; where their folders are, they are resumed")
     parts = [f"{one.job.id} {one.done} of {one.planned}" for one in others if one.done < one.planned]
     notes += [f"not queued: {', '.join(parts)} runs done"] if parts else []
-    ready = next((one for one in queued if one.runs and not one.unrated), None)
+    ready = next((one for one in queued if one.runs and not one.unsearched), None)
     return [*notes, f"next: {ready.job.command(exports)}"] if ready else notes

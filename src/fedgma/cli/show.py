@@ -12,13 +12,14 @@ from fedgma.cli.runs import Folders, Json, Run, folders_of
 def show(run: Run, runs: Folders = None, as_json: Json = False) -> None:
     """Show a run: name and note, state, scores, settings, data, software, and whether its model was kept."""
     from fedgma.records.lookup import find_run
+    from fedgma.reports.tables import printable
 
     facts = facts_of(find_run(run, folders_of(runs)))
     if as_json:
         typer.echo(json.dumps(facts))
         return
     for name, value in _lines(facts):
-        typer.echo(f"{name:24s} {value}".rstrip())
+        typer.echo(printable(f"{name:24s} {value}".rstrip()))
 
 
 def facts_of(folder: Path) -> dict[str, Any]:

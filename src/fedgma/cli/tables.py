@@ -42,7 +42,7 @@ def _fitted(table: "Table") -> object:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from fedgma.reports.tables import cells, numeric
+    from fedgma.reports.tables import cells, numeric, printable
 
     columns = [
         Column(name, justify="right" if right else "left")
@@ -50,5 +50,5 @@ def _fitted(table: "Table") -> object:
     ]
     fitted = RichTable(*columns, box=None, header_style="bold")
     for row in cells(table):
-        fitted.add_row(*map(Text, row))
+        fitted.add_row(*(Text(printable(cell)) for cell in row))
     return fitted

@@ -4,7 +4,7 @@ Every function returns a `Partition` in which each sample is used once. The seed
 seed of a run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from fedgma.seeds import generator
 
 Index = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
+
+Divider = Callable[[Labels, int, np.random.Generator], Sequence[npt.ArrayLike]]  # a user's partition
 
 REDRAWS = 10  # Dirichlet draws that leave a client too small, before samples are moved instead
 
@@ -239,6 +241,47 @@ def _check_clients(labels: Labels, clients: int, min_size: int) -> None:
 def _check_positive(name: str, value: float) -> None:
     if not (np.isfinite(value) and value > 0):
         raise ConfigError(f"{name} must be a positive number, got {value}")
+
+
+def by_function(function: Divider, labels: Labels, clients: int, *, seed: int = 0, name: str = "own") -> Partition:
+    """The partition by a user's function of (labels, clients, generator), which returns the indices of each client.
+
+    Samples that no client holds are not used, and the notes say how many.
+
+    >>> by_function(lambda labels, clients, rng: np.array_split(rng.permutation(len(labels)), clients), np.zeros(7), 2)
+    ... # doctest: +ELLIPSIS
+    Partition(clients=(array([...]), array([...])), notes=(), held_out=array([], dtype=int64))
+    """
+    try:
+        made = [np.asarray(index) for index in function(labels.copy(), clients, generator(seed, "own partition"))]
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(
+            f"partition {name} could not be called as function(labels, clients, generator) "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if len(made) != clients:
+        raise ConfigError(
+            f"partition {name} must return the indices of {clients} clients, got those of {len(made)}; "
+            f"set partition.clients={len(made)} if that is right"
+        )
+    for client, index in enumerate(made):
+        if index.ndim != 1 or (index.dtype.kind not in "iu" and index.size):
+            got = f"{index.dtype}{list(index.shape)}"
+            raise ConfigError(f"partition {name} must return a list of whole numbers for client {client}, got {got}")
+    used = np.concatenate([index.astype(np.int64) for index in made])
+    if used.size and not 0 <= used.min() <= used.max() < len(labels):
+        raise ConfigError(
+            f"partition {name} must return indices from 0 to {len(labels) - 1}, got {used.min()} to {used.max()}"
+        )
+    values, counts = np.unique(used, return_counts=True)
+    if (counts > 1).any():
+        raise ConfigError(
+            f"partition {name} must give a sample to one client, got sample {values[counts > 1][0]} twice"
+        )
+    if not used.size:
+        raise ConfigError(f"partition {name} must give samples to the clients, got none")
+    left = len(labels) - len(used)
+    return _partition(made, (f"partition {name} leaves {left} of {len(labels)} samples out",) if left else ())
 
 
 PARTITIONS: Mapping[str, Callable[..., Partition]] = {

@@ -106,6 +106,20 @@ def image_moments(x: Tensor) -> Moments:
     return Moments(sums[0] / (255 * count), sums[1] / (255**2 * count))
 
 
+class Normalisation(NamedTuple):
+    """How images become the input of a network: pixels / 255, minus `mean`, divided by `std`, channel by channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def normalisation_of(pool: ImagePool) -> Normalisation | None:
+    """The normalisation of a pool's images; None for features, which are used as they are."""
+    if pool.x.dtype != torch.uint8:
+        return None
+    return Normalisation(*(tuple(part.flatten().double().tolist()) for part in (pool.mean, pool.std)))
+
+
 def view_moments(pool: ImagePool) -> Moments:
     """Moments of all images as their clients see them; one pass over the images."""
     pieces = []

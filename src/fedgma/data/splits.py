@@ -110,16 +110,25 @@ def matching_tests(
 def client_tests(dataset: Dataset, partition: Partition, *, size: int, seed: int = 0) -> tuple[Index, ...] | None:
     """Each client's test samples: with its class mix; without classes, of the owners whose samples it has.
 
-    None if the data set has neither classes nor owners.
+    If a user's test samples have owners (`own_tests`), and no two clients share an owner, they are those of its owners
+    too. None if the data set has neither classes nor owners.
     """
     train, test = dataset.train, dataset.test
-    if dataset.target == "class":
+    if dataset.target == "class" and not (dataset.own_tests and _keeps_owners(partition, train.client)):
         return matching_tests(partition, train.y, test.y, size=size, seed=seed)
     if train.client is None or test.client is None:
         return None
     rng, owners = generator(seed, "client tests"), train.client
     held = [np.flatnonzero(np.isin(test.client, owners[index])) for index in partition.clients]
     return tuple(np.sort(rng.permutation(samples)[:size]) for samples in held)
+
+
+def _keeps_owners(partition: Partition, owners: Labels | None) -> bool:
+    """Whether no two clients have samples of one owner."""
+    if owners is None:
+        return False
+    held = [np.unique(owners[index]) for index in partition.clients]
+    return sum(map(len, held)) == len(np.unique(np.concatenate(held)))
 
 
 def _apportion(mix: Index, available: Index, size: int) -> Index:

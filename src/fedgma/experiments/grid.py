@@ -16,11 +16,11 @@ from pydantic_core import ErrorDetails
 from fedgma.documents import parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.local_training import ScheduleSettings
+from fedgma.experiments.partition_settings import PartitionSettings
 from fedgma.experiments.settings import (
     SECTIONS,
     USED,
     AttackSettings,
-    PartitionSettings,
     Settings,
     ShiftSettings,
     complete,
@@ -51,7 +51,7 @@ class Grid(NamedTuple):
     folder: Path | None = None  # of the settings file: relative paths in it start there
 
 
-def read_grid(file: Path | None = None, words: Sequence[str] = ()) -> Grid:
+def read_grid(file: Path | None = None, words: Sequence[str] = (), *, own: bool = False) -> Grid:
     """The runs of a settings file (or of the defaults), changed by `key=value` words.
 
     >>> grid = read_grid(None, ["rounds=20", "tau=0.2,0.4", "seed=[0, 1]"])
@@ -61,7 +61,7 @@ def read_grid(file: Path | None = None, words: Sequence[str] = ()) -> Grid:
     given = {} if file is None else read_file(file)
     for word in words:
         given = _set(given, *_parse_word(word))
-    return expand(given)._replace(folder=None if file is None else file.resolve().parent)
+    return expand(given, own=own)._replace(folder=None if file is None else file.resolve().parent)
 
 
 def read_file(file: Path) -> dict[str, Any]:
@@ -78,8 +78,11 @@ def read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file.name} is not TOML: {_point(text, str(error))}") from None
 
 
-def expand(given: Mapping[str, Any]) -> Grid:
-    """All runs of nested settings in which any value may be a list: the product of the lists, seeds innermost."""
+def expand(given: Mapping[str, Any], *, own: bool = False) -> Grid:
+    """All runs of nested settings in which any value may be a list: the product of the lists, seeds innermost.
+
+    `own` is that of `complete`.
+    """
     check_names(given)
     wanted = {**COMPARED, **given}
     axes = _axes(wanted)
@@ -94,7 +97,7 @@ def expand(given: Mapping[str, Any]) -> Grid:
         single: Mapping[str, Any] = wanted
         for dotted, value in zip(axes, chosen, strict=True):
             single = _set(single, dotted, value)
-        settings = complete(check(single))
+        settings = complete(check(single), own=own)
         runs.setdefault(fingerprint({**record(settings), "dataset": settings.dataset}), settings)
     _check_used(given, list(runs.values()))
     return Grid(tuple(runs.values()), tuple(dotted for dotted, values in axes.items() if len(values) > 1))
@@ -148,6 +151,8 @@ def _sentence(found: ErrorDetails) -> str:
     message = str(found["msg"]).removeprefix("Value error, ")
     if not where:
         return message  # our own checks name their key
+    if found["type"] == "model_type":
+        message = 'expected a name, or a table such as { name = "iid" }'
     message = message[:1].lower() + message[1:]
     value = repr(found["input"])
     return f"{where}: {message}, got {value if len(value) < 80 else value[:77] + '...'}{_nearest(found)}"

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from fedgma.aggregation.masks import VoteMask
 from fedgma.aggregation.rule import Rule
 from fedgma.data.files import Dataset
+from fedgma.data.partitions import Divider
 from fedgma.records.checkpoints import digest
 from fedgma.records.format import built_in
 from fedgma.training.models import MODELS, Model, build, factory_of, parameter_count, waits_for_input
@@ -59,15 +60,30 @@ class ModelIdentity(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def data_identity(data: Dataset, *, handed_over: bool) -> dict[str, str]:
-    """Checksums of a data set: of its files, or of the arrays and the owners of their samples."""
+def data_identity(data: Dataset, *, handed_over: bool, divider: Divider | None = None) -> dict[str, str]:
+    """Checksums of a data set: of its files, or of the arrays and the owners of their samples.
+
+    If a user's function divides the samples, its code stands for the owners too.
+    """
+    if divider is not None:
+        walk, known = Walk(), data_identity(data, handed_over=handed_over)
+        walk.visit(divider)
+        walk.put(known.get("clients"))
+        return {**known, "clients": walk.result().text}
     if not handed_over:
-        return {"data": data.source.sha256}
+        return {"data": _read_as(data)}
     splits = {"train": data.train, "test": data.test, **data.more_tests}
     arrays = {f"{name}.{part}": getattr(split, part) for name, split in splits.items() for part in ("x", "y")}
     words = np.frombuffer(repr((data.classes, data.shift)).encode(), np.uint8)
     owners = {name: split.client for name, split in splits.items() if split.client is not None}
     return {"data": digest({**arrays, "words": words})} | ({"clients": digest(owners)} if owners else {})
+
+
+def _read_as(data: Dataset) -> str:
+    """The checksum of a data set's files, and of how they were understood if not as they are."""
+    if not data.reading:
+        return data.source.sha256
+    return hashlib.sha256("\n".join([data.source.sha256, *data.reading]).encode()).hexdigest()
 
 
 def model_identity(model: Model, shape: tuple[int, ...], classes: int) -> ModelIdentity:

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 import fedgma
+from fedgma.data.federation import Federation
 from fedgma.data.files import Dataset
 from fedgma.data.partitions import Index, Partition
+from fedgma.data.pools import normalisation_of
 from fedgma.data.skew import class_counts
 from fedgma.records.format import DataFacts, Line
 from fedgma.simulation.batched.votes import Share, VoteStatistics
@@ -31,8 +33,8 @@ MOST = 20_000  # numbers of a table in run.json
 PACKAGES = ("numpy", "torch", "numba", "safetensors")
 
 
-def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) -> dict[str, Any]:
-    """The part of `run.json` that describes software, device, data and their partition."""
+def describe_run(data: Dataset, federation: Federation, device: torch.device) -> dict[str, Any]:
+    """The part of `run.json` that describes software, device, data, their partition and how they reach the model."""
     facts = DataFacts(
         name=data.name,
         source=f"{data.source.kind}: {data.source.name}",
@@ -40,10 +42,16 @@ def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) 
         train=len(data.train.y),
         test=len(data.test.y),
     )
+    if data.reading:
+        facts["reading"] = list(data.reading)
+    if federation.notes:
+        facts["notes"] = list(federation.notes)
+    if (found := normalisation_of(federation.train)) is not None:
+        facts["normalisation"] = {"mean": list(found.mean), "std": list(found.std)}
     return {
         "versions": dict(versions()),
         "device": describe_device(device),
-        "data": {**facts, **_holdings(data, clients)},
+        "data": {**facts, **_holdings(data, federation.clients)},
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **({"command": made_by} if (made_by := command_line(sys.argv)) else {}),
     }
@@ -51,8 +59,10 @@ def describe_run(data: Dataset, clients: Sequence[Index], device: torch.device) 
 
 def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
     """Samples of each class at each client, unless there are no classes or the table would be too long."""
-    if data.target != "class" or len(clients) * len(data.classes) > MOST:
+    if data.target != "class" or len(data.classes) > MOST:
         return {}
+    if len(clients) * len(data.classes) > MOST:
+        return {"classes": list(data.classes)}
     counts = class_counts(Partition(tuple(clients)), data.train.y, len(data.classes))
     return {"classes": list(data.classes), "counts": counts.tolist()}
 

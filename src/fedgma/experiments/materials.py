@@ -11,24 +11,26 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fedgma.aggregation.optimizers import ServerOptimizer, server_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
 from fedgma.data.federation import Federation, Placed, federate, place
-from fedgma.data.files import Dataset, from_arrays, load
+from fedgma.data.files import Dataset, from_data, load
 from fedgma.data.files.locate import existing
+from fedgma.data.partitions import Divider, Partition, by_function
 from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.pools import Pool
 from fedgma.data.shifts import Colour
-from fedgma.data.splits import divide
+from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity, task_identity
 from fedgma.experiments.own_code import file_of, import_code, load_code
+from fedgma.experiments.own_defaults import fit
+from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
 from fedgma.experiments.run_tasks import fitting, make_task, task_name
-from fedgma.experiments.settings import MODELS, OWN, Settings, is_path
+from fedgma.experiments.settings import MODELS, Settings, is_path
 from fedgma.experiments.task_settings import check_model
-from fedgma.experiments.values import attack_of, local_training_of, shift_of
+from fedgma.experiments.values import attack_of, device_of, local_training_of, optimizer_of, shift_of
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, malicious
@@ -38,7 +40,7 @@ from fedgma.training.models import Model, build
 from fedgma.training.task import Task
 from fedgma.training.trial import trains_on_one, try_model
 
-Data = Dataset | tuple[Any, Any]
+Data = Any  # what `fedgma.data.files.from_data` takes
 LOG = logging.getLogger(__name__)
 
 
@@ -54,6 +56,7 @@ class Materials:
         model: Model | None = None,
         task: object = None,
         aggregator: AnyRule | None = None,
+        partition: Divider | None = None,
         precision: str = "fp32",
         version: str | None = None,
     ) -> None:
@@ -64,6 +67,8 @@ class Materials:
         self.model = model
         self.task_given = task  # by name, or a user's class or object
         self.aggregator = aggregator
+        self.partition = partition
+        self.remarks: dict[str, None] = {}  # what was chosen to fit the user's data, and why
         self._chosen = device
         self._loaded: dict[tuple[Any, ...], Dataset] = {}
         self._placed: dict[tuple[Any, ...], Placed] = {}
@@ -71,25 +76,18 @@ class Materials:
         self._models: dict[str, Model] = {}
         self._tasks: dict[str, Task] = {}
         self._rules: dict[str, tuple[AnyRule, Rule]] = {}
+        self._dividers: dict[str, Divider] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
         self._smallest: dict[tuple[Any, ...], int] = {}  # batches that models can train on
 
     @cached_property
     def device(self) -> torch.device:
         """The device that trains: the one that was chosen; for "auto" a GPU if there is one, else the CPU."""
-        if self._chosen == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self._chosen)
-        except RuntimeError:
-            raise ConfigError(f"unknown device {self._chosen!r}; known: auto, cpu, cuda, cuda:0, ...") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"no GPU was found for --device {self._chosen}; use --device cpu")
-        return device
+        return device_of(self._chosen)
 
     def adopt(self, settings: Settings) -> Settings:
-        """The settings, with the names of the data and the model that were passed in Python."""
-        named: dict[str, str] = {}
+        """The settings, with the names of what was passed in Python, and with what is open chosen to fit the data."""
+        named: dict[str, Any] = {}
         if self.data is not None:
             named["dataset"] = OWN + (self.data.name if isinstance(self.data, Dataset) else "own")
         if self.model is not None and not isinstance(self.model, str):
@@ -99,26 +97,42 @@ class Materials:
             named["model"] = self.model
         if (task := task_name(self.task_given)) is not None:
             named["task"] = task
-        return settings.model_copy(update=named)
+        if self.partition is not None:
+            name = OWN + getattr(self.partition, "__name__", "function")
+            named["partition"] = settings.partition.model_copy(update={"name": name})
+        settings = settings.model_copy(update=named)
+        own = settings.dataset.startswith(OWN) or is_path(settings.dataset)
+        if not own and None not in (settings.model, settings.clients_per_round, settings.partition.name):
+            return settings
+        fitted = fit(settings, self.dataset(settings), self._input_shape(settings))
+        for remark in fitted.remarks if own else ():
+            if remark not in self.remarks:
+                LOG.info("%s", remark)
+            self.remarks[remark] = None
+        return fitted.settings
 
     def located(self, settings: Settings) -> Settings:
         """The settings with absolute paths of the user's files, for a process that runs elsewhere."""
-        update = {}
+        update: dict[str, Any] = {}
         if is_path(settings.dataset) and (path := self._find(settings.dataset)) is not None:
             update["dataset"] = str(path.resolve())
         for setting in ("model", "task", "aggregator"):
             name = str(getattr(settings, setting))
             if (file := self._code_file(name, setting)) is not None:
                 update[setting] = f"{file.resolve()}:{name.rpartition(':')[2]}"
+        name = str(settings.partition.name)
+        if (file := self._code_file(name, "partition")) is not None:
+            place = f"{file.resolve()}:{name.rpartition(':')[2]}"
+            update["partition"] = settings.partition.model_copy(update={"name": place})
         return settings.model_copy(update=update)
 
     def identity(self, settings: Settings) -> Identity:
         """What decides the outcome of a run besides its settings: data, model, precision and the user's version."""
         parts = {**self._data_identity(settings), "model": self.model_identity(settings).text}
-        if ":" in settings.task:
-            parts["task"] = task_identity(self.task(settings)).text
         if (rule := self._rule_identity(settings)) is not None:
             parts["rule"] = rule.text
+        if ":" in settings.task:
+            parts["task"] = task_identity(self.task(settings)).text
         named = {} if self.version is None else {"version": self.version}
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
@@ -161,10 +175,11 @@ class Materials:
         return cast(ModelIdentity, self._identities[key])
 
     def _data_identity(self, settings: Settings) -> dict[str, str]:
-        key = ("data", *_data_key(settings))
+        divider = self._divider(str(settings.partition.name))
+        key = ("data", *_data_key(settings), divider)
         if key not in self._identities:
             handed_over = settings.dataset.startswith(OWN)
-            self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over)
+            self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over, divider=divider)
         return cast(dict[str, str], self._identities[key])
 
     def _input_shape(self, settings: Settings) -> tuple[int, ...]:
@@ -193,7 +208,7 @@ class Materials:
         key = (*_data_key(settings), part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
             placed = self._place(settings)
-            dealt = divide(placed.dataset, str(part.name), part.clients, seed=part.seed or 0, **_details(settings))
+            dealt = self._divide(placed.dataset, part)
             self._federations[key] = federate(
                 placed,
                 dealt,
@@ -203,6 +218,23 @@ class Materials:
                 seed=part.seed or 0,
             )
         return self._federations[key]
+
+    def _divide(self, data: Dataset, part: PartitionSettings) -> Partition:
+        name, seed = str(part.name), part.seed or 0
+        if (divider := self._divider(name)) is not None:
+            return by_function(divider, strata(data), part.clients or 1, seed=seed, name=name)
+        return divide(data, name, part.clients, seed=seed, **details(part))
+
+    def _divider(self, name: str) -> Divider | None:
+        """The user's function of a partition of this name; None for a known partition."""
+        if name.startswith(OWN):
+            if self.partition is None:
+                raise ConfigError(f"partition {name!r} was passed in Python; pass it again as partition=...")
+            return self.partition
+        if (file := self._code_file(name, "partition")) is not None and name not in self._dividers:
+            arguments = "labels, clients, generator"
+            self._dividers[name] = load_code(file, name.rpartition(":")[2], setting="partition", arguments=arguments)
+        return self._dividers.get(name)
 
     def poisoned(self, settings: Settings) -> Federation:
         """The federation as its malicious clients see it; without an attack on the data, the same object."""
@@ -238,8 +270,16 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        rule = library_rule(settings) if name in RULES else self._own_rule(name)[1]
+        rule = self._library_rule(settings) if name in RULES else self._own_rule(name)[1]
         return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+    def _library_rule(self, settings: Settings) -> Rule:
+        """The library's rule of that name, made from the settings that it reads and from what the run gives."""
+        row = RULES[settings.aggregator]
+        given = {name: getattr(settings, name) for name in row.settings if name != "population"}
+        if "population" in row.settings:
+            given["population"] = len(self.federation(settings).clients)
+        return row.make(**given)
 
     def _own_rule(self, name: str) -> tuple[AnyRule, Rule]:
         """The user's code, and the rule that it stands for; runs share one object, so that a fleet calls it once."""
@@ -261,7 +301,8 @@ class Materials:
     def spec(self, settings: Settings) -> RunSpec:
         """The complete specification of a run, for a fleet."""
         federation = self.poisoned(settings)
-        wanted, clients = settings.clients_per_round or 10, len(federation.clients)
+        clients = len(federation.clients)
+        wanted = settings.clients_per_round or min(10, clients)
         if wanted > clients:  # for `natural`, the data decide the number of clients
             raise NotEnoughClients(
                 f"a round samples {wanted} clients, but there are {clients}; set clients_per_round={clients}"
@@ -319,7 +360,7 @@ class Materials:
         if name.startswith(OWN):
             if self.data is None:
                 raise ConfigError(f"dataset {name!r} was passed in Python; pass it again as data=...")
-            return self.data if isinstance(self.data, Dataset) else from_arrays(*self.data, target=target)
+            return from_data(self.data, target=target)
         if not is_path(name):
             return load(name)
         path = self._find(name)
@@ -357,35 +398,3 @@ def _data_key(settings: Settings) -> tuple[Any, ...]:
 def own_name(rule: AnyRule) -> str:
     """The name of a rule that was passed in Python, as settings have it."""
     return OWN + as_rule(rule).name
-
-
-def library_rule(settings: Settings) -> Rule:
-    """The library's rule that a run's settings name, made from the settings that it reads."""
-    row = RULES[settings.aggregator]
-    return row.make(**{name: getattr(settings, name) for name in row.settings})
-
-
-def optimizer_of(settings: Settings) -> ServerOptimizer:
-    """The server optimiser of a run's algorithm."""
-    row = ALGORITHMS[settings.algorithm]
-    return server_optimizer(
-        row.server,
-        settings.server_learning_rate or row.learning_rate,
-        settings.mask_position,
-        beta1=getattr(settings, row.momentum),
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-    )
-
-
-def _details(settings: Settings) -> dict[str, Any]:
-    """The settings that this kind of partition reads."""
-    part = settings.partition
-    wanted = {
-        "iid": (),
-        "label_skew": ("classes_per_client", "mode"),
-        "dirichlet": ("alpha", "min_size"),
-        "quantity": ("beta", "min_size"),
-        "natural": ("held_out",),
-    }[str(part.name)]
-    return {name: getattr(part, name) for name in wanted}

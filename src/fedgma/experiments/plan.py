@@ -36,15 +36,15 @@ class Planned(NamedTuple):
     metrics: tuple[MetricFacts, ...] = ()  # of its task; empty for a classification
 
 
-def grid_of(config: Config, rule: str | None = None, task: str | None = None) -> Grid:
-    """The runs of a settings file or a mapping; of the defaults if None is given.
+def grid_of(config: Config, rule: str | None = None, *, task: str | None = None, own: bool = False) -> Grid:
+    """The runs of a settings file or a mapping; of the defaults if None is given. `own`: the user passes the data.
 
     With `rule`, the name of a rule that was passed in Python, a single run takes it; the runs of a file or a mapping
     are repeated with it beside the aggregators that are named there, by default the mean. `task` replaces theirs.
     """
     changed: dict[str, Any] = {} if task is None else {"task": task}
     if isinstance(config, Settings):
-        settings = complete(config.model_copy(update=changed))
+        settings = complete(config.model_copy(update=changed), own=own)
         return Grid((settings if rule is None else settings.model_copy(update={"aggregator": rule}),), ())
     if isinstance(config, Grid):
         return config if rule is None else config._replace(runs=_with_rule(config.runs, rule))
@@ -53,7 +53,7 @@ def grid_of(config: Config, rule: str | None = None, task: str | None = None) ->
     if rule is not None:
         named = given.get("aggregator", [BASELINE])
         changed["aggregator"] = [*(named if isinstance(named, list) else [named]), rule]
-    return expand({**given, **changed})._replace(folder=None if file is None else file.resolve().parent)
+    return expand({**given, **changed}, own=own)._replace(folder=None if file is None else file.resolve().parent)
 
 
 def _with_rule(runs: Sequence[Settings], rule: str) -> tuple[Settings, ...]:
@@ -64,7 +64,8 @@ def _with_rule(runs: Sequence[Settings], rule: str) -> tuple[Settings, ...]:
 
 def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:
     """The runs of a grid with their names and folders; the folders may not exist yet."""
-    planned = [_planned(materials.adopt(settings), materials, out) for settings in grid.runs]
+    adopted = dict.fromkeys(materials.adopt(settings) for settings in grid.runs)  # two may become one
+    planned = [_planned(settings, materials, out) for settings in adopted]
     for note in dict.fromkeys(note for run in planned for note in run.notes):
         LOG.warning("%s", note)
     return planned

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma.aggregation.own import AnyRule
+from fedgma.data.partitions import Divider
 from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials, own_name
@@ -170,6 +171,7 @@ def rounds(
     model: Model | None = None,
     task: object = None,
     aggregator: AnyRule | None = None,
+    partition: Divider | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -177,12 +179,14 @@ def rounds(
 ) -> Iterator[Played]:
     """Train every run of a configuration and yield each round; with `out`, write run folders and skip finished runs.
 
-    `task` is what the model learns: a name such as "regression", or a class or object of your own (docs/tasks.md).
-    `aggregator` is your own rule (docs/rules.md): runs with it are added to those of the configuration, by default to
-    runs of the plain mean. Runs are identified by their settings and by the content of their data, model, task and
-    rule. Give a `version`, and change it with your code, where that content cannot be fingerprinted.
+    `data` is (x, y), (x, y, client), a mapping of arrays or a table. `task` is what the model learns: a name such as
+    "regression", or a class or object of your own (docs/tasks.md). `partition` is a function of (labels, clients,
+    generator) that returns the sample indices of each client. `aggregator` is your own rule (docs/rules.md): runs with
+    it are added to those of the configuration, by default to runs of the plain mean. Runs are identified by their
+    settings and by the content of their data, model, task and rule. Give a `version`, and change it with your code,
+    where that content cannot be fingerprinted.
     """
-    own = {"data": data, "model": model, "task": task, "aggregator": aggregator}
+    own = {"data": data, "model": model, "task": task, "aggregator": aggregator, "partition": partition}
     planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
@@ -195,6 +199,7 @@ def run(
     model: Model | None = None,
     task: object = None,
     aggregator: AnyRule | None = None,
+    partition: Divider | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "fp32",
@@ -205,7 +210,7 @@ def run(
 
     In a Jupyter notebook a line shows the progress, unless `progress` is false.
     """
-    own = {"data": data, "model": model, "task": task, "aggregator": aggregator}
+    own = {"data": data, "model": model, "task": task, "aggregator": aggregator, "partition": partition}
     planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     packed = pack(missing(planned), materials)
     seen = Progress(arm_names(planned))
@@ -228,7 +233,8 @@ def _planned(
 ) -> tuple[list[Planned], Materials]:
     """The runs of a configuration and their materials; options are those of `Materials`."""
     rule = options.get("aggregator")
-    grid = grid_of(config, None if rule is None else own_name(rule), task_name(options.get("task")))
+    name, given = None if rule is None else own_name(rule), options["data"] is not None
+    grid = grid_of(config, name, task=task_name(options.get("task")), own=given)
     materials = Materials(device, folder=grid.folder, **options)
     return plan(grid, materials, None if out is None else Path(out)), materials
 
@@ -266,10 +272,9 @@ def _open(
 ) -> RunFolder | None:
     if run.folder is None:
         return None
-    clients = materials.federation(run.settings).clients
     head = {
         **head_of(run),
-        **describe_run(materials.dataset(run.settings), clients, materials.device),
+        **describe_run(materials.dataset(run.settings), materials.federation(run.settings), materials.device),
         "precision": materials.precision,
         "parameters": parameters,
     }

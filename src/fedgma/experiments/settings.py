@@ -5,7 +5,6 @@ paper's choice for the data set or the algorithm. A setting that the run does no
 mean, is None in the record and in the fingerprint.
 """
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -13,11 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedgma.aggregation.rules import RULES
+from fedgma.aggregation.rules import RULE_SETTINGS, RULES, unknown_rule
+from fedgma.data.files.folders import SUFFIXES
+from fedgma.data.files.locate import existing
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
-from fedgma.experiments import local_training, task_settings
+from fedgma.experiments import local_training, partition_settings, task_settings
 from fedgma.experiments.local_training import ScheduleSettings
+from fedgma.experiments.partition_settings import OWN, PartitionSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
 from fedgma.simulation.algorithms import ALGORITHMS, readers
 from fedgma.simulation.attacks import ATTACKS
@@ -33,48 +35,16 @@ PAPER: dict[str, tuple[str, int, int]] = {
     "femnist-62": ("lenet", 5, 2),
     "femnist-by-sample": ("lenet", 5, 2),
 }
-OWN = "own:"  # prefix of the name of data or of a model that was passed in Python
 SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
 
 
 # settings of algorithms; where one is None, the algorithm has a default of its own
 ALGORITHM_SETTINGS = tuple(dict.fromkeys(name for row in ALGORITHMS.values() for name in row.settings))
-# settings that rules read; a rule's `seed` is that of the run
-RULE_SETTINGS = tuple(dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"))
 
 
 def _readers(name: str) -> str:
     """The names of the rules that read a setting."""
     return ", ".join(rule for rule, row in RULES.items() if name in row.settings)
-
-
-class PartitionSettings(Section):
-    """Which client holds which samples."""
-
-    name: Literal["iid", "label_skew", "dirichlet", "quantity", "natural"] | None = Field(
-        default=None,
-        description="how samples are divided among clients; by default `label_skew`, `iid` for tasks without classes",
-    )
-    clients: Whole | None = Field(
-        default=None, description="number of clients; by default 100, or for `natural` one for each owner"
-    )
-    classes_per_client: Whole | None = Field(
-        default=None, description="for `label_skew`: by default 2, 10 for cifar100, 20 for tinyimagenet"
-    )
-    mode: Literal["exact", "shards"] = Field(
-        default="exact",
-        description="for `label_skew`: exactly that many classes for each client, or shards of sorted samples",
-    )
-    alpha: Positive = Field(default=0.5, description="for `dirichlet`: concentration; small is strong skew")
-    beta: Positive = Field(default=0.5, description="for `quantity`: concentration; small is strong skew")
-    min_size: Count | None = Field(
-        default=None, description="least number of samples of a client; by default 10 for `dirichlet`, 1 for `quantity`"
-    )
-    held_out: Count = Field(default=0, description="for `natural`: owners kept out of training")
-    seed: int | None = Field(
-        default=None,
-        description="seed of the partition; by default the run's seed, so that each seed has another partition",
-    )
 
 
 class ShiftSettings(Section):
@@ -119,8 +89,7 @@ class Settings(Section):
     """Everything that decides the outcome of one run."""
 
     dataset: str = Field(
-        default="fmnist-mini",
-        description="a known data set, or the path of an .npz or .txt file or of a folder of images or text",
+        default="fmnist-mini", description="a known data set, or the path of an .npz file or of a folder of images"
     )
     task: str = Field(
         default="classification",
@@ -152,6 +121,13 @@ class Settings(Section):
         default=0.1,
         description="for `trimmed_mean`: share of the clients cut off at each end; for `multi_krum`: left out",
     )
+    density: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.2, description="for `ties`: share of the entries of an update that count, the largest of each array"
+    )
+    smoothing: BelowOne = Field(
+        default=0.9, description="for `wiener`: weight of the rounds before in the moments of signal and noise"
+    )
+    extrapolation: Positive = Field(default=1e-3, description="for `fedexp`: added to the squared norm of the mean")
     update_clip: Positive | None = Field(
         default=None, description="largest norm of a client's update; by default not clipped"
     )
@@ -215,6 +191,9 @@ class Settings(Section):
     )
     beta2: BelowOne = Field(default=0.99, description="decay of the second moment of fedadam and fedyogi")
     epsilon: Positive = Field(default=1e-3, description="added to the denominator in fedadam, fedyogi and fedadagrad")
+    server_average: BelowOne = Field(
+        default=0.0, description="evaluate an average of the server's models, in which the one before has this weight"
+    )
     seed: int = Field(default=0, description="seed of initial weights, client sampling and batches")
     evaluate_every: Whole = Field(
         default=10, description="rounds between evaluations; each of the last ten rounds is evaluated"
@@ -238,17 +217,17 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _known_names(self) -> "Settings":
-        if not is_path(self.dataset) and not self.dataset.startswith(OWN) and self.dataset not in dataset_names():
-            raise ValueError(f"dataset: unknown data set {self.dataset!r}; known: {', '.join(dataset_names())}")
+        if is_path(self.dataset) and not looks_like_path(self.dataset) and existing(self.dataset) is None:
+            raise ValueError(
+                f"dataset: unknown data set {self.dataset!r}; known: {', '.join(dataset_names())}; or the path of your "
+                f"own file or folder, such as ./{self.dataset}"
+            )
         if self.model is not None and ":" not in self.model and self.model not in MODELS:
             raise ValueError(
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
             )
-        if self.aggregator not in RULES and ":" not in self.aggregator:
-            near = difflib.get_close_matches(self.aggregator, RULES, 1, 0.6)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            known = f"expected {', '.join(RULES)} or your own as 'file.py:name'"
-            raise ValueError(f"aggregator: {known}, got {self.aggregator!r}{hint}")
+        if unknown := unknown_rule(self.aggregator):
+            raise ValueError(f"aggregator: {unknown}")
         task_settings.check_task(self.task)
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
@@ -259,44 +238,46 @@ SECTIONS = ("partition", "shift", "attack", *local_training.AXES)
 
 
 def is_path(dataset: str) -> bool:
-    """Whether a data set is given as the path of a user's file or folder."""
-    return dataset.endswith((".npz", ".txt")) or "/" in dataset or os.sep in dataset
+    """Whether a data set is a user's file or folder: neither known by name nor passed in Python."""
+    return not dataset.startswith(OWN) and dataset not in dataset_names()
 
 
-def complete(settings: Settings) -> Settings:
+def looks_like_path(dataset: str) -> bool:
+    """Whether a name can only be the path of a file or folder."""
+    return dataset.lower().endswith((*SUFFIXES, ".txt")) or "/" in dataset or os.sep in dataset
+
+
+def complete(settings: Settings, *, own: bool = False) -> Settings:
     """Fill in settings that are None with the paper's choice for the data set and the algorithm.
+
+    For a user's data (`own`, or a path) model, partition and number of clients stay open, since they depend on the
+    data; `Materials.adopt` fills them in.
 
     >>> full = complete(Settings(algorithm="fedyogi"))
     >>> full.model, full.partition.clients, full.clients_per_round, full.server_learning_rate
     ('lenet', 100, 10, 0.01)
     """
     model, epochs, classes = PAPER.get(settings.dataset, ("lenet", 1, 2))
-    how = settings.partition.name or task_settings.usual_partition(settings)
-    part, natural = settings.partition.model_copy(update={"name": how}), how == "natural"
-    clients = part.clients if part.clients is not None or natural else 100
-    open_part = {
-        "clients": clients,
-        "classes_per_client": part.classes_per_client or classes,
-        "min_size": (10 if part.name == "dirichlet" else 1) if part.min_size is None else part.min_size,
-        "seed": settings.seed if part.seed is None else part.seed,
-    }
+    own = own or is_path(settings.dataset) or settings.dataset.startswith(OWN)
+    part = partition_settings.completed(settings.partition, seed=settings.seed, classes=classes, own=own)
+    clients = part.clients
     shift = settings.shift.name or SHIFTED.get(settings.dataset, "none")
     if settings.dataset in SHIFTED and shift == "none":
         raise ConfigError(
             f"{settings.dataset} needs its shift, got shift.name = 'none'; for images without one use dataset = 'mnist'"
         )
     algorithm = ALGORITHMS[settings.algorithm]
-    own = {name: value for name, value in algorithm.settings.items() if getattr(settings, name) is None}
+    values = {name: value for name, value in algorithm.settings.items() if getattr(settings, name) is None}
     filled = settings.model_copy(
         update={
-            **own,
-            "partition": part.model_copy(update=open_part),
+            **values,
+            "partition": part,
             "shift": settings.shift.model_copy(update={"name": shift}),
             "attack": _complete_attack(settings.attack),
             "round_schedule": local_training.completed(settings.round_schedule, settings.rounds),
-            "model": settings.model or task_settings.usual_model(settings, model),
+            "model": settings.model or (None if own else model),
             "local_epochs": settings.local_epochs or epochs,
-            "clients_per_round": settings.clients_per_round or (10 if clients is None else min(10, clients)),
+            "clients_per_round": settings.clients_per_round or (None if clients is None else min(10, clients)),
             "server_learning_rate": settings.server_learning_rate or algorithm.learning_rate,
         }
     )
@@ -313,10 +294,6 @@ def _complete_attack(attack: AttackSettings) -> AttackSettings:
     if attack.name == "none":
         return AttackSettings()
     return attack.model_copy(update={"scale": attack.scale or ATTACKS[attack.name].scale})
-
-
-def _partitions(*known: str) -> Callable[[Settings], bool]:
-    return lambda settings: settings.partition.name in known
 
 
 def _shifts(known: str) -> Callable[[Settings], bool]:
@@ -350,12 +327,7 @@ USED: dict[str, Callable[[Settings], bool]] = {
     "beta1": _algorithms("fedadam", "fedyogi", "fedavgm"),
     "beta2": _algorithms("fedadam", "fedyogi"),
     "epsilon": _algorithms("fedadam", "fedyogi", "fedadagrad"),
-    "partition.classes_per_client": _partitions("label_skew"),
-    "partition.mode": _partitions("label_skew"),
-    "partition.alpha": _partitions("dirichlet"),
-    "partition.beta": _partitions("quantity"),
-    "partition.min_size": _partitions("dirichlet", "quantity"),
-    "partition.held_out": _partitions("natural"),
+    **partition_settings.USED,
     **{f"shift.{name}": _shifts("colour") for name in ("palette", "coloring", "test_coloring", "jitter")},
     **{f"shift.{name}": _shifts("colour") for name in ("flip_low", "flip_high", "palette_seed")},
     **{f"shift.{name}": _shifts("rotation") for name in ("low", "high", "test")},
@@ -381,14 +353,16 @@ def record(settings: Settings) -> dict[str, Any]:
             (nested[section[0]] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
-    if settings.augment == "none":  # keeps fingerprints from before this setting existed
-        del nested["augment"]
+    for name, default in (("augment", "none"), ("server_average", 0.0)):
+        if nested[name] == default:  # keeps fingerprints from before this setting existed
+            del nested[name]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
         nested["dataset"] = PurePath(settings.dataset).name
-    for own in ("model", "task", "aggregator"):
-        file, sign, name = str(getattr(settings, own)).rpartition(":")
+    named = ((nested, "model"), (nested, "task"), (nested, "aggregator"), (nested["partition"], "name"))
+    for held, own in named:
+        file, sign, name = str(held.get(own)).rpartition(":")
         if file.endswith(".py"):
-            nested[own] = f"{PurePath(file).name}{sign}{name}"
+            held[own] = f"{PurePath(file).name}{sign}{name}"
     return task_settings.trimmed(local_training.trimmed(nested, settings))

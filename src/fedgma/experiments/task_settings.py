@@ -27,16 +27,6 @@ def check_task(task: str) -> None:
         raise ValueError(f"task: unknown task {task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'")
 
 
-def usual_partition(settings: Run) -> str:
-    """The partition of a run that names none: by class where there are classes."""
-    return "label_skew" if settings.task == OFF else "iid"
-
-
-def usual_model(settings: Run, of_data: str) -> str:
-    """The model of a run that names none: that of its data set; for other targets one hidden layer."""
-    return of_data if settings.task == OFF else "mlp"
-
-
 def check_model(settings: Run, models: Collection[str]) -> None:
     """Refuse next-token prediction with one of the library's `models`, which put out one row for each sample."""
     if settings.task == "next_token" and settings.model in models:

@@ -1,10 +1,15 @@
-"""Values that settings describe: an attack, local training, a feature shift."""
+"""Values that settings describe: a device, an attack, local training, a server optimiser, a feature shift."""
 
 from typing import Any
 
+import torch
+
+from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.data.shifts import Colour, Rotation, Shift
+from fedgma.errors import ConfigError
 from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.settings import Settings
+from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import Attack
 
 
@@ -34,3 +39,30 @@ def shift_of(settings: Settings) -> Shift | None:
         names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
         return Colour(**{name: getattr(chosen, name) for name in names})
     return None
+
+
+def optimizer_of(settings: Settings) -> ServerOptimizer:
+    """The server optimiser of a run's algorithm."""
+    row = ALGORITHMS[settings.algorithm]
+    optimizer = server_optimizer(
+        row.server,
+        settings.server_learning_rate or row.learning_rate,
+        settings.mask_position,
+        beta1=getattr(settings, row.momentum),
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+    )
+    return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
+
+
+def device_of(chosen: str) -> torch.device:
+    """The device of that name; for "auto" a GPU if there is one, else the CPU."""
+    if chosen == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(chosen)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {chosen!r}; known: auto, cpu, cuda, cuda:0, ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"no GPU was found for --device {chosen}; use --device cpu")
+    return device

@@ -3,6 +3,7 @@
 title, source, statistic        what it is, where it is printed, and which number of a run is printed: best or last10
 printed = [{ file, where }]     tables of printed numbers, and which of their rows
 splits = ["test", ...]          splits to compare
+search = "C5"                   the experiment that searches its learning rates, if they are its own
 figures, axis                   figures to reproduce, and the setting on their horizontal axis
 analysis                        whether there is an analysis of that number in `fedgma.paper.analyses`
 [settings]                      as in a settings file: lists make a sweep; shared by all parts
@@ -77,6 +78,7 @@ class Experiment(NamedTuple):
     figures: tuple[str, ...] = ()
     axis: str = ""
     seeds: int = SEEDS
+    search: str = ""  # the experiment that searches the rates of its parts with `rates = "setting"`
     analysis: bool = False
     notes: tuple[str, ...] = ()
 

@@ -17,6 +17,7 @@ from fedgma.paper.printed import DID_NOT_LEARN
 from fedgma.paper.rates import Chosen
 from fedgma.reports.tables import Table, Value
 from fedgma.statistics.labels import plain
+from fedgma.statistics.power import LEAST_SEEDS, LEVEL
 from fedgma.statistics.verdicts import Verdict
 
 CLOSE = 2.0  # points; a level that is nearer to print counts as reproduced
@@ -64,6 +65,19 @@ def brief(answer: Answer) -> str:
     said = str(main or ClaimVerdict.PRELIMINARY)
     rest = dict.fromkeys(str(other) for other in others if other is not None and other != main)
     return f"{said} (partly {', '.join(rest)})" if rest else said
+
+
+def reason(answer: Answer) -> str:
+    """Why an answer is not decided, in few words: seeds, convergence or the correction."""
+    look = main_look(answer)
+    seeds = 0 if look.shown is None else look.shown.of
+    if look.verdict in (ClaimVerdict.PRELIMINARY, None):
+        early = "converged" in look.before
+        few = f"{seeds} {'seed' if seeds == 1 else 'seeds'}" if 0 < seeds < LEAST_SEEDS else ""
+        return ", ".join(filter(None, ["not converged" if early else "", few])) or "one seed"
+    if look.test is not None and look.test.p < LEVEL <= look.test.corrected:
+        return "not significant after the correction"
+    return "over converged and printed cells, by the last ten rounds"
 
 
 def differences(answers: Mapping[str, Sequence[Answer]]) -> list[Row]:

@@ -44,6 +44,7 @@ class Plan(NamedTuple):
 
     runs: tuple[tuple[Part, Settings], ...]
     unrated: tuple[str, ...]  # data set and algorithm without chosen rates
+    unsearched: tuple[str, ...] = ()  # those of them that have to be searched first
 
     @property
     def grid(self) -> Grid:
@@ -58,7 +59,7 @@ def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
     """Every run of an experiment with the chosen rates, within the limits of `cut`."""
     wanted = parse_cells(cut.cells)
     runs: list[tuple[Part, Settings]] = []
-    unrated: dict[str, None] = {}
+    unrated: dict[str, bool] = {}
     for part in experiment.parts:
         for settings in _expanded(part, experiment, chosen, cut):
             if not _fits(dict(flat(record(settings))), wanted):
@@ -66,8 +67,8 @@ def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
             run, has_rates = rated(settings, part, chosen)
             runs.append((part, run))
             if not has_rates:
-                unrated[f"{run.dataset} {run.algorithm}"] = None
-    return Plan(tuple(runs), tuple(unrated))
+                unrated[f"{run.dataset} {run.algorithm}"] = part.rates == "setting"
+    return Plan(tuple(runs), tuple(unrated), tuple(name for name, needed in unrated.items() if needed))
 
 
 def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> Iterator[Settings]:

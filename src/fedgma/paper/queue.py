@@ -60,7 +60,8 @@ class Left(NamedTuple):
     runs: int  # missing runs
     samples: int
     seconds: float | None  # on a GPU, at the rates of the records; None if there are no records of such runs
-    unrated: tuple[str, ...] = ()  # data sets and algorithms whose rates have not been searched yet
+    precisions: frozenset[str] = frozenset()  # of the outdated runs; others would not pair with the arms beside them
+    unsearched: tuple[str, ...] = ()  # data sets and algorithms whose rates have not been searched yet
 
     @property
     def rate(self) -> float | None:
@@ -88,21 +89,36 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[s
     """What is left of one job; its missing runs are added to `asked`."""
     plan = plan_runs(experiment(job.id), chosen, Cut(cells=job.cells))
     outdated: Counter[str] = Counter()
+    precisions: set[str] = set()
     missing, earlier = [], 0
     for settings in plan.grid.runs:
         made = _made(settings, index)
         if any(not why_outdated(entry.settings, entry.facts) for entry in made):
             continue
-        outdated.update(why_outdated(entry.settings, entry.facts) for entry in made[:1])
         name = fingerprint(record(settings))
-        earlier += name in asked
-        missing += [settings] if name not in asked else []
+        if name in asked:
+            earlier += 1
+            continue
         asked.add(name)
+        missing.append(settings)
+        outdated.update(why_outdated(entry.settings, entry.facts) for entry in made[:1])
+        precisions |= {str(entry.facts.get("precision", "fp32")) for entry in made}
     seconds = [speeds.seconds(settings) for settings in missing]
     total = None if None in seconds else sum(one for one in seconds if one is not None)
     done = len(plan.grid.runs) - len(missing) - earlier
     trained = sum(samples(settings) for settings in missing)
-    return Left(job, len(plan.grid.runs), done, outdated, earlier, len(missing), trained, total, plan.unrated)
+    return Left(
+        job=job,
+        planned=len(plan.grid.runs),
+        done=done,
+        outdated=outdated,
+        earlier=earlier,
+        runs=len(missing),
+        samples=trained,
+        seconds=total,
+        precisions=frozenset(precisions),
+        unsearched=plan.unsearched,
+    )
 
 
 def not_made(runs: Iterable[Settings], entries: Sequence[Entry]) -> list[Settings]:

@@ -38,7 +38,7 @@ class Identity(TypedDict, total=False):
     """What determines a run's outcome besides its settings; unknown parts are absent."""
 
     data: str  # SHA-256 of the content
-    clients: str  # SHA-256 of the owner of each sample, for data passed in Python
+    clients: str  # SHA-256 of the owner of each sample, for data passed in Python, or of a user's partition
     model: str  # name and size of a built-in model; SHA-256 of structure, initial weights and code of any other
     task: str  # SHA-256 of the code of a user's task
     rule: str  # SHA-256 of the code of the user's own rule
@@ -59,6 +59,9 @@ class DataFacts(TypedDict, total=False):
     test: int
     classes: list[str]
     counts: list[list[int]]  # [client, class]; absent if the table would be long
+    reading: list[str]  # how a user's arrays were understood, where they are not used as they are
+    notes: list[str]  # on the data and their partition
+    normalisation: dict[str, list[float]]  # of images: `mean` and `std` of each channel, for pixels in [0, 1]
 
 
 class MetricFacts(TypedDict):
@@ -185,6 +188,24 @@ def identity_of(head: Record) -> Identity:
             "precision": head.get("precision", "fp32"),
         }
     return {name: value for name, value in parts.items() if isinstance(value, str)}  # type: ignore[return-value]
+
+
+def recorded_normalisation(head: Record) -> tuple[list[float], list[float]] | None:
+    """Mean and standard deviation of each channel with which a run's images were normalised; None if they were not.
+
+    The model's input is `(pixels / 255 - mean) / std`. Records from before it was recorded have none.
+
+    >>> recorded_normalisation({"data": {"normalisation": {"mean": [0.5], "std": [0.25]}}})
+    ([0.5], [0.25])
+    """
+    data = head.get("data")
+    found = data.get("normalisation") if isinstance(data, Mapping) else None
+    if not isinstance(found, Mapping):
+        return None
+    parts = [found.get(name) for name in ("mean", "std")]
+    if not all(isinstance(part, list) and all(isinstance(value, int | float) for value in part) for part in parts):
+        return None
+    return parts[0], parts[1]  # type: ignore[return-value]
 
 
 def complete(identity: Identity) -> bool:

@@ -280,8 +280,8 @@ def comma_separated(table: Table) -> str:
 
 
 def text(table: Table) -> str:
-    """A table as aligned columns for a terminal."""
-    lines = [list(table.header), *cells(table)]
+    """A table as aligned columns for a terminal; a record may hold any text, so what a terminal would obey is cut."""
+    lines = [list(table.header), *([printable(cell) for cell in row] for row in cells(table))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.header))]
     right = numeric(table)
     padded = [
@@ -292,6 +292,15 @@ def text(table: Table) -> str:
         for line in lines
     ]
     return "\n".join(line.rstrip() for line in padded)
+
+
+def printable(text: str) -> str:
+    """A text on one line, without characters that control a terminal.
+
+    >>> printable("a\\x1b[31m\\nb")
+    'a?[31m?b'
+    """
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def html(table: Table) -> str:

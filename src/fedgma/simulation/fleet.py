@@ -294,7 +294,7 @@ def _evaluate(
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
     for name, pool, rows in _test_pools(fleet, due):
         picked = ship(rows, fleet.device)
-        params = unflatten(state.params[picked], fleet.shapes)
+        params = unflatten(optimizers.evaluated(fleet.optimizers, state.moments, state.params)[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
             loss, found = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)

@@ -108,6 +108,7 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
             rows("z", fresh.moments.z),
             rows("v", fresh.moments.v),
             tuple(_restored_own(fleet, plain, own) for plain, own in zip(states, fresh.moments.own, strict=True)),
+            None if fresh.moments.average is None else rows("average", fresh.moments.average),
         ),
         carried=fresh.carried,
         looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),

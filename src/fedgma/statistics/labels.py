@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedgma.aggregation.rules import RULES
+from fedgma.aggregation.rules import RULE_SETTINGS, RULES
 from fedgma.records.reader import Run
 
 NAMES = {name: row.label for name, row in RULES.items()}
 # settings that belong to the aggregation: those of the rules and the position of the mask, without the seed
 AGGREGATION_SETTINGS = (
-    *dict.fromkeys(name for row in RULES.values() for name in row.settings if name != "seed"),
+    *RULE_SETTINGS,
     "mask_position",
     "rule_version",
 )

@@ -149,6 +149,9 @@ MODELS: dict[str, Factory] = {
 }
 
 
+SIDES = {"lenet": 12, "cnn": 6, "resnet18-gn": 1, "resnet18-bn": 1}  # pixels of the smallest images that they take
+
+
 def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
     """A network with its initial weights: by name, by import path "package.module:Name", by factory, or a ready module.
 
@@ -163,10 +166,22 @@ def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:
         torch.default_generator.manual_seed(seed)
         if isinstance(model, nn.Module):
             return _materialised(_copied(model), shape)
+        _check_images(model, shape)
         network = _call(factory_of(model), tuple(shape), classes)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"expected a model factory to return a torch.nn.Module, got {type(network).__name__}")
         return _materialised(network, shape)
+
+
+def _check_images(model: Model, shape: Shape) -> None:
+    """Refuse samples that a network of the library cannot take."""
+    side = SIDES.get(model) if isinstance(model, str) else None
+    if side is not None and (len(shape) != 3 or min(shape[1:]) < side):
+        raise ConfigError(
+            f"model {model} takes images [channel, height, width] of at least {side} x {side} pixels, got samples of "
+            f"shape {list(shape)}; choose {'cnn, ' if len(shape) == 3 and side > 6 else ''}mlp, logistic or a model of "
+            "your own"
+        )
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -45,21 +45,14 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
 
 
 def check_outputs(outputs: object, x: Tensor, classes: int | None, name: str) -> None:
-    """Raise `ConfigError` unless a model's outputs for the batch `x` are finite logits of all classes.
-
-    With None for `classes`, outputs may have any shape that begins with the number of samples.
-    """
-    shape = f"[{len(x)}, ...]" if classes is None else f"[{len(x)}, {classes}]"
-    wanted = (
-        f"model {name} must return one tensor{'' if classes is None else ' of logits'}, {shape} for {len(x)} samples"
-    )
+    """Raise `ConfigError` unless a model's outputs for the batch `x` are finite, and logits of `classes` if given."""
+    what = "outputs" if classes is None else "logits"
+    wanted = f"model {name} must return one tensor of {what}"
+    if classes is not None:
+        wanted = f"{wanted}, [{len(x)}, {classes}] for {len(x)} samples"
     if not isinstance(outputs, Tensor):
-        raise ConfigError(
-            f"{wanted}, got {_kind(outputs)}; return the {'outputs' if classes is None else 'logits'} alone"
-        )
-    if not outputs.ndim or len(outputs) != len(x):
-        raise ConfigError(f"{wanted}, got {list(outputs.shape)}; keep the axis of samples first")
-    if classes is not None and (outputs.ndim != 2 or outputs.shape[1] < classes):
+        raise ConfigError(f"{wanted}, got {_kind(outputs)}; return the {what} alone")
+    if classes is not None and (outputs.ndim != 2 or len(outputs) != len(x) or outputs.shape[1] < classes):
         raise ConfigError(f"{wanted}, got {list(outputs.shape)}; end it with a layer of {classes} outputs")
     if not outputs.is_floating_point():
         raise ConfigError(f"{wanted}, got {outputs.dtype}; return scores before argmax, as floating-point numbers")

@@ -63,6 +63,8 @@ def load(
 
 def existing(name: str, folder: Path = Path()) -> Path | None:
     """The file or folder of that name, or None; also for a name that no file can have, or with an unknown `~user`."""
+    if not name:
+        return None
     try:
         path = folder / Path(name).expanduser()
         return path if path.exists() else None

@@ -15,8 +15,8 @@ from fedgma.data.files.tables import classes_of, columns_of, is_table, label_col
 from fedgma.errors import DataError
 
 
-def from_data(data: Any, name: str = "own") -> Dataset:
-    """A data set from a user's object.
+def from_data(data: Any, name: str = "own", *, target: str = "class") -> Dataset:
+    """A data set from a user's object; `target` as in `from_arrays`.
 
     Known are (x, y), (x, y, client), ((x, y), (x_test, y_test)), a mapping with `x` and `y` (or other usual names), a
     table, a mapping of tables or pairs with `train` and `test`, and a `FederatedDataset` or partitioner of Flower
@@ -28,15 +28,15 @@ def from_data(data: Any, name: str = "own") -> Dataset:
     if isinstance(data, Dataset):
         return data
     if isinstance(data, tuple | list) and len(data) == 2 and all(_is_pair(part) for part in data):
-        return from_arrays(*data[0], test=data[1], name=name)
+        return from_arrays(*data[0], test=data[1], name=name, target=target)
     if isinstance(data, tuple | list) and len(data) in (2, 3):
-        return from_arrays(*data[:2], client=data[2] if len(data) == 3 else None, name=name)
+        return from_arrays(*data[:2], client=data[2] if len(data) == 3 else None, name=name, target=target)
     if is_partitioned(data):
-        return dataset_of(parts_of_partitions(data, name), name)
+        return dataset_of(parts_of_partitions(data, name), name, target=target)
     if is_table(data):
-        return dataset_of(_parts(data, name), name)
+        return dataset_of(_parts(data, name), name, target=target)
     if isinstance(data, Mapping):
-        return dataset_of(_parts_of_mapping(data, name), name)
+        return dataset_of(_parts_of_mapping(data, name, unlabelled=target in ("tokens", "any")), name, target=target)
     raise DataError(
         "data must be (x, y), (x, y, client), a mapping with x and y, partitions of Flower Datasets, or "
         f"a table of pandas, Arrow or datasets, got {type(data).__name__}"
@@ -57,10 +57,10 @@ def _parts(value: Any, where: str) -> Parts:
     raise DataError(f"{where}: the parts of data must be tables or (x, y), got {type(value).__name__}")
 
 
-def _parts_of_mapping(data: Mapping[str, Any], where: str) -> Parts:
+def _parts_of_mapping(data: Mapping[str, Any], where: str, *, unlabelled: bool) -> Parts:
     train = find(data, TRAIN[1:])
     if train is None:
-        return parts_of(data, where)
+        return parts_of(data, where, unlabelled=unlabelled)
     first, test = _parts(data[train], where), find(data, (*TEST, *VALID))
     if test is None:
         return first

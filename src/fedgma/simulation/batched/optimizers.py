@@ -24,6 +24,7 @@ class Moments(NamedTuple):
     z: Tensor  # rows of optimisers without this moment stay zero
     v: Tensor
     own: tuple[State | None, ...]
+    average: Tensor | None = None  # of the models [run, entry]; None: no run keeps one
 
 
 class Optimizers(NamedTuple):
@@ -37,6 +38,7 @@ class Optimizers(NamedTuple):
     before: Tensor  # bool: the mask goes before the moments (an ablation)
     any_before: bool
     start: Tensor  # where second moments start
+    average: Tensor | None  # weight of the average before; 0 for runs without one, None if there is none
     shapes: Shapes
 
 
@@ -72,6 +74,7 @@ def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch
         before=torch.tensor([settings.get("mask_position") == "before" for settings in known], device=device)[:, None],
         any_before=any(settings.get("mask_position") == "before" for settings in known),
         start=column(starts),
+        average=column(shares) if any(shares := [one.settings.get("average", 0.0) for one in optimizers]) else None,
         shapes=shapes,
     )
 
@@ -83,7 +86,8 @@ def has_formula(optimizer: ServerOptimizer) -> bool:
 
 def kept_moments(optimizer: ServerOptimizer) -> tuple[str, ...]:
     """Which of the moments [run, entry] a run's optimiser uses."""
-    return MOMENTS[optimizer.name] if has_formula(optimizer) else ()
+    average = ("average",) if optimizer.settings.get("average") else ()
+    return (*(MOMENTS[optimizer.name] if has_formula(optimizer) else ()), *average)
 
 
 def init_moments(optimizers: Optimizers, params: Tensor) -> Moments:
@@ -91,7 +95,15 @@ def init_moments(optimizers: Optimizers, params: Tensor) -> Moments:
     own: list[State | None] = [None] * len(params)
     for run in optimizers.own:
         own[run] = optimizers.optimizers[run].init(_named(optimizers, params, run))
-    return Moments(torch.zeros_like(params), optimizers.start.expand_as(params).clone(), tuple(own))
+    average = None if optimizers.average is None else params.clone()
+    return Moments(torch.zeros_like(params), optimizers.start.expand_as(params).clone(), tuple(own), average)
+
+
+def evaluated(optimizers: Optimizers, moments: Moments, params: Tensor) -> Tensor:
+    """The models to evaluate [run, entry]: the average of those that a run keeps, else the model itself."""
+    if optimizers.average is None or moments.average is None:
+        return params
+    return torch.where(optimizers.average > 0, moments.average, params)
 
 
 def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tensor) -> tuple[Tensor, Moments]:
@@ -110,7 +122,13 @@ def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tenso
     new = torch.where(alive, params + optimizers.learning_rate * move, params)
     if z is not moments.z or v is not moments.v:
         moments = moments._replace(z=torch.where(alive, z, moments.z), v=torch.where(alive, v, moments.v))
-    return _own_steps(optimizers, merged, moments, params, new) if optimizers.own else (new, moments)
+    if optimizers.own:
+        new, moments = _own_steps(optimizers, merged, moments, params, new)
+    if optimizers.average is not None and moments.average is not None:
+        keep = optimizers.average
+        average = keep * moments.average + (1 - keep) * new
+        moments = moments._replace(average=torch.where(alive, average, moments.average))
+    return new, moments
 
 
 def _masked(optimizers: Optimizers, merged: Merged, step: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ by client; `select`, `combine` and a user-defined mask run by run.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.rule import Prepare, Rule
 from fedgma.aggregation.rules import Clip
 from fedgma.aggregation.view import FUSED, View, total_measures
-from fedgma.arrays import Array, is_torch, to_native
+from fedgma.arrays import Array, to_native
 from fedgma.simulation.batched import tallies
 from fedgma.simulation.batched.norm_bounds import norms
 from fedgma.simulation.batched.tallies import Broken, Merged, Sums
@@ -41,6 +41,7 @@ class Rules(NamedTuple):
     computed: tuple[tuple[Rule, np.ndarray], ...]  # rules with a function of sums, and the runs that share it
     scaled: Tensor | None  # runs whose changed mask keeps the length of the step
     further: tuple[str, ...]  # the sums that some rule asks for beside weighted updates and votes
+    most: int  # the largest number of clients that one run samples
     shapes: Shapes
 
     def votes_needed(self, run: int) -> tuple[Tensor, Tensor] | None:
@@ -74,6 +75,7 @@ def lay_out(rules: Sequence[Rule], clients: int, shapes: Shapes, device: torch.d
         computed=tuple((rule, np.array(rows)) for rule, rows in groups),
         scaled=_rows([rule.keep_length for rule in rules], device),
         further=tuple(group for group in FURTHER if any(group in rule.further for rule in rules)),
+        most=clients,
         shapes=shapes,
     )
 
@@ -236,11 +238,15 @@ def _vote_masks(rules: Rules, sums: Sums) -> Tensor | None:
     if rules.tables is None:
         return None
     needed, below = rules.tables
-    size = sums.votes.abs()
-    agreement = size.float() / sums.clients.clamp(min=1).float()[:, None]
-    under = torch.where(below.isnan()[:, None], agreement, below[:, None])
-    passed = size >= needed.gather(1, sums.clients[:, None])
-    return torch.where(passed, 1.0, under)
+    return _masks_of(sums.votes, sums.clients, needed.gather(1, sums.clients[:, None]), below[:, None])
+
+
+def _masks_of(votes: Tensor, clients: Tensor, needed: Tensor, below: Tensor) -> Tensor:
+    """Masks [run, entry] of votes, given the votes needed and the mask below them, as columns."""
+    size = votes.abs()
+    agreement = size.float() / clients.clamp(min=1).float()[:, None]
+    under = torch.where(below.isnan(), agreement, below)
+    return torch.where(size >= needed, 1.0, under)
 
 
 def _computed(rules: Rules, rule: Rule, runs: np.ndarray, sums: Sums, merged: Merged) -> Merged:
@@ -284,23 +290,31 @@ def _views(rules: Rules, rule: Rule, rows: slice | Tensor, sums: Sums, merged: M
     needed = not {*rule.reads, *rule.measures} <= FUSED
     kept = [plain.Sums(*parts) for parts in zip(*map(split, sums.entries), strict=True)] if needed else None
     state = {name: split(merged.state[name]) for name in rule.state}
+    vote_parts = torch.split(sums.votes[rows], sizes, 1)
     for place, (name, mean, mask) in enumerate(
         zip([name for name, _ in rules.shapes], split(merged.mean), split(merged.mask), strict=True)
     ):
         entries = None if kept is None else kept[place]
-        votes = partial(_vote_mask, entries, sums.clients[rows], mean)
+        votes = partial(_vote_mask, vote_parts[place], sums.clients[rows], rules.most)
         before = {key: parts[place] for key, parts in state.items()}
         yield View(name, mean, mask, clients, weight, entries, votes, before)
 
 
-def _vote_mask(sums: plain.Sums | None, clients: Tensor, like: Array, function: Mask) -> Array:
-    """The mask that a function makes of the votes of each run."""
-    assert sums is not None
-    assert sums.votes is not None
-    rows = [
-        function(votes, max(1, count), "float32") for votes, count in zip(sums.votes, clients.tolist(), strict=True)
-    ]
-    return torch.stack(rows) if is_torch(like) else np.stack(rows)
+def _vote_mask(votes: Tensor, clients: Tensor, most: int, function: Mask) -> Array:
+    """The mask that a function makes of the votes [run, entry] of each run."""
+    if isinstance(function, VoteMask):
+        tables = _tables_of(function, most, votes.device)
+        return to_native(_masks_of(votes, clients, tables[0][clients][:, None], tables[1]))
+    rows = [function(to_native(row), max(1, n), "float32") for row, n in zip(votes, clients.tolist(), strict=True)]
+    return to_native(torch.stack([torch.as_tensor(row, device=votes.device) for row in rows]))
+
+
+@lru_cache(maxsize=256)
+def _tables_of(mask: VoteMask, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Votes needed by number of clients, and the mask below them."""
+    needed = [mask.needed(count) for count in range(most + 1)]
+    below = math.nan if mask.below is None else mask.below
+    return torch.tensor(needed, device=device), torch.tensor([[below]], device=device)
 
 
 def _joined(arrays: Sequence[Array], like: Tensor) -> Tensor:
