@@ -29,8 +29,8 @@ from fedgma.experiments.own_defaults import fit
 from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
 from fedgma.experiments.run_tasks import fitting, make_task, task_name
 from fedgma.experiments.settings import MODELS, Settings, is_path
+from fedgma.experiments.spec_parts import attack_of, device_of, local_of, optimizer_of, shift_of
 from fedgma.experiments.task_settings import check_model
-from fedgma.experiments.values import attack_of, device_of, local_training_of, optimizer_of, shift_of
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, malicious
@@ -320,7 +320,7 @@ class Materials:
             batch_size=settings.batch_size,
             smallest_batch=self._smallest_batch(settings, federation),
             augment=settings.augment,
-            **local_training_of(settings),
+            **local_of(settings),
             algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=self.rule(settings),
             optimizer=optimizer_of(settings),

@@ -1,4 +1,4 @@
-"""Values that settings describe: a device, an attack, local training, a server optimiser, a feature shift."""
+"""The parts of a run's specification that its settings alone decide: device, attack, server, local training, shift."""
 
 from typing import Any
 
@@ -19,28 +19,6 @@ def attack_of(settings: Settings) -> Attack | None:
     return None if attack.name == "none" else Attack(attack.name, attack.share, attack.scale)
 
 
-def local_training_of(settings: Settings) -> dict[str, Any]:
-    """The local training of a run: optimiser, rates and schedules."""
-    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay", "label_smoothing")
-    return {
-        **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
-        **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},
-        "nesterov": settings.nesterov and settings.client_optimizer == "sgd",
-        "gradient_clip": settings.gradient_clip or float("inf"),
-    }
-
-
-def shift_of(settings: Settings) -> Shift | None:
-    """The feature shift of a run; None for that of its data set."""
-    chosen = settings.shift
-    if chosen.name == "rotation":
-        return Rotation(chosen.low, chosen.high, chosen.test)
-    if chosen.name == "colour":
-        names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
-        return Colour(**{name: getattr(chosen, name) for name in names})
-    return None
-
-
 def optimizer_of(settings: Settings) -> ServerOptimizer:
     """The server optimiser of a run's algorithm."""
     row = ALGORITHMS[settings.algorithm]
@@ -53,6 +31,28 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
         epsilon=settings.epsilon,
     )
     return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
+
+
+def local_of(settings: Settings) -> dict[str, Any]:
+    """The local training of a run: optimiser, rates and schedules."""
+    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay", "label_smoothing")
+    return {
+        **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
+        **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},
+        "nesterov": settings.nesterov and settings.client_optimizer == "sgd",
+        "gradient_clip": settings.gradient_clip or float("inf"),
+    }
+
+
+def shift_of(settings: Settings) -> Shift | None:
+    """The shift of a run; None without one, or for that of its data set."""
+    chosen = settings.shift
+    if chosen.name == "rotation":
+        return Rotation(chosen.low, chosen.high, chosen.test)
+    if chosen.name == "colour":
+        names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
+        return Colour(**{name: getattr(chosen, name) for name in names})
+    return None
 
 
 def device_of(chosen: str) -> torch.device:
