@@ -6,6 +6,7 @@ net.load_state_dict(safetensors.torch.load_file("model.safetensors"))
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,13 +29,16 @@ class Trained(NamedTuple):
     head: Head  # run.json of its run
 
 
-def model_arrays(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of a state that make up the model, by the names that the model gives them.
+def model_arrays(
+    state: Mapping[str, np.ndarray], tied: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, np.ndarray]:
+    """The arrays of a state that make up the model, by the names that the model gives them, `tied` ones too.
 
     >>> model_arrays({"round": np.array(3), "params/fc.weight": np.ones(1), "z/fc.weight": np.ones(1)})
     {'fc.weight': array([1.])}
     """
-    return {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
+    own = {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
+    return own | {name: own[first] for name, first in tied.items() if first in own}
 
 
 def read_model(folder: PathLike) -> Trained:
@@ -46,7 +50,7 @@ def read_model(folder: PathLike) -> Trained:
         raise DataError(_no_model(folder))
     if is_done(folder):
         _check_final(folder, point)
-    return Trained(point.round, model_arrays(point.state), head)
+    return Trained(point.round, model_arrays(point.state, head.get("tied", {})), head)
 
 
 def write_model(model: Trained, file: PathLike) -> Path:
