@@ -126,7 +126,7 @@ def test_a_report_names_the_rule(tmp_path):
     assert "rule_version" not in text
 
 
-def test_the_example_takes_the_same_step_on_every_road(capsys):
+def test_the_example_takes_the_same_step_everywhere(capsys):
     apart = load_script("examples/own_rule.py").main()
     assert {"streamed", "merged bytes", "fleet, CPU", "secure sum"} <= set(apart)
     assert "the same bits" in capsys.readouterr().out
