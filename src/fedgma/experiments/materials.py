@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
@@ -21,18 +20,18 @@ from fedgma.data.files.locate import existing
 from fedgma.data.partitions import Divider, Partition, by_function
 from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.pools import Pool
-from fedgma.data.shifts import Colour, Rotation, Shift
+from fedgma.data.shifts import Colour
 from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity
-from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.own_code import file_of, import_code, load_code
 from fedgma.experiments.own_defaults import fit
 from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
 from fedgma.experiments.settings import Settings, is_path
+from fedgma.experiments.spec_parts import attack_of, local_of, optimizer_of, shift_of
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
-from fedgma.simulation.attacks import ATTACKS, Attack, malicious
+from fedgma.simulation.attacks import ATTACKS, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
 from fedgma.training.models import Model, build
@@ -183,7 +182,7 @@ class Materials:
         """The shape of a model's input; a colour shift turns one channel into three."""
         data = self.dataset(settings)
         shape = tuple(data.train.x.shape[1:])
-        return (3, *shape[1:]) if isinstance(_shift(settings) or data.shift, Colour) else shape
+        return (3, *shape[1:]) if isinstance(shift_of(settings) or data.shift, Colour) else shape
 
     def dataset(self, settings: Settings) -> Dataset:
         """The data set of a run."""
@@ -201,7 +200,7 @@ class Materials:
             self._federations[key] = federate(
                 placed,
                 dealt,
-                shift=_shift(settings),
+                shift=shift_of(settings),
                 validation=settings.validation,
                 client_test_size=settings.client_test_size,
                 seed=part.seed or 0,
@@ -304,7 +303,7 @@ class Materials:
             batch_size=settings.batch_size,
             smallest_batch=self._smallest_batch(settings, federation),
             augment=settings.augment,
-            **_local(settings),
+            **local_of(settings),
             algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=self.rule(settings),
             optimizer=optimizer_of(settings),
@@ -375,44 +374,3 @@ class Materials:
 def own_name(rule: AnyRule) -> str:
     """The name of a rule that was passed in Python, as settings have it."""
     return OWN + as_rule(rule).name
-
-
-def attack_of(settings: Settings) -> Attack | None:
-    """The attack of a run's malicious clients; None without one."""
-    attack = settings.attack
-    return None if attack.name == "none" else Attack(attack.name, attack.share, attack.scale)
-
-
-def optimizer_of(settings: Settings) -> ServerOptimizer:
-    """The server optimiser of a run's algorithm."""
-    row = ALGORITHMS[settings.algorithm]
-    optimizer = server_optimizer(
-        row.server,
-        settings.server_learning_rate or row.learning_rate,
-        settings.mask_position,
-        beta1=getattr(settings, row.momentum),
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-    )
-    return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
-
-
-def _local(settings: Settings) -> dict[str, Any]:
-    """The local training of a run: optimiser, rates and schedules."""
-    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay", "label_smoothing")
-    return {
-        **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
-        **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},
-        "nesterov": settings.nesterov and settings.client_optimizer == "sgd",
-        "gradient_clip": settings.gradient_clip or float("inf"),
-    }
-
-
-def _shift(settings: Settings) -> Shift | None:
-    chosen = settings.shift
-    if chosen.name == "rotation":
-        return Rotation(chosen.low, chosen.high, chosen.test)
-    if chosen.name == "colour":
-        names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
-        return Colour(**{name: getattr(chosen, name) for name in names})
-    return None

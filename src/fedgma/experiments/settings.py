@@ -109,7 +109,8 @@ class Settings(Section):
         default="fedavg", description="local training and server optimiser"
     )
     aggregator: str = Field(
-        default="gma", description="the rule by which updates become one step; your own as `file.py:name`"
+        default="gma",
+        description=f"the rule by which updates become one step: {', '.join(RULES)}, or your own as `file.py:name`",
     )
     tau: Share = Field(default=0.4, description=f"agreement threshold of {_readers('tau')}")
     inverse_sparsity_scale: bool = Field(

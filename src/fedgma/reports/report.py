@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
+from fedgma.documents import PathLike
 from fedgma.errors import DataError
-from fedgma.records.reader import PathLike, Run, read_runs
+from fedgma.records.reader import Run, read_runs
 from fedgma.reports.tables import (
     WRITERS,
     Table,
