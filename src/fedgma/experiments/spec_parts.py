@@ -1,9 +1,12 @@
-"""The parts of a run's specification that its settings alone decide: attack, server, local training, shift."""
+"""The parts of a run's specification that its settings alone decide: device, attack, server, local training, shift."""
 
 from typing import Any
 
+import torch
+
 from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.data.shifts import Colour, Rotation, Shift
+from fedgma.errors import ConfigError
 from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.settings import Settings
 from fedgma.simulation.algorithms import ALGORITHMS
@@ -50,3 +53,16 @@ def shift_of(settings: Settings) -> Shift | None:
         names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
         return Colour(**{name: getattr(chosen, name) for name in names})
     return None
+
+
+def device_of(chosen: str) -> torch.device:
+    """The device of that name; for "auto" a GPU if there is one, else the CPU."""
+    if chosen == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(chosen)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {chosen!r}; known: auto, cpu, cuda, cuda:0, ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"no GPU was found for --device {chosen}; use --device cpu")
+    return device
