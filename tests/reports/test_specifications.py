@@ -36,7 +36,7 @@ def test_a_report_of_more_than_ten_settings_has_a_specification_curve(sweep, tmp
     (picture,) = drawn
     assert (tmp_path / "pictures" / f"{picture.name}.png").exists()
     assert picture.kind == "Specification curve"
-    assert "GMA minus the mean in 12 settings" in picture.caption
+    assert "How far GMA is ahead of the mean in 12 settings" in picture.caption
     assert "for 12 tests GMA is ahead in 6 and behind in 6" in picture.caption
 
 

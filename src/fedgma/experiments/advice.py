@@ -15,7 +15,6 @@ from fedgma.experiments.halving import SHARES, Candidate, Pair
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.question import RATES, seeds_of_the_test
 from fedgma.experiments.settings import SECTIONS, Settings, record
-from fedgma.records.reader import Run
 from fedgma.statistics.arms import last_rounds, score
 from fedgma.statistics.labels import NAMES, spoken
 from fedgma.statistics.verdicts import Verdict, correct, paired
@@ -24,7 +23,7 @@ ALWAYS = ("aggregator", *RATES)  # in the settings file, also if they are the de
 
 
 class Contender(NamedTuple):
-    """An arm of the test: its test accuracies in percent by seed, and its verdict against the plain mean."""
+    """An arm of the test: its scores by seed, and its verdict against the plain mean."""
 
     candidate: Candidate
     name: str  # in a sentence
@@ -35,6 +34,11 @@ class Contender(NamedTuple):
     def mean(self) -> float:
         """The mean over seeds."""
         return math.fsum(self.scores.values()) / len(self.scores)
+
+    @property
+    def gain(self) -> float:
+        """By how much it is better than the plain mean at its best rates; 0 for that itself."""
+        return 0.0 if self.verdict is None else self.verdict.mean
 
 
 class Advice(NamedTuple):
@@ -58,22 +62,22 @@ def conclude(found: Found) -> Advice:
     contenders = _contenders(found)
     chosen = _chosen(contenders, (base, given))
     gain = next((one.verdict for one in contenders if one.candidate == chosen and chosen[0] != base), None)
-    headline = f"Use {_spoken(chosen[0])}{_at(chosen[1])}" if gain else _keep(chosen[1], changed=chosen[1] != given)
+    headline = (
+        f"Use {_spoken(chosen[0])}{_at(chosen[1])}"
+        if gain is not None
+        else _keep(chosen[1], changed=chosen[1] != given)
+    )
     return Advice(headline, tuple(_reasons(found, contenders, gain)), notes, chosen, gain, tuple(contenders))
 
 
 def _contenders(found: Found) -> list[Contender]:
     (best, base_runs), *others = found.tests.items()
-    scores = {candidate: _scores(runs) for candidate, runs in found.tests.items()}
-    verdicts = correct(
-        [paired([scores[c][seed] - scores[best][seed] for seed in base_runs], _names(c, best)) for c, _ in others]
-    )
+    metric = found.courses[0].metric
+    scores = {c: {seed: score(run, of=metric) for seed, run in runs.items()} for c, runs in found.tests.items()}
+    gains = {c: [metric.sign * (scores[c][seed] - scores[best][seed]) for seed in base_runs] for c, _ in others}
+    verdicts = correct([paired(values, _names(c, best), metric) for c, values in gains.items()])
     contested = [Contender(c, v.names[0], scores[c], v) for (c, _), v in zip(others, verdicts, strict=True)]
     return [Contender(best, "the mean", scores[best]), *contested]
-
-
-def _scores(runs: Mapping[int, Run]) -> dict[int, float]:
-    return {seed: score(run) for seed, run in runs.items()}
 
 
 def _chosen(contenders: Sequence[Contender], given: Candidate) -> Candidate:
@@ -86,10 +90,10 @@ def _chosen(contenders: Sequence[Contender], given: Candidate) -> Candidate:
         if one.candidate != given
         and one.verdict is not None
         and one.verdict.outcome == "first ahead"
-        and (as_given is None or one.mean > as_given.mean)
+        and (as_given is None or one.gain > as_given.gain)
     ]
     if ahead:
-        return max(ahead, key=lambda one: one.mean).candidate
+        return max(ahead, key=lambda one: one.gain).candidate
     if as_given is not None and as_given.verdict is not None and as_given.verdict.outcome == "second ahead":
         return best.candidate
     return given
@@ -98,10 +102,14 @@ def _chosen(contenders: Sequence[Contender], given: Candidate) -> Candidate:
 def _reasons(found: Found, contenders: Sequence[Contender], gain: Verdict | None) -> list[str]:
     best, *others = contenders
     runs = [run for of in found.tests.values() for run in of.values()]
-    levels = ", ".join(f"{one.name} {one.mean:.2f} %" for one in contenders)
+    metric = found.courses[0].metric
+    digits, unit = metric.decimals(*(one.mean for one in contenders)), f" {metric.unit}".rstrip()
+    levels = ", ".join(f"{one.name} {one.mean:.{digits}f}{unit}" for one in contenders)
     seeds = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
     lines = [_first_reason(best, others, gain)]
-    lines.append(f"Test accuracy, {last_rounds(runs)} of {found.rounds}, {seeds}, each at its best rates: {levels}")
+    lines.append(
+        f"Test {metric.name}, {last_rounds(runs)} of {found.rounds}, {seeds}, each at its best rates: {levels}"
+    )
     for one in others:
         if one.verdict is not None and one.verdict is not gain:
             lines.append(f"{_capital(one.name)}{_at(one.candidate[1])}: {one.verdict.text}")
@@ -116,7 +124,7 @@ def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | 
     leading = [one for one in rules if one.verdict is not None and one.verdict.mean > 0]
     if not leading:
         return "Expected gain of another rule: none; every finalist is behind the plain mean at its best rates"
-    most = max(leading, key=lambda one: one.mean)
+    most = max(leading, key=lambda one: one.gain)
     return f"No other rule is ahead beyond doubt; the most promising is {most.name}; more minutes give more seeds"
 
 

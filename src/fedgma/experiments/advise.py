@@ -38,6 +38,7 @@ from fedgma.experiments.settings import record
 from fedgma.records.format import fingerprint
 from fedgma.records.reader import Run, read_run
 from fedgma.statistics.arms import score
+from fedgma.statistics.metrics import ACCURACY, Metric, metric_of
 from fedgma.statistics.power import LEAST_SEEDS
 
 PROBE_ROUNDS = 3  # the first is not timed
@@ -49,10 +50,16 @@ Clock = Callable[[], float]
 
 
 class Course(NamedTuple):
-    """A stage of the search that was completed, with the validation accuracy of its candidates in percent."""
+    """A stage of the search that was completed, with the scores of its candidates on validation samples."""
 
     stage: Stage
     scores: Scores
+    metric: Metric = ACCURACY
+
+    @property
+    def merits(self) -> Scores:
+        """The scores with the sign by which higher is better."""
+        return {candidate: self.metric.sign * value for candidate, value in self.scores.items()}
 
 
 class Found(NamedTuple):
@@ -206,9 +213,7 @@ class Advisor:
             if not self.trainer.done(stage):
                 self.notes.append(f"stage {number + 1} of the search took longer than planned and was left out")
                 break
-            runs = self.trainer.runs(stage)
-            scored = {c: _mean([score(run, split="validation") for run in of.values()]) for c, of in runs.items()}
-            courses.append(Course(stage, scored))
+            courses.append(_scored(stage, self.trainer.runs(stage)))
         return courses
 
     def _planned(self, courses: Sequence[Course]) -> Stage | None:
@@ -219,7 +224,7 @@ class Advisor:
         if not courses:
             stage = first_stage(list(asked.arms), asked.pairs, seeds[0], allowed)
         else:
-            before, scores = courses[-1]
+            before, scores = courses[-1].stage, courses[-1].merits
             arms = max(3, -(-len(before.arms) // 2))
             kept = survivors(scores, asked.base, arms, max(2, before.pairs // 3), asked.pairs[0])
             stage = next_stage(before, kept, seeds[: number + 1], allowed)
@@ -231,7 +236,7 @@ class Advisor:
         asked, seeds = self.trainer.question, seeds_of_the_test(self.trainer.question)
         planned = [stage for stage in self.book.stages if stage.final]
         if not planned:
-            ranked = survivors(last.scores, asked.base, 3, 1)
+            ranked = survivors(last.merits, asked.base, 3, 1)
             every = asked.arms[asked.base].evaluate_every
             stage = final_stage(ranked, (asked.base, asked.pairs[0]), seeds[:LEAST_SEEDS], self.allowed(1, every=every))
             if self.trainer.stop():
@@ -305,6 +310,13 @@ def in_words(stage: Stage) -> str:
     if stage.final:
         return f"{len(stage.candidates)} arms, {seeds}"
     return f"{len(stage.arms)} rules, {stage.pairs} pair{'s' if stage.pairs > 1 else ''} of rates each, {seeds}"
+
+
+def _scored(stage: Stage, runs: Mapping[Candidate, Mapping[int, Run]]) -> Course:
+    """A completed stage with the mean score of each candidate over seeds."""
+    metric = metric_of([run for of in runs.values() for run in of.values()])
+    scores = {c: _mean([score(run, split="validation", of=metric) for run in of.values()]) for c, of in runs.items()}
+    return Course(stage, scores, metric)
 
 
 def _mean(values: Sequence[float]) -> float:

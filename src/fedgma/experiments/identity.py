@@ -7,6 +7,7 @@ edited file counts once it is loaded.
 """
 
 import contextlib
+import dataclasses
 import dis
 import functools
 import hashlib
@@ -26,13 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgma.aggregation.masks import VoteMask
-from fedgma.aggregation.rule import Rule
 from fedgma.data.files import Dataset
 from fedgma.data.partitions import Divider
 from fedgma.records.checkpoints import digest
 from fedgma.records.format import built_in
 from fedgma.training.models import MODELS, Model, build, factory_of, parameter_count, waits_for_input
+from fedgma.training.task import Task
 
 SEED = 0  # of the initial weights that are compared; each run draws its own
 PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -108,6 +108,15 @@ def model_identity(model: Model, shape: tuple[int, ...], classes: int) -> ModelI
     else:
         walk.unknown["first weights that the seed alone does not decide"] = None
         walk.put(*(f"{name} {tuple(value.shape)}" for name, value in network.state_dict().items()))
+    return walk.result()
+
+
+def task_identity(task: Task) -> ModelIdentity:
+    """The identity of a user's task: a checksum of its functions and of what it says about them."""
+    walk = Walk()
+    for part in ("loss", "metrics", "weight", "summary"):
+        walk.visit(getattr(task, part))
+    walk.put(list(task.better.items()), sorted(task.units.items()), task.target)
     return walk.result()
 
 
@@ -292,6 +301,8 @@ class Walk:
         kind = type(value)
         if (wrapped := inspect.getattr_static(value, "__wrapped__", None)) is not None:
             self.visit(wrapped)
+        elif kind.__module__.startswith("fedgma.aggregation.") and dataclasses.is_dataclass(value):
+            self._named({part.name: getattr(value, part.name) for part in dataclasses.fields(value)})
         elif not _is_package_of_others(sys.modules.get(kind.__module__)) and hasattr(value, "__dict__"):
             self.visit(kind)
             self._named(vars(value))
@@ -318,7 +329,6 @@ KINDS: tuple[tuple[Any, Look], ...] = (
     ((types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType), Walk._builtin),
     ((staticmethod, classmethod), Walk._wrapper),
     (property, Walk._property),
-    ((Rule, VoteMask), lambda walk, value: walk._named(vars(value))),
     (type, Walk._class),
     (types.ModuleType, lambda walk, value: walk.put(value.__name__)),
 )

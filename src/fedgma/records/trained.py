@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedgma.documents import PathLike
 from fedgma.errors import DataError, IntegrityError
 from fedgma.records.checkpoints import Checkpoint, digest, read_checkpoint, write_atomic, written_to
 from fedgma.records.format import Head
-from fedgma.records.reader import PathLike, is_done, read_head, read_object
+from fedgma.records.reader import is_done, read_head, read_object
 from fedgma.records.writer import mismatch_in
 
 PARTS = ("params/", "buffers/", "arrays/")  # of a state that belong to the model; `arrays/` is a Flower run's
@@ -27,13 +28,14 @@ class Trained(NamedTuple):
     head: Head  # run.json of its run
 
 
-def model_arrays(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of a state that make up the model, by the names that the model gives them.
+def model_arrays(state: Mapping[str, np.ndarray], tied: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a state that make up the model, by the names that the model gives them, `tied` ones too.
 
     >>> model_arrays({"round": np.array(3), "params/fc.weight": np.ones(1), "z/fc.weight": np.ones(1)})
     {'fc.weight': array([1.])}
     """
-    return {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
+    own = {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
+    return own | {name: own[str(first)] for name, first in (tied or {}).items() if str(first) in own}
 
 
 def read_model(folder: PathLike) -> Trained:
@@ -45,7 +47,7 @@ def read_model(folder: PathLike) -> Trained:
         raise DataError(_no_model(folder))
     if is_done(folder):
         _check_final(folder, point)
-    return Trained(point.round, model_arrays(point.state), head)
+    return Trained(point.round, model_arrays(point.state, _mapping(head.get("tied"))), head)
 
 
 def write_model(model: Trained, file: PathLike) -> Path:
@@ -63,10 +65,10 @@ def write_model(model: Trained, file: PathLike) -> Path:
 def metadata(model: Trained) -> dict[str, str]:
     """What the record says about a model, as text: its run, round, classes, data and how they were prepared."""
     head = model.head
-    data: Mapping[str, Any] = head.get("data", {})
+    data = _mapping(head.get("data"))
     facts = {
         "format": "pt",  # the names are torch's
-        "fedgma": head.get("versions", {}).get("fedgma"),
+        "fedgma": _mapping(head.get("versions")).get("fedgma"),
         "run": head.get("fingerprint"),
         "round": model.round,
         "model": head["settings"].get("model"),
@@ -75,6 +77,11 @@ def metadata(model: Trained) -> dict[str, str]:
         "settings": head["settings"],
     }
     return {name: _text(value) for name, value in facts.items() if value is not None}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A part of a record that should be a mapping; an empty one if it is something else."""
+    return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:

@@ -6,13 +6,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedgma.reports.plots.style import INK, SIZE, colour_of, name_axes, new_figure
+from fedgma.statistics.metrics import ACCURACY, Metric
 from fedgma.statistics.verdicts import Verdict
 
-Level = Mapping[str, float]  # arm -> accuracy in percent
+Level = Mapping[str, float]  # arm -> score
 
 
-def draw_search(stages: Mapping[str, Level]) -> Figure:
-    """The validation accuracy of each arm's best rates in every stage; a line ends where its arm was left out."""
+def draw_search(stages: Mapping[str, Level], metric: Metric = ACCURACY) -> Figure:
+    """The validation score of each arm's best rates in every stage; a line ends where its arm was left out."""
     names = list(dict.fromkeys(name for level in stages.values() for name in level))
     figure, (axes,) = new_figure(2.8 + 0.2 * -(-len(names) // 2), "")
     for name in names:
@@ -21,7 +22,7 @@ def draw_search(stages: Mapping[str, Level]) -> Figure:
         axes.plot(*zip(*met, strict=True), color=colour, linestyle=dash, lw=1.6, marker="o", markersize=4, label=name)
     axes.set_xticks(range(len(stages)), list(stages))
     axes.set_xlim(-0.3, len(stages) - 0.7)
-    name_axes(axes, "", "validation accuracy, %")
+    name_axes(axes, "", f"validation {metric.label}")
     legend: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False, "labelcolor": INK}
     figure.legend(*axes.get_legend_handles_labels(), fontsize=SIZE, **legend)
     return figure
@@ -31,7 +32,8 @@ def draw_gains(rows: Mapping[str, tuple[Verdict, Sequence[float]]]) -> Figure:
     """Differences to the plain mean: the mean over seeds with its interval, and a dot for each seed."""
     figure, (axes,) = new_figure(1.1 + 0.45 * len(rows), "")
     names = list(rows)
-    reach = 0.5
+    metric = next(iter(rows.values()))[0].score
+    reach = 0.5 if metric.share else 0.0
     for place, (name, (verdict, differences)) in enumerate(rows.items()):
         colour, _ = colour_of(name, names)
         reach = max([reach, *(1.6 * abs(value) for value in differences)])
@@ -41,9 +43,9 @@ def draw_gains(rows: Mapping[str, tuple[Verdict, Sequence[float]]]) -> Figure:
         axes.plot(differences, [place + 0.22] * len(differences), ".", color=colour, markersize=4, alpha=0.7)
         axes.plot([verdict.mean], [place], "o", color=colour, mfc=filled, markersize=7)
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_xlim(-reach, reach)
-    axes.set_yticks(range(len(rows)), names)
+    axes.set_xlim(-reach or -1.0, reach or 1.0)
+    axes.set_yticks(range(len(rows)), [name.replace(" at ", "\nat ") for name in names])
     axes.set_ylim(len(rows) - 0.4, -0.5)
     axes.grid(visible=False, axis="y")
-    name_axes(axes, "ahead of the plain mean at its best rates, points")
+    name_axes(axes, f"ahead of the plain mean at its best rates, {metric.apart}")
     return figure

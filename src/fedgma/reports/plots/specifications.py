@@ -18,7 +18,7 @@ ROW = 0.155  # inches of a row
 
 
 class Specification(NamedTuple):
-    """One setting: its choices by name, and the verdict on the first arm minus the second."""
+    """One setting: its choices by name, and the verdict on how far the first arm is ahead."""
 
     choices: Mapping[str, str]
     verdict: Verdict
@@ -34,7 +34,7 @@ def draw_specifications(cells: Sequence[Specification]) -> Figure:
     _draw_curve(above, [cell.verdict for cell in ordered])
     _draw_matrix(below, ordered, rows)
     first, second = ordered[0].verdict.names
-    name_axes(above, "", f"{first} minus\n{second}, points")
+    name_axes(above, "", f"{first} ahead of\n{second}, {ordered[0].verdict.score.apart}")
     name_axes(below, f"{len(ordered)} settings, sorted by the difference")
     figure.legend(loc="outside lower right", ncols=3, fontsize=SIZE - 1, frameon=False, labelcolor=INK)
     return figure
@@ -81,7 +81,7 @@ def _draw_curve(axes: Axes, verdicts: Sequence[Verdict]) -> None:
 def _keep_in_sight(axes: Axes, means: Sequence[float]) -> None:
     """Fit the axis to the differences: intervals of two or three seeds are too wide to show in full."""
     low, high = min(0.0, *means), max(0.0, *means)
-    margin = max(0.5, 0.5 * (high - low))
+    margin = 0.5 * (high - low) or 0.5
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(bottom, low - margin), min(top, high + margin))
 
