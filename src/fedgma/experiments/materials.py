@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from fedgma.aggregation.adapters import in_products
 from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
@@ -257,6 +258,9 @@ class Materials:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
         rule = self._library_rule(settings) if name in RULES else self._own_rule(name)[1]
+        if rule.space is not None:
+            raise ConfigError(f"aggregator {name!r}: give the plain rule, and set adapters='product'")
+        rule = in_products(rule) if settings.adapters == "product" else rule
         return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
 
     def _library_rule(self, settings: Settings) -> Rule:
