@@ -81,3 +81,11 @@ def test_the_hooks_before_a_commit_are_checks_of_make_test():
     makefile = (ROOT / "Makefile").read_text()
     assert hooks == ["ruff format", "ruff check", "mypy"]
     assert all(f"$(BIN)/{hook}" in makefile for hook in hooks)
+
+
+def test_no_file_holds_what_a_merge_left_behind():
+    places = ("*.*", "docs/**/*.md", "examples/**/*.*", "src/**/*.py", "src/**/*.toml", "tests/**/*.py", "tools/**/*.*")
+    files = {file for place in places for file in ROOT.glob(place) if file.is_file()}
+    left = re.compile(rb"^(<<<<<<<|>>>>>>>) ", re.MULTILINE)
+    assert len(files) > 400
+    assert [file.name for file in files if left.search(file.read_bytes())] == []

@@ -1,12 +1,15 @@
 """JSON and TOML of unknown origin: limits on size and depth, and an error of one sentence in place of a traceback."""
 
 import json
+import os
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from fedgma.errors import DataError
+
+PathLike = str | os.PathLike[str]  # a path as users give it
 
 LARGEST = 2**30  # bytes of a file
 DEPTH = 64  # tables and lists inside each other

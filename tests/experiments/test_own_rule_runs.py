@@ -1,6 +1,7 @@
 """A user's own rule in experiments: named in the settings or passed in Python, part of a run's identity, resumed."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
 from small_runs import SMALL
@@ -11,7 +12,9 @@ from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import plan
 from fedgma.records.reader import read_head
 from fedgma.reports.report import in_markdown, make_report
+from scripts import load_script
 
+ROOT = Path(__file__).parents[2]
 TINY = {**SMALL, "model": "logistic", "rounds": 1, "seed": [0], "client_test_size": 0, "mask_every": 0}
 MINE = """
     FACTOR = {factor}
@@ -106,3 +109,10 @@ def test_a_report_names_the_rule(tmp_path):
     text = in_markdown(make_report(tmp_path / "runs"))
     assert "mine.py:Smooth" in text
     assert "rule_version" not in text
+
+
+def test_the_example_takes_the_same_step_on_every_road(capsys):
+    apart = load_script("examples/own_rule.py").main()
+    assert {"streamed", "merged bytes", "fleet, CPU", "secure sum"} <= set(apart)
+    assert "the same bits" in capsys.readouterr().out
+    fedgma.run({**TINY, "aggregator": [f"{ROOT}/examples/own_rule.py:Trust"]})

@@ -117,7 +117,7 @@ def test_a_round_ahead_begins_before_the_last_is_written_but_not_before_it_is_sa
 
 
 def test_arrays_of_clients_and_server_survive_a_stop(tmp_path):
-    chosen = {**SMALL, "algorithm": "fedsmoo", "rho": 0.05, "aggregator": "gma", "seed": 0, "rounds": 4}
+    chosen = {**SMALL, "algorithm": "fedsmoo", "rho": 0.05, "aggregator": "gma", "seed": 0, "rounds": 3}
     play(chosen, tmp_path / "whole")
     play(chosen, tmp_path / "stopped", rounds=2)
     play(chosen, tmp_path / "stopped")

@@ -16,8 +16,9 @@ from fedgma.aggregation.rules import RULES
 from fedgma.cli.settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
-from fedgma.experiments.materials import Materials, optimizer_of
+from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import MODELS, RULE_SETTINGS, USED, Settings, complete, record
+from fedgma.experiments.spec_parts import optimizer_of
 from fedgma.records.format import fingerprint
 from fedgma.simulation.algorithms import ALGORITHMS
 

@@ -13,6 +13,7 @@ from fedgma.errors import ConfigError
 from fedgma.simulation.algorithms import ALGORITHMS, Algorithm, fedacg, fedsam
 from fedgma.simulation.attacks import Attack
 from fedgma.simulation.fleet import assemble, play, play_round, restore, start
+from fedgma.simulation.rates import beyond_kernels
 from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
@@ -113,11 +114,10 @@ def test_every_trainer_gives_the_same_run(company, trainer):
         assert relative(one.params[run], two.params[run]) < 1e-5
 
 
-@pytest.mark.parametrize("trainer", ["loop", "lanes"])
-def test_a_run_is_the_same_alone_and_in_company(company, trainer):
-    together = last(company, trainer=trainer)
+def test_a_run_is_the_same_alone_and_in_company(company):
+    together = last(company, trainer="lanes")
     for run, spec in enumerate(company):
-        alone = last([spec], trainer=trainer)
+        alone = last([spec], trainer="lanes")
         assert relative(alone.params[0], together.params[run]) < 1e-5
 
 
@@ -181,6 +181,16 @@ def test_what_clients_keep_is_that_of_honest_training(name):
     assert not torch.equal(one.params, two.params)
 
 
+def test_the_direction_is_the_mean_update_over_the_mean_distance_of_a_gradient():
+    spec = run_of("fedcm", UNEVEN, rounds=1, momentum=0.0)
+    fleet = assemble([spec], trainer="loop")
+    before = start(fleet)
+    after, _ = play_round(fleet, before)
+    sizes = np.array([len(UNEVEN.clients[client]) for client in sample_clients(spec, 1)])
+    distance = 0.3 * np.average(-(-sizes // 5), weights=sizes)  # rate times steps of five samples
+    torch.testing.assert_close(after.carried.control, (before.params - after.params) / distance)
+
+
 @pytest.mark.parametrize("name", ["mean", "gma", "median", "multi_krum", "stale_mask"])
 def test_algorithms_take_every_kind_of_rule(name):
     rule = fedgma.aggregation.rules.RULES[name].make()
@@ -207,19 +217,12 @@ def test_a_perturbed_pass_leaves_running_statistics_and_loss_to_the_first():
             torch.testing.assert_close(value, sharp.state.buffers[key])
 
 
-def test_kernels_decline_what_they_do_not_know():
-    pytest.importorskip("numba")
-    from fedgma.data.federation import federate
-    from fedgma.data.files import load
-    from fedgma.data.partitions import iid
-
-    mini = load("fmnist-mini")
-    spec = RunSpec(federate(mini, iid(mini.train.y, 40)), model="logistic", clients_per_round=2, evaluate_every=0)
-    sharp = replace(spec, algorithm=fedsam())
-    with pytest.raises(ConfigError, match="have no scaled or perturbed gradients"):
-        assemble([spec, sharp], trainer="kernels")
-    one, two = (last([sharp], trainer=name) for name in ("auto", "lanes"))
-    assert torch.equal(one.params, two.params)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_kernels_decline_scaled_and_perturbed_gradients(name):
+    declined = beyond_kernels([plain_run(), run_of(name)])
+    assert declined == (
+        [] if name in ("fedprox", "scaffold", "feddyn", "fedacg") else ["scaled or perturbed gradients"]
+    )
 
 
 @pytest.mark.parametrize(

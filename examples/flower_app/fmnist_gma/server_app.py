@@ -32,6 +32,7 @@ def masked(spec: RunSpec, wait: float) -> Masked:
     return Masked(
         aggregator=spec.rule,
         optimizer=spec.optimizer,
+        lookahead=spec.algorithm.lookahead,
         seed=spec.seed,
         identity="partition-id",
         share_cap=None,  # as in the simulator; drop this line if you do not trust the nodes' numbers of samples

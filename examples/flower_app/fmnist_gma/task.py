@@ -42,7 +42,7 @@ def spec_of(words: tuple[str, ...]) -> RunSpec:
     """The run with these settings: data, partition, model, local training, rule, server optimiser."""
     (settings,) = read_grid(None, words).runs
     spec = Materials("cpu").spec(settings)
-    if spec.algorithm.keeps != "nothing" or spec.algorithm.lookahead:
+    if spec.algorithm.keeps != "nothing":
         raise ConfigError(f"{settings.algorithm} runs in the simulator only: nodes keep nothing from round to round")
     return spec
 

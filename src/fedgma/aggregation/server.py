@@ -19,7 +19,7 @@ from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.share import Capped, cap_share
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params, flatten, is_torch, spec, to_native
+from fedgma.arrays import Array, Params, cast, flatten, is_torch, spec, to_native
 from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
 
 WINDOW = 5  # rounds whose median norms are kept
@@ -45,7 +45,8 @@ class MaskedServer:
     the round begins, so replies need not be kept, and neither a minority of clients nor a single bad round can move
     it. The first round takes the norm of the model instead, and has no limit if the model is zero.
 
-    With `share_cap`, from one half to below one, a client of `step` counts with at most that share of the weight.
+    With `share_cap`, from one half to below one, a client of `step` counts with at most that share of the weight. With
+    `lookahead`, clients are `sent` the model that the server's momentum alone would step to (FedACG).
     """
 
     rule: Rule = field(default_factory=masked_mean)
@@ -57,6 +58,7 @@ class MaskedServer:
     share_cap: float | None = None
     state: State | None = None
     medians: list[float] = field(default_factory=list)
+    lookahead: bool = False
 
     def __post_init__(self) -> None:
         number = isinstance(self.norm_factor, int | float) and not isinstance(self.norm_factor, bool)
@@ -64,6 +66,8 @@ class MaskedServer:
             raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
         if isinstance(self.quorum, bool) or not isinstance(self.quorum, int) or self.quorum < 1:
             raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
+        if self.lookahead and self.optimizer.name != "momentum":
+            raise ConfigError(f"a lookahead needs the server optimiser momentum, got {self.optimizer.name!r}")
         if self.share_cap is not None and not 0.5 <= self.share_cap < 1:
             raise ConfigError(f"share_cap must be at least 0.5 and below 1, or None for no cap, got {self.share_cap!r}")
 
@@ -78,7 +82,17 @@ class MaskedServer:
             "share_cap": self.share_cap,
             "buffers": None if self.buffers is None else sorted(self.buffers),
             "gate": {name: _listed(value) for name, value in vars(self.gate).items()},
+            **({"lookahead": True} if self.lookahead else {}),  # runs from before this setting can be resumed
         }
+
+    def sent(self, params: Params) -> Params:
+        """What clients are to start from: the model, or with `lookahead` where momentum alone would take it."""
+        momentum = (self.state or {}).get("z")
+        if not self.lookahead or momentum is None:
+            return params
+        factor = self.optimizer.settings["learning_rate"] * self.optimizer.settings["beta1"]
+        ahead = {name: cast(params[name] + factor * z, spec(params[name]).dtype) for name, z in momentum.items()}
+        return {**params, **ahead}
 
     def step(self, params: Params, replies: Iterable[Reply], selected: Collection[Hashable] | None = None) -> Step:
         """Aggregate the replies and step. `selected` are the clients of the round; others are refused."""

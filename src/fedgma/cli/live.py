@@ -1,4 +1,4 @@
-"""The display during training (a bar for each fleet, accuracy and spark line of each arm), and signal handling."""
+"""The display during training (a bar for each fleet, score and spark line of each arm), and signal handling."""
 
 import contextlib
 import signal
@@ -93,7 +93,12 @@ class Watch:
 
     def _arms(self) -> str:
         shown = list(self._seen.curves.items())[: self._most]
-        return "  ".join(f"{arm} {curve[-1]:.1f} {spark(curve)}" for arm, curve in shown) + self._seen.more_arms
+        words = []
+        for arm, curve in shown:
+            share = self._seen.metrics[arm].share
+            score = f"{curve[-1]:.1f}" if share else f"{curve[-1]:.3g}"
+            words.append(f"{arm} {score} {spark(curve, top=100.0 if share else max(map(abs, curve)))}")
+        return "  ".join(words) + self._seen.more_arms
 
 
 def _columns(width: int) -> list[ProgressColumn]:
@@ -109,12 +114,12 @@ def _columns(width: int) -> list[ProgressColumn]:
     return [*columns, TimeRemainingColumn(compact=True), text("{task.fields[arms]}", ratio=1)]
 
 
-def spark(values: Sequence[float], width: int = 12) -> str:
-    """A curve in one line of text, on a scale from 0 to 100.
+def spark(values: Sequence[float], width: int = 12, top: float = 100.0) -> str:
+    """A curve in one line of text, on a scale from 0 to `top`.
 
     >>> spark([10, 50, 100], width=3)
     '▁▅█'
     """
     step = max(1, -(-len(values) // width))
     points = values[::-1][::step][::-1]
-    return "".join(SPARKS[min(7, max(0, int(value / 100 * 8)))] for value in points)
+    return "".join(SPARKS[min(7, max(0, int(value / (top or 1.0) * 8)))] for value in points)

@@ -18,7 +18,7 @@ def ls(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs: id, name, arm, seed, rounds, state, and the test accuracy of the last ten rounds in percent."""
+    """List runs: id, name, arm, seed, rounds, state, and the score of the last ten rounds: test accuracy in percent."""
     from fedgma.cli.tables import say_table
 
     table, damaged = table_of(folders or [Path("runs")])
@@ -48,11 +48,10 @@ def table_of(folders: list[Path]) -> "tuple[Table, list[str]]":
 def _row(run: "Run", arm: str) -> tuple[Any, ...]:
     from fedgma.records.label import read_label
     from fedgma.records.lookup import state_of
-    from fedgma.records.reader import curve
-    from fedgma.statistics.arms import summarise
+    from fedgma.statistics.arms import summary_of
 
-    accuracies = curve(run, "test", "accuracy")
+    summary = summary_of(run)
     rounds = str(run.planned) if run.finished else f"{len(run.rounds)} of {run.planned}"
-    last10 = summarise(accuracies).last10 if accuracies else None
+    last10 = None if summary is None else summary.last10
     started = str(run.head.get("started", ""))[:16].replace("T", " ")
     return run.folder.name, read_label(run.folder).name, arm, run.seed, rounds, state_of(run.folder), last10, started

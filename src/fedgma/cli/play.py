@@ -216,9 +216,12 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     from fedgma.statistics.arms import last_rounds
 
     late = last_rounds(outcome.runs)
-    table = Table("test accuracy, %", "best", late, "final", "seeds", box=None, header_style="bold")
+    labels = " or ".join(dict.fromkeys(arm.metric.label for arm in outcome.arms)) or "accuracy, %"
+    table = Table(f"test {labels}", "best", late, "final", "seeds", box=None, header_style="bold")
     for arm in outcome.arms:
-        table.add_row(Text(arm.name), *map(said, arm.scores.values()), str(len(arm.runs)))
+        digits = arm.metric.decimals(*(spread.mean for spread in arm.scores.values()))
+        scores = [said(spread, decimals=digits) for spread in arm.scores.values()]
+        table.add_row(Text(arm.name), *scores, str(len(arm.runs)))
     console.print(table)
     for comparison in outcome.comparisons:
         several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
@@ -259,8 +262,7 @@ def _scored(outcome: "Outcome") -> "list[Run]":
 
 
 def _summary(run: "Run") -> dict[str, float] | None:
-    from fedgma.records.reader import curve
-    from fedgma.statistics.arms import summarise
+    from fedgma.statistics.arms import summary_of
 
-    accuracies = curve(run, "test", "accuracy")
-    return summarise(accuracies)._asdict() if accuracies else None
+    summary = summary_of(run)
+    return None if summary is None else summary._asdict()

@@ -32,7 +32,7 @@ def power(
     """
     from fedgma.statistics.power import detectable, seeds_for
 
-    deviation = _deviation(first, second, runs or [Path("runs")], sd)
+    deviation, unit = _deviation(first, second, runs or [Path("runs")], sd)
     wanted = DIFFERENCES if difference is None else (difference,)
     counts = SEEDS if seeds is None else (seeds,)
     needed = [
@@ -44,15 +44,15 @@ def power(
         for count in (counts if seeds is not None or difference is None else ())
     ]
     if as_json:
-        typer.echo(json.dumps({"deviation": deviation, "tests": tests, **_objects(needed, shown)}))
+        typer.echo(json.dumps({"deviation": deviation, "unit": unit, "tests": tests, **_objects(needed, shown)}))
         return
     level = "5 %" if tests == 1 else f"5 % corrected for {tests} tests"
-    typer.echo(f"Paired t test, two-sided, {level}; standard deviation of the differences {deviation:.3g} points.")
+    typer.echo(f"Paired t test, two-sided, {level}; standard deviation of the differences {deviation:.3g} {unit}.")
     for size, row in needed:
         words = " and ".join(f"{_number(n)} seeds for {p:.0%}" for n, p in zip(row, POWERS, strict=True))
-        typer.echo(f"A difference of {size:g} points: {words}.")
+        typer.echo(f"A difference of {size:g} {unit}: {words}.")
     for count, sizes in shown:
-        words = " and ".join(f"{size:.2f} points with {p:.0%}" for size, p in zip(sizes, POWERS, strict=True))
+        words = " and ".join(f"{_said(size, unit)} with {p:.0%}" for size, p in zip(sizes, POWERS, strict=True))
         typer.echo(f"{count} seeds show {words}.")
 
 
@@ -69,8 +69,12 @@ def _number(seeds: int | None) -> str:
     return f"more than {MOST}" if seeds is None else str(seeds)
 
 
-def _deviation(first: str | None, second: str | None, runs: list[Path], sd: float | None) -> float:
-    """The standard deviation that was given, or that of the paired differences of earlier runs."""
+def _said(size: float, unit: str) -> str:
+    return f"{size:.2f} {unit}" if unit == "points" else f"{size:.3g} {unit}"
+
+
+def _deviation(first: str | None, second: str | None, runs: list[Path], sd: float | None) -> tuple[float, str]:
+    """The standard deviation that was given, or that of the paired differences of earlier runs, and its unit."""
     from fedgma.cli.report import side
     from fedgma.errors import ConfigError
     from fedgma.statistics.comparisons import compare
@@ -79,7 +83,7 @@ def _deviation(first: str | None, second: str | None, runs: list[Path], sd: floa
     if (sd is None) == (first is None) or (first is None) != (second is None):
         raise ConfigError("expected --sd with a number, or two arms of earlier runs, such as: fedgma power gma mean")
     if sd is not None:
-        return sd
+        return sd, "points"
     (ours, spoken), (theirs, also) = (side(str(name), runs, []) for name in (first, second))
     made = compare(ours, theirs, (str(first), str(second)), apart=[*spoken, *also])
-    return pooled_deviation([cell.differences for cell in made.cells])
+    return pooled_deviation([cell.differences for cell in made.cells]), made.score.apart

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from fedgma.reports.report import Report
     from fedgma.statistics.comparisons import Comparison
 
-Metric = Annotated[str, typer.Option(help="The accuracy to compare: best, last10 or final.")]
+Metric = Annotated[str, typer.Option(help="The statistic of a run to compare: best, last10 or final.")]
+Of = Annotated[
+    str | None, typer.Option("--of", help="What is scored: loss, or a metric of the task (default: its first)")
+]
 Split = Annotated[str, typer.Option("--on", help="The split to compare on: test, or another that was evaluated.")]
 Where = Annotated[
     list[str] | None,
@@ -28,6 +31,7 @@ def report(
     metric: Metric = "last10",
     split: Split = "test",
     where: Where = None,
+    of: Of = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -36,7 +40,7 @@ def report(
     from fedgma.reports.pages import write_report
     from fedgma.reports.report import make_report
 
-    made = make_report(runs, metric=metric, split=split, where=where or ())
+    made = make_report(runs, metric=metric, split=split, where=where or (), of=of)
     try:
         page = write_report(made, out)
     except OSError as error:
@@ -75,6 +79,7 @@ def compare(
     metric: Metric = "last10",
     split: Split = "test",
     where: Where = None,
+    of: Of = None,
     as_json: Json = False,
 ) -> None:
     """Pair two arms over seeds and settings: 95 % CI, signs, p values with Holm's correction over the settings."""
@@ -91,7 +96,7 @@ def compare(
     if "rounds" not in apart:
         (ours, shorter), (theirs, also) = without_extended(ours), without_extended(theirs)
         extended = len(shorter) + len(also)
-    made = comparisons.compare(ours, theirs, names, metric=metric, split=split, apart=apart)
+    made = comparisons.compare(ours, theirs, names, metric=metric, split=split, apart=apart, of=of)
     if not made.cells:
         free = ", ".join(dict.fromkeys(apart)) or "the arm"
         raise DataError(f"{names[0]} and {names[1]}: {made.text}; they have to agree in all but {free}")
@@ -150,4 +155,5 @@ def _plain(made: "Comparison") -> dict[str, object]:
     ]
     apart = [run.folder.name for run in made.apart]
     overall = None if made.overall is None else as_object(made.overall)
-    return {"text": made.text, **made._asdict(), "cells": cells, "overall": overall, "apart": apart}
+    score = made.score._asdict()
+    return {"text": made.text, **made._asdict(), "cells": cells, "overall": overall, "apart": apart, "score": score}

@@ -27,11 +27,12 @@ def facts_of(folder: Path) -> dict[str, Any]:
     from fedgma.records.checkpoints import checkpoint_rounds
     from fedgma.records.label import read_label
     from fedgma.records.lookup import state_of
-    from fedgma.records.reader import curve, read_run
-    from fedgma.statistics.arms import summarise
+    from fedgma.records.reader import read_run
+    from fedgma.statistics.arms import summary_of
+    from fedgma.statistics.metrics import metrics_of
 
     run = read_run(folder)
-    accuracies = curve(run, "test", "accuracy")
+    summary = summary_of(run)
     head: dict[str, Any] = dict(run.head)
     kept = checkpoint_rounds(folder / "checkpoints")
     return {
@@ -41,7 +42,8 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "state": state_of(folder),
         "rounds": f"{len(run.rounds)} of {run.planned}",
         "model": f"of round {kept[-1]}: fedgma export {folder}" if kept else "not kept",
-        "scores": summarise(accuracies)._asdict() if accuracies else {},
+        "metric": metrics_of(run)[0].in_words,
+        "scores": {} if summary is None else summary._asdict(),
         "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
         **{name: head[name] for name in ("started", "device", "versions", "precision", "parameters") if name in head},
         "data": {name: value for name, value in head.get("data", {}).items() if name != "counts"},

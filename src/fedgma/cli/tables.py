@@ -42,13 +42,13 @@ def _fitted(table: "Table") -> object:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from fedgma.reports.tables import numeric, printable, said
+    from fedgma.reports.tables import cells, numeric, printable
 
     columns = [
         Column(name, justify="right" if right else "left")
         for name, right in zip(table.header, numeric(table), strict=True)
     ]
     fitted = RichTable(*columns, box=None, header_style="bold")
-    for row in table.rows:
-        fitted.add_row(*(Text(printable(said(value))) for value in row))
+    for row in cells(table):
+        fitted.add_row(*(Text(printable(cell)) for cell in row))
     return fitted

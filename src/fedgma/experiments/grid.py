@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedgma.documents import parse_toml, read_bytes
+from fedgma.documents import PathLike, parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.partition_settings import PartitionSettings
@@ -51,17 +51,17 @@ class Grid(NamedTuple):
     folder: Path | None = None  # of the settings file: relative paths in it start there
 
 
-def read_grid(file: Path | None = None, words: Sequence[str] = (), *, own: bool = False) -> Grid:
+def read_grid(file: PathLike | None = None, words: Sequence[str] = (), *, own: bool = False) -> Grid:
     """The runs of a settings file (or of the defaults), changed by `key=value` words.
 
     >>> grid = read_grid(None, ["rounds=20", "tau=0.2,0.4", "seed=[0, 1]"])
     >>> len(grid.runs), grid.axes                         # the plain mean has no tau: one run for each seed
     (6, ('aggregator', 'tau', 'seed'))
     """
-    given = {} if file is None else read_file(file)
+    given = {} if file is None else read_file(Path(file))
     for word in words:
         given = _set(given, *_parse_word(word))
-    return expand(given, own=own)._replace(folder=None if file is None else file.resolve().parent)
+    return expand(given, own=own)._replace(folder=None if file is None else Path(file).resolve().parent)
 
 
 def read_file(file: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from fedgma.data.partitions import Divider
 from fedgma.records.checkpoints import digest
 from fedgma.records.format import built_in
 from fedgma.training.models import MODELS, Model, build, factory_of, parameter_count, waits_for_input
+from fedgma.training.task import Task
 
 SEED = 0  # of the initial weights that are compared; each run draws its own
 PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -108,6 +109,15 @@ def model_identity(model: Model, shape: tuple[int, ...], classes: int) -> ModelI
     else:
         walk.unknown["first weights that the seed alone does not decide"] = None
         walk.put(*(f"{name} {tuple(value.shape)}" for name, value in network.state_dict().items()))
+    return walk.result()
+
+
+def task_identity(task: Task) -> ModelIdentity:
+    """The identity of a user's task: a checksum of its functions and of what it says about them."""
+    walk = Walk()
+    for part in ("loss", "metrics", "weight", "summary"):
+        walk.visit(getattr(task, part))
+    walk.put(list(task.better.items()), sorted(task.units.items()), task.target)
     return walk.result()
 
 

@@ -25,6 +25,8 @@ from fedgma.records.format import DataFacts, Line
 from fedgma.simulation.batched.votes import Share, VoteStatistics
 from fedgma.simulation.device_round import RoundRecord
 from fedgma.simulation.spec import RunSpec
+from fedgma.training.task import Task
+from fedgma.training.tasks import CLASSIFICATION
 
 ALWAYS = ("round", "train", "counted", "refused", "seconds")  # fields of every line, evaluated and measured or not
 MOST = 20_000  # numbers of a table in run.json
@@ -65,7 +67,7 @@ def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
     return {"classes": list(data.classes), "counts": counts.tolist()}
 
 
-def line_of(record: RoundRecord, seconds: float) -> Line:
+def line_of(record: RoundRecord, seconds: float, task: Task = CLASSIFICATION) -> Line:
     """One line of `rounds.jsonl`; what was not measured in this round is absent."""
     line: dict[str, Any] = {
         "round": record.round,
@@ -73,7 +75,7 @@ def line_of(record: RoundRecord, seconds: float) -> Line:
         **record.scores,
     }
     if record.client_scores is not None:
-        line["clients"] = client_figures(record.client_scores, record.sampled)
+        line["clients"] = client_figures(record.client_scores, record.sampled, lower=task.lower)
     if record.votes is not None:
         line["mask"] = mask_figures(record.votes)
     line["counted"] = record.clients
@@ -87,20 +89,23 @@ def as_planned(line: Mapping[str, Any], spec: RunSpec) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name in ALWAYS or (measured if name == "mask" else due)}
 
 
-def client_figures(accuracies: np.ndarray, sampled: tuple[int, ...]) -> dict[str, float]:
-    """Accuracies over clients: mean of all, of the worst tenth, of those that took part and of those that did not.
+def client_figures(scores: np.ndarray, sampled: tuple[int, ...], *, lower: bool = False) -> dict[str, float]:
+    """Scores over clients: mean of all, of the worst tenth, of those that took part and of those that did not.
+
+    With `lower`, lower scores are better.
 
     >>> client_figures(np.array([0.5, 1.0, np.nan, 0.0]), (0, 1))
     {'worst_decile': 0.0, 'mean': 0.5, 'participating': 0.75, 'non_participating': 0.0}
     """
-    there = np.sort(accuracies[np.isfinite(accuracies)])
+    there = np.sort(scores[np.isfinite(scores)])
     if not len(there):
         return {}
-    worst = there[: max(1, len(there) // 10)]
-    part = np.isin(np.arange(len(accuracies)), sampled)
+    tenth = max(1, len(there) // 10)
+    worst = there[-tenth:] if lower else there[:tenth]
+    part = np.isin(np.arange(len(scores)), sampled)
     figures = {"worst_decile": float(worst.mean()), "mean": float(there.mean())}
     for name, chosen in (("participating", part), ("non_participating", ~part)):
-        values = accuracies[chosen & np.isfinite(accuracies)]
+        values = scores[chosen & np.isfinite(scores)]
         if len(values):
             figures[name] = float(values.mean())
     return figures

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from fedgma.aggregation.adapters import in_products
-from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES, clipped
@@ -22,21 +21,24 @@ from fedgma.data.files.locate import existing
 from fedgma.data.partitions import Divider, Partition, by_function
 from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.pools import Pool
-from fedgma.data.shifts import Colour, Rotation, Shift
+from fedgma.data.shifts import Colour
 from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
-from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity
-from fedgma.experiments.local_training import AXES, schedule_of
+from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity, task_identity
 from fedgma.experiments.own_code import file_of, import_code, load_code
 from fedgma.experiments.own_defaults import fit
 from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
-from fedgma.experiments.settings import Settings, is_path
+from fedgma.experiments.run_tasks import fitting, make_task, task_name
+from fedgma.experiments.settings import MODELS, Settings, is_path
+from fedgma.experiments.spec_parts import attack_of, device_of, local_of, optimizer_of, shift_of
+from fedgma.experiments.task_settings import check_model
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
-from fedgma.simulation.attacks import ATTACKS, Attack, malicious
+from fedgma.simulation.attacks import ATTACKS, malicious
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.gradients import check_precision
 from fedgma.training.models import Model, build
+from fedgma.training.task import Task
 from fedgma.training.trial import trains_on_one, try_model
 
 Data = Any  # what `fedgma.data.files.from_data` takes
@@ -53,6 +55,7 @@ class Materials:
         folder: Path | None = None,
         data: Data | None = None,
         model: Model | None = None,
+        task: object = None,
         aggregator: AnyRule | None = None,
         partition: Divider | None = None,
         precision: str = "fp32",
@@ -61,16 +64,18 @@ class Materials:
         self.precision = check_precision(precision)
         self.version = version  # the user's name for this version of their data and code
         self.folder = folder  # where relative paths in the settings start; then the current folder
-        self.data = None if data is None else from_data(data)
+        self.data = data
         self.model = model
+        self.task_given = task  # by name, or a user's class or object
         self.aggregator = aggregator
         self.partition = partition
         self.remarks: dict[str, None] = {}  # what was chosen to fit the user's data, and why
         self._chosen = device
-        self._loaded: dict[str, Dataset] = {}
-        self._placed: dict[str, Placed] = {}
+        self._loaded: dict[tuple[Any, ...], Dataset] = {}
+        self._placed: dict[tuple[Any, ...], Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
         self._models: dict[str, Model] = {}
+        self._tasks: dict[str, Task] = {}
         self._rules: dict[str, tuple[AnyRule, Rule]] = {}
         self._dividers: dict[str, Divider] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
@@ -79,26 +84,20 @@ class Materials:
     @cached_property
     def device(self) -> torch.device:
         """The device that trains: the one that was chosen; for "auto" a GPU if there is one, else the CPU."""
-        if self._chosen == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self._chosen)
-        except RuntimeError:
-            raise ConfigError(f"unknown device {self._chosen!r}; known: auto, cpu, cuda, cuda:0, ...") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"no GPU was found for --device {self._chosen}; use --device cpu")
-        return device
+        return device_of(self._chosen)
 
     def adopt(self, settings: Settings) -> Settings:
         """The settings, with the names of what was passed in Python, and with what is open chosen to fit the data."""
         named: dict[str, Any] = {}
         if self.data is not None:
-            named["dataset"] = OWN + self.data.name
+            named["dataset"] = OWN + (self.data.name if isinstance(self.data, Dataset) else "own")
         if self.model is not None and not isinstance(self.model, str):
             kind = type(self.model) if isinstance(self.model, nn.Module) else self.model
             named["model"] = OWN + getattr(kind, "__name__", "factory")
         elif self.model is not None:
             named["model"] = self.model
+        if (task := task_name(self.task_given)) is not None:
+            named["task"] = task
         if self.partition is not None:
             name = OWN + getattr(self.partition, "__name__", "function")
             named["partition"] = settings.partition.model_copy(update={"name": name})
@@ -118,10 +117,10 @@ class Materials:
         update: dict[str, Any] = {}
         if is_path(settings.dataset) and (path := self._find(settings.dataset)) is not None:
             update["dataset"] = str(path.resolve())
-        if (file := self._model_file(str(settings.model))) is not None:
-            update["model"] = f"{file.resolve()}:{str(settings.model).rpartition(':')[2]}"
-        if (file := self._code_file(settings.aggregator, "aggregator")) is not None:
-            update["aggregator"] = f"{file.resolve()}:{settings.aggregator.rpartition(':')[2]}"
+        for setting in ("model", "task", "aggregator"):
+            name = str(getattr(settings, setting))
+            if (file := self._code_file(name, setting)) is not None:
+                update[setting] = f"{file.resolve()}:{name.rpartition(':')[2]}"
         name = str(settings.partition.name)
         if (file := self._code_file(name, "partition")) is not None:
             place = f"{file.resolve()}:{name.rpartition(':')[2]}"
@@ -133,6 +132,8 @@ class Materials:
         parts = {**self._data_identity(settings), "model": self.model_identity(settings).text}
         if (rule := self._rule_identity(settings)) is not None:
             parts["rule"] = rule.text
+        if ":" in settings.task:
+            parts["task"] = task_identity(self.task(settings)).text
         named = {} if self.version is None else {"version": self.version}
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
@@ -141,6 +142,8 @@ class Materials:
         unknown = {f"model {settings.model}": self.model_identity(settings).unknown}
         if (rule := self._rule_identity(settings)) is not None:
             unknown[f"rule {settings.aggregator}"] = rule.unknown
+        if ":" in settings.task:
+            unknown[f"task {settings.task}"] = task_identity(self.task(settings)).unknown
         return [
             f"the code of {what} could not be fingerprinted (it uses {', '.join(parts)}): a change "
             "there does not make new runs; give version=... and change it with the code"
@@ -174,7 +177,7 @@ class Materials:
 
     def _data_identity(self, settings: Settings) -> dict[str, str]:
         divider = self._divider(str(settings.partition.name))
-        key = ("data", settings.dataset, divider)
+        key = ("data", *_data_key(settings), divider)
         if key not in self._identities:
             handed_over = settings.dataset.startswith(OWN)
             self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over, divider=divider)
@@ -184,25 +187,33 @@ class Materials:
         """The shape of a model's input; a colour shift turns one channel into three."""
         data = self.dataset(settings)
         shape = tuple(data.train.x.shape[1:])
-        return (3, *shape[1:]) if isinstance(_shift(settings) or data.shift, Colour) else shape
+        return (3, *shape[1:]) if isinstance(shift_of(settings) or data.shift, Colour) else shape
 
     def dataset(self, settings: Settings) -> Dataset:
-        """The data set of a run."""
-        if settings.dataset not in self._loaded:
-            self._loaded[settings.dataset] = self._load(settings.dataset)
-        return self._loaded[settings.dataset]
+        """The data set of a run, whose targets fit its task."""
+        key = _data_key(settings)
+        if key not in self._loaded:
+            self._loaded[key] = fitting(self.task(settings), self._load(settings))
+        return self._loaded[key]
+
+    def task(self, settings: Settings) -> Task:
+        """What a run's model learns: a task of the library, or of the user."""
+        name = settings.task
+        if name not in self._tasks:
+            self._tasks[name] = make_task(name, self.task_given, self._code_file)
+        return self._tasks[name]
 
     def federation(self, settings: Settings) -> Federation:
         """The federation of a run; runs with equal settings share one object."""
         part = settings.partition
-        key = (settings.dataset, part, settings.shift, settings.validation, settings.client_test_size)
+        key = (*_data_key(settings), part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
             placed = self._place(settings)
             dealt = self._divide(placed.dataset, part)
             self._federations[key] = federate(
                 placed,
                 dealt,
-                shift=_shift(settings),
+                shift=shift_of(settings),
                 validation=settings.validation,
                 client_test_size=settings.client_test_size,
                 seed=part.seed or 0,
@@ -231,6 +242,8 @@ class Materials:
         attack, clean = settings.attack, self.federation(settings)
         if attack.name == "none" or not ATTACKS[attack.name].poisons:
             return clean
+        if self.dataset(settings).target != "class":
+            raise ConfigError(f"attack: {attack.name!r} changes class labels, which task {settings.task} does not have")
         key = (id(clean), attack.name, attack.share, attack.target, attack.poisoned, settings.seed)
         if key not in self._federations:
             chosen = malicious(settings.seed, len(clean.clients), attack.share)
@@ -245,6 +258,7 @@ class Materials:
     def network(self, settings: Settings) -> Model:
         """The model of a run: a name, or what the user's file defines or the user passed."""
         name = str(settings.model)
+        check_model(settings, MODELS)
         if name.startswith(OWN):
             if self.model is None:
                 raise ConfigError(f"model {name!r} was passed in Python; pass it again as model=...")
@@ -300,6 +314,7 @@ class Materials:
         return RunSpec(
             cast(Any, federation),  # it is frozen, but the protocol of a pool has writable attributes
             model=self.network(settings),
+            task=self.task(settings),
             seed=settings.seed,
             rounds=settings.rounds,
             clients_per_round=wanted,
@@ -308,7 +323,7 @@ class Materials:
             batch_size=settings.batch_size,
             smallest_batch=self._smallest_batch(settings, federation),
             augment=settings.augment,
-            **_local(settings),
+            **local_of(settings),
             algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=self.rule(settings),
             optimizer=optimizer_of(settings),
@@ -325,12 +340,13 @@ class Materials:
         """The smallest batch that the model can train on, 1 or 2; the model is tried on the data first."""
         size, shape = settings.batch_size, self._input_shape(settings)
         single = any(len(index) % size == 1 % size for index in federation.clients if len(index))
-        key = (settings.model, settings.dataset, shape, single)
+        key = (settings.model, *_data_key(settings), shape, single)
         if key not in self._smallest:
             pool = cast(Pool, federation.train)  # frozen, while the protocol has writable attributes
             network = build(self.network(settings), shape, pool.classes, 0).to(pool.y.device)
-            try_model(network, pool, str(settings.model))
-            self._smallest[key] = 1 if not single or trains_on_one(network, pool) else 2
+            task = self.task(settings)
+            try_model(network, pool, str(settings.model), task)
+            self._smallest[key] = 1 if not single or trains_on_one(network, pool, task) else 2
             if self._smallest[key] > 1:
                 LOG.warning("model %s cannot train on one sample: a last batch of one is left out", settings.model)
         if self._smallest[key] > size:
@@ -338,16 +354,17 @@ class Materials:
         return self._smallest[key]
 
     def _place(self, settings: Settings) -> Placed:
-        name = settings.dataset
-        if name not in self._placed:
-            self._placed[name] = place(self.dataset(settings), self.device)
-        return self._placed[name]
+        key = _data_key(settings)
+        if key not in self._placed:
+            self._placed[key] = place(self.dataset(settings), self.device)
+        return self._placed[key]
 
-    def _load(self, name: str) -> Dataset:
+    def _load(self, settings: Settings) -> Dataset:
+        name, target = settings.dataset, self.task(settings).target
         if name.startswith(OWN):
             if self.data is None:
                 raise ConfigError(f"dataset {name!r} was passed in Python; pass it again as data=...")
-            return self.data
+            return from_data(self.data, target=target)
         if not is_path(name):
             return load(name)
         path = self._find(name)
@@ -355,7 +372,8 @@ class Materials:
             raise ConfigError(
                 f"dataset: no file or folder {name!r} in the current folder or in that of the settings file"
             )
-        return load(str(path.resolve()))
+        text: Any = {"length": settings.sequence_length, "unit": settings.sequence_unit}
+        return load(str(path.resolve()), target=target, **text)
 
     def _model_file(self, name: str) -> Path | None:
         """The Python file of a model named `file.py:Name`; None for other names."""
@@ -376,47 +394,11 @@ class Materials:
         return next((path for folder in folders if (path := existing(name, folder)) is not None), None)
 
 
+def _data_key(settings: Settings) -> tuple[Any, ...]:
+    """What decides how a data set is read."""
+    return settings.dataset, settings.task, settings.sequence_length, settings.sequence_unit
+
+
 def own_name(rule: AnyRule) -> str:
     """The name of a rule that was passed in Python, as settings have it."""
     return OWN + as_rule(rule).name
-
-
-def attack_of(settings: Settings) -> Attack | None:
-    """The attack of a run's malicious clients; None without one."""
-    attack = settings.attack
-    return None if attack.name == "none" else Attack(attack.name, attack.share, attack.scale)
-
-
-def optimizer_of(settings: Settings) -> ServerOptimizer:
-    """The server optimiser of a run's algorithm."""
-    row = ALGORITHMS[settings.algorithm]
-    optimizer = server_optimizer(
-        row.server,
-        settings.server_learning_rate or row.learning_rate,
-        settings.mask_position,
-        beta1=getattr(settings, row.momentum),
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-    )
-    return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
-
-
-def _local(settings: Settings) -> dict[str, Any]:
-    """The local training of a run: optimiser, rates and schedules."""
-    names = ("client_optimizer", "client_learning_rate", "momentum", "weight_decay", "label_smoothing")
-    return {
-        **{name: getattr(settings, name) for name in (*names, "client_beta1", "client_beta2", "client_epsilon")},
-        **{axis: schedule_of(getattr(settings, axis)) for axis in AXES},
-        "nesterov": settings.nesterov and settings.client_optimizer == "sgd",
-        "gradient_clip": settings.gradient_clip or float("inf"),
-    }
-
-
-def _shift(settings: Settings) -> Shift | None:
-    chosen = settings.shift
-    if chosen.name == "rotation":
-        return Rotation(chosen.low, chosen.high, chosen.test)
-    if chosen.name == "colour":
-        names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
-        return Colour(**{name: getattr(chosen, name) for name in names})
-    return None

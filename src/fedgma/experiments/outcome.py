@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedgma.errors import ConfigError
 from fedgma.experiments.notebook import shown
 from fedgma.records.checkpoints import State
-from fedgma.records.reader import Run, curve
+from fedgma.records.reader import Run
 from fedgma.records.trained import read_model
 from fedgma.reports.report import verdict_of
 from fedgma.reports.tables import Table, Value, html, text
 from fedgma.reports.trackers import scalars
-from fedgma.statistics.arms import Row, Summary, grouped, last_rounds, summarise
+from fedgma.statistics.arms import Row, Summary, grouped, last_rounds, summary_of
 from fedgma.statistics.comparisons import Comparison
+from fedgma.statistics.metrics import ACCURACY
 from fedgma.statistics.selection import select
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Outcome(NamedTuple):
         return tuple(verdict_of(pair, alone=len(self.comparisons) == 1) for pair in self.comparisons)
 
     def table(self) -> Any:
-        """One row for each run: its arm, the settings that tell it apart, seed, rounds, and accuracies in percent.
+        """One row for each run: its arm, the settings that tell it apart, seed, rounds, and scores (shares in percent).
 
         A pandas DataFrame if pandas is installed, else a list of dicts.
         """
@@ -70,7 +71,9 @@ class Outcome(NamedTuple):
         return {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
 
     def plot(self) -> "Figure":
-        """Test accuracy by round, mean over seeds, with the paired difference to the plain mean if it is one setting.
+        """Test accuracy or the task's first metric by round, mean over seeds.
+
+        If it is one setting, the paired difference to the plain mean is below.
 
         A matplotlib figure: a notebook shows it, and `figure.savefig("curves.png")` writes it.
         """
@@ -91,7 +94,8 @@ class Outcome(NamedTuple):
     def _title(self) -> str:
         seeds = len({run.seed for run in self.runs})
         arms = len(self.arms)
-        return f"{_many(len(self.runs), 'run')}: {_many(arms, 'arm')}, {_many(seeds, 'seed')}; test accuracy in percent"
+        scores = " and ".join(dict.fromkeys(arm.metric.in_words for arm in self.arms)) or ACCURACY.in_words
+        return f"{_many(len(self.runs), 'run')}: {_many(arms, 'arm')}, {_many(seeds, 'seed')}; test {scores}"
 
 
 def _many(count: int, noun: str) -> str:
@@ -103,12 +107,14 @@ def _summary(outcome: Outcome) -> Table:
     names = {"last10": last_rounds(outcome.runs)} if outcome.runs else {}
     header = ("arm", *(names.get(name, name) for name in Summary._fields), "seeds")
     rows: list[tuple[Value, ...]] = [(arm.name, *arm.scores.values(), len(arm.runs)) for arm in outcome.arms]
-    return Table("arms", "", header, tuple(rows))
+    means = [spread.mean for arm in outcome.arms for spread in arm.scores.values()]
+    digits = outcome.arms[0].metric.decimals(*means) if outcome.arms else 2
+    return Table("arms", "", header, tuple(rows), decimals=(2, *(digits,) * len(Summary._fields), 2))
 
 
 def _scores(run: Run, row: Row) -> dict[str, Any]:
-    accuracies = curve(run, "test", "accuracy")
-    scores = summarise(accuracies)._asdict() if accuracies else dict.fromkeys(Summary._fields)
+    summary = summary_of(run)
+    scores = dict.fromkeys(Summary._fields) if summary is None else summary._asdict()
     return {"run": run.folder.name, "arm": row.name, **row.label, "seed": run.seed, "rounds": len(run.rounds), **scores}
 
 

@@ -63,22 +63,22 @@ def fit_partition(part: PartitionSettings, data: Dataset) -> tuple[PartitionSett
     """A partition that fits the data, and what it is and why."""
     owners = _owners(data)
     if part.name == "natural" or (part.name is None and owners):
-        return _natural(part, owners)
+        return _natural(part, owners, "label_skew divides by class" if data.target == "class" else "iid mixes them")
     part = part.model_copy(update={"name": part.name or ("label_skew" if data.target == "class" else "iid")})
     found, why = _divided(part, data) if part.name in PARTITIONS else (_with_clients(part, data), "")
     unused = f"; the {owners} clients that the data name are not used" if owners else ""
     return found, f"{found.name}, {found.clients} clients{why}{unused}"
 
 
-def _natural(part: PartitionSettings, owners: int) -> tuple[PartitionSettings, str]:
+def _natural(part: PartitionSettings, owners: int, other: str) -> tuple[PartitionSettings, str]:
     """A client for each owner, or for each group of owners."""
-    why = f"natural, because the data name {owners} clients; partition.name=label_skew divides by class instead"
+    why = f"natural, because the data name {owners} clients; partition.name={other} instead"
     if part.name is not None:
         why = f"natural, {owners} clients that the data name"
     if owners and part.clients is not None and part.clients > owners - part.held_out:
         raise ConfigError(
             f"partition.clients: the data name {owners} clients, which cannot make {part.clients}; "
-            "leave partition.clients out, or set partition.name=label_skew to divide by class"
+            f"leave partition.clients out; partition.name={other} instead"
         )
     grouped = "" if part.clients is None else f", in {part.clients} groups"
     return part.model_copy(update={"name": "natural"}), f"{why}{grouped}"

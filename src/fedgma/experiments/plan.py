@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
-from fedgma.experiments.grid import Grid, expand, read_file, read_grid
+from fedgma.experiments.grid import Grid, expand, read_file
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.run_tasks import metric_facts
 from fedgma.experiments.settings import Settings, complete, record
-from fedgma.records.format import FORMAT, Done, Head, Identity, Record, fingerprint, lineage
+from fedgma.records.format import FORMAT, Done, Head, Identity, MetricFacts, Record, fingerprint, lineage
 from fedgma.records.reader import Run, flat, is_done
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.spec import SHARED
@@ -32,26 +33,27 @@ class Planned(NamedTuple):
     folder: Path | None
     lineage: str = ""  # fingerprint without the number of rounds
     notes: tuple[str, ...] = ()  # warnings on its identity
+    metrics: tuple[MetricFacts, ...] = ()  # of its task; empty for a classification
 
 
-def grid_of(config: Config, rule: str | None = None, *, own: bool = False) -> Grid:
+def grid_of(config: Config, rule: str | None = None, *, task: str | None = None, own: bool = False) -> Grid:
     """The runs of a settings file or a mapping; of the defaults if None is given. `own`: the user passes the data.
 
     With `rule`, the name of a rule that was passed in Python, a single run takes it; the runs of a file or a mapping
-    are repeated with it beside the aggregators that are named there, by default the mean.
+    are repeated with it beside the aggregators that are named there, by default the mean. `task` replaces theirs.
     """
+    changed: dict[str, Any] = {} if task is None else {"task": task}
     if isinstance(config, Settings):
-        settings = complete(config, own=own)
+        settings = complete(config.model_copy(update=changed), own=own)
         return Grid((settings if rule is None else settings.model_copy(update={"aggregator": rule}),), ())
     if isinstance(config, Grid):
         return config if rule is None else config._replace(runs=_with_rule(config.runs, rule))
     file = None if config is None or isinstance(config, Mapping) else Path(config)
-    if rule is None:
-        return expand(config, own=own) if isinstance(config, Mapping) else read_grid(file, own=own)
     given: Mapping[str, Any] = config if isinstance(config, Mapping) else {} if file is None else read_file(file)
-    named = given.get("aggregator", [BASELINE])
-    grid = expand({**given, "aggregator": [*(named if isinstance(named, list) else [named]), rule]}, own=own)
-    return grid._replace(folder=None if file is None else file.resolve().parent)
+    if rule is not None:
+        named = given.get("aggregator", [BASELINE])
+        changed["aggregator"] = [*(named if isinstance(named, list) else [named]), rule]
+    return expand({**given, **changed}, own=own)._replace(folder=None if file is None else file.resolve().parent)
 
 
 def _with_rule(runs: Sequence[Settings], rule: str) -> tuple[Settings, ...]:
@@ -80,6 +82,7 @@ def _planned(settings: Settings, materials: Materials, out: Path | None) -> Plan
         folder=None if out is None else out / name,
         lineage=lineage(recorded, identity),
         notes=tuple(materials.notes(settings)),
+        metrics=metric_facts(materials.task(settings)),
     )
 
 
@@ -93,6 +96,8 @@ def head_of(run: Planned) -> Head:
     """The part of a run's head that is known before it starts."""
     head = Head(format=FORMAT, fingerprint=run.fingerprint, lineage=run.lineage, settings=run.recorded)
     head["identity"] = run.identity
+    if run.metrics:
+        head["metrics"] = list(run.metrics)
     if run.notes:
         head["notes"] = list(run.notes)
     return head
@@ -108,7 +113,8 @@ def alike(runs: Sequence[Planned]) -> list[list[Planned]]:
     together: dict[tuple[Any, ...], list[Planned]] = {}
     for run in runs:
         chosen = run.settings
-        key = (chosen.dataset, chosen.shift.name, *(getattr(chosen, name) for name in SHARED))
+        text = (chosen.sequence_length, chosen.sequence_unit)
+        key = (chosen.dataset, text, chosen.shift.name, *(getattr(chosen, name) for name in SHARED))
         together.setdefault(key, []).append(run)
     return list(together.values())
 

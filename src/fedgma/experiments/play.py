@@ -25,9 +25,10 @@ from fedgma.experiments.notebook import NotebookBar, notebook
 from fedgma.experiments.outcome import Outcome
 from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, missing, pack, plan
 from fedgma.experiments.progress import Progress, arm_names
+from fedgma.experiments.run_tasks import task_name
 from fedgma.records.checkpoints import Checkpoint, State, checkpoint_rounds, read_checkpoint
 from fedgma.records.format import Line, Record
-from fedgma.records.reader import curve, finished, read_rounds
+from fedgma.records.reader import finished, read_rounds
 from fedgma.records.trained import model_arrays
 from fedgma.records.writer import RunFolder, mismatch_in
 from fedgma.simulation import fleet as fleets
@@ -35,7 +36,7 @@ from fedgma.simulation.device_round import Round
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State as FleetState
 from fedgma.simulation.state import export
-from fedgma.statistics.arms import rows
+from fedgma.statistics.arms import rows, summary_of
 from fedgma.statistics.comparisons import against_baseline
 from fedgma.training.models import Model, parameter_count
 
@@ -126,7 +127,7 @@ def _play_on(
             now = time.perf_counter()
             seconds, began = (now - began) / len(records), now
             for entry in records:
-                line = line_of(entry, seconds)
+                line = line_of(entry, seconds, fleet.task)
                 if (folder := folders[entry.run]) is not None:
                     folder.append(line)
                 model = None
@@ -168,6 +169,7 @@ def rounds(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    task: object = None,
     aggregator: AnyRule | None = None,
     partition: Divider | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -177,13 +179,14 @@ def rounds(
 ) -> Iterator[Played]:
     """Train every run of a configuration and yield each round; with `out`, write run folders and skip finished runs.
 
-    `data` is (x, y), (x, y, client), a mapping of arrays or a table. `partition` is a function of (labels, clients,
+    `data` is (x, y), (x, y, client), a mapping of arrays or a table. `task` is what the model learns: a name such as
+    "regression", or a class or object of your own (docs/tasks.md). `partition` is a function of (labels, clients,
     generator) that returns the sample indices of each client. `aggregator` is your own rule (docs/rules.md): runs with
     it are added to those of the configuration, by default to runs of the plain mean. Runs are identified by their
-    settings and by the content of their data, model and rule. Give a `version`, and change it with your code, where
-    that content cannot be fingerprinted.
+    settings and by the content of their data, model, task and rule. Give a `version`, and change it with your code,
+    where that content cannot be fingerprinted.
     """
-    own = {"data": data, "model": model, "aggregator": aggregator, "partition": partition}
+    own = {"data": data, "model": model, "task": task, "aggregator": aggregator, "partition": partition}
     planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     for members in pack(missing(planned), materials):
         yield from play_fleet(members, materials)
@@ -194,6 +197,7 @@ def run(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    task: object = None,
     aggregator: AnyRule | None = None,
     partition: Divider | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -206,7 +210,7 @@ def run(
 
     In a Jupyter notebook a line shows the progress, unless `progress` is false.
     """
-    own = {"data": data, "model": model, "aggregator": aggregator, "partition": partition}
+    own = {"data": data, "model": model, "task": task, "aggregator": aggregator, "partition": partition}
     planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
     packed = pack(missing(planned), materials)
     seen = Progress(arm_names(planned))
@@ -229,7 +233,8 @@ def _planned(
 ) -> tuple[list[Planned], Materials]:
     """The runs of a configuration and their materials; options are those of `Materials`."""
     rule = options.get("aggregator")
-    grid = grid_of(config, None if rule is None else own_name(rule), own=options["data"] is not None)
+    name, given = None if rule is None else own_name(rule), options["data"] is not None
+    grid = grid_of(config, name, task=task_name(options.get("task")), own=given)
     materials = Materials(device, folder=grid.folder, **options)
     return plan(grid, materials, None if out is None else Path(out)), materials
 
@@ -245,7 +250,7 @@ def conclude(
         for run in planned
     ]
     _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
-    scored = [run for run in runs if curve(run, "test", "accuracy")]
+    scored = [run for run in runs if summary_of(run) is not None]
     notes = dict.fromkeys(note for run in planned for note in run.notes)
     return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)), tuple(notes), models or {})
 

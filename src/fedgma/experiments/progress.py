@@ -1,10 +1,11 @@
-"""How far training is: rounds, rate, time left and the accuracy of each arm."""
+"""How far training is: rounds, rate, time left and the score of each arm."""
 
 from collections.abc import Mapping, Sequence
 
 from fedgma.experiments.plan import Planned, as_run
 from fedgma.records.format import Line
 from fedgma.statistics.arms import grouped
+from fedgma.statistics.metrics import Metric, from_facts
 
 MOST_ARMS = 4  # that are shown
 
@@ -22,7 +23,8 @@ class Progress:
         self.name = ""
         self.total = self.rounds = 0
         self.seconds = 0.0  # that the counted rounds took
-        self.curves: dict[str, list[float]] = {}  # arm -> accuracy in percent, mean over seeds
+        self.curves: dict[str, list[float]] = {}  # arm -> accuracy in percent or another score, mean over seeds
+        self.metrics: dict[str, Metric] = {}  # of each arm
         self._at: dict[str, int] = {}
         self._latest: dict[str, dict[int, float]] = {}
 
@@ -38,11 +40,12 @@ class Progress:
         self._at[run.fingerprint] = line["round"]
         self.seconds += line["seconds"]
         self.rounds += 1
-        scores = line.get("test")
-        accuracy = None if scores is None else scores.get("accuracy")
-        if accuracy is not None:
+        scores, metric = line.get("test"), from_facts(run.metrics)[0]
+        score = None if scores is None else scores.get(metric.name)
+        if score is not None:
             arm = self.names[run.fingerprint]
-            self._latest.setdefault(arm, {})[run.settings.seed] = 100 * accuracy
+            self.metrics[arm] = metric
+            self._latest.setdefault(arm, {})[run.settings.seed] = metric.factor * score
             seen = self._latest[arm]
             self.curves.setdefault(arm, []).append(sum(seen.values()) / len(seen))
 
@@ -58,12 +61,17 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """One line: how far, how long still, and the accuracy of each arm."""
+        """One line: how far, how long still, and the score of each arm."""
         parts = [f"{self.done} of {self.total} rounds"]
         if self.rounds and self.done < self.total:
             parts.append(f"about {duration((self.total - self.done) / self.rate)} left")
-        shown = [f"{arm} {curve[-1]:.1f} %" for arm, curve in list(self.curves.items())[:MOST_ARMS]]
+        shown = [f"{arm} {self.latest(arm)}" for arm in list(self.curves)[:MOST_ARMS]]
         return ", ".join([f"{self.name}: {parts[0]}", *parts[1:], *shown]) + self.more_arms
+
+    def latest(self, arm: str) -> str:
+        """The last score of an arm, with its unit or name."""
+        metric, value = self.metrics[arm], self.curves[arm][-1]
+        return f"{value:.1f} %" if metric.share else f"{value:.3g} {metric.unit or metric.name}"
 
     @property
     def more_arms(self) -> str:

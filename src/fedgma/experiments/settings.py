@@ -17,7 +17,7 @@ from fedgma.data.files.folders import SUFFIXES
 from fedgma.data.files.locate import existing
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
-from fedgma.experiments import local_training, partition_settings
+from fedgma.experiments import local_training, partition_settings, task_settings
 from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.partition_settings import OWN, PartitionSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
@@ -25,7 +25,6 @@ from fedgma.simulation.algorithms import ALGORITHMS, readers
 from fedgma.simulation.attacks import ATTACKS
 
 MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
-TASKS = ("classification",)
 
 # data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
 PAPER: dict[str, tuple[str, int, int]] = {
@@ -94,8 +93,10 @@ class Settings(Section):
     )
     task: str = Field(
         default="classification",
-        description=f"what the model learns: {', '.join(TASKS)}, or your own as `file.py:Name`",
+        description=f"what the model learns: {', '.join(task_settings.TASKS)}, or your own as `file.py:Name`",
     )
+    sequence_length: Whole = Field(default=64, description="for text: tokens of a sample")
+    sequence_unit: Literal["window", "line"] = Field(default="window", description="for text: what a sample is")
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
     attack: AttackSettings = AttackSettings()
@@ -109,7 +110,8 @@ class Settings(Section):
         default="fedavg", description="local training and server optimiser"
     )
     aggregator: str = Field(
-        default="gma", description="the rule by which updates become one step; your own as `file.py:name`"
+        default="gma",
+        description=f"the rule by which updates become one step: {', '.join(RULES)}, or your own as `file.py:name`",
     )
     adapters: Literal["apart", "product"] = Field(
         default="apart",
@@ -231,10 +233,7 @@ class Settings(Section):
             )
         if unknown := unknown_rule(self.aggregator):
             raise ValueError(f"aggregator: {unknown}")
-        if ":" not in self.task and self.task not in TASKS:
-            raise ValueError(
-                f"task: unknown task {self.task!r}; known: {', '.join(TASKS)}, or your own as 'file.py:Name'"
-            )
+        task_settings.check_task(self.task)
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
         return self
@@ -250,7 +249,7 @@ def is_path(dataset: str) -> bool:
 
 def looks_like_path(dataset: str) -> bool:
     """Whether a name can only be the path of a file or folder."""
-    return dataset.lower().endswith(SUFFIXES) or "/" in dataset or os.sep in dataset
+    return dataset.lower().endswith((*SUFFIXES, ".txt")) or "/" in dataset or os.sep in dataset
 
 
 def complete(settings: Settings, *, own: bool = False) -> Settings:
@@ -342,6 +341,7 @@ USED: dict[str, Callable[[Settings], bool]] = {
     "attack.target": _attacks("backdoor"),
     "attack.poisoned": _attacks("backdoor"),
     **local_training.USED,
+    **task_settings.USED,
 }
 
 
@@ -361,8 +361,6 @@ def record(settings: Settings) -> dict[str, Any]:
     for name, default in (("augment", "none"), ("adapters", "apart"), ("server_average", 0.0)):
         if nested[name] == default:  # keeps fingerprints from before this setting existed
             del nested[name]
-    if settings.task == "classification":  # as above
-        del nested["task"]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])
     if is_path(settings.dataset):  # the folder is private, and does not change the run
@@ -372,4 +370,4 @@ def record(settings: Settings) -> dict[str, Any]:
         file, sign, name = str(held.get(own)).rpartition(":")
         if file.endswith(".py"):
             held[own] = f"{PurePath(file).name}{sign}{name}"
-    return local_training.trimmed(nested, settings)
+    return task_settings.trimmed(local_training.trimmed(nested, settings))

@@ -13,6 +13,7 @@ nodes, keys, metric functions) are those of Flower's FedAvg.
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from fedgma.aggregation.optimizers import ServerOptimizer, sgd
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
-from fedgma.arrays import Array, Params
+from fedgma.arrays import Params
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.flower.messages import Roster, sample, send_and_receive
 from fedgma.flower.replies import read_metrics, read_reply, shorten
@@ -55,7 +56,8 @@ class Masked(FedAvg):
     A rule is one of the library's or your own function of sums (docs/rules.md). The default rule is gradient masked
     averaging at `tau`, the default optimiser FedAvg's server. A round waits `wait`
     seconds for its nodes to connect and needs `quorum` valid replies; a failed round is repeated up to `retries` times
-    before the run ends. `norm_factor` and `share_cap` are those of `MaskedServer`, `identity` is that of `Roster`.
+    before the run ends. `norm_factor`, `share_cap` and `lookahead` are those of `MaskedServer`, `identity` is that of
+    `Roster`.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Masked(FedAvg):
         norm_factor: float | None = 10.0,
         quorum: int = 1,
         share_cap: float | None = 0.5,
+        lookahead: bool = False,
         retries: int = 3,
         seed: int = 0,
         identity: str | None = None,
@@ -78,13 +81,14 @@ class Masked(FedAvg):
         super().__init__(**flower_options)
         rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
         server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
-        self.server = server
+        self.server = replace(server, lookahead=lookahead)
         for name in ("fraction_train", "fraction_evaluate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
         self.seed, self.wait, self.retries = seed, wait, retries
         self.roster = Roster(identity)
-        self._sent: dict[str, Array] = {}  # the global model of the current round
+        self._model: Params = {}  # the global model of the current round
+        self._sent: Params = {}  # what nodes start from: the same, or ahead of it
         self._sampled: tuple[int, ...] = ()
         self._error: FedgmaError | None = None  # why the latest round left the model unchanged
         self._refused: tuple[Refusal, ...] = ()  # in the latest round
@@ -109,7 +113,9 @@ class Masked(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample this round's nodes and send them the global model."""
-        self._sent = {name: array.numpy() for name, array in arrays.items()}
+        self._model = _to_arrays(arrays)
+        self._sent = self.server.sent(self._model)
+        arrays = arrays if self._sent is self._model else to_record(self._sent)
         self._sampled = self._sample(grid, ("cohort", server_round), self.fraction_train, self.min_train_nodes)
         return self._messages(MessageType.TRAIN, server_round, arrays, config, self._sampled)
 
@@ -128,7 +134,7 @@ class Masked(FedAvg):
         failed: set[int] = set()
         unreadable: list[Refusal] = []
         updates = self._updates(replies, contents, failed, unreadable)
-        step = self.server.step(self._sent, updates, self._sampled)
+        step = self.server.step(self._model, updates, self._sampled)
         self._error, self._refused = step.error, (*unreadable, *step.refused)
         for refusal in self._refused:
             log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.documents import PathLike
 from fedgma.errors import DataError
 from fedgma.records.checkpoints import sync_folder, written_to
 from fedgma.records.format import complete, fingerprint, identity_of
-from fedgma.records.reader import PathLike, is_older, read_head, run_folders
+from fedgma.records.reader import is_older, read_head, run_folders
 from fedgma.records.writer import rewrite_head
 
 FORMERLY = "formerly"  # in run.json: the fingerprint that the older format gave the run

@@ -11,8 +11,8 @@ in `run.json`, and the SHA-256 of `rounds.jsonl` up to its round. A finished run
 `SHA256SUMS`, for `sha256sum -c` too. So a changed bit, a lost line or a file of another run is found when a run is read
 or resumed.
 
-The identity of a run is all that determines its outcome besides its settings: `data`, `clients`, `model`, `rule`,
-`precision`, `version`. The fingerprint, which names the folder, is a hash of settings and identity.
+The identity of a run is all that determines its outcome besides its settings: `data`, `clients`, `model`, `task`,
+`rule`, `precision`, `version`. The fingerprint, which names the folder, is a hash of settings and identity.
 
 Format 2 had no checksums: its records are read as they are. Format 1 had no identity. The reader infers what it can
 from the record: the checksum of the data, and name and size of a built-in model. Other parts stay unknown, and an
@@ -40,6 +40,7 @@ class Identity(TypedDict, total=False):
     data: str  # SHA-256 of the content
     clients: str  # SHA-256 of the owner of each sample, for data passed in Python, or of a user's partition
     model: str  # name and size of a built-in model; SHA-256 of structure, initial weights and code of any other
+    task: str  # SHA-256 of the code of a user's task
     rule: str  # SHA-256 of the code of the user's own rule
     precision: str
     version: str  # the user's name for this version of their data and code
@@ -63,6 +64,14 @@ class DataFacts(TypedDict, total=False):
     normalisation: dict[str, list[float]]  # of images: `mean` and `std` of each channel, for pixels in [0, 1]
 
 
+class MetricFacts(TypedDict):
+    """A metric, as recorded."""
+
+    name: str
+    better: str  # "higher" or "lower"
+    unit: str  # "%" for a share; else the unit, or nothing
+
+
 class Head(TypedDict, total=False):
     """`run.json`."""
 
@@ -77,17 +86,14 @@ class Head(TypedDict, total=False):
     data: DataFacts
     precision: str
     parameters: Any  # trainable entries; in a Flower run, shape and type of each array
+    metrics: list[MetricFacts]  # verdicts are about the first; absent for a classification, which has the accuracy
     started: str
     command: str  # that made the run; absent in older records and for runs that no command made
     notes: list[str]
     checksum: str
 
 
-class Scores(TypedDict):
-    """Scores on one split after a round."""
-
-    loss: float | None
-    accuracy: float | None
+Scores = dict[str, float | None]  # on one split after a round: the loss, and each metric by its name
 
 
 class Line(TypedDict, total=False):
@@ -144,7 +150,7 @@ def fingerprint(settings: Mapping[str, Any], identity: Mapping[str, object] | No
     >>> fingerprint({"rounds": 3}) == fingerprint({"rounds": 3}, {"data": "ab"})
     False
     """
-    text = json.dumps({"settings": _present(settings), "identity": dict(identity or {})}, sort_keys=True)
+    text = json.dumps({"settings": present(settings), "identity": dict(identity or {})}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -225,7 +231,7 @@ def upgrade(head: Record) -> dict[str, Any]:
     return named
 
 
-def _present(settings: Mapping[str, Any]) -> dict[str, Any]:
+def present(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that are None, and without sections of which nothing is left."""
-    kept = {name: _present(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
+    kept = {name: present(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
     return {name: value for name, value in kept.items() if value is not None and value != {}}

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError
 from fedgma.records.checkpoints import sync_folder, written_to
 from fedgma.records.format import SUMS
 from fedgma.records.label import LABEL, read_label
 from fedgma.records.mend import DAMAGED
-from fedgma.records.reader import GONE, PathLike, is_done, run_folders
+from fedgma.records.reader import GONE, is_done, run_folders
 from fedgma.records.writer import is_running
 
 LEAST_DIGITS = 4  # of an id

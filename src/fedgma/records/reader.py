@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from fedgma.documents import PathLike
 from fedgma.errors import DataError, IntegrityError
 from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Head, Identity, Record, identity_of, is_intact, upgrade
 
@@ -24,8 +25,6 @@ DEEPEST = 100  # levels of nested JSON
 RESTORE = "restore it from a copy, or delete the run's folder and run again"
 
 LOG = logging.getLogger(__name__)
-
-PathLike = str | os.PathLike[str]
 
 
 class Run(NamedTuple):

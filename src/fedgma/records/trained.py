@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedgma.documents import PathLike
 from fedgma.errors import DataError, IntegrityError
 from fedgma.records.checkpoints import Checkpoint, digest, read_checkpoint, write_atomic, written_to
 from fedgma.records.format import Head
-from fedgma.records.reader import PathLike, is_done, read_head, read_object
+from fedgma.records.reader import is_done, read_head, read_object
 from fedgma.records.writer import mismatch_in
 
 PARTS = ("params/", "buffers/", "arrays/")  # of a state that belong to the model; `arrays/` is a Flower run's

@@ -37,7 +37,7 @@ from fedgma.records.checkpoints import (
     write_checkpoint,
     written_to,
 )
-from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Record, Records, with_checksum
+from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Record, Records, present, with_checksum
 from fedgma.records.mend import DAMAGED, mended
 from fedgma.records.reader import SUMMED, complete_lines, digest_of_lines, is_done, is_older, read_head, sums
 
@@ -187,7 +187,7 @@ class RunFolder:
             return
         recorded: Record = read_head(self.path)
         for name in ("settings", "parameters"):
-            if recorded.get(name) != _plain(self.head[name]):
+            if _known(recorded.get(name)) != _known(_plain(self.head[name])):
                 raise ConfigError(
                     f"{file} has different {name} than this run ({_differing(recorded, _plain(self.head), name)})"
                 )
@@ -277,6 +277,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _known(value: Any) -> Any:
+    """Settings without those that are None: a run of before a setting existed has the same ones."""
+    return present(value) if isinstance(value, Mapping) else value
 
 
 def _mismatch(run: str, lines: Sequence[bytes], round: int, records: Record | None) -> str:

@@ -10,8 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedgma.documents import PathLike
 from fedgma.records.label import read_label
-from fedgma.records.reader import PathLike, Run
+from fedgma.records.reader import Run
 from fedgma.reports.pictures import Picture, make_pictures
 from fedgma.reports.plots.style import save, svg
 from fedgma.reports.report import Report, common_settings, varied_settings, write_tables

@@ -1,6 +1,7 @@
 """The figures of a report and the numbers behind each: rows of runs -> figures with captions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
 from fedgma.statistics.arms import Row, Spread, frozen
 from fedgma.statistics.labels import AGGREGATION, arm, plain, spelt, title_of
+from fedgma.statistics.metrics import ACCURACY, Metric, metrics_of
 
 MOST = 12  # settings whose accuracy is drawn
 MOST_SAMPLES = 10**12  # of a class at a client; a record of more is damaged
@@ -45,23 +47,27 @@ def make_pictures(rows: Sequence[Row]) -> list[Picture]:
 
 
 def plot_accuracy(rows: Sequence[Row]) -> Figure:
-    """Accuracy by round of all rows in one figure; rows of several settings are lines without a paired difference."""
+    """Scores by round of all rows in one figure; rows of several settings are lines without a paired difference."""
     if not rows:
         raise DataError("expected runs with evaluated rounds, got none; set evaluate_every to 1 or more")
     settings = scenes(rows)
     arms = next(iter(settings.values())) if len(settings) == 1 else {row.name: row for row in rows}
     with plain_text():
-        return draw_accuracy(_test_curves(arms))
+        return draw_accuracy(_test_curves(arms, rows[0].metric), metric=rows[0].metric)
 
 
 def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
     chosen = best_rates(rows)
     settings = list(scenes(chosen).items())
+    metric = rows[0].metric if rows else ACCURACY
+    extreme = "highest" if metric.better == "higher" else "lowest"
     picked = (
-        " Of the learning rates, the pair with the highest last10 over the arms." if len(chosen) < len(rows) else ""
+        f" Of the learning rates, the pair with the {extreme} last10 over the arms." if len(chosen) < len(rows) else ""
     )
+    metrics = dict.fromkeys((metric, *(metrics_of(rows[0].runs[0]) if rows else ())))
+    curves: list[Drawer] = [partial(_accuracy, metric=one) for one in metrics]
     closely: list[Drawer] = [_agreement, _layers, _stability, _taus, _fairness]
-    for draw, most in [(_accuracy, MOST), *((draw, CLOSELY) for draw in closely)]:
+    for draw, most in [*((draw, MOST) for draw in curves), *((draw, CLOSELY) for draw in closely)]:
         left = f" {most} of {len(settings)} settings are drawn." if len(settings) > most else ""
         for title, scene in settings[:most]:
             if picture := draw(title, scene):
@@ -90,7 +96,7 @@ def scenes(rows: Sequence[Row]) -> dict[str, Scene]:
 
 
 def best_rates(rows: Sequence[Row]) -> list[Row]:
-    """If learning rates were varied, the rows of the pair with the highest mean last10 over the arms."""
+    """If learning rates were varied, the rows of the pair with the best mean last10 over the arms."""
     groups: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         others = {name: value for name, value in row.label.items() if name not in AGGREGATION}
@@ -101,31 +107,31 @@ def best_rates(rows: Sequence[Row]) -> list[Row]:
 
 
 def _level(rows: Sequence[Row]) -> float:
-    return sum(row.scores["last10"].mean for row in rows) / len(rows)
+    return rows[0].metric.sign * sum(row.scores["last10"].mean for row in rows) / len(rows)
 
 
 def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) -> Picture:
     return Picture(slug(f"{kind} {title}"), heading, title, caption, figure)
 
 
-def _accuracy(title: str, scene: Scene) -> Picture | None:
+def _accuracy(title: str, scene: Scene, metric: Metric = ACCURACY) -> Picture | None:
     seeds = max(len(row.runs) for row in scene.values())
     several = seeds > 1
-    caption = f"Test accuracy after each evaluated round, {f'mean of {seeds} seeds' if several else 'one seed'}"
+    caption = f"Test {metric.name} after each evaluated round, {f'mean of {seeds} seeds' if several else 'one seed'}"
     if len(scene) > BANDS:
         caption += ". Below: the paired difference to the mean."
     else:
         caption += "; bands: one standard deviation." if several else "."
         if len(scene) > 1:
-            caption += " Below: the paired difference, which the verdict is on" + (
-                "; band: 95 % CI." if several else "."
-            )
-    return _picture("accuracy", title, "Accuracy by round", caption, draw_accuracy(_test_curves(scene)))
+            verdict = ", which the verdict is on" if metric == next(iter(scene.values())).metric else ""
+            caption += f" Below: the paired difference{verdict}" + ("; band: 95 % CI." if several else ".")
+    drawn = draw_accuracy(_test_curves(scene, metric), metric=metric)
+    return _picture(metric.name, title, f"{metric.title} by round", caption, drawn)
 
 
-def _test_curves(scene: Scene) -> dict[str, dict[int, dict[int, float]]]:
-    """Arm -> seed -> round -> test accuracy."""
-    return {name: {run.seed: curve(run, "test", "accuracy") for run in row.runs} for name, row in scene.items()}
+def _test_curves(scene: Scene, metric: Metric) -> dict[str, dict[int, dict[int, float]]]:
+    """Arm -> seed -> round -> test score."""
+    return {name: {run.seed: curve(run, "test", metric.name) for run in row.runs} for name, row in scene.items()}
 
 
 def _agreement(title: str, scene: Scene) -> Picture | None:
@@ -209,22 +215,24 @@ def _taus(title: str, scene: Scene) -> Picture | None:
         f"What each tau would mask of the last measured round ({name}). Of the ten taus 0.1, 0.2, ... 1 there are "
         f"{different} that differ; dots joined by a line are one algorithm, since no entry's agreement lies between."
     )
-    return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores))
+    return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores, label=row.metric.label))
 
 
 def _fairness(title: str, scene: Scene) -> Picture | None:
     arms = {}
     for name, row in scene.items():
         curves = {what: [curve(run, "clients", what) for run in row.runs] for what in MARKS}
-        arms[name] = {what: [100 * c[max(c)] for c in values if c] for what, values in curves.items() if any(values)}
+        factor = metrics_of(row.runs[0])[0].factor
+        arms[name] = {what: [factor * c[max(c)] for c in values if c] for what, values in curves.items() if any(values)}
     arms = {name: figures for name, figures in arms.items() if figures}
     if not arms:
         return None
+    metric = metrics_of(next(iter(scene.values())).runs[0])[0]
     caption = (
-        "Accuracy on the clients' own test samples after the last round: the worst tenth of clients, all of them, "
-        "those in the last cohort and those not. Small dots are seeds."
+        f"{metric.title} on the clients' own test samples after the last round: the worst tenth of clients, all of "
+        "them, those in the last cohort and those not. Small dots are seeds."
     )
-    return _picture("clients", title, "Clients", caption, draw_fairness(arms))
+    return _picture("clients", title, "Clients", caption, draw_fairness(arms, metric=metric))
 
 
 def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
@@ -238,14 +246,15 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
         if server_rate is not None and client_rate is not None:
             arms = groups.setdefault(", ".join(others), {}).setdefault(arm(row.runs[0], list(row.label)), {})
             arms[server_rate, client_rate] = row.scores["last10"].mean
-    caption = "last10 accuracy in percent, mean over seeds, one colour scale; each arm's best pair is framed."
+    metric = rows[0].metric
+    caption = f"last10 {metric.in_words}, mean over seeds, one colour scale; each arm's best pair is framed."
     for title, drawn in list(groups.items())[:MOST]:
         server, client = (sorted({at[axis] for cells in drawn.values() for at in cells}) for axis in (0, 1))
         grids = {
             name: np.array([[cells.get((s, c), np.nan) for s in server] for c in client])
             for name, cells in drawn.items()
         }
-        yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client))
+        yield _picture("rates", title, "Learning rates", caption, draw_rates(grids, server, client, metric=metric))
 
 
 def _partitions(rows: Sequence[Row]) -> Iterator[Picture]:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
+from fedgma.documents import PathLike
 from fedgma.errors import DataError
-from fedgma.records.reader import PathLike, Run, read_runs
+from fedgma.records.reader import Run, read_runs
 from fedgma.reports.tables import (
     WRITERS,
     Table,
@@ -20,6 +21,7 @@ from fedgma.reports.tables import (
 from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.comparisons import Comparison, against_baseline
 from fedgma.statistics.labels import NAMES, is_rule, plain, short, sortable
+from fedgma.statistics.metrics import metric_of
 from fedgma.statistics.selection import where as filtered
 
 
@@ -41,13 +43,18 @@ def make_report(
     metric: str = "last10",
     split: str = "test",
     where: str | Sequence[str] = (),
+    of: str | None = None,
 ) -> Report:
-    """Read run folders and compute the report; `where` takes filters such as `dataset=t.npz` or `model=lenet,cnn`."""
+    """Read run folders and compute the report; `where` takes filters such as `dataset=t.npz` or `model=lenet,cnn`.
+
+    `of` names what is scored, such as "mae"; by default the first metric that the runs record.
+    """
     runs, extended = without_extended(filtered(read_runs(paths), where))
     finished = _finished(runs)
     known = [run for run in finished if is_rule(str(run.settings["aggregator"]))]
-    comparisons = against_baseline(known, metric=metric, split=split)
-    shown, apart = _set_apart(rows(finished), comparisons)
+    score = metric_of(finished, of)
+    comparisons = against_baseline(known, metric=metric, split=split, of=score.name)
+    shown, apart = _set_apart(rows(finished, score), comparisons)
     versions = list(dict.fromkeys(words for pair in comparisons if pair.cells for words in pair.versions))
     optional = [splits_table(shown), apart_table(apart, versions), unfinished_table(runs)]
     return Report(
@@ -189,7 +196,10 @@ def _notes(
     if comparisons:
         late = last_rounds([run for row in groups for run in row.runs])
         summary = {"last10": f"mean of the {late}", "best": "best round", "final": "last round"}[metric]
-        notes.insert(0, f"Points of {split} accuracy ({summary}), runs paired by seed and settings, 95 % CI")
+        score = comparisons[0].score
+        what = f"Points of {split} {score.name}" if score.share else f"Differences in {split} {score.label}"
+        way = "" if score.better == "higher" else ", lower is better"
+        notes.insert(0, f"{what} ({summary}){way}, runs paired by seed and settings, 95 % CI")
     for comparison in comparisons:
         first, second = comparison.names
         if comparison.alone:

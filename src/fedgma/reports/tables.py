@@ -12,6 +12,7 @@ from fedgma.statistics.arms import Row, Spread, Summary, last_rounds, spread, su
 from fedgma.statistics.comparisons import Comparison
 from fedgma.statistics.convergence import converge
 from fedgma.statistics.labels import plain, short
+from fedgma.statistics.metrics import ACCURACY, Metric, course, metrics_of
 from fedgma.statistics.power import LEAST_SEEDS
 
 Value = str | float | int | Spread | None
@@ -28,29 +29,43 @@ class Table(NamedTuple):
     header: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
     note: str = ""
+    decimals: tuple[int, ...] = ()  # of the numbers in each column; two where nothing is said
 
 
 def results_table(rows: Sequence[Row]) -> Table:
-    """Best, last10 and final test accuracy of every row, mean and standard deviation over seeds."""
+    """Best, last10 and final test score of every row, mean and standard deviation over seeds."""
+    metric = rows[0].metric if rows else ACCURACY
     names = list(rows[0].label) if rows else []
     body: list[tuple[Value, ...]] = [
         (*map(plain, row.label.values()), len(row.runs), row.runs[0].planned, *row.scores.values(), _rises(row))
         for row in rows
     ]
+    rising = metric.better == "higher"
+    still = "still rises" if rising and metric.share else "still improves"
     note = (
-        f"Test accuracy in percent, {mean_over_seeds(rows)}. `last10`, the mean over the "
-        f"{last_rounds([run for row in rows for run in row.runs])}, is what verdicts are about. `best`, the highest of "
-        "a run's evaluations, is selected on the test data: it lies above `last10` by more, the more a curve "
-        "fluctuates. `still rises`: mean of the last quarter of the rounds minus that of the quarter before, in points."
+        f"Test {metric.in_words}, {mean_over_seeds(rows)}. `last10`, the mean over the "
+        f"{last_rounds([run for row in rows for run in row.runs])}, is what verdicts are about. `best`, the "
+        f"{'highest' if rising else 'lowest'} of a run's evaluations, is selected on the test data: it lies "
+        f"{'above' if rising else 'below'} `last10` by more, the more a curve fluctuates. `{still}`: {_STILL[still]}."
     )
-    header = (*map(short, names), "seeds", "rounds", *Summary._fields, "still rises")
-    return Table("results", "Accuracy", header, tuple(body), note)
+    header = (*map(short, names), "seeds", "rounds", *Summary._fields, still)
+    digits = metric.decimals(*(scores.mean for row in rows for scores in row.scores.values()))
+    decimals = (*(2,) * (len(names) + 2), *(digits,) * (len(Summary._fields) + 1))
+    return Table("results", metric.title, header, tuple(body), note, decimals)
+
+
+_STILL = {
+    "still rises": "mean of the last quarter of the rounds minus that of the quarter before, in points",
+    "still improves": "by how much the mean of the last quarter of the rounds is better than that of the one before",
+}
 
 
 def _rises(row: Row) -> float | None:
     """By how much an arm still rises, without its diverged runs."""
-    curves = [curve(run, "test", "accuracy") for run in row.runs]
-    convergence, _ = converge([[(summarise(values), values) for values in curves if values]], row.runs[0].planned)
+    metric = row.metric
+    curves = [course(run, "test", metric) for run in row.runs]
+    scored = [(summarise(values, metric), values) for values in curves if values]
+    convergence, _ = converge([scored], row.runs[0].planned, metric)
     return convergence.rises[0]
 
 
@@ -79,7 +94,7 @@ def differences_table(comparison: Comparison) -> Table:
     tested_names = ("verdict", "difference", "CI low", "CI high", "seeds ahead", "p", "p (Holm)")
     header = (*map(short, names), *tested_names, "rounds", "converged", "diverged", "best", "without diverged")
     note = (
-        f"{first} minus {second}, points of {comparison.split} accuracy ({comparison.metric}), paired by seed; "
+        f"{_what_is_compared(comparison)} ({comparison.metric}), paired by seed; "
         f"95 % CI and p of the paired t test. Fewer than {LEAST_SEEDS} seeds are preliminary. `best`: the difference "
         "of the best evaluations, over the rounds that both arms evaluated. `without diverged`: the difference without "
         "the pairs in which a run diverged."
@@ -93,25 +108,55 @@ def differences_table(comparison: Comparison) -> Table:
         header,
         tuple(body),
         note,
+        _decimals_of_differences(comparison, header),
     )
 
 
+def _what_is_compared(comparison: Comparison) -> str:
+    """The sign and the unit of the differences."""
+    (first, second), score = comparison.names, comparison.score
+    if score.better == "lower":
+        first, second = second, first
+    unit = f"points of {comparison.split} {score.name}" if score.share else f"{comparison.split} {score.label}"
+    return f"{first} minus {second}, {unit}" + (" where lower is better" if score.better == "lower" else "")
+
+
+def _decimals_of_differences(comparison: Comparison, header: Sequence[str]) -> tuple[int, ...]:
+    digits = comparison.score.decimals(*(cell.verdict.mean for cell in comparison.cells))
+    differences = ("difference", "CI low", "CI high", "best", "without diverged")
+    return tuple(digits if name in differences else 2 for name in header)
+
+
 def splits_table(rows: Sequence[Row]) -> Table | None:
-    """Last10 accuracy on every further split that was measured and over clients; None if there are none."""
+    """Last10 of every metric on every split that was measured and over clients; None if that is the test alone."""
     paths = _measured([run for row in rows for run in row.runs])
-    if not {path[0] for path in paths} - {"test", "train"}:
+    only_accuracy = set(paths.values()) <= {ACCURACY}
+    if only_accuracy and not {path[0] for path in paths} - {"test", "train"}:
         return None
-    body = []
-    for row in rows:
-        values: list[Value] = [row.name]
-        for path in paths:
-            curves = [curve(run, *path) for run in row.runs]
-            scores = [summarise(measured).last10 for measured in curves if measured]
-            values.append(spread(scores) if scores else None)
-        body.append(tuple(values))
-    header = ("arm", *(" ".join(path).replace("_", " ").replace(" accuracy", "") for path in paths))
-    note = f"last10 in percent, {mean_over_seeds(rows)}."
-    return Table("splits", "Other splits and clients", header, tuple(body), note)
+    body = [(row.name, *(_last10(row, path, metric) for path, metric in paths.items())) for row in rows]
+    columns = list(zip(*body, strict=True))[1:]
+    decimals = [
+        metric.decimals(*(cell.mean for cell in column if isinstance(cell, Spread)))
+        for metric, column in zip(paths.values(), columns, strict=True)
+    ]
+    named = {path: " ".join(path).replace("_", " ") for path in paths}
+    if only_accuracy:
+        title, unit, header = (
+            "Other splits and clients",
+            " in percent",
+            [n.replace(" accuracy", "") for n in named.values()],
+        )
+    else:
+        title, unit = "All metrics, splits and clients", ""
+        header = [f"{named[path]}, {metric.unit}" if metric.unit else named[path] for path, metric in paths.items()]
+    note = f"last10{unit}, {mean_over_seeds(rows)}."
+    return Table("splits", title, ("arm", *header), tuple(body), note, (2, *decimals))
+
+
+def _last10(row: Row, path: tuple[str, str], metric: Metric) -> Spread | None:
+    curves = [curve(run, *path) for run in row.runs]
+    scores = [summarise(measured, metric).last10 for measured in curves if measured]
+    return spread(scores) if scores else None
 
 
 def unfinished_table(runs: Sequence[Run]) -> Table | None:
@@ -132,15 +177,16 @@ def unfinished_table(runs: Sequence[Run]) -> Table | None:
     return Table("unfinished", "Unfinished runs", ("run", *map(short, names), "rounds"), tuple(body), note)
 
 
-def _measured(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Paths to the accuracies that any run measured."""
-    paths: dict[tuple[str, str], None] = {}
+def _measured(runs: Sequence[Run]) -> dict[tuple[str, str], Metric]:
+    """Paths to the scores that any run measured, each with its metric."""
+    paths: dict[tuple[str, str], Metric] = {}
     for run in runs:
+        metrics = metrics_of(run)
         for record in run.rounds:
-            paths.update({(k, "accuracy"): None for k, v in record.items() if isinstance(v, dict) and "accuracy" in v})
-            clients = record.get("clients")
-            paths.update({("clients", name): None for name in (clients if isinstance(clients, dict) else {})})
-    return [path for path in paths if any(curve(run, *path) for run in runs)]
+            scored = {split: values for split, values in record.items() if isinstance(values, dict)}
+            paths.update({(split, m.name): m for split, values in scored.items() for m in metrics if m.name in values})
+            paths.update({("clients", name): metrics[0] for name in scored.get("clients", {})})
+    return {path: metric for path, metric in paths.items() if any(curve(run, *path) for run in runs)}
 
 
 def mean_over_seeds(rows: Sequence[Row]) -> str:
@@ -159,17 +205,28 @@ def slug(text: str) -> str:
     return "-".join(kept.split())[:100] or "arm"
 
 
-def said(value: Value, deviation: str = " ± ") -> str:
-    """A value as text: two decimals, or three significant digits below a thousandth.
+def said(value: Value, deviation: str = " ± ", decimals: int = 2) -> str:
+    """A value as text: two decimals or as many as asked for, or two significant digits if it is smaller.
 
     >>> said(Spread(74.126, 0.31, 3)), said(0.00012), said(None), said(1.5)
     ('74.13 ± 0.31', '0.00012', '', '1.50')
     """
     if isinstance(value, Spread):
-        return f"{value.mean:.2f}" + (f"{deviation}{value.deviation:.2f}" if value.deviation is not None else "")
+        after = "" if value.deviation is None else f"{deviation}{value.deviation:.{decimals}f}"
+        return f"{value.mean:.{decimals}f}{after}"
     if isinstance(value, float):
-        return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.2f}"
+        return f"{value:.2g}" if 0 < abs(value) < 10**-decimals else f"{value:.{decimals}f}"
     return "" if value is None else str(value)
+
+
+def cells(table: Table) -> list[list[str]]:
+    """The rows of a table as text.
+
+    >>> cells(Table("t", "T", ("arm", "mse"), (("GMA", 0.01234),), "", (2, 4)))
+    [['GMA', '0.0123']]
+    """
+    decimals = table.decimals or (2,) * len(table.header)
+    return [[said(value, decimals=d) for value, d in zip(row, decimals, strict=True)] for row in table.rows]
 
 
 def markdown(table: Table) -> str:
@@ -185,7 +242,7 @@ def markdown(table: Table) -> str:
     Note.
     """
     lines = [[_in_markdown(name) for name in table.header], ["---:" if n else "---" for n in numeric(table)]]
-    lines += [[_in_markdown(said(value)) for value in row] for row in table.rows]
+    lines += [[_in_markdown(cell) for cell in row] for row in cells(table)]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"## {table.title}\n\n{body}" + (f"\n\n{table.note}" if table.note else "")
 
@@ -194,7 +251,7 @@ def latex(table: Table) -> str:
     """A table as a LaTeX tabular with booktabs rules."""
     places = "".join("r" if right else "l" for right in numeric(table))
     lines = [" & ".join(_in_latex(name) for name in table.header) + r" \\"]
-    lines += [" & ".join(_in_latex(said(value, " ± ")) for value in row) + r" \\" for row in table.rows]
+    lines += [" & ".join(_in_latex(cell) for cell in row) + r" \\" for row in cells(table)]
     inside = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
     note = f"% {' '.join(table.note.split())}\n" if table.note else ""
     return f"{note}\\begin{{tabular}}{{{places}}}\n{inside}\n\\end{{tabular}}\n"
@@ -224,7 +281,7 @@ def comma_separated(table: Table) -> str:
 
 def text(table: Table) -> str:
     """A table as aligned columns for a terminal; a record may hold any text, so what a terminal would obey is cut."""
-    lines = [list(table.header), *([printable(said(value)) for value in row] for row in table.rows)]
+    lines = [list(table.header), *([printable(cell) for cell in row] for row in cells(table))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.header))]
     right = numeric(table)
     padded = [
@@ -255,8 +312,7 @@ def html(table: Table) -> str:
     right = numeric(table)
     head = "".join(f"<th{_place(n)}>{escape(name)}</th>" for name, n in zip(table.header, right, strict=True))
     body = "".join(
-        f"<tr>{''.join(_in_html(said(value), n) for value, n in zip(row, right, strict=True))}</tr>\n"
-        for row in table.rows
+        f"<tr>{''.join(_in_html(cell, n) for cell, n in zip(row, right, strict=True))}</tr>\n" for row in cells(table)
     )
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
 

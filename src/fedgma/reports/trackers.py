@@ -5,9 +5,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedgma.documents import PathLike
 from fedgma.errors import ConfigError
 from fedgma.records.format import Record
-from fedgma.records.reader import PathLike, Run
+from fedgma.records.reader import Run
 from fedgma.statistics.labels import plain
 
 

@@ -1,7 +1,7 @@
-"""Summaries of runs: best, last10 and final accuracy, their spread over seeds, and the settings that tell runs apart.
+"""Summaries of runs: best, last10 and final score, their spread over seeds, and the settings that tell runs apart.
 
 `best` is selected on the test data, so it is always reported together with `last10`, the mean over the evaluations in
-the last ten rounds; verdicts use `last10`. Accuracies are in percent.
+the last ten rounds; verdicts use `last10`. Accuracies and other shares are in percent, other metrics in their unit.
 
 Runs of one arm differ only in the seed: settings, data and model are the same. A setting that is None was not used by
 the run and makes no difference.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import DataError
-from fedgma.records.reader import Run, curve
+from fedgma.records.reader import Run
 from fedgma.statistics.labels import (
     AGGREGATION,
     AGGREGATION_SETTINGS,
@@ -26,13 +26,14 @@ from fedgma.statistics.labels import (
     title_of,
     versions,
 )
+from fedgma.statistics.metrics import ACCURACY, Metric, course, metrics_of
 
 WINDOW = 10  # rounds
 VERSIONED = ("dataset", "shift.name", "model")  # settings whose content may have several versions
 
 
 class Summary(NamedTuple):
-    """A run's accuracy in percent."""
+    """A run's scores: accuracy in percent, or another metric."""
 
     best: float
     last10: float
@@ -53,6 +54,7 @@ class Row(NamedTuple):
     label: dict[str, Any]  # the settings that tell it from other rows
     runs: tuple[Run, ...]
     scores: dict[str, Spread]  # best, last10, final; empty if nothing was evaluated
+    metric: Metric = ACCURACY  # what the scores are
 
     @property
     def name(self) -> str:
@@ -60,19 +62,18 @@ class Row(NamedTuple):
         return ", ".join(filter(None, [title_of(self.label), arm(self.runs[0], list(self.label))]))
 
 
-def summarise(accuracies: Mapping[int, float]) -> Summary:
-    """Shares by round -> percent.
+def summarise(values: Mapping[int, float], metric: Metric = ACCURACY) -> Summary:
+    """Recorded scores by round -> scores of the run; shares become percent.
 
     >>> summarise({1: 0.5, 5: 0.7, 10: 0.6, 15: 0.7, 20: 0.5})
     Summary(best=70.0, last10=60.0, final=50.0)
     """
-    if not accuracies:
+    if not values:
         raise DataError("expected at least one evaluation, but the run has none; set evaluate_every to 1 or more")
-    last = max(accuracies)
-    late = [value for round, value in accuracies.items() if round > last - WINDOW]
-    return Summary(
-        best=100 * max(accuracies.values()), last10=100 * math.fsum(late) / len(late), final=100 * accuracies[last]
-    )
+    last, factor = max(values), metric.factor
+    late = [value for round, value in values.items() if round > last - WINDOW]
+    best = factor * metric.best(list(values.values()))
+    return Summary(best=best, last10=factor * math.fsum(late) / len(late), final=factor * values[last])
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -87,12 +88,19 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)), len(values))
 
 
-def score(run: Run, metric: str = "last10", split: str = "test") -> float:
-    """One summary statistic of a run, in percent."""
-    accuracies = curve(run, split, "accuracy")
-    if not accuracies:
-        raise DataError(f"{run.folder} has no accuracy on {split!r}; choose a split that its rounds were evaluated on")
-    return float(getattr(summarise(accuracies), metric))
+def score(run: Run, metric: str = "last10", split: str = "test", of: Metric = ACCURACY) -> float:
+    """One summary statistic of a run: of the accuracy in percent, or of another metric."""
+    values = course(run, split, of)
+    if not values:
+        raise DataError(f"{run.folder} has no {of.name} on {split!r}; choose a split that its rounds were evaluated on")
+    return float(getattr(summarise(values, of), metric))
+
+
+def summary_of(run: Run, split: str = "test") -> Summary | None:
+    """The scores of a run by its first metric; None if nothing was evaluated."""
+    metric = metrics_of(run)[0]
+    values = course(run, split, metric)
+    return summarise(values, metric) if values else None
 
 
 def last_rounds(runs: Sequence[Run]) -> str:
@@ -192,10 +200,11 @@ def common(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in first.items() if all(name in row and row[name] == value for row in rows)}
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
-    """Finished runs grouped over seeds with their scores, plain means before masked ones."""
+def rows(runs: Sequence[Run], of: Metric | None = None) -> list[Row]:
+    """Finished runs grouped over seeds with their scores, plain means before masked ones; `of` a run's first metric."""
     groups = [row._replace(runs=first_of_each_seed(row.runs)) for row in grouped(runs)]
-    return [row._replace(scores=_scores(row.runs)) for row in groups]
+    metrics = [of or metrics_of(row.runs[0])[0] for row in groups]
+    return [row._replace(scores=_scores(row.runs, of), metric=of) for row, of in zip(groups, metrics, strict=True)]
 
 
 def grouped(runs: Sequence[Run]) -> list[Row]:
@@ -231,8 +240,8 @@ def _row(runs: tuple[Run, ...], names: Sequence[str]) -> Row:
     return Row({name: trait(runs[0], name) for name in names}, runs, {})
 
 
-def _scores(runs: Sequence[Run]) -> dict[str, Spread]:
-    summaries = [summarise(curve(run, "test", "accuracy")) for run in runs]
+def _scores(runs: Sequence[Run], metric: Metric) -> dict[str, Spread]:
+    summaries = [summarise(course(run, "test", metric), metric) for run in runs]
     return {name: spread([getattr(summary, name) for summary in summaries]) for name in Summary._fields}
 
 

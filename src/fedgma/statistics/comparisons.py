@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import ConfigError
 from fedgma.records.format import PARTS
-from fedgma.records.reader import Run, curve
+from fedgma.records.reader import Run
 from fedgma.statistics.arms import Summary, frozen, score, summarise, telling_names, trait, traits
 from fedgma.statistics.convergence import Convergence, converge
 from fedgma.statistics.labels import (
@@ -23,6 +23,7 @@ from fedgma.statistics.labels import (
     spelt,
     spoken,
 )
+from fedgma.statistics.metrics import ACCURACY, Metric, by_metric, course, metric_of
 from fedgma.statistics.power import LEAST_SEEDS
 from fedgma.statistics.verdicts import Verdict, correct, paired, sign_test
 
@@ -34,7 +35,7 @@ class Cell(NamedTuple):
 
     label: dict[str, str]
     seeds: tuple[int, ...]
-    differences: tuple[float, ...]  # first minus second, points, by seed
+    differences: tuple[float, ...]  # by how much the first is better, in points, by seed
     verdict: Verdict  # corrected within its table
     best: Verdict  # of the differences of `best`, over the rounds that both runs evaluated; not corrected
     convergence: Convergence
@@ -83,6 +84,7 @@ class Comparison(NamedTuple):
     alone: int  # runs of either arm that have no partner
     apart: tuple[Run, ...] = ()  # runs whose only partners are of other data or of another model
     versions: tuple[str, ...] = ()  # how their data or models differ, in words
+    score: Metric = ACCURACY  # what is compared
 
     @property
     def tests(self) -> int:
@@ -116,13 +118,16 @@ def compare(
     metric: str = "last10",
     split: str = "test",
     apart: Sequence[str] = (),
+    of: str | None = None,
 ) -> Comparison:
     """Pair the finished runs of two arms by seed and settings; the arms may differ in the settings `apart`.
 
-    They may also differ in every setting of which they share no value. Without a pair there is no cell.
+    They may also differ in every setting of which they share no value. Without a pair there is no cell. `metric` is the
+    statistic of a run; `of` names what is scored, by default the first metric that the runs record.
     """
     if metric not in Summary._fields:
         raise ConfigError(f"unknown metric {metric!r}; known: {', '.join(Summary._fields)}")
+    score = metric_of([*first, *second], of)
     free = {*apart, *_disjoint(first, second), "seed"}
     pairs, alone = _pairs(first, second, free)
     other = _of_other_versions(first, second, alone, free)
@@ -130,7 +135,7 @@ def compare(
     for a, b in pairs:
         cell = frozen(traits(a)) + frozen(traits(b))
         groups.setdefault(cell, {}).setdefault(a.seed, (a, b))
-    cells = _cells([by_seed(group) for group in groups.values()], names, metric, split)
+    cells = _cells([by_seed(group) for group in groups.values()], names, metric, split, score)
     differ = tuple(name for name in sorted(free - {"seed"}) if any(_differs(a, b, name) for a, b in pairs))
     return Comparison(
         names=names,
@@ -138,25 +143,37 @@ def compare(
         split=split,
         differ=differ,
         cells=tuple(cells),
-        overall=_overall(cells, names),
+        overall=_overall(cells, names, score),
         alone=len(alone) - len(other),
         apart=tuple(run for run, _ in other),
         versions=_counted(other) if cells else _different(other),
+        score=score,
     )
 
 
-def against_baseline(runs: Sequence[Run], *, metric: str = "last10", split: str = "test") -> list[Comparison]:
-    """Compare every other aggregator with the plain mean, GMA first, if they share seeds and settings."""
+def against_baseline(
+    runs: Sequence[Run], *, metric: str = "last10", split: str = "test", of: str | None = None
+) -> list[Comparison]:
+    """Compare every other aggregator with the plain mean, GMA first, if they share seeds and settings.
+
+    Runs that are scored by different metrics are compared apart, unless `of` names one.
+    """
+    groups = by_metric(runs) if of is None else [list(runs)]
+    compared = [one for group in groups for one in _against_baseline(group, metric, split, of)]
+    corrected = iter(correct([one.overall for one in compared if one.overall is not None]))
+    return [one if one.overall is None else one._replace(overall=next(corrected)) for one in compared]
+
+
+def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | None) -> list[Comparison]:
     base = [run for run in runs if run.settings["aggregator"] == BASELINE]
     others = sorted(
         {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
     )
     arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
-    compared = [
-        compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split) for name, arm in arms.items()
+    return [
+        compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split, of=of)
+        for name, arm in arms.items()
     ]
-    corrected = iter(correct([one.overall for one in compared if one.overall is not None]))
-    return [one if one.overall is None else one._replace(overall=next(corrected)) for one in compared]
 
 
 def over_seeds(rows: Sequence[Mapping[int, float]]) -> list[float]:
@@ -169,7 +186,7 @@ def over_seeds(rows: Sequence[Mapping[int, float]]) -> list[float]:
     return [sum(row[seed] for row in rows) / len(rows) for seed in seeds]
 
 
-def _overall(cells: Sequence[Cell], names: tuple[str, str]) -> Verdict | None:
+def _overall(cells: Sequence[Cell], names: tuple[str, str], score: Metric) -> Verdict | None:
     """The verdict over the converged cells, or over all if none has converged; None if they share no seed.
 
     Pairs in which a run diverged do not count, unless no seed is left without them.
@@ -177,48 +194,52 @@ def _overall(cells: Sequence[Cell], names: tuple[str, str]) -> Verdict | None:
     counted = [cell for cell in cells if cell.convergence.converged] or cells
     values = over_seeds([cell.kept for cell in counted])
     values = values or over_seeds([dict(zip(cell.seeds, cell.differences, strict=True)) for cell in counted])
-    return paired(values, names) if values else None
+    return paired(values, names, score) if values else None
 
 
-def _cells(groups: Sequence[Sequence[Pair]], names: tuple[str, str], metric: str, split: str) -> list[Cell]:
+def _cells(
+    groups: Sequence[Sequence[Pair]], names: tuple[str, str], metric: str, split: str, score: Metric
+) -> list[Cell]:
     """A cell for each group of pairs, the verdicts corrected together."""
     labels = _labels([group[0] for group in groups])
-    cells = [_cell(label, group, names, metric, split) for label, group in zip(labels, groups, strict=True)]
+    cells = [_cell(label, group, names, metric, split, score) for label, group in zip(labels, groups, strict=True)]
     corrected = correct([cell.verdict for cell in cells])
     cells = [cell._replace(verdict=verdict) for cell, verdict in zip(cells, corrected, strict=True)]
     return sorted(cells, key=lambda cell: [sortable(value) for value in cell.label.values()])
 
 
-def _cell(label: dict[str, str], group: Sequence[Pair], names: tuple[str, str], metric: str, split: str) -> Cell:
-    differences = [_difference(pair, metric, split) for pair in group]
-    arms = [[_course(pair[side], split) for pair in group] for side in (0, 1)]
-    convergence, lost = converge(arms, group[0][0].planned)
+def _cell(
+    label: dict[str, str], group: Sequence[Pair], names: tuple[str, str], metric: str, split: str, of: Metric
+) -> Cell:
+    differences = [_difference(pair, metric, split, of) for pair in group]
+    arms = [[_course(pair[side], split, of) for pair in group] for side in (0, 1)]
+    convergence, lost = converge(arms, group[0][0].planned, of)
     left = [d for d, *gone in zip(differences, *lost, strict=True) if not any(gone)]
     return Cell(
         label=label,
         seeds=tuple(a.seed for a, _ in group),
         differences=tuple(differences),
-        verdict=paired(differences, names),
-        best=paired([_difference(pair, "best", split) for pair in group], names),
+        verdict=paired(differences, names, of),
+        best=paired([_difference(pair, "best", split, of) for pair in group], names, of),
         convergence=convergence,
-        settled=paired(left, names) if any(convergence.diverged) and left else None,
+        settled=paired(left, names, of) if any(convergence.diverged) and left else None,
         lost=tuple(a.seed for (a, _), *gone in zip(group, *lost, strict=True) if any(gone)),
     )
 
 
-def _difference(pair: Pair, metric: str, split: str) -> float:
-    """First minus second, in points; `best` over the rounds that both runs evaluated."""
-    curves = [curve(run, split, "accuracy") for run in pair]
+def _difference(pair: Pair, metric: str, split: str, of: Metric) -> float:
+    """By how much the first run is better, in points; `best` over the rounds that both runs evaluated."""
+    curves = [course(run, split, of) for run in pair]
     shared = curves[0].keys() & curves[1].keys()
     if metric == "best" and shared:
-        first, second = (max(values[round] for round in shared) for values in curves)
-        return 100 * (first - second)
-    return score(pair[0], metric, split) - score(pair[1], metric, split)
+        first, second = (of.best([values[round] for round in shared]) for values in curves)
+        return of.sign * of.factor * (first - second)
+    return of.sign * (score(pair[0], metric, split, of) - score(pair[1], metric, split, of))
 
 
-def _course(run: Run, split: str) -> tuple[Summary, Mapping[int, float]]:
-    accuracies = curve(run, split, "accuracy")
-    return summarise(accuracies), accuracies
+def _course(run: Run, split: str, of: Metric) -> tuple[Summary, Mapping[int, float]]:
+    values = course(run, split, of)
+    return summarise(values, of), values
 
 
 def by_seed(group: Mapping[int, tuple[Run, Run]]) -> list[tuple[Run, Run]]:
@@ -297,7 +318,8 @@ def _different(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
 
 def _version(part: str, run: Run, *, many: bool = False) -> str:
     """A part of a run's identity in words: "another version of t.npz", or of several "different versions of t.npz"."""
-    named = {"data": f" of {run.settings.get('dataset')}", "model": f" of model {run.settings.get('model')}"}
+    named = {"data": f" of {run.settings.get('dataset')}"}
+    named |= {name: f" of {name} {run.settings.get(name)}" for name in ("model", "task")}
     noun = {"clients": "client ids", "precision": "precision"}.get(part, "version")
     if many:
         return f"different {noun.removesuffix('s')}s{named.get(part, '')}"

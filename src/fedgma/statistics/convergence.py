@@ -4,6 +4,10 @@ A run still rises by what the mean accuracy of the last quarter of its rounds is
 setting has converged if it has at least 40 rounds, so that the last ten lie in the last quarter, and neither of its
 arms rises by more than one point on average over seeds. A run has diverged if its last ten rounds are below half of its
 own best evaluation, or below half of the median over the runs of its setting.
+
+A metric that is no share has no points: there, an arm has converged if it still improves by at most a hundredth of the
+range that the evaluations of the setting span. Where lower is better, a run has diverged if its last evaluation is
+above twice its best one, or its last ten rounds are above twice the median. Scores below zero have no half.
 """
 
 import math
@@ -14,9 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.statistics.arms import WINDOW, Summary
+from fedgma.statistics.metrics import ACCURACY, LARGEST, Metric
 
 LEAST_ROUNDS = 4 * WINDOW
 FLAT = 1.0  # points
+HUNDREDTH = 0.01  # of the range that a metric spans
 GRID = 20  # places in a quarter, at which a curve is read
 
 
@@ -27,11 +33,13 @@ class Convergence(NamedTuple):
     rises: tuple[float | None, ...]  # points, by arm; None: too few evaluations to tell
     diverged: tuple[int, ...]  # runs, by arm
     of: int  # runs in all
+    flat: float = FLAT  # the most by which a converged arm still rises
+    unit: str = "points"
 
     @property
     def converged(self) -> bool:
         """Whether no arm still rises."""
-        return self.rounds >= LEAST_ROUNDS and all(rise is not None and rise <= FLAT for rise in self.rises)
+        return self.rounds >= LEAST_ROUNDS and all(rise is not None and rise <= self.flat for rise in self.rises)
 
     @property
     def text(self) -> str:
@@ -47,49 +55,62 @@ class Convergence(NamedTuple):
         if None in self.rises:
             return "not known to have converged: too few evaluations, or every run of an arm diverged"
         most = max(rise for rise in self.rises if rise is not None)
-        return f"not converged: still rises by {most:.1f} points over the last quarter of {self.rounds} rounds"
+        still = f"rises by {most:.1f} points" if self.unit == "points" else f"improves by {most:.3g} {self.unit}"
+        return f"not converged: still {still} over the last quarter of {self.rounds} rounds"
 
     @property
     def _lost(self) -> str:
         return f"{sum(self.diverged)} of {self.of} runs diverged" if any(self.diverged) else ""
 
 
-def rise(accuracies: Mapping[int, float]) -> float | None:
-    """Mean accuracy of the last quarter of the rounds minus that of the quarter before, in points; shares by round.
+def rise(scores: Mapping[int, float], metric: Metric = ACCURACY) -> float | None:
+    """By how much the mean of the last quarter of the rounds is better than that of the quarter before, in points.
+
+    Scores are those recorded, by round: shares for an accuracy.
 
     >>> round(rise({r: min(r, 60) / 100 for r in range(1, 101)}), 3), rise({100: 0.5})
     (2.0, None)
     """
-    rounds = sorted(accuracies)
+    rounds = sorted(scores)
     last = rounds[-1]
     if not any(0.75 * last < r < last for r in rounds) or not any(0.5 * last <= r <= 0.75 * last for r in rounds):
         return None
     places = last * (0.5 + (np.arange(2 * GRID) + 0.5) / (4 * GRID))
-    values = np.interp(places, rounds, [accuracies[r] for r in rounds])
-    return float(100 * (values[GRID:].mean() - values[:GRID].mean()))
+    values = np.interp(places, rounds, [scores[r] for r in rounds])
+    return float(metric.sign * metric.factor * (values[GRID:].mean() - values[:GRID].mean()))
 
 
-def diverged(summaries: Sequence[Summary]) -> list[bool]:
+def diverged(summaries: Sequence[Summary], metric: Metric = ACCURACY) -> list[bool]:
     """Which runs of one setting, both arms together, diverged.
 
     >>> diverged([Summary(80, 78, 77), Summary(81, 79, 79), Summary(10, 10, 10), Summary(60, 25, 10)])
     [False, False, True, True]
     """
     middle = median(summary.last10 for summary in summaries) if summaries else 0.0
-    return [summary.last10 < max(middle, summary.best) / 2 for summary in summaries]
+    if metric.better == "higher":
+        return [summary.last10 < max(middle, summary.best) / 2 > 0 for summary in summaries]
+    # the last evaluation: the mean of ten rounds of a fast descent is far above the best of them
+    return [summary.last10 > 2 * middle > 0 or summary.final > 2 * summary.best > 0 for summary in summaries]
 
 
 def converge(
-    arms: Sequence[Sequence[tuple[Summary, Mapping[int, float] | None]]], rounds: int
+    arms: Sequence[Sequence[tuple[Summary, Mapping[int, float] | None]]], rounds: int, metric: Metric = ACCURACY
 ) -> tuple[Convergence, list[list[bool]]]:
     """How far the arms of a setting got, and which of their runs diverged; a run is its summary and its curve."""
-    flags = iter(diverged([summary for runs in arms for summary, _ in runs]))
+    flags = iter(diverged([summary for runs in arms for summary, _ in runs], metric))
     lost = [[next(flags) for _ in runs] for runs in arms]
     rises = tuple(
-        _mean([None if curve is None else rise(curve) for (_, curve), out in zip(runs, outs, strict=True) if not out])
+        _mean([None if c is None else rise(c, metric) for (_, c), out in zip(runs, outs, strict=True) if not out])
         for runs, outs in zip(arms, lost, strict=True)
     )
-    return Convergence(rounds, rises, tuple(map(sum, lost)), sum(map(len, arms))), lost
+    flat = FLAT if metric.share else HUNDREDTH * _range([curve for runs in arms for _, curve in runs if curve])
+    return Convergence(rounds, rises, tuple(map(sum, lost)), sum(map(len, arms)), flat, metric.apart), lost
+
+
+def _range(curves: Sequence[Mapping[int, float]]) -> float:
+    """From the lowest to the highest evaluation, without those of diverged runs that were not finite."""
+    values = [value for curve in curves for value in curve.values() if abs(value) < LARGEST]
+    return max(values) - min(values) if values else 0.0
 
 
 def _mean(rises: Sequence[float | None]) -> float | None:

@@ -19,6 +19,7 @@ VERSIONS = {
     "data": "data_version",
     "clients": "client_ids",
     "model": "model_version",
+    "task": "task_version",
     "rule": "rule_version",
     "precision": "precision",
     "version": "version",

@@ -1,6 +1,7 @@
 """Inference on paired differences: a 95 % CI, a test, its correction for other tests, and the verdict in words.
 
-A difference is one arm minus the other on the same seed and settings, in percentage points. The interval is Student's
+A difference is by how much one arm is better than the other on the same seed and settings: percentage points of an
+accuracy, or another metric. The interval is Student's
 95 % confidence interval of their mean. An arm is ahead only if there are at least four pairs and the p value of the
 paired t test, corrected by Holm's method for the other tests of its page or table, is below 5 %. Fewer pairs are
 preliminary, whatever their interval.
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from fedgma.errors import ConfigError
+from fedgma.statistics.metrics import ACCURACY, Metric
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL, MOST_SEEDS, seeds_for
 
 LEAST_P = 0.0001  # smaller p values are not told apart
@@ -29,6 +31,7 @@ class Verdict(NamedTuple):
     p: float
     corrected: float  # p after Holm's correction
     tests: int = 1  # tests in the correction
+    score: Metric = ACCURACY  # what the differences are of
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -99,8 +102,9 @@ class Verdict(NamedTuple):
     def text(self) -> str:
         """The verdict as a sentence."""
         first, second = self.names
-        between = f"95 % CI {self.low:.2f} to {self.high:.2f}"
-        apart = f"{first} {'behind' if self.mean < 0 else 'ahead'} by {abs(self.mean):.2f} points"
+        digits, unit = self.score.decimals(self.mean, self.low, self.high), self.score.apart
+        between = f"95 % CI {self.low:.{digits}f} to {self.high:.{digits}f}"
+        apart = f"{first} {'behind' if self.mean < 0 else 'ahead'} by {abs(self.mean):.{digits}f} {unit}"
         tested = f", {self.correction}" if self.tests > 1 else ""
         match self.outcome:
             case "preliminary" if self.of == 1:
@@ -110,8 +114,9 @@ class Verdict(NamedTuple):
             case "first ahead":
                 return f"{apart}, {between}, in {self.ahead} of {self.of} seeds{tested}"
             case "second ahead":
-                ahead = f"{second} ahead by {-self.mean:.2f} points, 95 % CI {-self.high:.2f} to {-self.low:.2f}"
-                return f"{ahead}, in {self.behind} of {self.of} seeds{tested}"
+                ahead = f"{second} ahead by {-self.mean:.{digits}f} {unit}"
+                between = f"95 % CI {-self.high:.{digits}f} to {-self.low:.{digits}f}"
+                return f"{ahead}, {between}, in {self.behind} of {self.of} seeds{tested}"
             case outcome:
                 return f"{outcome}: {apart}, {between}, {self.of} seeds{tested}; {self.advice}"
 
@@ -124,12 +129,15 @@ def as_object(verdict: Verdict) -> dict[str, object]:
     """
     low, high = verdict.interval or (None, None)
     deviation = verdict.deviation if verdict.of > 1 else None
-    numbers = {**verdict._asdict(), "deviation": deviation, "low": low, "high": high}
+    numbers = {**verdict._asdict(), **{"score": verdict.score.name, "better": verdict.score.better}}
+    numbers |= {"deviation": deviation, "low": low, "high": high}
     return {**numbers, "outcome": verdict.outcome, "seeds_needed": verdict.seeds_needed, "text": verdict.text}
 
 
-def paired(differences: Sequence[float], names: tuple[str, str] = ("GMA", "the mean")) -> Verdict:
-    """The verdict on paired differences, first arm minus second, in points; `correct` corrects several together.
+def paired(
+    differences: Sequence[float], names: tuple[str, str] = ("GMA", "the mean"), score: Metric = ACCURACY
+) -> Verdict:
+    """The verdict on paired differences, by how much the first arm is better; `correct` corrects several together.
 
     >>> paired([1.0, 1.2, 1.6, 1.0]).text
     'GMA ahead by 1.20 points, 95 % CI 0.75 to 1.65, in 4 of 4 seeds'
@@ -140,7 +148,7 @@ about 5 seeds would resolve a difference of this size'
     values = _checked(differences)
     mean, p = math.fsum(values) / len(values), p_value(values)
     ahead, behind = sum(value > 0 for value in values), sum(value < 0 for value in values)
-    return Verdict(names, mean, _deviation(values), ahead, behind, len(values), p, p)
+    return Verdict(names, mean, _deviation(values), ahead, behind, len(values), p, p, score=score)
 
 
 def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -123,6 +123,9 @@ class Assignment(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Assignment":
         """The same for some of the lanes, in the order of `rows`; arrays of lanes are copied."""
+        taken = self._replace(lane_batch=self.lane_batch.take(rows))
+        if not self.correction and self.tilt is None:
+            return taken
         picked = ship(rows, self.pools[0].y.device)
 
         def take_rows(stacked: Stacked) -> Stacked:
@@ -130,7 +133,7 @@ class Assignment(NamedTuple):
 
         correction = take_rows(self.correction) if self.correction else None
         tilt = None if self.tilt is None else self.tilt.mapped(take_rows)
-        return self._replace(lane_batch=self.lane_batch.take(rows), correction=correction, tilt=tilt)
+        return taken._replace(correction=correction, tilt=tilt)
 
 
 LocalTrainer = Callable[[Assignment], Trained]

@@ -57,6 +57,11 @@ class Task:
         """The position in `names` of what verdicts are about: the first metric, or the loss if there is none."""
         return 1 if self.better else 0
 
+    @property
+    def lower(self) -> bool:
+        """Whether lower is better for what verdicts are about."""
+        return next(iter(self.better.values()), "lower") == "lower"
+
 
 def measures(task: Task, output: Tensor, y: Tensor) -> Tensor:
     """The measures of every sample: [sample, column].
@@ -172,7 +177,7 @@ def _tried(task: Task, part: str, output: Tensor, y: Tensor) -> Any:
     try:
         return getattr(task, part)(output, y)
     except Exception as error:  # a user's function may raise anything
-        shapes = f"an output of shape {_form(output)} and a target of shape {_form(y)}"
+        shapes = f"an output of shape {list(output.shape)} and a target of shape {list(y.shape)}"
         raise ConfigError(f"task {task.name}: {part} failed on {shapes} ({type(error).__name__}: {error})") from error
 
 
@@ -181,4 +186,4 @@ def _refuse(task: Task, expected: str, got: str) -> NoReturn:
 
 
 def _form(value: object) -> str:
-    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.training.lane_batch import keyed_generators
-from fedgma.training.task import Task, mean_loss
+from fedgma.training.task import Task, columns_of, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
 
 
@@ -33,7 +33,8 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
                 f"model {name} could not be applied to a batch of shape {list(x.shape)} ({_said(error)}); "
                 f"its first layer must take samples of shape {list(x.shape[1:])}"
             ) from error
-        check_outputs(outputs, x, pool.classes if task.target == "class" else None, name)
+        check_outputs(outputs, x, pool.classes if task is CLASSIFICATION else None, name)
+        columns_of(task, model, pool)  # raises if loss and metrics do not fit the outputs
         try:
             mean_loss(task, outputs.float(), y).backward()  # type: ignore[no-untyped-call]
         except Exception as error:

@@ -22,7 +22,6 @@ from fedgma.arrays import Array
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SHARED = 1 << 16  # entries from which a second thread pays
 BLOCK = 2048  # entries: their sums (13 bytes each) stay in the L1 cache while clients are added
-WIDE = 1 << 14  # entries: one further sum of them stays in the L2 cache
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 BITS: dict[Any, Any] = {SINGLE: np.uint32, DOUBLE: np.uint64}
 EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7FF0000000000000)}  # all ones: nonfinite
@@ -45,15 +44,11 @@ def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
 
 def add_rows(sums: Sums, updates: Array, weights: Array) -> bool:
     """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite."""
-    further = any(array is not None for array in sums[3:])
 
     def work(pieces: list[Piece]) -> bool:
         finite = all(_add_rows(*sums[:3], updates, weights, part.start, part.stop) for _, part in pieces)
-        for _, part in pieces if further else ():
-            for start in range(part.start, part.stop, WIDE):
-                block = slice(start, min(start + WIDE, part.stop))
-                for client in range(len(updates)):
-                    _add_further(select(sums, block), updates[client, block], float(weights[client]))
+        for _, part in pieces:
+            _add_further_rows(sums, updates, weights, part.start, part.stop)
         return finite
 
     return all(_run_in_threads(work, [updates.shape[1]]))
@@ -69,6 +64,18 @@ def _add_further(sums: Sums, update: Array, weight: float) -> None:
         _add_weights(sums.positive_weight, sums.negative_weight, update, weight)
     if sums.squares is not None:
         _add_squares(sums.squares, sums.squares_rest, update, weight)
+
+
+def _add_further_rows(sums: Sums, updates: Array, weights: Array, first: int, last: int) -> None:
+    """The same for all clients, at the entries from `first` to `last`."""
+    if sums.positive is not None:
+        _add_positive_rows(sums.positive, sums.positive_rest, updates, weights, first, last)
+    if sums.positives is not None:
+        _count_positive_rows(sums.positives, updates, first, last)
+    if sums.positive_weight is not None:
+        _add_weights_rows(sums.positive_weight, sums.negative_weight, updates, weights, first, last)
+    if sums.squares is not None:
+        _add_squares_rows(sums.squares, sums.squares_rest, updates, weights, first, last)
 
 
 def first_nonfinite(arrays: Sequence[Array]) -> int | None:
@@ -183,3 +190,35 @@ def _add_rows(total: Array, rest: Array, votes: Array, updates: Array, weights: 
         for j in range(start, stop):
             finite &= abs(total[j]) < np.inf  # a NaN or infinity in an update makes the total NaN or infinite
     return finite
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_positive_rows(total: Array, rest: Array, updates: Array, weights: Array, first: int, last: int) -> None:
+    for start in range(first, last, BLOCK):
+        stop = min(last, start + BLOCK)
+        for client in range(len(updates)):
+            _add_positive(total[start:stop], rest[start:stop], updates[client, start:stop], weights[client])
+
+
+@numba.njit(nogil=True, cache=True)
+def _count_positive_rows(positives: Array, updates: Array, first: int, last: int) -> None:
+    for start in range(first, last, BLOCK):
+        stop = min(last, start + BLOCK)
+        for client in range(len(updates)):
+            _count_positive(positives[start:stop], updates[client, start:stop])
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_weights_rows(positive: Array, negative: Array, updates: Array, weights: Array, first: int, last: int) -> None:
+    for start in range(first, last, BLOCK):
+        stop = min(last, start + BLOCK)
+        for client in range(len(updates)):
+            _add_weights(positive[start:stop], negative[start:stop], updates[client, start:stop], weights[client])
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_squares_rows(total: Array, rest: Array, updates: Array, weights: Array, first: int, last: int) -> None:
+    for start in range(first, last, BLOCK):
+        stop = min(last, start + BLOCK)
+        for client in range(len(updates)):
+            _add_squares(total[start:stop], rest[start:stop], updates[client, start:stop], weights[client])

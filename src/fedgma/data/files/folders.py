@@ -27,6 +27,7 @@ from fedgma.data.files.roles import (
     plain,
 )
 from fedgma.data.files.tables import parts_of_table, read_csv, read_parquet_table
+from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
@@ -45,8 +46,9 @@ def has_arrays(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES or bool(_data_files(path) or _data_files(path / "train"))
 
 
-def load_own(path: Path, *, target: str = "class") -> Dataset:
+def load_own(path: PathLike, *, target: str = "class") -> Dataset:
     """The user's data at a path: a file, or a folder of files or of images; `target` is as in `from_arrays`."""
+    path = Path(path)
     if path.is_dir():
         return load_folder(path, target=target) if has_arrays(path) and not _has_images(path) else load_images(path)
     suffix = path.suffix.lower()
@@ -61,8 +63,9 @@ def load_own(path: Path, *, target: str = "class") -> Dataset:
     return dataset_of(READERS[suffix](path, _may_lack_labels(target)), path.stem, files=(path,), target=target)
 
 
-def load_folder(folder: Path, *, target: str = "class") -> Dataset:
+def load_folder(folder: PathLike, *, target: str = "class") -> Dataset:
     """Load a folder of data files: one file for each client, or files named after `train` and `test`."""
+    folder = Path(folder)
     name, unlabelled = folder.resolve().name, _may_lack_labels(target)
     made = functools.partial(dataset_of, name=name, files=(folder,), target=target)
     train, test = ((folder / part) for part in ("train", "test"))
@@ -84,13 +87,14 @@ def _may_lack_labels(target: str) -> bool:
     return target in ("tokens", "any")
 
 
-def load_images(folder: Path, *, mode: str = "RGB", test_share: float = 0.2, seed: int = 0) -> Dataset:
+def load_images(folder: PathLike, *, mode: str = "RGB", test_share: float = 0.2, seed: int = 0) -> Dataset:
     """Load images of one size: `folder/CLASS/*.png`, or `folder/train/CLASS/...` and `folder/test/CLASS/...`.
 
     `mode` is "RGB" or "L" (grey).
     """
     if mode not in ("RGB", "L"):
         raise ConfigError(f"unknown image mode {mode!r}; known: L, RGB")
+    folder = Path(folder)
     has_test_folder = (folder / "train").is_dir() and (folder / "test").is_dir()
     tops = [folder / "train", folder / "test"] if has_test_folder else [folder]
     classes = sorted({sub.name for top in tops for sub in top.iterdir() if sub.is_dir()})

@@ -15,9 +15,10 @@ from fedgma.data.files.registry import SPECS, FileFormat, Spec
 from fedgma.data.files.text import LENGTH, load_text
 from fedgma.data.files.writers import drop_repeats, hold_out_writers, keep_digits
 from fedgma.data.shifts import Colour, Rotation
+from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError, IntegrityError
 
-Folders = Sequence[str | os.PathLike[str]]
+Folders = Sequence[PathLike]
 
 
 class Candidate(NamedTuple):
@@ -29,10 +30,10 @@ class Candidate(NamedTuple):
 
 
 def load(
-    name: str,
+    name: PathLike,
     *,
     folders: Folders | None = None,
-    cache: Path | None = None,
+    cache: PathLike | None = None,
     target: str = "class",
     length: int = LENGTH,
     unit: str = "window",
@@ -46,6 +47,7 @@ def load(
     >>> load("fmnist-mini").classes[:2]
     ('T-shirt/top', 'Trouser')
     """
+    name, cache = os.fspath(name), None if cache is None else Path(cache)
     if name == "fmnist-mini":
         return load_mini()
     if name in DERIVED:

@@ -13,6 +13,7 @@ from fedgma.data.files.numbering import number_clients, number_labels
 from fedgma.data.files.reader import sha256_of
 from fedgma.data.files.roles import Parts, parts_of
 from fedgma.data.files.targets import guess, with_targets
+from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError
 from fedgma.seeds import generator
 
@@ -117,11 +118,12 @@ def _with_targets(parts: Parts, kind: str, name: str, test_share: float, seed: i
     return data._replace(source=source, notes=parts.remarks, reading=reading)
 
 
-def load_npz(path: Path, *, test_share: float = 0.2, seed: int = 0, target: str = "class") -> Dataset:
+def load_npz(path: PathLike, *, test_share: float = 0.2, seed: int = 0, target: str = "class") -> Dataset:
     """Load an .npz file with `x` and `y`, and optionally `client`, `x_test`, `y_test`, `client_test`, `classes`.
 
     Other usual names, such as `x_train` and `labels`, are known too. A file of tokens may hold the samples alone.
     """
+    path = Path(path)
     parts = parts_of(read_npz(path), path.name, unlabelled=target in ("tokens", "any"))
     return dataset_of(parts, path.stem, test_share=test_share, seed=seed, target=target, files=(path,))
 

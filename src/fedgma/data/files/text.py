@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedgma.data.files.dataset import Dataset, Labels, Source, Split
 from fedgma.data.files.reader import largest, sha256_of
 from fedgma.data.files.targets import PADDING
+from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError
 
 LENGTH = 64  # tokens of a sample
@@ -22,7 +23,7 @@ VOCABULARY = 256
 Bytes = npt.NDArray[np.uint8]
 
 
-def load_text(path: Path, *, length: int = LENGTH, unit: str = "window", test_share: float = 0.2) -> Dataset:
+def load_text(path: PathLike, *, length: int = LENGTH, unit: str = "window", test_share: float = 0.2) -> Dataset:
     """Text as a data set of tokens: windows of `length` tokens, or lines cut or padded to it.
 
     The last `test_share` of the samples of every file are the test split.
@@ -33,6 +34,7 @@ def load_text(path: Path, *, length: int = LENGTH, unit: str = "window", test_sh
         raise ConfigError(
             f"expected a length of 1 or more and a test share between 0 and 1, got {length}, {test_share}"
         )
+    path = Path(path)
     files = _files(path)
     cut = windows if unit == "window" else lines
     parts = [_divided(*cut(np.frombuffer(file.read_bytes(), np.uint8), length), test_share) for file in files]

@@ -1,4 +1,4 @@
-"""Heat maps of learning rates, and the spread of accuracy over clients."""
+"""Heat maps of learning rates, and the spread of scores over clients."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,13 +8,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fedgma.reports.plots.style import INK, SEQUENCE, SIZE, WIDTH, colour_of, dress, name_axes, new_figure
+from fedgma.statistics.metrics import ACCURACY, Metric
 
 Grid = npt.NDArray[np.float64]
 MARKS = {"worst_decile": "v", "mean": "o", "participating": "s", "non_participating": "D"}
 
 
-def draw_rates(grids: Mapping[str, Grid], server: Sequence[float], client: Sequence[float], title: str = "") -> Figure:
-    """Accuracy [client rate, server rate] of each arm on one colour scale, with the best pair of each arm framed."""
+def draw_rates(
+    grids: Mapping[str, Grid],
+    server: Sequence[float],
+    client: Sequence[float],
+    title: str = "",
+    metric: Metric = ACCURACY,
+) -> Figure:
+    """Scores [client rate, server rate] of each arm on one colour scale, with the best pair of each arm framed."""
     height = 0.75 + len(grids) * (0.55 + 0.3 * len(client))
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.suptitle(title, fontsize=SIZE + 1.5, x=0.01, ha="left", color=INK)
@@ -27,10 +34,10 @@ def draw_rates(grids: Mapping[str, Grid], server: Sequence[float], client: Seque
         axes.imshow(grid, aspect="auto", cmap=SEQUENCE, vmin=low, vmax=max(high, low + 1e-9), origin="lower")
         for (row, column), value in np.ndenumerate(grid):
             light = (value - low) / max(high - low, 1e-9) > 0.5
-            said = "-" if np.isnan(value) else f"{value:.1f}"
+            said = "-" if np.isnan(value) else f"{value:.1f}" if metric.share else f"{value:.3g}"
             tone = INK if np.isnan(value) else "#000000" if light else "#ffffff"
             axes.text(column, row, said, ha="center", va="center", fontsize=SIZE, color=tone)
-        row, column = np.unravel_index(int(np.nanargmax(grid)), grid.shape)
+        row, column = np.unravel_index(int(np.nanargmax(metric.sign * grid)), grid.shape)
         frame = ((column - 0.46, row - 0.42), 0.92, 0.84)
         axes.add_patch(_frame(*frame))
         axes.set_xticks(range(len(server)), [f"{rate:g}" for rate in server])
@@ -40,8 +47,10 @@ def draw_rates(grids: Mapping[str, Grid], server: Sequence[float], client: Seque
     return figure
 
 
-def draw_fairness(arms: Mapping[str, Mapping[str, Sequence[float]]], title: str = "") -> Figure:
-    """Accuracy of the worst tenth of clients, of all, of sampled and of other clients: a row per arm."""
+def draw_fairness(
+    arms: Mapping[str, Mapping[str, Sequence[float]]], title: str = "", metric: Metric = ACCURACY
+) -> Figure:
+    """Scores of the worst tenth of clients, of all, of sampled and of other clients: a row per arm."""
     figure, (axes,) = new_figure(1.35 + 0.42 * len(arms), title)
     for row, (name, figures) in enumerate(arms.items()):
         colour, _ = colour_of(name, list(arms))
@@ -64,7 +73,7 @@ def draw_fairness(arms: Mapping[str, Mapping[str, Sequence[float]]], title: str 
         frameon=False,
         labelcolor=INK,
     )
-    name_axes(axes, "accuracy of clients, %")
+    name_axes(axes, f"{metric.name} of clients" + (f", {metric.unit}" if metric.unit else ""))
     return figure
 
 

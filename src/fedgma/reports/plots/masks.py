@@ -104,9 +104,11 @@ def draw_stability(curves: Mapping[str, tuple[Shares, Shares]], rounds: Sequence
     return figure
 
 
-def draw_taus(shares: Shares, accuracy: Mapping[float, Spread] | None = None, title: str = "") -> Figure:
+def draw_taus(
+    shares: Shares, scores: Mapping[float, Spread] | None = None, title: str = "", label: str = "accuracy, %"
+) -> Figure:
     """Share of masked entries by tau, a step function; lines join taus that give the same mask on these votes."""
-    measured = accuracy or {}
+    measured = scores or {}
     figure, panels = new_figure(3.8 if measured else 2.6, title, (1.5, 1) if measured else (1,))
     axes = panels[0]
     clients = len(shares) - 1
@@ -119,7 +121,7 @@ def draw_taus(shares: Shares, accuracy: Mapping[float, Spread] | None = None, ti
     axes.set_ylim(0, 108)
     name_axes(axes, "" if measured else "tau", "masked entries, %")
     if measured:
-        _accuracy_by_tau(panels[1], measured)
+        _scores_by_tau(panels[1], measured, label)
     return figure
 
 
@@ -154,11 +156,11 @@ def _brace(axes: Axes, group: Sequence[float], height: float) -> None:
     )
 
 
-def _accuracy_by_tau(axes: Axes, measured: Mapping[float, Spread]) -> None:
+def _scores_by_tau(axes: Axes, measured: Mapping[float, Spread], label: str) -> None:
     taus = sorted(measured)
     means = [measured[tau].mean for tau in taus]
     colour, _ = colour_of("GMA", ["GMA"])
     axes.errorbar(
         taus, means, [measured[tau].deviation or 0.0 for tau in taus], fmt="o", color=colour, markersize=4, capsize=2
     )
-    name_axes(axes, "tau", "accuracy, %")
+    name_axes(axes, "tau", label)
