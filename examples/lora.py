@@ -144,7 +144,7 @@ def perplexity(model: nn.Module, split: Split) -> float:
         return F.cross_entropy(model(torch.from_numpy(split.x)).mT, torch.from_numpy(split.y)).exp().item()
 
 
-def main(languages: int = 6, size: int = 12_000, steps: int = 200, rounds: int = 8, seeds: int = 1) -> Outcome:
+def main(languages: int = 6, size: int = 12_000, steps: int = 200, rounds: int = 6, seeds: int = 1) -> Outcome:
     """Pre-train, measure the error of averaging A and B apart, and compare perplexities over paired seeds."""
     torch.set_num_threads(1)
     known, clients = texts(languages, size)
