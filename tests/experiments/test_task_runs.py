@@ -114,7 +114,7 @@ def test_a_task_is_passed_in_python():
 def test_a_users_accuracy_may_have_another_unit(prices, tmp_path):
     text = TASK.replace('"far"', '"accuracy"').replace('"EUR"', '"of 1000"').replace(": apart,", ": 1000 + apart,")
     (prices / "mine.py").write_text(text)
-    code, out, _ = call("run", *words(prices, "seed=0"), "--out", str(prices / "runs"))
+    code, _, _ = call("run", *words(prices, "seed=0"), "--out", str(prices / "runs"))
     assert code == 0
     assert all(run.rounds[-1]["test"]["accuracy"] > 1000 for run in read_runs(prices / "runs"))
 

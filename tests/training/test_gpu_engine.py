@@ -73,8 +73,9 @@ def test_the_engine_equals_the_loop_on_every_task(name, sizes, caplog):
 
 @pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
 def test_the_compiled_scores_are_those_of_the_module(name):
-    model, _, (pool,), params, buffers, _ = residual_lanes(name, [8, 8, 8])
-    buffers = {n: v - 0.3 if v.is_floating_point() else v for n, v in buffers.items()}
+    task = residual_lanes(name, [8, 8, 8])
+    model, (pool,), params = task.model, task.pools, task.start
+    buffers = {n: v - 0.3 if v.is_floating_point() else v for n, v in task.buffers.items()}
     index = torch.arange(24, device="cuda")
     with float32_precision("fp32"), torch.no_grad():
         scores = [
