@@ -379,7 +379,7 @@ INVALID = {
         "labels must be from 0",
     ),
     "too many classes": ({"x": np.zeros((100_001, 1)), "y": np.arange(100_001)}, "at most 100000 different values"),
-    "labels that are no integers": ({"x": IMAGES, "y": np.array([0.5, 1, 1, 0])}, "1-d array of integers"),
+    "labels that are no integers": ({"x": IMAGES, "y": np.array([0.5, 1, 1, 0])}, "must be integers or texts"),
     "labels in a table": ({"x": IMAGES, "y": np.zeros((4, 2), int)}, "1-d array of integers"),
     "too few labels": ({"x": IMAGES, "y": np.array([0, 1])}, "one label for each of 4"),
     "a NaN": ({"x": np.full((4, 2), np.nan), "y": np.zeros(4, int)}, "must be finite"),
