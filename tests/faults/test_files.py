@@ -128,7 +128,8 @@ CODE = "from pathlib import Path\nPath({canary!r}).touch()\nclass Net: ...\n"
 @row(
     "D5",
     "a settings file that names code",
-    happens="names are looked up in fixed lists; only a `model` written as `file.py:Name` or `module:Name` is run",
+    happens="names are looked up in fixed lists; only `model`, `aggregator`, `task` and `partition` can name code, as "
+    "`file.py:name` or (the first two) `module:name`",
     seen="`unknown data set`, `unknown setting`, ...; exit code 2",
 )
 @pytest.mark.parametrize(
@@ -136,7 +137,8 @@ CODE = "from pathlib import Path\nPath({canary!r}).touch()\nclass Net: ...\n"
     [
         "dataset = 'evil.py:Net'",
         "dataset = './evil.py'",
-        "aggregator = 'evil.py:Net'",
+        "aggregator = 'evil'",
+        "partition = 'evil:Net'",
         "algorithm = 'evil:Net'",
         "_target_ = 'evil.Net'",
         "partition = { _target_ = 'evil.Net' }",
