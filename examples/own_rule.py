@@ -1,4 +1,4 @@
-"""Your own rule: ten lines, and the same step on every road.
+"""Your own rule: ten lines, and the same step everywhere.
 
     python examples/own_rule.py
     fedgma run aggregator=mean,examples/own_rule.py:Trust rounds=50
@@ -132,20 +132,20 @@ def distance(found: Iterator[Update], wanted: list[Update]) -> float:
 
 
 def main() -> dict[str, float]:
-    """Take every road; returns how far each is from the stack of updates."""
+    """Take the step in every way; returns how far each is from that of the stack of updates."""
     wanted = list(stacked())
-    roads = {"streamed": streamed(), "merged bytes": sent_as_bytes(), "fleet, CPU": in_a_fleet("cpu")}
+    ways = {"streamed": streamed(), "merged bytes": sent_as_bytes(), "fleet, CPU": in_a_fleet("cpu")}
     if torch.cuda.is_available():
-        roads["fleet, GPU"] = in_a_fleet("cuda")
+        ways["fleet, GPU"] = in_a_fleet("cuda")
     try:
         import flwr  # noqa: F401
 
-        roads["Flower"] = on_flower()
+        ways["Flower"] = on_flower()
     except ImportError:
         print("Flower         is not installed")
-    roads["secure sum"] = secure()
+    ways["secure sum"] = secure()
     print(f"a rule that reads: {', '.join(RULE.reads)}; further sums: {', '.join(RULE.further)}")
-    apart = {name: distance(found, wanted) for name, found in roads.items()}
+    apart = {name: distance(found, wanted) for name, found in ways.items()}
     for name, difference in apart.items():
         print(f"{name:<14} {'the same bits' if difference == 0 else f'within {difference:.1e}'}")
         assert difference <= (1e-6 if name in ("fleet, GPU", "secure sum") else 0), name

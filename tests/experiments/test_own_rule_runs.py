@@ -8,14 +8,16 @@ from small_runs import SMALL
 
 import fedgma
 from fedgma.experiments.grid import expand
-from fedgma.experiments.materials import Materials
-from fedgma.experiments.plan import plan
+from fedgma.experiments.materials import Materials, own_name
+from fedgma.experiments.plan import grid_of, plan
+from fedgma.experiments.settings import Settings
 from fedgma.records.reader import read_head
 from fedgma.reports.report import in_markdown, make_report
 from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 TINY = {**SMALL, "model": "logistic", "rounds": 1, "seed": [0], "client_test_size": 0, "mask_every": 0}
+TINY_SETTINGS = Settings(model="logistic", rounds=1)
 MINE = """
     FACTOR = {factor}
 
@@ -69,6 +71,19 @@ def test_a_rule_passed_in_python_is_compared_with_the_mean():
     assert [run.settings["aggregator"] for run in fedgma.run(TINY, aggregator=fedgma.median()).runs][1] == "own:median"
 
 
+def test_rules_of_the_librarys_parts_are_fingerprinted_too():
+    def of(rule):
+        (planned,) = plan(grid_of(TINY_SETTINGS, own_name(rule)), Materials("cpu", aggregator=rule), None)
+        return planned.identity["rule"], planned.notes
+
+    rules = [
+        fedgma.keep_norm(fedgma.by_array(fedgma.masked_mean(tau), {"*bias": fedgma.wiener()})) for tau in (0.2, 0.4)
+    ]
+    assert of(rules[0]) == of(fedgma.keep_norm(fedgma.by_array(fedgma.masked_mean(0.2), {"*bias": fedgma.wiener()})))
+    assert of(rules[0])[0] != of(rules[1])[0]
+    assert of(rules[0])[1] == ()
+
+
 def test_the_function_that_gives_the_mean_is_the_mean(tmp_path):
     write(tmp_path)
     outcome = fedgma.run({**TINY, "aggregator": ["mean", f"{tmp_path}/mine.py:plain"], "rounds": 2})
@@ -111,7 +126,7 @@ def test_a_report_names_the_rule(tmp_path):
     assert "rule_version" not in text
 
 
-def test_the_example_takes_the_same_step_on_every_road(capsys):
+def test_the_example_takes_the_same_step_everywhere(capsys):
     apart = load_script("examples/own_rule.py").main()
     assert {"streamed", "merged bytes", "fleet, CPU", "secure sum"} <= set(apart)
     assert "the same bits" in capsys.readouterr().out

@@ -22,6 +22,7 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedgma
+from fedgma.aggregation.own import as_rule
 from fedgma.aggregation.secure import Encoding, encode
 from fedgma.flower import secagg
 from fedgma.flower.secagg import SecureMasked, encoding_mod, secure_workflow
@@ -72,7 +73,8 @@ class Federation:
 def played(strategy, silent=(), encoding=ENCODING):
     for name, value in (("run_id", 1), ("node_id", 1), ("task_id", 1)):
         setattr(TaskIdentity, name, value)  # messages are made in the name of a running task
-    app = ClientApp(lambda context: Trained(context.node_id).to_client(), mods=[secaggplus_mod, encoding_mod(encoding)])
+    mods = [secaggplus_mod, encoding_mod(encoding, further=strategy.aggregator.further)]
+    app = ClientApp(lambda context: Trained(context.node_id).to_client(), mods=mods)
     grid, manager = Federation(app, silent), SimpleClientManager()
     for node in UPDATES:
         manager.register(GridClientProxy(node, grid, 1))
@@ -100,6 +102,21 @@ def test_the_new_model_is_the_masked_mean_within_the_bound(aggregator):
     np.testing.assert_allclose(after[1] - START[1], update["1"], rtol=0, atol=bound)
     assert [array.dtype for array in after] == [array.dtype for array in START]
     assert after[2] == 4
+
+
+def test_a_rule_of_further_sums_goes_through_and_one_of_squares_says_why_not():
+    def larger_half(positive, negative, positive_weight, negative_weight):
+        more = positive > negative
+        return more * positive / (positive_weight + 1) - (more == 0) * negative / (negative_weight + 1)
+
+    after, _ = played(SecureMasked(ENCODING, aggregator=larger_half, min_fit_clients=7))
+    update = expected(UPDATES, as_rule(larger_half)).update
+    bound = ENCODING.error(7, min(COUNTS.values())) + 2e-7  # a side can be one client
+    np.testing.assert_allclose(after[0] - START[0], update["0"], rtol=0, atol=bound)
+    with pytest.raises(fedgma.ConfigError, match="wiener reads squares, which a secure sum does not carry"):
+        SecureMasked(ENCODING, aggregator=fedgma.wiener())
+    with pytest.raises(fedgma.ConfigError, match="ties needs single updates"):
+        SecureMasked(ENCODING, aggregator=fedgma.ties(0.2))
 
 
 def totals(monkeypatch):

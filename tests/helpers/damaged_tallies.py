@@ -18,6 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 import fedgma
+from fedgma.aggregation.kernels.plain import FURTHER
 
 MAGIC, CHECKSUM = len(b"fedgma tally 2\n"), 32
 SECONDS, MEGABYTES = 1.0, 100
@@ -28,7 +29,7 @@ def make_tally(rng):
     """A tally of one to six clients over two or three entries, with refusals."""
     dtype = str(rng.choice(["float64", "float32", "float16"]))
     shapes = {"w": SHAPES[rng.integers(len(SHAPES))], "bn.running_var": SHAPES[rng.integers(len(SHAPES))]}
-    tally = fedgma.Tally()
+    tally = fedgma.Tally(further=[name for name in FURTHER if rng.integers(3) == 0])
     for client in range(rng.integers(1, 7)):
         update = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
         update["steps"] = np.array(client)

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,11 +10,15 @@ from fedgma.data.federation import federate
 from fedgma.data.files import load
 from fedgma.data.partitions import iid
 from fedgma.simulation.algorithms import Algorithm, fedsmoo, fedspeed, mofedsam
+from fedgma.simulation.batched import rules, tallies
 from fedgma.simulation.fleet import assemble, play, play_round, start
 from fedgma.training.cuda_graphs import Engine
+from fedgma.training.lane_batch import Trained
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
 from plain_pools import make_federation
 from run_specs import make_spec
+from scripts import load_script
+from tables import AGGREGATORS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(*ALL_BUT_HINTS)]
 
@@ -39,6 +44,8 @@ def test_the_engine_crops_and_flips_as_the_loop_does(caplog):
     [
         {},
         {"mask_every": 1, "evaluate_every": 1},
+        {"aggregator": "wiener"},
+        {"aggregator": "ties"},
         {"scaffold": True},
         {"algorithm": mofedsam()},
         {"algorithm": fedspeed()},
@@ -77,3 +84,28 @@ def test_the_engine_takes_second_gradients_and_tilts_as_the_loop_does(caplog):
     one, two = ([*play(specs, trainer=trainer)][-1].state.params for trainer in ("loop", "engine"))
     assert ((one - two).norm(dim=1) < 1e-3 * one.norm(dim=1)).all()
     assert_compiled_and_captured(caplog)
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_every_rule_takes_the_step_of_the_cpu_there(name):
+    rng, rounds = np.random.default_rng(1), []
+    for device in ("cpu", "cuda"):
+        shapes = [("conv.weight", torch.Size([5, 7])), ("conv.bias", torch.Size([9]))]
+        laid = rules.lay_out([AGGREGATORS[name], AGGREGATORS["mean"]], 6, shapes, torch.device(device))
+        params, none = torch.zeros(2, 44, device=device), torch.zeros(12, device=device)
+        state, run = rules.first_state(laid, params), np.repeat([0, 1], 6)
+        for round in range(2):
+            drawn = np.random.default_rng(round).standard_normal((12, 44), dtype=np.float32)
+            trained = Trained(torch.from_numpy(drawn).to(device), shapes, {}, none, none[:, None])
+            sums, kept = tallies.empty(params, {}, further=laid.further), {}
+            rules.add(laid, sums, kept, run, rng.integers(5, 6, 12), trained)
+            merged = rules.merge(laid, sums, kept, {}, state)
+            state = merged.state
+            rounds.append((merged.mean * (1 if merged.mask is None else merged.mask)).cpu())
+    for cpu, gpu in zip(rounds[:2], rounds[2:], strict=True):
+        torch.testing.assert_close(gpu, cpu, rtol=1e-5, atol=1e-7)
+
+
+def test_the_example_of_an_own_rule_takes_the_same_step_there():
+    example = load_script("examples/own_rule.py")
+    assert example.distance(example.in_a_fleet("cuda"), list(example.stacked())) <= 1e-6

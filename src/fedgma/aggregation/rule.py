@@ -117,7 +117,7 @@ class Rule:
         found = self._call(self.measure, self.measures, view)
         if not isinstance(found, Mapping) or any(np.shape(value) != view.mean.shape[:-1] for value in found.values()):
             raise ConfigError(f"rule {self.name!r}: measure must return a number by name, summed over the last axis")
-        return dict(found)
+        return {name: value if is_torch(value) else np.asarray(value) for name, value in found.items()}
 
     def _call(self, function: Compute, arguments: tuple[str, ...], view: View) -> Any:
         try:

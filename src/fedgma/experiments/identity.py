@@ -7,6 +7,7 @@ edited file counts once it is loaded.
 """
 
 import contextlib
+import dataclasses
 import dis
 import functools
 import hashlib
@@ -26,8 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgma.aggregation.masks import VoteMask
-from fedgma.aggregation.rule import Rule
 from fedgma.data.files import Dataset
 from fedgma.data.partitions import Divider
 from fedgma.records.checkpoints import digest
@@ -302,6 +301,8 @@ class Walk:
         kind = type(value)
         if (wrapped := inspect.getattr_static(value, "__wrapped__", None)) is not None:
             self.visit(wrapped)
+        elif kind.__module__.startswith("fedgma.aggregation.") and dataclasses.is_dataclass(value):
+            self._named({part.name: getattr(value, part.name) for part in dataclasses.fields(value)})
         elif not _is_package_of_others(sys.modules.get(kind.__module__)) and hasattr(value, "__dict__"):
             self.visit(kind)
             self._named(vars(value))
@@ -328,7 +329,6 @@ KINDS: tuple[tuple[Any, Look], ...] = (
     ((types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType), Walk._builtin),
     ((staticmethod, classmethod), Walk._wrapper),
     (property, Walk._property),
-    ((Rule, VoteMask), lambda walk, value: walk._named(vars(value))),
     (type, Walk._class),
     (types.ModuleType, lambda walk, value: walk.put(value.__name__)),
 )

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.kernels.plain import FURTHER
+from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.grid import Grid, expand, read_file
 from fedgma.experiments.materials import Materials
@@ -138,7 +140,14 @@ def _runs_that_fit(members: Sequence[Planned], materials: Materials) -> int:
     variates = len(first.federation.clients) * 4 * arrays
     on_gpu = materials.device.type == "cuda"
     free = torch.cuda.mem_get_info(materials.device)[0] if on_gpu else _free_memory()
-    return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates))))
+    of_rules = max(_bytes_of_rule(materials.rule(m.settings)) for m in members)
+    return max(1, int(free // 2 // (entries * (BYTES_AN_ENTRY + variates + of_rules))))
+
+
+def _bytes_of_rule(rule: Rule) -> int:
+    """Bytes an entry that a rule's further sums, its state and the temporaries of its function take."""
+    sums = 8 * sum(len(FURTHER[group]) for group in rule.further)
+    return 0 if not rule.further and not rule.state else 2 * (sums + 4 * len(rule.state))
 
 
 def entries_of(settings: Settings, materials: Materials) -> int:

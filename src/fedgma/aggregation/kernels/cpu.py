@@ -35,9 +35,11 @@ def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
 
     def work(pieces: list[Piece]) -> None:
         for position, part in pieces:
-            update, block = updates[position][part], select(sums[position], part)
-            _add(*block[:3], update, weight)
-            _add_further(block, update, weight)
+            total, rest, votes = (array[part] for array in sums[position][:3] if array is not None)
+            update = updates[position][part]
+            _add(total, rest, votes, update, weight)
+            if any(array is not None for array in sums[position][3:]):
+                _add_further(select(sums[position], part), update, weight)
 
     _run_in_threads(work, [update.size for update in updates])
 

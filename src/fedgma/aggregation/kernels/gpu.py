@@ -112,10 +112,13 @@ def _add_rows_further(
     total = tl.load(total_at + offset, inside, 0.0)
     rest = tl.load(rest_at + offset, inside, 0.0).to(tl.float64)
     votes = tl.load(votes_at + offset, inside, 0).to(tl.int32)
-    none = tl.zeros([BLOCK], tl.float64)
-    positive, positive_rest, positive_weight, negative_weight = none, none, none, none
-    squares, squares_rest = none, none
+    positive = tl.zeros([BLOCK], tl.float64)
+    positive_rest = tl.zeros([BLOCK], tl.float64)
     positives = tl.zeros([BLOCK], tl.int32)
+    positive_weight = tl.zeros([BLOCK], tl.float64)
+    negative_weight = tl.zeros([BLOCK], tl.float64)
+    squares = tl.zeros([BLOCK], tl.float64)
+    squares_rest = tl.zeros([BLOCK], tl.float64)
     if PARTS:
         positive = tl.load(positive_at + offset, inside, 0.0)
         positive_rest = tl.load(positive_rest_at + offset, inside, 0.0).to(tl.float64)
