@@ -9,8 +9,12 @@ import re
 import shlex
 from pathlib import Path
 
+import click
+from typer.main import get_command
+
 import fedgma
 from commands import call
+from fedgma.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -73,3 +77,25 @@ def test_the_command_of_the_quick_start_runs(tmp_path, monkeypatch):
     code, printed, said = call(*shlex.split(own))
     assert code == 0, said
     assert "10 run folders in runs" in printed + said
+
+
+def command_lines():
+    """Every `$ fedgma ...` of the documentation, without what stands before and behind it."""
+    for page in sorted([ROOT / "README.md", *DOCS.rglob("*.md")]):
+        for line in re.findall(r"^\$ (?:[A-Z_]+=\S+ )*fedgma (.*)$", page.read_text(), re.MULTILINE):
+            yield page.name, shlex.split(line.partition(" #")[0].partition(" | ")[0].partition(" > ")[0])
+
+
+def test_the_documentation_shows_commands_and_options_that_exist():
+    lines, shown = list(command_lines()), 0
+    for page, words in lines:
+        command = get_command(app)
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            assert words[0] in command.commands, f"{page}: {words[0]}"
+            command, words = command.commands[words[0]], words[1:]
+        try:
+            command.make_parser(click.Context(command)).parse_args(list(words))
+        except click.UsageError as error:
+            raise AssertionError(f"{page}: {words}: {error}") from None
+        shown += 1
+    assert shown > 40

@@ -45,7 +45,7 @@ class Exchange:
     """Stands for torch.distributed among threads: an all-reduce that waits for every worker."""
 
     def __init__(self, workers):
-        self.workers, self.sums, self.ready = workers, [], threading.Barrier(workers, timeout=60)
+        self.workers, self.sums, self.ready = workers, [], threading.Barrier(workers, timeout=600)
 
     def get_world_size(self):
         return self.workers

@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 import fedgma
 from commands import call
 from fedgma.cli import rm
+from fedgma.data.files import load
 from fedgma.records.format import with_checksum
 from fedgma.records.label import Label, read_label, write_label
+from fedgma.records.reader import read_runs
 from fedgma.reports.report import make_report
 from fedgma.training.models import build
 
@@ -102,6 +104,22 @@ def test_a_model_is_exported_for_plain_torch(trained, runs):
         facts = file.metadata()
     assert (facts["model"], facts["round"], json.loads(facts["classes"])) == ("logistic", "2", ["0", "1"])
     assert json.loads(facts["settings"])["aggregator"] == "gma"
+
+
+def test_an_exported_model_gives_the_recorded_accuracy_in_plain_torch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("model=logistic", "rounds=1", "seed=0", "aggregator=mean", "client_test_size=0", "evaluate_every=1")
+    assert call("run", *words, "--device", "cpu")[0] == 0
+    (run,) = read_runs("runs")
+    assert call("export", run.folder, "--out", "net.safetensors")[0] == 0
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(28 * 28, 10))
+    net.load_state_dict({name.replace("linear", "1"): value for name, value in load_file("net.safetensors").items()})
+    with safe_open("net.safetensors", "pt") as file:
+        pixels = json.loads(file.metadata()["normalisation"])
+    test = load("fmnist-mini").test
+    mean, std = (torch.tensor(pixels[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
+    guessed = net((torch.from_numpy(test.x) / 255 - mean) / std).argmax(1).numpy()
+    assert (guessed == test.y).mean() == pytest.approx(run.rounds[-1]["test"]["accuracy"], abs=1e-3)
 
 
 def test_a_run_without_a_model_says_how_to_get_one(runs):

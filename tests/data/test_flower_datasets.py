@@ -93,8 +93,8 @@ def test_columns_of_single_numbers_are_features():
 
 def test_an_experiment_runs_on_it():
     settings = {"model": "logistic", "rounds": 1, "aggregator": "mean", "seed": 0, "client_test_size": 0}
-    divided = {"partition": {"name": "natural"}, "clients_per_round": 2}
-    outcome = fedgma.run({**settings, **divided}, data=from_data(Federated("train")))
+    outcome = fedgma.run({**settings, "clients_per_round": 2}, data=Federated("train"))
+    assert outcome.runs[0].settings["partition.name"] == "natural"
     assert outcome.runs[0].rounds[0]["counted"] == 2
 
 

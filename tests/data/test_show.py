@@ -99,3 +99,18 @@ def test_the_contact_sheet_has_a_row_for_each_client_and_environment():
 def test_examples_take_the_classes_in_turn():
     labels = np.array([0, 0, 0, 0, 1, 1, 2])
     assert labels[examples(labels, np.arange(7), 5, seed=0)].tolist() == [0, 0, 1, 1, 2]
+
+
+def test_a_users_data_are_shown_as_a_run_would_divide_them(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(150, 4)), np.arange(150) % 3
+    np.savez(tmp_path / "plain.npz", x=x, y=y)
+    np.savez(tmp_path / "owned.npz", x=x, y=y, client=np.arange(150) % 4)
+    for file, clients, words in (("plain", 12, ()), ("owned", 4, ()), ("owned", 5, ("--partition=iid", "--clients=5"))):
+        code, printed, said = call(
+            "data", "show", tmp_path / f"{file}.npz", "--json", "--out", tmp_path / "out", *words
+        )
+        assert (code, said) == (0, "")
+        assert json.loads(printed)["skew"]["clients"] == clients
+    code, _, said = call("data", "show", tmp_path / "plain.npz", "--partition", "idd", "--out", tmp_path / "out")
+    assert code == 2
+    assert "did you mean 'iid'?" in said

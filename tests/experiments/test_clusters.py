@@ -69,10 +69,10 @@ def test_a_task_stops_after_its_round_once_the_sweep_is_not_wanted(tmp_path, mon
     with standing(tmp_path) as token:
         real = experiments.line_of
 
-        def unwanted(entry, seconds):
+        def unwanted(entry, *more):
             if entry.round == 2:
                 token.unlink(missing_ok=True)
-            return real(entry, seconds)
+            return real(entry, *more)
 
         monkeypatch.setattr(experiments, "line_of", unwanted)
         assert play_share(write_share(share_of(runs, tmp_path, token))) == "{}"

@@ -16,6 +16,7 @@ from fedgma.experiments.plan import plan
 from fedgma.records.reader import read_runs
 from fedgma.reports.pages import write_report
 from fedgma.reports.report import make_report
+from scripts import load_script
 from task_cases import Reader
 
 SHORT = {"rounds": 2, "evaluate_every": 1, "seed": [0, 1, 2, 3], "client_learning_rate": 0.01}
@@ -120,6 +121,18 @@ def test_text_is_learned_token_by_token(tmp_path):
     assert line["clients"]["worst_decile"] >= line["clients"]["mean"]  # the worst is the highest
     with pytest.raises(ConfigError, match="next_token needs a model"):
         fedgma.run(chosen)
+
+
+def test_the_examples_give_a_verdict_on_their_metrics(tmp_path, capsys):
+    outcome = load_script("examples/own_task.py").main(samples=160, rounds=2, seeds=1)
+    assert "ahead by" in outcome.comparisons[0].text or "behind by" in outcome.comparisons[0].text
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"a page on {name}. " * 60)
+    outcome = load_script("examples/tokens.py").main(tmp_path, pages=2, windows=4, rounds=1, seeds=1)
+    assert "in perplexity" in outcome.comparisons[0].text
+    printed = capsys.readouterr().out
+    assert "test within in percent" in printed
+    assert "The model" in printed
 
 
 def test_what_does_not_fit_is_refused_with_a_sentence(prices):

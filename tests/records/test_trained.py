@@ -57,3 +57,14 @@ def test_metadata_are_texts_and_hold_how_images_were_normalised(tmp_path):
     assert said == metadata(model)
     assert said["normalisation"] == '{"mean": [0.5], "std": [0.25]}'
     assert (said["format"], said["dataset"], said["classes"]) == ("pt", "mine", '["a", "b"]')
+
+
+def test_a_record_that_holds_anything_is_no_traceback(tmp_path):
+    head = {**HEAD, "tied": {"b": ["w"], "c": "w"}, "data": 3, "versions": "new"}
+    with RunFolder(tmp_path, head) as folder:
+        folder.resume()
+        folder.append({"round": 1})
+        folder.checkpoint(1, {"params/w": np.ones(2)})
+    model = read_model(tmp_path)
+    assert list(model.arrays) == ["w", "c"]
+    assert metadata(model)["model"] == "net"

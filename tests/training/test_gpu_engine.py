@@ -12,6 +12,7 @@ from fedgma.training.models import build
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
 from lane_twins import distance, make_lane_batch, start_of
 from plain_pools import make_federation
+from task_cases import TASKS, case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(*ALL_BUT_HINTS)]
 
@@ -53,10 +54,28 @@ def test_a_resnet_in_half_precision_learns_as_in_single(name, caplog):
     assert_compiled_and_captured(caplog)
 
 
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [8, 3, 7]], ids=["even", "ragged"])
+@pytest.mark.parametrize("name", TASKS)
+def test_the_engine_equals_the_loop_on_every_task(name, sizes, caplog):
+    federation, model, task = case(name, sizes)
+    model = model.cuda()
+    pools = [federation.train.to("cuda")]
+    assignment = Assignment(model, make_lane_batch(federation, range(3)), pools, *start_of(model))
+    with float32_precision("fp32"):
+        wanted = loop.train(assignment, task=task)
+    engine = choose("engine", model, pools, task=task)
+    for found in (engine(assignment), engine(assignment)):  # the second round replays the graph alone
+        assert distance(wanted.updates, found.updates) < 1e-4
+        torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.measures.double(), wanted.measures.double(), rtol=1e-3, atol=1e-3)
+    assert_compiled_and_captured(caplog)
+
+
 @pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
 def test_the_compiled_scores_are_those_of_the_module(name):
-    model, _, (pool,), params, buffers, _ = residual_lanes(name, [8, 8, 8])
-    buffers = {n: v - 0.3 if v.is_floating_point() else v for n, v in buffers.items()}
+    task = residual_lanes(name, [8, 8, 8])
+    model, (pool,), params = task.model, task.pools, task.start
+    buffers = {n: v - 0.3 if v.is_floating_point() else v for n, v in task.buffers.items()}
     index = torch.arange(24, device="cuda")
     with float32_precision("fp32"), torch.no_grad():
         scores = [

@@ -56,9 +56,12 @@ def get(name: Annotated[str, typer.Argument(help="A data set, e.g. cifar10.")]) 
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="A data set, or the path of your own.")],
-    partition: Annotated[str, typer.Option(help="iid, label_skew, dirichlet, quantity or natural.")] = "label_skew",
+    partition: Annotated[
+        str | None,
+        typer.Option(help="iid, label_skew, dirichlet, quantity or natural (default: as `fedgma run` chooses)."),
+    ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Number of clients (default: 100; for natural, one for each owner).")
+        int | None, typer.Option(help="Number of clients (default: 100 if the data suffice; for natural, the owners).")
     ] = None,
     classes_per_client: Annotated[int | None, typer.Option(help="For label_skew: classes of each client.")] = None,
     mode: Annotated[str | None, typer.Option(help="For label_skew: exact or shards.")] = None,
@@ -77,8 +80,6 @@ def show(
 
     if file_format not in ("png", "svg"):
         raise ConfigError(f"unknown picture format {file_format!r}; known: png, svg")
-    if clients is None and partition != "natural":
-        clients = 100
     given = {
         "classes_per_client": classes_per_client,
         "mode": mode,
@@ -100,7 +101,7 @@ def show(
 
 def _show(
     name: str,
-    partition: str,
+    partition: str | None,
     clients: int | None,
     settings: dict[str, Any],
     *,
@@ -115,6 +116,7 @@ def _show(
     from fedgma.data.splits import divide
 
     data = load(name, folders=folder)
+    partition, clients, settings = _chosen(data, name, partition, clients, settings)
     parts = divide(data, partition, clients, seed=seed, **settings)
     skew = measure(parts, data.train.y, len(data.classes))
     title = ", ".join([data.name, partition, *(f"{k} {v}" for k, v in settings.items()), f"{skew.clients} clients"])
@@ -128,6 +130,26 @@ def _show(
     report = {"request": request, "source": source, "notes": notes, "skew": skew._asdict()}
     (out / "skew.json").write_text(json.dumps(report, indent=1))
     return {**report, "files": [*files, str(out / "skew.json")]}
+
+
+def _chosen(
+    data: "Dataset", name: str, partition: str | None, clients: int | None, settings: dict[str, Any]
+) -> tuple[str, int | None, dict[str, Any]]:
+    """The partition with what is open filled in, for a user's data as `fedgma run` does it."""
+    from fedgma.data.files import names
+
+    if name in names():
+        partition = partition or "label_skew"
+        return partition, 100 if clients is None and partition != "natural" else clients, settings
+    from fedgma.experiments.grid import check
+    from fedgma.experiments.own_defaults import fit_partition
+    from fedgma.experiments.partition_settings import completed, details
+
+    named = {key: value for key, value in {"name": partition, "clients": clients}.items() if value is not None}
+    part = completed(check({"partition": {**named, **settings}}).partition, seed=0, classes=2, own=True)
+    part, _ = fit_partition(part, data)
+    skewed = details(part) if part.name == "label_skew" else {}
+    return str(part.name), part.clients, {**settings, **skewed}
 
 
 def _draw(data: "Dataset", parts: "Partition", title: str, seed: int) -> dict[str, "Figure"]:

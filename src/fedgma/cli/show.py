@@ -46,9 +46,14 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "scores": {} if summary is None else summary._asdict(),
         "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
         **{name: head[name] for name in ("started", "device", "versions", "precision", "parameters") if name in head},
-        "data": {name: value for name, value in head.get("data", {}).items() if name != "counts"},
+        "data": _without_counts(head.get("data")),
         "settings": {name: value for name, value in run.settings.items() if value is not None},
     }
+
+
+def _without_counts(data: Any) -> Any:
+    """What is recorded about the data, without the long table of samples by client and class."""
+    return {name: value for name, value in data.items() if name != "counts"} if isinstance(data, dict) else data
 
 
 def _lines(facts: dict[str, Any], before: str = "") -> list[tuple[str, str]]:

@@ -101,11 +101,10 @@ class Materials:
             name = OWN + getattr(self.partition, "__name__", "function")
             named["partition"] = settings.partition.model_copy(update={"name": name})
         settings = settings.model_copy(update=named)
-        own = settings.dataset.startswith(OWN) or is_path(settings.dataset)
-        if not own and None not in (settings.model, settings.clients_per_round, settings.partition.name):
+        if not settings.dataset.startswith(OWN) and not is_path(settings.dataset):
             return settings
         fitted = fit(settings, self.dataset(settings), self._input_shape(settings))
-        for remark in fitted.remarks if own else ():
+        for remark in fitted.remarks:
             if remark not in self.remarks:
                 LOG.info("%s", remark)
             self.remarks[remark] = None
@@ -222,7 +221,9 @@ class Materials:
     def _divide(self, data: Dataset, part: PartitionSettings) -> Partition:
         name, seed = str(part.name), part.seed or 0
         if (divider := self._divider(name)) is not None:
-            return by_function(divider, strata(data), part.clients or 1, seed=seed, name=name)
+            made = by_function(divider, strata(data), part.clients or 1, seed=seed, name=name)
+            self.remarks.update(dict.fromkeys(made.notes))
+            return made
         return divide(data, name, part.clients, seed=seed, **details(part))
 
     def _divider(self, name: str) -> Divider | None:
@@ -262,7 +263,7 @@ class Materials:
             if self.model is None:
                 raise ConfigError(f"model {name!r} was passed in Python; pass it again as model=...")
             return self.model
-        if (file := self._model_file(name)) is not None and name not in self._models:
+        if (file := self._code_file(name, "model")) is not None and name not in self._models:
             short = name.rpartition(":")[2]
             self._models[name] = load_code(file, short, setting="model", arguments="shape, classes")
         return self._models.get(name, name)
@@ -370,10 +371,6 @@ class Materials:
             )
         text: Any = {"length": settings.sequence_length, "unit": settings.sequence_unit}
         return load(str(path.resolve()), target=target, **text)
-
-    def _model_file(self, name: str) -> Path | None:
-        """The Python file of a model named `file.py:Name`; None for other names."""
-        return self._code_file(name, "model")
 
     def _code_file(self, name: str, setting: str) -> Path | None:
         """The Python file of a setting's `file.py:name`; None for other names."""

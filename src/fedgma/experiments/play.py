@@ -38,6 +38,7 @@ from fedgma.simulation.state import State as FleetState
 from fedgma.simulation.state import export
 from fedgma.statistics.arms import rows, summary_of
 from fedgma.statistics.comparisons import against_baseline
+from fedgma.training.gradients import tied_names
 from fedgma.training.models import Model, parameter_count
 
 CHECKPOINT_SECONDS = 10.0
@@ -76,7 +77,8 @@ def play_fleet(
         fleet = fleets.assemble(specs, precision=materials.precision)
         parameters = parameter_count(fleet.model)
         opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
-        folders = [_open(run, materials, parameters, wait, opened) for run in members]
+        facts = {"parameters": parameters, **({"tied": tied} if (tied := tied_names(fleet.model)) else {})}
+        folders = [_open(run, materials, facts, wait, opened) for run in members]
         extend([(run, spec, path) for run, spec, path in zip(members, specs, folders, strict=True) if path is not None])
         checkpoints = [None if folder is None else folder.resume() for folder in folders]
         state = _resume(fleet, checkpoints)
@@ -268,7 +270,7 @@ def _check_ends(last: Sequence[Record]) -> None:
 
 
 def _open(
-    run: Planned, materials: Materials, parameters: int, wait: float, opened: contextlib.ExitStack
+    run: Planned, materials: Materials, facts: Mapping[str, Any], wait: float, opened: contextlib.ExitStack
 ) -> RunFolder | None:
     if run.folder is None:
         return None
@@ -276,7 +278,7 @@ def _open(
         **head_of(run),
         **describe_run(materials.dataset(run.settings), materials.federation(run.settings), materials.device),
         "precision": materials.precision,
-        "parameters": parameters,
+        **facts,
     }
     return opened.enter_context(RunFolder(run.folder, head, wait=wait))
 
@@ -323,7 +325,7 @@ def _finish(folder: RunFolder | None, fleet: fleets.Fleet, state: FleetState, ru
     """Mark a run as done in its folder; without a folder, return its model."""
     round, arrays = int(state.rounds[run]), export(fleet, state, run)
     if folder is None:
-        return model_arrays(arrays)
+        return model_arrays(arrays, tied_names(fleet.model))
     if keep and folder.saved != round:
         folder.checkpoint(round, arrays)
     model = {name: value for name, value in arrays.items() if name.startswith(("params/", "buffers/"))}

@@ -261,7 +261,7 @@ def complete(settings: Settings, *, own: bool = False) -> Settings:
     model, epochs, classes = PAPER.get(settings.dataset, ("lenet", 1, 2))
     own = own or is_path(settings.dataset) or settings.dataset.startswith(OWN)
     part = partition_settings.completed(settings.partition, seed=settings.seed, classes=classes, own=own)
-    clients = part.clients
+    clients, usual = part.clients, None if own else 10
     shift = settings.shift.name or SHIFTED.get(settings.dataset, "none")
     if settings.dataset in SHIFTED and shift == "none":
         raise ConfigError(
@@ -278,7 +278,7 @@ def complete(settings: Settings, *, own: bool = False) -> Settings:
             "round_schedule": local_training.completed(settings.round_schedule, settings.rounds),
             "model": settings.model or (None if own else model),
             "local_epochs": settings.local_epochs or epochs,
-            "clients_per_round": settings.clients_per_round or (None if clients is None else min(10, clients)),
+            "clients_per_round": settings.clients_per_round or (usual if clients is None else min(10, clients)),
             "server_learning_rate": settings.server_learning_rate or algorithm.learning_rate,
         }
     )

@@ -28,13 +28,14 @@ class Trained(NamedTuple):
     head: Head  # run.json of its run
 
 
-def model_arrays(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of a state that make up the model, by the names that the model gives them.
+def model_arrays(state: Mapping[str, np.ndarray], tied: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a state that make up the model, by the names that the model gives them, `tied` ones too.
 
     >>> model_arrays({"round": np.array(3), "params/fc.weight": np.ones(1), "z/fc.weight": np.ones(1)})
     {'fc.weight': array([1.])}
     """
-    return {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
+    own = {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
+    return own | {name: own[str(first)] for name, first in (tied or {}).items() if str(first) in own}
 
 
 def read_model(folder: PathLike) -> Trained:
@@ -46,7 +47,7 @@ def read_model(folder: PathLike) -> Trained:
         raise DataError(_no_model(folder))
     if is_done(folder):
         _check_final(folder, point)
-    return Trained(point.round, model_arrays(point.state), head)
+    return Trained(point.round, model_arrays(point.state, _mapping(head.get("tied"))), head)
 
 
 def write_model(model: Trained, file: PathLike) -> Path:
@@ -64,10 +65,10 @@ def write_model(model: Trained, file: PathLike) -> Path:
 def metadata(model: Trained) -> dict[str, str]:
     """What the record says about a model, as text: its run, round, classes, data and how they were prepared."""
     head = model.head
-    data: Mapping[str, Any] = head.get("data", {})
+    data = _mapping(head.get("data"))
     facts = {
         "format": "pt",  # the names are torch's
-        "fedgma": head.get("versions", {}).get("fedgma"),
+        "fedgma": _mapping(head.get("versions")).get("fedgma"),
         "run": head.get("fingerprint"),
         "round": model.round,
         "model": head["settings"].get("model"),
@@ -76,6 +77,11 @@ def metadata(model: Trained) -> dict[str, str]:
         "settings": head["settings"],
     }
     return {name: _text(value) for name, value in facts.items() if value is not None}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A part of a record that should be a mapping; an empty one if it is something else."""
+    return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:

@@ -49,7 +49,7 @@ th[aria-sort=descending] button::after { content: " \2193"; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; color: var(--soft); vertical-align: bottom; white-space: normal; }
-td.long { white-space: normal; min-width: 16rem; }
+td.long { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
 .n { text-align: right; }
 p.note, figcaption { color: var(--soft); font-size: .85rem; margin: .4rem 0 0; }
 .pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
@@ -252,5 +252,6 @@ def _method(runs: Sequence[Run]) -> str:
         "An arm is ahead only where the p value of the paired t test, corrected by Holm's method, is below 5 %; "
         "otherwise the result is inconclusive, and the sentence says how many seeds would give the test a power of "
         "80 %. With several settings, the verdict is over those that have converged, each seed averaged over them; "
-        "single settings are corrected within their table, the comparisons of the page together.</p>",
+        "single settings are corrected within their table, the comparisons of the page together. The verdict leaves "
+        "out pairs in which a run diverged; the tables hold all pairs.</p>",
     )

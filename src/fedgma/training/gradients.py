@@ -100,6 +100,19 @@ def named_tensors(model: nn.Module) -> tuple[Stacked, Stacked]:
     return params, rest
 
 
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of tensors that a module holds under several: name -> the first name, under which it trains.
+
+    >>> tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> tied[1].weight = tied[0].weight
+    >>> tied_names(tied)
+    {'1.weight': '0.weight'}
+    """
+    first: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    return {name: first[id(value)] for name, value in state.items() if first.setdefault(id(value), name) != name}
+
+
 def check_precision(precision: str) -> str:
     """The precision, checked."""
     if precision not in PRECISIONS:

@@ -69,9 +69,9 @@ def normalise(
     mean, variance, share = _moments(norm, x, state, name, count)
     scale = torch.rsqrt(variance + norm.epsilon)
     saved = Saved(x, mean, scale if share is None else scale * (share > 0), variance, share)
-    out = (_unit(norm, saved) * _wide(weight) + _wide(bias)).to(x.dtype)
-    out = out if shortcut is None else out + shortcut
-    out = out.relu() if relu else out
+    out = _unit(norm, saved) * _wide(weight) + _wide(bias)
+    out = out if shortcut is None else out + shortcut  # still wide: rounding would decide which units are off
+    out = (out.relu() if relu else out).to(x.dtype)
     return out, saved._replace(out=out if relu else None)
 
 
@@ -102,10 +102,11 @@ def normalise_back(
 
     The gradient of the output may be given in two parts, which are added.
     """
-    outer = grads[0] if len(grads) == 1 else grads[0] + grads[1]
+    wide = sum((part.to(wide_type(part)) for part in grads[1:]), grads[0].to(wide_type(grads[0])))
     if saved.out is not None:
-        outer = torch.where(saved.out > 0, outer, 0.0)
-    inner, plain, scaled = _input_gradient(norm, outer, saved, params[f"{name}.weight"])
+        wide = torch.where(saved.out > 0, wide, 0.0)
+    inner, plain, scaled = _input_gradient(norm, wide, saved, params[f"{name}.weight"])
+    outer, inner = wide.to(grads[0].dtype), inner.to(grads[0].dtype)
     gradients[f"{name}.bias"], gradients[f"{name}.weight"] = plain.sum(1), scaled.sum(1)
     return inner, outer
 
@@ -113,9 +114,9 @@ def normalise_back(
 def _input_gradient(norm: Norm, grads: Tensor, saved: Saved, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the input; sums of the gradient, and of its product with the normalised input, by channel."""
     lanes, samples, rows, columns, channels = saved.x.shape
-    wide, unit = grads.to(wide_type(grads)), _unit(norm, saved)
-    plain, scaled = wide.sum((2, 3)), (wide * unit).sum((2, 3))  # [lane, sample, channel]
-    weight, size = weight.to(wide.dtype), channels // (norm.groups or channels)
+    unit = _unit(norm, saved)
+    plain, scaled = grads.sum((2, 3)), (grads * unit).sum((2, 3))  # [lane, sample, channel]
+    weight, size = weight.to(grads.dtype), channels // (norm.groups or channels)
 
     def spread(per_group: Tensor) -> Tensor:
         return per_group.expand(-1, -1, -1, -1, -1, size).reshape(lanes, -1, 1, 1, channels)
@@ -124,8 +125,8 @@ def _input_gradient(norm: Norm, grads: Tensor, saved: Saved, weight: Tensor) -> 
         per_group = (sums * weight[:, None]).view(lanes, samples, 1, 1, -1, size).sum(5, keepdim=True)
         return spread(_pooled(per_group / (rows * columns * size), saved.share))
 
-    centred = wide * _wide(weight) - mean(plain) - unit * mean(scaled)
-    return (spread(saved.scale) * centred).to(grads.dtype), plain, scaled
+    centred = grads * _wide(weight) - mean(plain) - unit * mean(scaled)
+    return spread(saved.scale) * centred, plain, scaled
 
 
 def running(norm: Norm, saved: Saved, buffers: Stacked, name: str, count: Tensor) -> Stacked:
