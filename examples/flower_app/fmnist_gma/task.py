@@ -41,7 +41,8 @@ def words_of(config: dict[str, Any]) -> tuple[str, ...]:
 def spec_of(words: tuple[str, ...]) -> RunSpec:
     """The run with these settings: data, partition, model, local training, rule, server optimiser."""
     (settings,) = read_grid(None, words).runs
-    spec = Materials("cpu").spec(settings)
+    materials = Materials("cpu")
+    spec = materials.spec(materials.adopt(settings))
     if spec.algorithm.keeps != "nothing":
         raise ConfigError(f"{settings.algorithm} runs in the simulator only: nodes keep nothing from round to round")
     return spec
@@ -68,7 +69,7 @@ def train(words: tuple[str, ...], model: dict[str, Tensor], *, round: int, clien
     fleet = fleet_of(words)
     now = replace(start(fleet), rounds=np.array([round - 1]))
     lane_batch, samples = lay_lane_batch(fleet, now, [(0, client)])
-    fleet.model.load_state_dict(model, strict=False)  # frozen parameters do not travel; every node has them
+    fleet.model.load_state_dict(model, strict=False)  # frozen ones and second names do not travel
     begun = {name: value.detach().clone() for name, value in fleet.model.named_parameters()}
     *_, loss, _ = loop.train_client(fleet.model, lane_batch, 0, fleet.pools[0], begun)
     state = fleet.model.state_dict()
