@@ -180,3 +180,12 @@ def test_what_is_missing_is_said():
         Products((("p", A, B),)).lift(start)
     with pytest.raises(fedgma.ConfigError, match="already"):
         in_products(rule)
+
+
+def test_the_decomposition_of_a_tensor_is_that_of_an_array():
+    rng = np.random.default_rng(10)
+    matrix, a = rng.normal(size=(OUT, IN)), rng.normal(size=(RANK, IN))
+    ours = factors(matrix, a)
+    theirs = factors(torch.from_numpy(matrix), torch.from_numpy(a))  # as on a GPU, whose tensors stay there
+    for array, tensor in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(array, tensor.numpy(), atol=1e-12)

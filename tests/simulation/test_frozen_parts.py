@@ -77,6 +77,15 @@ def test_loop_lanes_and_engine_train_adapters_alike():
         torch.testing.assert_close(ends[0], other, rtol=1e-3, atol=1e-4)
 
 
+def test_frozen_parts_are_as_short_as_the_others_in_bfloat16():
+    first, _, last = network(adapted=False)
+    plain = nn.Sequential(first, nn.ReLU(), last)
+    spec = spec_of(fedgma.mean(), rounds=1, model=with_adapters(plain, "0", rank=2))
+    short, full = (list(play([spec], trainer="lanes", precision=p))[-1].state.params for p in ("bf16", "fp32"))
+    assert not torch.equal(short, full)
+    torch.testing.assert_close(short, full, rtol=0.2, atol=0.1)
+
+
 def sent(updates, measures=1):
     """A trainer that sends these updates."""
 

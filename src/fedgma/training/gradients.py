@@ -52,9 +52,12 @@ def lane_gradients(model: nn.Module, precision: str = "fp32", task: Task = CLASS
     ) -> tuple[Tensor, tuple[Stacked, Tensor, Tensor]]:
         # batch normalisation writes into these
         after = {name: value.clone() for name, value in buffers.items() if name not in frozen}
-        used = {name: value.bfloat16() for name, value in params.items()} if half else params
+        used = {**{name: buffers[name] for name in buffers if name in frozen}, **params}
+        used = (
+            {n: value.bfloat16() if value.is_floating_point() else value for n, value in used.items()} if half else used
+        )
         seen = x.bfloat16() if half and x.is_floating_point() else x
-        output = functional_call(model, {**buffers, **used, **after}, (seen,))
+        output = functional_call(model, {**used, **after}, (seen,))
         mean, total, measures = batch_loss(task, output.float() if half else output, y, count)
         return mean, (after, total.detach(), measures.detach())
 
