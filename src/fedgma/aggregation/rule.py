@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -53,6 +53,19 @@ Prepare = Callable[[Params, Collection[str] | None], Params]
 RuleState = Mapping[str, Mapping[str, Array]]  # name -> array of the model -> values; plain arrays
 
 
+class Space(Protocol):
+    """Other arrays in place of a model's, such as products of its adapters: how to get there, and back."""
+
+    def lift(self, params: Params) -> Params:
+        """A model in this space."""
+
+    def lift_update(self, update: Params | Refused, params: Params, *, cast: bool = False) -> Params | Refused:
+        """An update of a model in this space, or why there is none; `cast` accepts other floating types."""
+
+    def lower(self, after: Params, before: Params, params: Params) -> dict[str, Array]:
+        """The next model, from its form in this space after and before the step, and the model before."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """Turns updates and weights into an `Aggregate`.
@@ -65,7 +78,8 @@ class Rule:
     entry from all updates [client, ...], so they must be in memory together; if it is `weighted`, from their weights
     and names too. `select` gives the rows of the clients that `combine` reads, out of all updates [client, entry]. With
     `keep_length` the server's step with the changed mask is scaled, per array, to the length of its step with the mask
-    of the votes.
+    of the votes. With a `space` the rule works on other arrays than those of the model, which the server computes from
+    the model and each update (`adapters`).
     """
 
     name: str
@@ -79,6 +93,7 @@ class Rule:
     keep_length: bool = False
     measure: Compute | None = None
     state: Mapping[str, float] = field(default_factory=dict)
+    space: Space | None = None
 
     def __post_init__(self) -> None:
         self.further  # noqa: B018  a wrong argument of a function is found here and not in the first round
@@ -90,10 +105,23 @@ class Rule:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the rule reads: the weighted mean, the sign votes, further sums, or all updates at once."""
+        """What the rule reads: the weighted mean, the sign votes, further sums, or all updates; the server's model."""
+        model = () if self.space is None else ("model",)
         if self.combine is not None:
-            return ("updates",)
-        return (*(("mean",) if self.mask is None else ("mean", "votes")), *self.further)
+            return ("updates", *model)
+        return (*(("mean",) if self.mask is None else ("mean", "votes")), *self.further, *model)
+
+    def lift(self, params: Params) -> Params:
+        """The server's model as the rule sees it."""
+        return params if self.space is None else self.space.lift(params)
+
+    def lift_update(self, update: Params | Refused, params: Params, *, cast: bool = False) -> Params | Refused:
+        """A client's update as the rule sees it; `params` is the server's model."""
+        return update if self.space is None else self.space.lift_update(update, params, cast=cast)
+
+    def lower(self, after: Params, before: Params, params: Params) -> dict[str, Array]:
+        """The next model, from what the rule sees of it after and before the step; `params` is the model before."""
+        return dict(after) if self.space is None else self.space.lower(after, before, params)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -162,6 +190,8 @@ class Rule:
         `like` (the model's entries) sets names, shapes and types; without it the most common ones among the clients do.
         `state` is that of the aggregate of the round before, for rules that have one.
         """
+        if self.space is not None:
+            raise ConfigError(f"{self.name} needs the server's model; use `server_round` in place of a call")
         if isinstance(updates, Mapping) and self.prepare is None and self.combine is None:
             tally = self.open(like, buffers=buffers, gate=gate)
             vote_mask = self.mask if isinstance(self.mask, VoteMask) else None
