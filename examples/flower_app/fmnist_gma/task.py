@@ -18,8 +18,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.simulation.fleet import Fleet, assemble, lay_lane_batch, start
 from fedgma.simulation.spec import RunSpec
 from fedgma.training import loop
-from fedgma.training.gradients import named_tensors
-from fedgma.training.stacked import unflatten
+from fedgma.training.stacked import unflatten, without
 
 PREFIX = "run."
 
@@ -57,10 +56,11 @@ def fleet_of(words: tuple[str, ...]) -> Fleet:
 
 
 def initial_model(words: tuple[str, ...]) -> dict[str, Tensor]:
-    """The global model before the first round."""
+    """What travels of the global model, before the first round: trainable parameters and buffers."""
     fleet = fleet_of(words)
     first = start(fleet)
-    named = {**unflatten(first.params, fleet.shapes), **first.buffers}  # one run's row of each
+    buffers = without(first.buffers, fleet.frozen)
+    named = {**unflatten(first.params, fleet.shapes), **buffers}  # one run's row of each
     return {name: value[0].clone() for name, value in named.items()}
 
 
@@ -69,9 +69,9 @@ def train(words: tuple[str, ...], model: dict[str, Tensor], *, round: int, clien
     fleet = fleet_of(words)
     now = replace(start(fleet), rounds=np.array([round - 1]))
     lane_batch, samples = lay_lane_batch(fleet, now, [(0, client)])
-    fleet.model.load_state_dict(model, strict=False)  # of tied weights only the first name is sent
+    fleet.model.load_state_dict(model, strict=False)  # frozen ones and second names do not travel
     begun = {name: value.detach().clone() for name, value in fleet.model.named_parameters()}
     *_, loss, _ = loop.train_client(fleet.model, lane_batch, 0, fleet.pools[0], begun)
-    params, rest = named_tensors(fleet.model)
-    trained = {name: value.detach().clone() for name, value in {**params, **rest}.items()}
+    state = fleet.model.state_dict()
+    trained = {name: state[name].detach().clone() for name in model}
     return Local(trained, int(samples[0]), float(loss))
