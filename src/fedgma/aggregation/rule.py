@@ -19,7 +19,18 @@ from fedgma.aggregation.gpu_stack import finish_stack
 from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.stack import Stack, Weights, align_clients
 from fedgma.aggregation.tally import Tally
-from fedgma.aggregation.view import FUSED, Compute, Step, View, arguments_of, further_of, read_step, total_measures
+from fedgma.aggregation.view import (
+    FUSED,
+    Compute,
+    Step,
+    View,
+    arguments_of,
+    further_of,
+    own_memory,
+    read_only,
+    read_step,
+    total_measures,
+)
 from fedgma.arrays import (
     Array,
     Params,
@@ -63,12 +74,12 @@ class Rule:
     them by the names of its arguments and returns, array by array, the mean, (mean, mask) or (mean, mask, state).
     `measure` is one too and returns numbers by name, which are summed over the arrays of the model and given to
     `compute` as `measured`. `state` names arrays that `compute` is given and returns changed, with their first value.
-    `prepare` changes one client's update before it is counted. `combine` replaces the weighted
-    mean: it computes an entry from all updates [client, ...], so they must be in memory together; if it is `weighted`,
-    from their weights and names too. `select` gives the rows of the clients that `combine` reads, out of all updates
-    [client, entry]. With `keep_length` the server's step with the changed mask is scaled, per array, to the length of
-    its step with the mask of the votes. With a `space` the rule works on other arrays than those of the model, which
-    the server computes from the model and each update (`adapters`).
+    `prepare` changes one client's update before it is counted. `combine` replaces the weighted mean: it computes an
+    entry from all updates [client, ...], so they must be in memory together; if it is `weighted`, from their weights
+    and names too. `select` gives the rows of the clients that `combine` reads, out of all updates [client, entry]. With
+    `keep_length` the server's step with the changed mask is scaled, per array, to the length of its step with the mask
+    of the votes. With a `space` the rule works on other arrays than those of the model, which the server computes from
+    the model and each update (`adapters`).
     """
 
     name: str
@@ -279,13 +290,14 @@ def _view(rule: Rule, merged: Aggregate, tally: Tally | None, name: str, state: 
         assert sums is not None
         return function(sums.votes, merged.notes["clients"], kind)
 
-    return View(name, mean, mask, numbers[0], numbers[1], sums, vote_mask, before)
+    held_before = {key: read_only(array) for key, array in before.items()}
+    return View(name, read_only(mean), read_only(mask), numbers[0], numbers[1], sums, vote_mask, held_before)
 
 
 def _result(rule: Rule, name: str, array: Array, entry: Spec, place: Placement) -> Array:
     """An array that a rule returned, as the user gets it; raises `Diverged` if it is not finite."""
     with np.errstate(over="ignore"):
-        result = to_user(array, entry, place)
+        result = to_user(own_memory(array), entry, place)
     if kernels.first_nonfinite([flatten(to_native(result))]) is not None:
         raise Diverged(f"rule {rule.name!r} gave values that are not finite for {name!r}; nothing was changed")
     return result
