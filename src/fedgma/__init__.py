@@ -11,6 +11,7 @@
 
 from typing import Any as _Any
 
+from fedgma.aggregation.adapters import in_products
 from fedgma.aggregation.aggregate import Aggregate, finish
 from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties
 from fedgma.aggregation.gate import Gate, Refusal
@@ -76,6 +77,7 @@ __all__ = [
     "fedexp",
     "finish",
     "from_bytes",
+    "in_products",
     "james_stein",
     "keep_norm",
     "magnitude_agreement",

@@ -131,6 +131,14 @@ def zeros(shape: int | tuple[int, ...], dtype: str, like: Array) -> Array:
     return np.zeros(shape, dtype)
 
 
+def quotient(array: Array, number: float) -> Array:
+    """A native array over a number, rounded once on every device.
+
+    A GPU multiplies by the reciprocal of a plain number, which rounds twice; it divides by a tensor of its own.
+    """
+    return array / (zeros((), spec(array).dtype, array) + number if is_torch(array) else number)
+
+
 def cast(array: Array, dtype: str) -> Array:
     """Convert to another number type; no copy if the type is the same."""
     if is_torch(array):

@@ -64,6 +64,17 @@ def test_the_streamed_tally_is_the_same_on_both_devices(dtype):
         np.testing.assert_array_equal(theirs[name], ours[name], strict=True)
 
 
+def test_means_and_masks_of_a_tally_are_divided_there_as_on_the_cpu():
+    """A product with the reciprocal of the weight would differ in a few of a million entries."""
+    updates, weights = torch.randn(20, 1_000_000, generator=torch.Generator().manual_seed(0)), list(range(1, 21))
+    tallies = fedgma.Tally(), fedgma.Tally()
+    for tally, rows in zip(tallies, (updates, updates.cuda()), strict=True):
+        tally.add_many({"w": rows}, weights)
+    ours, theirs = (fedgma.finish(tally, 0.7) for tally in tallies)
+    assert_same_bits(theirs.mean, ours.mean)
+    assert_same_bits(theirs.mask, ours.mask)
+
+
 def test_bad_clients_are_refused_there_too():
     updates = on_gpu(stack(5, torch.float32))
     updates["w1024"][3, 1000] = float("nan")

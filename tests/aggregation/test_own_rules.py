@@ -120,6 +120,11 @@ def wrong_shape(mean):
     return mean, mean[:1].sum()
 
 
+def in_place(mean):
+    mean *= 0.5
+    return mean
+
+
 def numbers(mean):
     return 3
 
@@ -137,6 +142,7 @@ bad_measure.measure = lambda mean: {"x": mean}
         (nothing, fedgma.Diverged, "rule 'nothing' gave values that are not finite for 'w'; nothing was changed"),
         (failing, fedgma.ConfigError, r"rule 'failing' failed on 'w' \(AttributeError: .*nonsense"),
         (wrong_shape, fedgma.ConfigError, r"rule 'wrong_shape' must return arrays of the mean's shape \[3\] for 'w'"),
+        (in_place, fedgma.ConfigError, r"rule 'in_place' failed on 'w' \(ValueError: .*read-only"),
         (numbers, fedgma.ConfigError, "rule 'numbers' must return .* got int as its mean"),
         (bad_measure, fedgma.ConfigError, "rule 'bad_measure': measure must return a number by name"),
         (lambda votez: votez, fedgma.ConfigError, "asks for 'votez', which is no sum of a round; known: agreement,"),

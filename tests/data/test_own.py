@@ -32,7 +32,7 @@ def test_float_features_stay_unchanged():
     [
         (np.zeros((3, 2, 2), np.int32), [0, 1, 0], "must be uint8 images or float features, got int32"),
         (np.zeros((3, 2, 2), np.uint8), [0, 1], "one label for each of 3 images, got 2 labels"),
-        (np.zeros((3, 2, 2), np.uint8), [0.0, 1.0, 1.0], "1-d array of integers"),
+        (np.zeros((3, 2, 2), np.uint8), [0.0, 1.0, 1.0], "integers or texts, got float64; .* set task=regression"),
         (np.full((3, 2), np.nan), [0, 1, 1], "features must be finite"),
         (np.zeros((3, 2), np.uint8), [0, 1, 1], r"\[sample, channel, height, width\]"),
     ],

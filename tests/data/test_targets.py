@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands import call
 from fedgma.data.federation import federate
 from fedgma.data.files import from_arrays, load
 from fedgma.data.files.targets import PADDING
@@ -116,6 +117,13 @@ def test_without_classes_samples_are_divided_by_owner_or_not_at_all():
     with pytest.raises(ConfigError, match=r"has none; use iid, quantity$"):
         divide(unowned, "dirichlet", 4)
     assert federate(unowned, divide(unowned, "iid", 4), validation=0.2, client_test_size=5).client_tests is None
+
+
+def test_data_without_classes_are_shown_by_owner(books, capsys):
+    code, out, _ = call("data", "show", f"{books}/", "--partition", "natural", "--out", str(books / "shown"))
+    assert code == 0
+    assert "jensen shannon mean" in out
+    assert (books / "shown" / "classes.png").exists()
 
 
 def test_validation_samples_are_drawn_from_all():

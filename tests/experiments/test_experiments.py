@@ -251,6 +251,29 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
     assert "5 done" in call("sweep", tmp_path / "mine.toml", "--out", tmp_path / "runs", "--status")[1]
 
 
+NETS = """
+from torch import nn
+
+class Wide(nn.Linear):
+    def __init__(self):
+        super().__init__(7, 4)
+
+class Pair(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 4)
+
+    def forward(self, x):
+        return super().forward(x), x
+
+class Empty(nn.Module):
+    def forward(self, x):
+        return x
+
+def Three(shape, classes, depth):
+    return Wide()
+"""
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -265,6 +288,10 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
         (["run", "--nonsense"], 2, "No such option"),
         (["run", "rounds=1", "dataset=bad.npz"], 3, "bad"),
         (["run", "rounds=1", "dataset=few.npz", "model=lenet"], 2, "at least 12 x 12 pixels, got samples of shape [6]"),
+        (["run", "rounds=1", "dataset=few.npz", "model=net.py:Pair"], 2, "got a tuple of 2; return the logits alone"),
+        (["run", "rounds=1", "dataset=few.npz", "model=net.py:Wide"], 2, "must take samples of shape [6]"),
+        (["run", "rounds=1", "dataset=few.npz", "model=net.py:Empty"], 2, "has no trainable parameters"),
+        (["run", "rounds=1", "dataset=few.npz", "model=net.py:Three"], 2, "Three(shape, classes) or as Three()"),
         (
             ["run", "rounds=1", "dataset=few.npz", "clients_per_round=10", "model=logistic"],
             4,
@@ -274,12 +301,15 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
 )
 def test_what_goes_wrong_is_one_sentence_and_the_documented_code(tmp_path, monkeypatch, words, code, said):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NETS)
     (tmp_path / "bad.npz").write_bytes(b"not an archive")
     x, y = own_arrays(60)
     np.savez(tmp_path / "few.npz", x=x, y=y, client=np.arange(60) % 3)
     found, _, told = call(*words)
     assert found == code
     assert said in told
+    assert told.count("\n") == 1 or "No such option" in told  # which follows the usage
+    assert not (tmp_path / "runs").exists()
 
 
 def test_one_seed_is_printed_without_a_deviation(tmp_path):

@@ -261,6 +261,7 @@ def test_the_normalisation_of_images_is_recorded_so_that_the_model_can_be_used(t
     mean, std = recorded_normalisation(head)
     pool = federate(place(data), divide(data, "iid", 2)).train
     assert len(mean) == (3 if shift == "colour" else 1)
+    assert head["data"]["shape"] == [len(mean), 12, 12]
     if shift == "none":
         assert (tuple(mean), tuple(std)) == normalisation_of(pool)
         shown = (data.train.x[:3] / 255 - np.reshape(mean, (1, -1, 1, 1))) / np.reshape(std, (1, -1, 1, 1))

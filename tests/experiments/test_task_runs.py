@@ -111,6 +111,14 @@ def test_a_task_is_passed_in_python():
     assert outcome.comparisons[0].cells[0].verdict.of == 4
 
 
+def test_a_users_accuracy_may_have_another_unit(prices, tmp_path):
+    text = TASK.replace('"far"', '"accuracy"').replace('"EUR"', '"of 1000"').replace(": apart,", ": 1000 + apart,")
+    (prices / "mine.py").write_text(text)
+    code, _, _ = call("run", *words(prices, "seed=0"), "--out", str(prices / "runs"))
+    assert code == 0
+    assert all(run.rounds[-1]["test"]["accuracy"] > 1000 for run in read_runs(prices / "runs"))
+
+
 def test_text_is_learned_token_by_token(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(f"{name} short text of {name}. " * 20)

@@ -128,7 +128,8 @@ CODE = "from pathlib import Path\nPath({canary!r}).touch()\nclass Net: ...\n"
 @row(
     "D5",
     "a settings file that names code",
-    happens="names are looked up in fixed lists; only a `model` written as `file.py:Name` or `module:Name` is run",
+    happens="names are looked up in fixed lists; only `model`, `aggregator`, `task` and `partition` can name code, as "
+    "`file.py:name` or (the first two) `module:name`",
     seen="`unknown data set`, `unknown setting`, ...; exit code 2",
 )
 @pytest.mark.parametrize(
@@ -136,7 +137,8 @@ CODE = "from pathlib import Path\nPath({canary!r}).touch()\nclass Net: ...\n"
     [
         "dataset = 'evil.py:Net'",
         "dataset = './evil.py'",
-        "aggregator = 'evil.py:Net'",
+        "aggregator = 'evil'",
+        "partition = 'evil:Net'",
         "algorithm = 'evil:Net'",
         "_target_ = 'evil.Net'",
         "partition = { _target_ = 'evil.Net' }",
@@ -379,7 +381,7 @@ INVALID = {
         "labels must be from 0",
     ),
     "too many classes": ({"x": np.zeros((100_001, 1)), "y": np.arange(100_001)}, "at most 100000 different values"),
-    "labels that are no integers": ({"x": IMAGES, "y": np.array([0.5, 1, 1, 0])}, "1-d array of integers"),
+    "labels that are no integers": ({"x": IMAGES, "y": np.array([0.5, 1, 1, 0])}, "must be integers or texts"),
     "labels in a table": ({"x": IMAGES, "y": np.zeros((4, 2), int)}, "1-d array of integers"),
     "too few labels": ({"x": IMAGES, "y": np.array([0, 1])}, "one label for each of 4"),
     "a NaN": ({"x": np.full((4, 2), np.nan), "y": np.zeros(4, int)}, "must be finite"),

@@ -15,8 +15,10 @@ from fmnist_gma import client_app, server_app, task
 
 from fedgma.errors import ConfigError
 from fedgma.records.checkpoints import digest
+from fedgma.simulation import fleet as fleet_module
 from fedgma.simulation.fleet import play
 from fedgma.simulation.state import export
+from fedgma.training import models
 
 APP = Path(task.__file__).parents[1]
 SMALL = {"run.rounds": 2, "run.local_steps": 2, "run.batch_size": 8}
@@ -74,3 +76,17 @@ def test_an_algorithm_that_nodes_cannot_run_is_refused(algorithm):
 
 def test_the_twins_can_differ():
     assert simulated(config_of()) != simulated(config_of(**{"run.tau": 0.9}))
+
+
+def test_frozen_parameters_do_not_travel(monkeypatch):
+    def build(model, shape, classes, seed):
+        network = models.build(model, shape, classes, seed)
+        network.conv1.requires_grad_(False)
+        return network
+
+    monkeypatch.setattr(fleet_module, "build", build)
+    task.fleet_of.cache_clear()
+    config = config_of()
+    assert not any(name.startswith("conv1") for name in task.initial_model(task.words_of(config)))
+    assert federated(config, [50, 10, 40, 20, 30]) == simulated(config)
+    task.fleet_of.cache_clear()

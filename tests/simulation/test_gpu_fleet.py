@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from fedgma.aggregation.adapters import in_products
+from fedgma.aggregation.rules import masked_mean
 from fedgma.data.federation import federate
 from fedgma.data.files import load
 from fedgma.data.partitions import iid
 from fedgma.simulation.algorithms import Algorithm, fedsmoo, fedspeed, mofedsam
-from fedgma.simulation.batched import rules, tallies
+from fedgma.simulation.batched import adapters, rules, tallies
 from fedgma.simulation.fleet import assemble, play, play_round, start
+from fedgma.simulation.spec import RunSpec
+from fedgma.training.adapters import with_adapters
 from fedgma.training.cuda_graphs import Engine
 from fedgma.training.lane_batch import Trained
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
@@ -109,3 +113,19 @@ def test_every_rule_takes_the_step_of_the_cpu_there(name):
 def test_the_example_of_an_own_rule_takes_the_same_step_there():
     example = load_script("examples/own_rule.py")
     assert example.distance(example.in_a_fleet("cuda"), list(example.stacked())) <= 1e-6
+
+
+def test_products_of_adapters_on_the_gpu_are_those_of_the_cpu():
+    base = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    model, rule = with_adapters(base, rank=2), in_products(masked_mean())
+    ends = []
+    for device in ("cpu", "cuda"):
+        federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to(device)
+        words = {"model": model, "rounds": 2, "clients_per_round": 3, "batch_size": 8, "client_learning_rate": 0.01}
+        specs = [RunSpec(federation, rule=rule, seed=seed, **words) for seed in range(2)]
+        fleet = assemble(specs, trainer="loop" if device == "cpu" else "engine")
+        state = start(fleet)
+        for _ in range(2):
+            state, _ = play_round(fleet, state)
+        ends.append(adapters.lift(fleet.space, state.params).cpu())  # pairs may turn where singular values are close
+    assert (ends[0] - ends[1]).norm() < 1e-3 * ends[0].norm()

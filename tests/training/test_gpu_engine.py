@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fedgma.training import loop
 from fedgma.training.choose import choose, choose_scorer, written_form
@@ -40,6 +41,31 @@ def test_the_engine_equals_the_loop_on_a_resnet(name, bound, sizes, caplog):
     if name == "resnet18-bn":
         assert distance(wanted.buffers, found.buffers) < 5e-3
         assert torch.equal(found.buffers["norm1.num_batches_tracked"], wanted.buffers["norm1.num_batches_tracked"])
+    assert_compiled_and_captured(caplog)
+
+
+class Tied(nn.Module):
+    """Two inner layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.back, self.out = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
+        self.back.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.back(torch.tanh(self.embed(x)))))
+
+
+def test_tied_weights_train_in_the_engine_as_in_the_loop(caplog):
+    torch.manual_seed(0)
+    federation, model = make_federation([8, 8, 8], (4,), classes=3), Tied().cuda()
+    pools = [federation.train.to("cuda")]
+    task = Assignment(model, make_lane_batch(federation, range(3)), pools, *start_of(model))
+    with float32_precision("fp32"):
+        wanted = loop.train(task)
+    found = choose("engine", model, pools)(task)
+    assert found.updates.keys() == {"embed.weight", "embed.bias", "out.weight", "out.bias"}
+    assert distance(wanted.updates, found.updates) < 1e-3
     assert_compiled_and_captured(caplog)
 
 

@@ -18,7 +18,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.simulation.fleet import Fleet, assemble, lay_lane_batch, start
 from fedgma.simulation.spec import RunSpec
 from fedgma.training import loop
-from fedgma.training.stacked import unflatten
+from fedgma.training.stacked import unflatten, without
 
 PREFIX = "run."
 
@@ -41,7 +41,8 @@ def words_of(config: dict[str, Any]) -> tuple[str, ...]:
 def spec_of(words: tuple[str, ...]) -> RunSpec:
     """The run with these settings: data, partition, model, local training, rule, server optimiser."""
     (settings,) = read_grid(None, words).runs
-    spec = Materials("cpu").spec(settings)
+    materials = Materials("cpu")
+    spec = materials.spec(materials.adopt(settings))
     if spec.algorithm.keeps != "nothing":
         raise ConfigError(f"{settings.algorithm} runs in the simulator only: nodes keep nothing from round to round")
     return spec
@@ -55,10 +56,11 @@ def fleet_of(words: tuple[str, ...]) -> Fleet:
 
 
 def initial_model(words: tuple[str, ...]) -> dict[str, Tensor]:
-    """The global model before the first round."""
+    """What travels of the global model, before the first round: trainable parameters and buffers."""
     fleet = fleet_of(words)
     first = start(fleet)
-    named = {**unflatten(first.params, fleet.shapes), **first.buffers}  # one run's row of each
+    buffers = without(first.buffers, fleet.frozen)
+    named = {**unflatten(first.params, fleet.shapes), **buffers}  # one run's row of each
     return {name: value[0].clone() for name, value in named.items()}
 
 
@@ -67,8 +69,9 @@ def train(words: tuple[str, ...], model: dict[str, Tensor], *, round: int, clien
     fleet = fleet_of(words)
     now = replace(start(fleet), rounds=np.array([round - 1]))
     lane_batch, samples = lay_lane_batch(fleet, now, [(0, client)])
-    fleet.model.load_state_dict(model)
+    fleet.model.load_state_dict(model, strict=False)  # frozen ones and second names do not travel
     begun = {name: value.detach().clone() for name, value in fleet.model.named_parameters()}
     *_, loss, _ = loop.train_client(fleet.model, lane_batch, 0, fleet.pools[0], begun)
-    trained = {name: value.detach().clone() for name, value in fleet.model.state_dict().items()}
+    state = fleet.model.state_dict()
+    trained = {name: state[name].detach().clone() for name in model}
     return Local(trained, int(samples[0]), float(loss))

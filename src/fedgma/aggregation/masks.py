@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedgma.arrays import Array, cast, is_torch
+from fedgma.arrays import Array, cast, is_torch, quotient
 from fedgma.errors import ConfigError
 
 Mask = Callable[[Array, int, str], Array]  # (votes, clients, dtype) -> mask
@@ -55,7 +55,7 @@ def agreement(votes: Array, clients: int, dtype: str = "float64") -> Array:
     >>> agreement(np.array([4, -2, 0], np.int8), 4).tolist()
     [1.0, 0.5, 0.0]
     """
-    return cast(abs(votes), dtype) / clients
+    return quotient(cast(abs(votes), dtype), clients)
 
 
 @dataclass(frozen=True)

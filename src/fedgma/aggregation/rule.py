@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,18 @@ from fedgma.aggregation.gpu_stack import finish_stack
 from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.stack import Stack, Weights, align_clients
 from fedgma.aggregation.tally import Tally
-from fedgma.aggregation.view import FUSED, Compute, Step, View, arguments_of, further_of, read_step, total_measures
+from fedgma.aggregation.view import (
+    FUSED,
+    Compute,
+    Step,
+    View,
+    arguments_of,
+    further_of,
+    own_memory,
+    read_only,
+    read_step,
+    total_measures,
+)
 from fedgma.arrays import (
     Array,
     Params,
@@ -42,6 +53,19 @@ Prepare = Callable[[Params, Collection[str] | None], Params]
 RuleState = Mapping[str, Mapping[str, Array]]  # name -> array of the model -> values; plain arrays
 
 
+class Space(Protocol):
+    """Other arrays in place of a model's, such as products of its adapters: how to get there, and back."""
+
+    def lift(self, params: Params) -> Params:
+        """A model in this space."""
+
+    def lift_update(self, update: Params | Refused, params: Params, *, cast: bool = False) -> Params | Refused:
+        """An update of a model in this space, or why there is none; `cast` accepts other floating types."""
+
+    def lower(self, after: Params, before: Params, params: Params) -> dict[str, Array]:
+        """The next model, from its form in this space after and before the step, and the model before."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """Turns updates and weights into an `Aggregate`.
@@ -50,11 +74,12 @@ class Rule:
     them by the names of its arguments and returns, array by array, the mean, (mean, mask) or (mean, mask, state).
     `measure` is one too and returns numbers by name, which are summed over the arrays of the model and given to
     `compute` as `measured`. `state` names arrays that `compute` is given and returns changed, with their first value.
-    `prepare` changes one client's update before it is counted. `combine` replaces the weighted
-    mean: it computes an entry from all updates [client, ...], so they must be in memory together; if it is `weighted`,
-    from their weights and names too. `select` gives the rows of the clients that `combine` reads, out of all updates
-    [client, entry]. With `keep_length` the server's step with the changed mask is scaled, per array, to the length of
-    its step with the mask of the votes.
+    `prepare` changes one client's update before it is counted. `combine` replaces the weighted mean: it computes an
+    entry from all updates [client, ...], so they must be in memory together; if it is `weighted`, from their weights
+    and names too. `select` gives the rows of the clients that `combine` reads, out of all updates [client, entry]. With
+    `keep_length` the server's step with the changed mask is scaled, per array, to the length of its step with the mask
+    of the votes. With a `space` the rule works on other arrays than those of the model, which the server computes from
+    the model and each update (`adapters`).
     """
 
     name: str
@@ -68,6 +93,7 @@ class Rule:
     keep_length: bool = False
     measure: Compute | None = None
     state: Mapping[str, float] = field(default_factory=dict)
+    space: Space | None = None
 
     def __post_init__(self) -> None:
         self.further  # noqa: B018  a wrong argument of a function is found here and not in the first round
@@ -79,10 +105,23 @@ class Rule:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the rule reads: the weighted mean, the sign votes, further sums, or all updates at once."""
+        """What the rule reads: the weighted mean, the sign votes, further sums, or all updates; the server's model."""
+        model = () if self.space is None else ("model",)
         if self.combine is not None:
-            return ("updates",)
-        return (*(("mean",) if self.mask is None else ("mean", "votes")), *self.further)
+            return ("updates", *model)
+        return (*(("mean",) if self.mask is None else ("mean", "votes")), *self.further, *model)
+
+    def lift(self, params: Params) -> Params:
+        """The server's model as the rule sees it."""
+        return params if self.space is None else self.space.lift(params)
+
+    def lift_update(self, update: Params | Refused, params: Params, *, cast: bool = False) -> Params | Refused:
+        """A client's update as the rule sees it; `params` is the server's model."""
+        return update if self.space is None else self.space.lift_update(update, params, cast=cast)
+
+    def lower(self, after: Params, before: Params, params: Params) -> dict[str, Array]:
+        """The next model, from what the rule sees of it after and before the step; `params` is the model before."""
+        return dict(after) if self.space is None else self.space.lower(after, before, params)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -151,6 +190,8 @@ class Rule:
         `like` (the model's entries) sets names, shapes and types; without it the most common ones among the clients do.
         `state` is that of the aggregate of the round before, for rules that have one.
         """
+        if self.space is not None:
+            raise ConfigError(f"{self.name} needs the server's model; use `server_round` in place of a call")
         if isinstance(updates, Mapping) and self.prepare is None and self.combine is None:
             tally = self.open(like, buffers=buffers, gate=gate)
             vote_mask = self.mask if isinstance(self.mask, VoteMask) else None
@@ -249,13 +290,14 @@ def _view(rule: Rule, merged: Aggregate, tally: Tally | None, name: str, state: 
         assert sums is not None
         return function(sums.votes, merged.notes["clients"], kind)
 
-    return View(name, mean, mask, numbers[0], numbers[1], sums, vote_mask, before)
+    held_before = {key: read_only(array) for key, array in before.items()}
+    return View(name, read_only(mean), read_only(mask), numbers[0], numbers[1], sums, vote_mask, held_before)
 
 
 def _result(rule: Rule, name: str, array: Array, entry: Spec, place: Placement) -> Array:
     """An array that a rule returned, as the user gets it; raises `Diverged` if it is not finite."""
     with np.errstate(over="ignore"):
-        result = to_user(array, entry, place)
+        result = to_user(own_memory(array), entry, place)
     if kernels.first_nonfinite([flatten(to_native(result))]) is not None:
         raise Diverged(f"rule {rule.name!r} gave values that are not finite for {name!r}; nothing was changed")
     return result

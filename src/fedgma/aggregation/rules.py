@@ -40,7 +40,20 @@ from fedgma.aggregation.masks import VoteMask, hard_mask, reversing_mask, signs,
 from fedgma.aggregation.rule import Prepare, Rule
 from fedgma.aggregation.scales import fedexp, james_stein, wiener
 from fedgma.aggregation.wrappers import to_norm
-from fedgma.arrays import Array, Params, cast, flatten, is_torch, move_to, placement, spec, to_native, to_user, zeros
+from fedgma.arrays import (
+    Array,
+    Params,
+    cast,
+    flatten,
+    is_torch,
+    move_to,
+    placement,
+    quotient,
+    spec,
+    to_native,
+    to_user,
+    zeros,
+)
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
 
@@ -314,7 +327,7 @@ def _cross_fit(
         summed: Any = sum(weights[place] * cast(flat[place], "float64") for place in own)
         votes: Any = sum(cast(signs(flat[place]), "int64") for place in others)
         total = total + (summed * mask(votes, len(others), "float64") if others else summed)
-    return (total / math.fsum(weights)).reshape(stack.shape[1:])
+    return quotient(total, math.fsum(weights)).reshape(stack.shape[1:])
 
 
 def _draw(seed: int, client: Hashable) -> bytes:

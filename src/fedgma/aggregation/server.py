@@ -96,12 +96,18 @@ class MaskedServer:
 
     def step(self, params: Params, replies: Iterable[Reply], selected: Collection[Hashable] | None = None) -> Step:
         """Aggregate the replies and step. `selected` are the clients of the round; others are refused."""
-        tally = self.open(params, selected)
+        model = self.rule.lift(params)
+        tally = self.open(model, selected)
+        if self.rule.space is not None:
+            cast = self.gate.cast
+            lift = self.rule.lift_update
+            replies = ((lift(update, params, cast=cast), weight, client) for update, weight, client in replies)
         capped: list[Capped] = []
         if self.share_cap is not None:
             replies = cap_share(replies, tally, self.rule, self.share_cap, capped)
-        step = self._commit(params, tally, lambda state: self.rule.over(replies, tally, self.buffers, state))
-        return step._replace(capped=tuple(capped))
+        step = self._commit(model, tally, lambda state: self.rule.over(replies, tally, self.buffers, state))
+        after = None if step.params is None else self.rule.lower(step.params, model, params)
+        return step._replace(params=after, capped=tuple(capped))
 
     def open(self, params: Params | None, selected: Collection[Hashable] | None = None) -> Tally:
         """Open a round: an empty tally with this server's gate, for frameworks that deliver replies one at a time.
@@ -112,6 +118,8 @@ class MaskedServer:
 
     def add(self, tally: Tally, update: Params | Refused, weight: object, client: Hashable) -> Refusal | None:
         """Count one reply in an open round; returns the refusal if it fails the gate."""
+        if self.rule.space is not None:
+            raise ConfigError(f"{self.rule.name} needs the server's model; pass it and the updates to `step`")
         if not self.rule.streams:
             raise ConfigError(f"{self.rule.name} needs all updates in memory together; pass them to `step`")
         prepared = self.rule.prepared(update, self.buffers)

@@ -53,12 +53,14 @@ def server_round(
         )
     rule, optimizer = masked_mean() if aggregator is None else as_rule(aggregator), optimizer or sgd()
     counts, labels = align_clients(len(client_params), weights, clients, "models")
-    tally = rule.open(params, buffers=buffers, gate=gate)
-    updates = (difference(local, params, cast=tally.gate.cast) for local in client_params)
+    model = rule.lift(params)
+    tally = rule.open(model, buffers=buffers, gate=gate)
+    cast = tally.gate.cast
+    updates = (rule.lift_update(difference(one, params, cast=cast), params, cast=cast) for one in client_params)
     moments, before = split_state(state)
     merged = rule.over(zip(updates, counts, labels, strict=True), tally, buffers, before)
-    next_params, moments = optimizer.step(merged, optimizer.init(params) if moments is None else moments, params)
-    return ServerRound(next_params, join_states(moments, merged.state), merged.notes)
+    after, moments = optimizer.step(merged, optimizer.init(model) if moments is None else moments, model)
+    return ServerRound(rule.lower(after, model, params), join_states(moments, merged.state), merged.notes)
 
 
 def difference(local: Params, params: Params, *, cast: bool = False) -> Params | Refused:

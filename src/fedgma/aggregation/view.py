@@ -118,12 +118,12 @@ class View:
     @property
     def positive_weight(self) -> Array:
         """Weight of the clients with a positive value."""
-        return self.kept.positive_weight
+        return read_only(self.kept.positive_weight)
 
     @property
     def negative_weight(self) -> Array:
         """Weight of the clients with a negative value."""
-        return self.kept.negative_weight
+        return read_only(self.kept.negative_weight)
 
     @property
     def squares(self) -> Array:
@@ -149,6 +149,20 @@ class View:
         values = {name: self.state[name] if name in self.state else getattr(self, name) for name in arguments}
         with np.errstate(all="ignore"):  # what is not finite is found afterwards
             return function(**values)
+
+
+def read_only(array: Array) -> Array:
+    """A view that a rule's function cannot write to by mistake; tensors of other devices stay as they are."""
+    if not isinstance(array, np.ndarray):
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def own_memory(array: Array) -> Array:
+    """What a rule's function returned, as an array that can be written to."""
+    return array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array
 
 
 def arguments_of(function: Compute, state: Mapping[str, float], rule: str) -> tuple[str, ...]:

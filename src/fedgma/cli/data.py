@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedgma.data.files import Dataset
-    from fedgma.data.partitions import Partition
+    from fedgma.data.partitions import Labels, Partition
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, show.")
 
@@ -115,10 +115,11 @@ def _show(
     from fedgma.data.skew import measure
     from fedgma.data.splits import divide
 
-    data = load(name, folders=folder)
+    data = load(name, folders=folder, target="any")
     partition, clients, settings = _chosen(data, name, partition, clients, settings)
     parts = divide(data, partition, clients, seed=seed, **settings)
-    skew = measure(parts, data.train.y, len(data.classes))
+    kinds, names = _kinds(data)
+    skew = measure(parts, kinds, len(names))
     title = ", ".join([data.name, partition, *(f"{k} {v}" for k, v in settings.items()), f"{skew.clients} clients"])
     out.mkdir(parents=True, exist_ok=True)
     files = []
@@ -158,14 +159,26 @@ def _draw(data: "Dataset", parts: "Partition", title: str, seed: int) -> dict[st
     from fedgma.data.skew import class_counts
     from fedgma.reports import plots
 
+    kinds, names = _kinds(data)
     drawn = {
-        "classes": plots.draw_classes(class_counts(parts, data.train.y, len(data.classes)), data.classes, title),
+        "classes": plots.draw_classes(class_counts(parts, kinds, len(names)), names, title),
         "sizes": plots.draw_sizes(parts.sizes, title),
     }
     if data.train.x.ndim == 4:
         few = sorted({0, len(parts.clients) // 2, len(parts.clients) - 1})
         drawn["images"] = plots.draw_images(federate(data, parts, seed=seed), few)
     return drawn
+
+
+def _kinds(data: "Dataset") -> "tuple[Labels, tuple[str, ...]]":
+    """What tells samples apart, and its names: the class; without classes the owner, or nothing."""
+    import numpy as np
+
+    if data.target == "class":
+        return data.train.y, data.classes
+    owners = np.zeros(len(data.train.y), np.int64) if data.train.client is None else data.train.client
+    known, number = np.unique(owners, return_inverse=True)
+    return number, tuple(f"owner {owner}" for owner in known) if data.train.client is not None else ("samples",)
 
 
 def _print_figures(figures: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def _samples(members: Sequence[Planned], materials: Materials) -> float:
 def _memory(members: Sequence[Planned], materials: Materials) -> int:
     """Bytes of a fleet while it trains: data, states of its runs, and the lanes that train at a time."""
     fleet = fleets.assemble([materials.spec(run.settings) for run in members], precision=materials.precision)
-    entries = sum(shape.numel() for _, shape in fleet.shapes)
+    entries = sum(shape.numel() for _, shape in fleet.seen)
     variates = sum(4 * len(spec.federation.clients) * spec.algorithm.arrays_of_a_client for spec in fleet.specs)
     pools = {id(pool): pool for pool in (*fleet.pools, *(p for tests in fleet.tests for p in tests.values()))}
     data = sum(array.numel() * array.element_size() for pool in pools.values() for array in (pool.x, pool.y))

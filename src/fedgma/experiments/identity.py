@@ -206,7 +206,7 @@ class Walk:
         self.visit(value.__self__)
 
     def _builtin(self, value: Any) -> None:
-        self.put(value.__module__, value.__qualname__)
+        self.put(getattr(value, "__module__", None), value.__qualname__)  # methods of built-in types have no module
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType | type):
             self.visit(owner)

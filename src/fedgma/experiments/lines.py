@@ -46,6 +46,8 @@ def describe_run(data: Dataset, federation: Federation, device: torch.device) ->
         facts["reading"] = list(data.reading)
     if federation.notes:
         facts["notes"] = list(federation.notes)
+    first = torch.zeros(1, dtype=torch.int64, device=federation.train.y.device)
+    facts["shape"] = list(federation.train.batch(first, first)[0].shape[1:])
     if (found := normalisation_of(federation.train)) is not None:
         facts["normalisation"] = {"mean": list(found.mean), "std": list(found.std)}
     return {

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
-from fedgma.aggregation.rules import RULES, clipped
+from fedgma.aggregation.rules import RULES
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_data, load
 from fedgma.data.files.locate import existing
@@ -29,7 +29,7 @@ from fedgma.experiments.own_defaults import fit
 from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
 from fedgma.experiments.run_tasks import fitting, make_task, task_name
 from fedgma.experiments.settings import MODELS, Settings, is_path
-from fedgma.experiments.spec_parts import attack_of, device_of, local_of, optimizer_of, shift_of
+from fedgma.experiments.spec_parts import attack_of, device_of, local_of, optimizer_of, shift_of, wrapped
 from fedgma.experiments.task_settings import check_model
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
@@ -271,8 +271,7 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        rule = self._library_rule(settings) if name in RULES else self._own_rule(name)[1]
-        return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+        return wrapped(self._library_rule(settings) if name in RULES else self._own_rule(name)[1], settings)
 
     def _library_rule(self, settings: Settings) -> Rule:
         """The library's rule of that name, made from the settings that it reads and from what the run gives."""

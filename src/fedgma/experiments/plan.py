@@ -151,13 +151,14 @@ def _bytes_of_rule(rule: Rule) -> int:
 
 
 def entries_of(settings: Settings, materials: Materials) -> int:
-    """The number of trainable entries of a run's model."""
+    """The number of trainable entries of a run's model; for products of adapters, no more than all of its entries."""
     import torch
 
     spec = materials.spec(settings)
     pool = spec.federation.train
     none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
-    return parameter_count(build(spec.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0))
+    model = build(spec.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0)
+    return parameter_count(model) if spec.adapters is None else sum(value.numel() for value in model.parameters())
 
 
 def _free_memory() -> int:

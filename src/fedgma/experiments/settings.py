@@ -113,6 +113,10 @@ class Settings(Section):
         default="gma",
         description=f"the rule by which updates become one step: {', '.join(RULES)}, or your own as `file.py:name`",
     )
+    adapters: Literal["apart", "product"] = Field(
+        default="apart",
+        description="LoRA's A and B: aggregated apart, or as their product with a truncated SVD back to the rank",
+    )
     tau: Share = Field(default=0.4, description=f"agreement threshold of {_readers('tau')}")
     inverse_sparsity_scale: bool = Field(
         default=False, description="for `and_mask`: divide by the share of entries that pass"
@@ -354,7 +358,7 @@ def record(settings: Settings) -> dict[str, Any]:
             (nested[section[0]] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
-    for name, default in (("augment", "none"), ("server_average", 0.0)):
+    for name, default in (("augment", "none"), ("adapters", "apart"), ("server_average", 0.0)):
         if nested[name] == default:  # keeps fingerprints from before this setting existed
             del nested[name]
     if settings.attack.name == "none":

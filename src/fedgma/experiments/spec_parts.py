@@ -1,10 +1,13 @@
-"""The parts of a run's specification that its settings alone decide: device, attack, server, local training, shift."""
+"""The parts of a run's specification that its settings alone decide: device, attack, server, wrappers of rules, ..."""
 
 from typing import Any
 
 import torch
 
+from fedgma.aggregation.adapters import in_products
 from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import clipped
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.errors import ConfigError
 from fedgma.experiments.local_training import AXES, schedule_of
@@ -31,6 +34,14 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
         epsilon=settings.epsilon,
     )
     return averaged(optimizer, settings.server_average) if settings.server_average else optimizer
+
+
+def wrapped(rule: Rule, settings: Settings) -> Rule:
+    """The rule over products of adapters and over clipped updates, where a run's settings ask for it."""
+    if rule.space is not None:
+        raise ConfigError(f"aggregator {rule.name!r}: give the rule without in_products, and set adapters='product'")
+    rule = in_products(rule) if settings.adapters == "product" else rule
+    return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
 
 
 def local_of(settings: Settings) -> dict[str, Any]:

@@ -95,7 +95,8 @@ class SecureMasked(FedAvg):
         self.encoding, self.buffers = encoding, buffers
         self.aggregator = masked_mean(tau) if aggregator is None else as_rule(aggregator)
         self.optimizer = optimizer or sgd()
-        if not self.aggregator.streams or self.aggregator.prepare is not None:
+        single = self.aggregator.prepare is not None or self.aggregator.space is not None
+        if single or not self.aggregator.streams:
             raise ConfigError(f"{self.aggregator.name} needs single updates, but a secure sum only gives their total")
         if "squares" in self.aggregator.further:
             raise ConfigError(f"{self.aggregator.name} reads squares, which a secure sum does not carry")

@@ -61,6 +61,7 @@ class DataFacts(TypedDict, total=False):
     counts: list[list[int]]  # [client, class]; absent if the table would be long
     reading: list[str]  # how a user's arrays were understood, where they are not used as they are
     notes: list[str]  # on the data and their partition
+    shape: list[int]  # of a sample as the model sees it
     normalisation: dict[str, list[float]]  # of images: `mean` and `std` of each channel, for pixels in [0, 1]
 
 

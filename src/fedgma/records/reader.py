@@ -92,8 +92,14 @@ def read_run(folder: PathLike) -> Run:
         if not isinstance(settings.get(name), kind) or isinstance(settings.get(name), bool):
             got = settings.get(name)
             raise DataError(f"{folder / 'run.json'}: setting {name!r} should be {kind.__name__}, got {got!r}")
-    rounds, done = _rounds_and_end(folder, head, scored=True)
+    rounds, done = _rounds_and_end(folder, head, scored=_has_shares(head))
     return Run(folder, head, settings, tuple(rounds), done)
+
+
+def _has_shares(head: Head) -> bool:
+    """Whether an accuracy in the lines is a share: that of the library is, a user's metric may be in another unit."""
+    own = [fact for fact in head.get("metrics", []) if isinstance(fact, dict) and fact.get("name") == "accuracy"]
+    return not own or own[0].get("unit") == "%"
 
 
 def read_head(folder: Path) -> Head:

@@ -18,7 +18,7 @@ from fedgma.data.augmentations import augment_pool
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
-from fedgma.simulation.batched import attacks, carried, norm_bounds, optimizers, rules, tallies, votes
+from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
 from fedgma.simulation.sampling import draw_batches, sample_all_clients
@@ -32,7 +32,7 @@ from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer
 from fedgma.training.models import build
 from fedgma.training.same_pools import distinct
-from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten
+from fedgma.training.stacked import Shapes, Stacked, flatten, ship, stack, unflatten, without
 from fedgma.training.task import Columns, Task, columns_of, figures, sample_means
 
 
@@ -42,7 +42,10 @@ class Fleet:
 
     specs: tuple[RunSpec, ...]
     model: nn.Module
-    shapes: tuple[tuple[str, torch.Size], ...]  # of the trainable parameters, in order
+    shapes: Shapes  # of the trainable parameters, in order
+    frozen: frozenset[str]  # names of the others, which stay as they are
+    space: adapters.Space | None  # None: rules see the parameters themselves
+    seen: Shapes  # what rules and server optimisers see
     train: LocalTrainer
     score: Scorer
     task: Task
@@ -86,6 +89,8 @@ def assemble(
     device = sample.y.device
     model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
+    space = adapters.lay_out(specs, shapes)
+    seen = shapes if space is None else space.seen
     task = specs[0].task
     columns = columns_of(task, model, sample)
     moments = 2 if specs[0].client_optimizer == "adamw" else 1
@@ -95,6 +100,9 @@ def assemble(
         specs=specs,
         model=model,
         shapes=shapes,
+        frozen=frozenset(name for name, value in model.named_parameters() if not value.requires_grad),
+        space=space,
+        seen=seen,
         train=choose(
             *(trainer, model, pools),
             precision=precision,
@@ -111,14 +119,12 @@ def assemble(
         pool=pool,
         rates=run_rates(specs),
         tests=_shared_tests(specs),
-        optimizers=optimizers.lay_out([spec.optimizer for spec in specs], shapes, device),
-        rules=rules.lay_out(
-            [spec.rule for spec in specs], max(spec.clients_per_round for spec in specs), shapes, device
-        ),
-        bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], shapes, device),
+        optimizers=optimizers.lay_out([spec.optimizer for spec in specs], seen, device),
+        rules=rules.lay_out([spec.rule for spec in specs], max(spec.clients_per_round for spec in specs), seen, device),
+        bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device),
         attackers=attacks.lay_out(specs),
         algorithms=carried.lay_out(specs, shapes, device),
-        layers=votes.lay_out(shapes, device),
+        layers=votes.lay_out(seen, device),
         client_tests=tuple(_client_tests(spec, device) for spec in specs),
         chunk=chunk or cost.lanes,
         eval_batch=max(1, cost.samples // len(specs)),
@@ -130,15 +136,16 @@ def start(fleet: Fleet) -> State:
     """The state before the first round: every run's own initial weights."""
     drawn = [_initial(fleet, spec) for spec in fleet.specs]
     params = flatten(stack([p for p, _ in drawn]))
+    model = adapters.lift(fleet.space, params)
     return State(
         rounds=np.zeros(len(fleet.specs), np.int64),
         params=params,
         buffers=stack([b for _, b in drawn]),
-        moments=optimizers.init_moments(fleet.optimizers, params),
+        moments=optimizers.init_moments(fleet.optimizers, model),
         carried=carried.first(fleet.algorithms, params),
         looks=(None,) * len(fleet.specs),
         medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
-        rule=rules.first_state(fleet.rules, params),
+        rule=rules.first_state(fleet.rules, model),
     )
 
 
@@ -160,23 +167,24 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
-    sums = tallies.empty(state.params, state.buffers, fleet.columns.number, fleet.rules.further)
+    model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
+    sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
     zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
     kept: rules.Kept = {}
     norms = None
     if fleet.bounds is not None and state.medians is not None:
-        norms = norm_bounds.open_round(fleet.bounds, state.medians, state.params)
+        norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
     chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
     counted = [_train_chunk(fleet, state, lanes, sums, kept, gathered, zeros, norms) for lanes in chunks]
-    merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.rule)
+    merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
-    params, moments = optimizers.step(fleet.optimizers, stepped, state.moments, state.params)
+    after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
         rounds=state.rounds + np.isin(np.arange(len(fleet.specs)), busy),
-        params=params,
-        buffers=merged.buffers,
+        params=adapters.lower(fleet.space, after, model, state.params),
+        buffers={**state.buffers, **merged.buffers},
         moments=moments,
         carried=arrays,
         rule=merged.state,
@@ -205,7 +213,8 @@ def _train_chunk(
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
-    sent = trained._replace(flat=updates)
+    updates = adapters.lift_updates(fleet.space, state.params, lane_batch.run, updates)
+    sent = trained._replace(flat=updates, buffers=without(trained.buffers, fleet.frozen))
     find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
     added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from fedgma.aggregation.optimizers import ServerOptimizer, sgd
-from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rule import Rule, Space
 from fedgma.aggregation.rules import masked_mean
 from fedgma.data.augmentations import AUGMENTATIONS
 from fedgma.data.pools import Pool
@@ -39,7 +39,7 @@ class Federation(Protocol):
 
 
 # settings that are equal in all runs of a fleet; so are input shape and device of their data
-SHARED = ("task", "model", "batch_size", "augment", "client_optimizer", "label_smoothing")
+SHARED = ("task", "model", "batch_size", "augment", "client_optimizer", "label_smoothing", "adapters")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +128,11 @@ class RunSpec:
                 "this algorithm reads the clients' mean gradient from how far SGD moved them, so it needs "
                 f"client_optimizer 'sgd', got {self.client_optimizer!r}"
             )
+
+    @property
+    def adapters(self) -> Space | None:
+        """The space in which the rule works; None for the parameters themselves."""
+        return self.rule.space
 
     def is_due(self, round: int) -> bool:
         """Whether the run is evaluated after this round."""

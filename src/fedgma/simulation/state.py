@@ -27,6 +27,10 @@ class Layout(Protocol):
         """The trainable parameters, in order."""
 
     @property
+    def seen(self) -> Shapes:
+        """What rules and server optimisers see of them, which is all of their state."""
+
+    @property
     def device(self) -> torch.device:
         """Where the state is."""
 
@@ -52,7 +56,7 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
     moments = {part: getattr(state.moments, part) for part in kept_moments(fleet.specs[run].optimizer)}
     handed = {f"rule/{name}": state.rule[name] for name in fleet.specs[run].rule.state}
     for part, flat in {"params": state.params, **moments, **handed}.items():
-        named = unflatten(flat[run : run + 1], fleet.shapes)
+        named = unflatten(flat[run : run + 1], fleet.shapes if part == "params" else fleet.seen)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
     plain |= {name: value.cpu().numpy().copy() for name, value in _carried_by(fleet, state.carried, run).items()}
@@ -87,7 +91,8 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         for run, plain in enumerate(states):
             spec = fleet.specs[run]
             if part in ("params", *kept_moments(spec.optimizer), *(f"rule/{name}" for name in spec.rule.state)):
-                named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in fleet.shapes}
+                shapes = fleet.shapes if part == "params" else fleet.seen
+                named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in shapes}
                 table[run] = flatten(named)[0].to(fleet.device)
         return table
 
@@ -111,7 +116,7 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
             None if fresh.moments.average is None else rows("average", fresh.moments.average),
         ),
         carried=fresh.carried,
-        looks=tuple(_restored_look(fleet, plain, fresh.params.shape[1]) for plain in states),
+        looks=tuple(_restored_look(fleet, plain, fresh.moments.z.shape[1]) for plain in states),
         medians=medians,
         rule={name: rows(f"rule/{name}", given) for name, given in fresh.rule.items()},
     )

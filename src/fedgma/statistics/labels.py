@@ -24,8 +24,9 @@ VERSIONS = {
     "precision": "precision",
     "version": "version",
 }
-# settings of local training that a record leaves out, and what they are then
+# settings that a record leaves out, and what they are then
 LEFT_OUT = {
+    "adapters": "apart",
     "client_optimizer": "sgd",
     "nesterov": False,
     "weight_decay": 0.0,

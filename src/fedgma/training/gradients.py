@@ -45,12 +45,17 @@ def multiplied(grads: Found) -> Stacked:
 def lane_gradients(model: nn.Module, precision: str = "fp32", task: Task = CLASSIFICATION) -> GradientFunction:
     """The gradient function of any module, by `torch.func`: one forward and backward for all lanes."""
     half = precision == "bf16"
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
 
     def loss(
         params: Stacked, buffers: Stacked, x: Tensor, y: Tensor, count: Tensor
     ) -> tuple[Tensor, tuple[Stacked, Tensor, Tensor]]:
-        after = {name: value.clone() for name, value in buffers.items()}  # batch normalisation writes into these
-        used = {name: value.bfloat16() for name, value in params.items()} if half else params
+        # batch normalisation writes into these
+        after = {name: value.clone() for name, value in buffers.items() if name not in frozen}
+        used = {**{name: buffers[name] for name in buffers if name in frozen}, **params}
+        used = (
+            {n: value.bfloat16() if value.is_floating_point() else value for n, value in used.items()} if half else used
+        )
         seen = x.bfloat16() if half and x.is_floating_point() else x
         output = functional_call(model, {**used, **after}, (seen,))
         mean, total, measures = batch_loss(task, output.float() if half else output, y, count)

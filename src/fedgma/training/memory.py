@@ -33,9 +33,10 @@ def measure(
         cuda = device.type == "cuda"
         budget = int(torch.cuda.get_device_properties(device).total_memory * CUDA_SHARE) if cuda else CPU_BUDGET
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    frozen = sum(v.numel() * v.element_size() for v in model.parameters() if not v.requires_grad)
     activations = activation_bytes(model, pool, batch, task)
     # weights, anchor, gradient, correction and update, and what is kept; activations and their gradients
-    lane = (5 + kept) * weights + 2 * activations
+    lane = (5 + kept) * (weights - frozen) + frozen + 2 * activations
     return Capacity(max(1, budget // lane), max(1, budget // (4 * max(1, activations // batch))))
 
 

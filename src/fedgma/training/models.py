@@ -196,6 +196,8 @@ def _copied(model: nn.Module) -> nn.Module:
 
 def _call(factory: Factory, shape: tuple[int, ...], classes: int) -> nn.Module:
     """What a factory makes: called with shape and classes, or without arguments if it does not take these two."""
+    if getattr(factory, "__init__", None) is nn.Module.__init__:
+        return factory()  # it has no constructor of its own
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # of compiled code

@@ -1,6 +1,6 @@
 """Parameters of many lanes or runs at once: by name with the lane axis first, or flat as [lane, entry]."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,11 @@ def ship(array: np.ndarray, device: torch.device | str) -> Tensor:
 def stack(parts: Sequence[Mapping[str, Tensor]]) -> Stacked:
     """Several mappings with the same names as one, with a new front axis."""
     return {name: torch.stack([part[name] for part in parts]) for name in (parts[0] if parts else {})}
+
+
+def without(stacked: Stacked, names: Collection[str]) -> Stacked:
+    """The arrays that do not have one of these names."""
+    return {name: value for name, value in stacked.items() if name not in names} if names else stacked
 
 
 def flatten(stacked: Stacked) -> Tensor:

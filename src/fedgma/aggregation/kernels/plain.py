@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation.masks import signs, vote_type
-from fedgma.arrays import Array, all_finite, blocks, cast, spec, zeros
+from fedgma.arrays import Array, all_finite, blocks, cast, quotient, spec, zeros
 
 
 class Sums(NamedTuple):
@@ -138,5 +138,5 @@ def mean(sums: Sums, weight: float, dtype: str, *, reuse: bool = False) -> Array
     result = sums.rest if reuse and spec(sums.rest).dtype == dtype else zeros(size, dtype, sums.total)
     with np.errstate(over="ignore", invalid="ignore"):
         for part in blocks(size):
-            result[part] = (sums.total[part] + sums.rest[part]) / weight
+            result[part] = quotient(sums.total[part] + sums.rest[part], weight)
     return result

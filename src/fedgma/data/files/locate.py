@@ -12,7 +12,7 @@ from fedgma.data.files.embedded import load_mini
 from fedgma.data.files.folders import has_arrays, load_own
 from fedgma.data.files.reader import FoundFiles, check_sha256
 from fedgma.data.files.registry import SPECS, FileFormat, Spec
-from fedgma.data.files.text import LENGTH, load_text
+from fedgma.data.files.text import LENGTH, is_text, load_text
 from fedgma.data.files.writers import drop_repeats, hold_out_writers, keep_digits
 from fedgma.data.shifts import Colour, Rotation
 from fedgma.documents import PathLike
@@ -56,7 +56,8 @@ def load(
     if name in SPECS:
         return load_base(name, folders=folders, cache=cache)
     path = existing(name)
-    if path is not None and (path.suffix == ".txt" or (target == "tokens" and not has_arrays(path))):
+    tokens = target == "tokens" and path is not None and not has_arrays(path)
+    if path is not None and (tokens or is_text(path)):
         return load_text(path, length=length, unit=unit)
     if path is not None:
         return load_own(path, target=target)

@@ -37,6 +37,11 @@ def number_labels(parts: Sequence[Any], classes: tuple[str, ...] | None, where: 
         return Numbered(numbered, names, None if classes is not None else _remark("labels", names))
     if any(texts):
         raise DataError(f"{where}: labels of the training and the test part must be both texts or both integers")
+    if any(array.dtype.kind == "f" for array in arrays):
+        raise DataError(
+            f"{where}: labels must be integers or texts, got {arrays[0].dtype}; for classes convert them with "
+            "y.astype(int), for numbers to predict set task=regression"
+        )
     numbers = [integers(array, where) for array in arrays]
     if classes is not None:
         return Numbered(numbers, classes)

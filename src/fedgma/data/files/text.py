@@ -48,6 +48,14 @@ def load_text(path: PathLike, *, length: int = LENGTH, unit: str = "window", tes
     return Dataset(path.stem if path.is_file() else path.resolve().name, train, test, names, source, target="tokens")
 
 
+def is_text(path: Path) -> bool:
+    """Whether a path is a .txt file, or a folder that holds text files and nothing else."""
+    if not path.is_dir():
+        return path.suffix.lower() == ".txt"
+    files = [file for file in path.iterdir() if not file.name.startswith(".")]
+    return bool(files) and all(file.is_file() and file.suffix.lower() in SUFFIXES for file in files)
+
+
 def windows(text: Bytes, length: int) -> tuple[Labels, Labels]:
     """Consecutive windows of a text, and their next tokens: two [window, length]; the last one is padded.
 

@@ -21,7 +21,7 @@ from fedgma.aggregation.kernels.plain import FURTHER
 from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.rule import Prepare, Rule
 from fedgma.aggregation.rules import Clip
-from fedgma.aggregation.view import FUSED, View, total_measures
+from fedgma.aggregation.view import FUSED, View, own_memory, read_only, total_measures
 from fedgma.arrays import Array, to_native
 from fedgma.simulation.batched import tallies
 from fedgma.simulation.batched.norm_bounds import norms
@@ -282,7 +282,7 @@ def _views(rules: Rules, rule: Rule, rows: slice | Tensor, sums: Sums, merged: M
 
     def split(table: Tensor | None) -> Sequence[Array | None]:
         whole = [None] * len(sizes) if table is None else torch.split(table[rows], sizes, 1)
-        return [None if part is None else to_native(part) for part in whole]
+        return [None if part is None else read_only(to_native(part)) for part in whole]
 
     alive = merged.alive[rows, None]
     clients = to_native(torch.where(alive, sums.clients[rows, None], 1).double())
@@ -322,4 +322,4 @@ def _joined(arrays: Sequence[Array], like: Tensor) -> Tensor:
 
 
 def _tensor(array: Array, like: Tensor) -> Tensor:
-    return torch.as_tensor(array, dtype=like.dtype, device=like.device)
+    return torch.as_tensor(own_memory(array), dtype=like.dtype, device=like.device)
