@@ -183,7 +183,7 @@ def test_a_rule_that_is_ahead_is_advised_with_its_gain():
 @pytest.mark.parametrize(
     ("tests", "reason"),
     [
-        ({"gma": EVEN - 2 + NOISE}, "every finalist is behind"),
+        ({"gma": EVEN - 2 + NOISE}, "no finalist is ahead"),
         ({"gma": EVEN + 20 * NOISE}, "the most promising is GMA"),
         ({"gma": EVEN + 2 + NOISE, "given": EVEN + 3 + NOISE}, "the most promising is GMA"),
     ],

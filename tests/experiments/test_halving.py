@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgma.experiments.halving import (
-    LEAST_ROUNDS,
     Allowance,
     Stage,
     final_stage,
@@ -29,7 +28,7 @@ def takes(stage, allowed):
 def test_the_first_stage_fits_into_the_time_and_treats_all_arms_alike(allowed):
     stage = first_stage(ARMS, PAIRS, 7, allowed)
     if stage is None:
-        assert 6 * units(min(LEAST_ROUNDS, allowed.most)) * allowed.unit > allowed.seconds
+        assert 6 * units(allowed.least) * allowed.unit > allowed.seconds * (1 - 1e-9)
         return
     assert takes(stage, allowed) <= allowed.seconds * (1 + 1e-9)
     assert stage.arms[0] == "mean"
@@ -71,7 +70,7 @@ def test_a_short_time_leaves_finalists_out_before_rounds():
     assert {stage.rounds for stage in stages.values()} == {100}
     short = final_stage(ranked, own, range(4), Allowance(4 * a_run, 1, 100, 10))
     assert short.candidates == tuple(ranked[:2])
-    assert 10 <= short.rounds < 100
+    assert 12 <= short.rounds < 100
     assert final_stage(ranked, own, range(4), Allowance(40.0, 1, 100, 10)) is None
 
 

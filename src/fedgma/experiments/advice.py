@@ -123,7 +123,7 @@ def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | 
     rules = [one for one in others if one.candidate[0] != best.candidate[0]]
     leading = [one for one in rules if one.verdict is not None and one.verdict.mean > 0]
     if not leading:
-        return "Expected gain of another rule: none; every finalist is behind the plain mean at its best rates"
+        return "No gain of another rule is to be expected: no finalist is ahead of the plain mean at its best rates"
     most = max(leading, key=lambda one: one.gain)
     return f"No other rule is ahead beyond doubt; the most promising is {most.name}; more minutes give more seeds"
 
@@ -138,6 +138,9 @@ def _short_of_time(found: Found) -> list[str]:
         notes.append(f"there was time for {first.pairs} of {len(asked.pairs)} pairs of learning rates")
     if len(found.courses) < len(SHARES) and last.rounds < asked.rounds:
         notes.append(f"there was time for {len(found.courses)} of {len(SHARES)} stages of the search")
+    if len(last.seeds) == 1:
+        few = f"the search chose by one seed and {last.rounds} of {asked.rounds} rounds"
+        notes.append(f"{few}; a rule that it left out may be as good")
     if found.rounds < asked.rounds:
         few = f"the test had {found.rounds} of {asked.rounds} rounds"
         notes.append(f"{few}; longer training may change the order of the arms")

@@ -15,7 +15,6 @@ from fedgma.documents import read_json
 from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.grid import Grid
 from fedgma.experiments.halving import (
-    LEAST_ROUNDS,
     PAIRS,
     SEARCH,
     SHARES,
@@ -275,7 +274,8 @@ class Advisor:
     def too_short(self) -> ConfigError:
         """The error if there is no time for the smallest search: two arms with three pairs of rates."""
         pairs = min(PAIRS[-1], len(self.trainer.question.pairs))
-        least = 2 * pairs * units(min(LEAST_ROUNDS, self.trainer.question.rounds)) * self.unit
+        rounds = Allowance(0.0, self.unit, self.trainer.question.rounds).least
+        least = 2 * pairs * units(rounds) * self.unit
         minutes = math.ceil(1.5 * least / (CAREFUL * SHARES[0]) / 60)
         return ConfigError(
             f"{self.seconds / 60:g} minutes are too short: a round of a run takes about {self.unit:.2g} s here; "

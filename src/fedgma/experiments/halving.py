@@ -12,7 +12,7 @@ Pair = tuple[float, float]  # client rate, server rate
 Candidate = tuple[str, Pair]  # name of an arm and its rates
 
 LAST = 10  # rounds at the end of a run, each of which is evaluated
-LEAST_ROUNDS = 10  # of a stage
+LEAST_ROUNDS, LEAST_SHARE = 10, 1 / 8  # of a stage, and of the rounds that were asked for; fewer say nothing
 CLIENT_FACTORS, SERVER_FACTORS = (0.4, 2.0), (0.5, 2.0)  # of the given rates
 SEARCH = 0.55  # of the time; the rest is for the test
 SHARES = (0.25, 0.15, 0.15)  # of the time, for each stage of the search
@@ -90,6 +90,15 @@ class Allowance(NamedTuple):
     most: int  # rounds
     every: int | None = None  # rounds between evaluations
 
+    @property
+    def least(self) -> int:
+        """The fewest rounds that are worth training.
+
+        >>> Allowance(1.0, 0.1, 200).least, Allowance(1.0, 0.1, 40).least, Allowance(1.0, 0.1, 3).least
+        (25, 10, 3)
+        """
+        return min(self.most, max(LEAST_ROUNDS, int(LEAST_SHARE * self.most)))
+
     def rounds(self, runs: int) -> int:
         """The most rounds for which this many runs fit into the time; 0 if one round does not.
 
@@ -106,7 +115,7 @@ class Allowance(NamedTuple):
 def first_stage(arms: Sequence[str], pairs: Sequence[Pair], seed: int, allowed: Allowance) -> Stage | None:
     """The first stage: all arms with as many pairs as fit, else the first arms with three; None if two do not fit.
 
-    >>> stage = first_stage(["mean", "GMA", "TIES"], rates_around(0.05, 1.0), 0, Allowance(60.0, 0.1, 200))
+    >>> stage = first_stage(["mean", "GMA", "TIES"], rates_around(0.05, 1.0), 0, Allowance(60.0, 0.1, 40))
     >>> stage.arms, stage.pairs, stage.rounds
     (('mean', 'GMA', 'TIES'), 9, 12)
     """
@@ -114,7 +123,7 @@ def first_stage(arms: Sequence[str], pairs: Sequence[Pair], seed: int, allowed: 
     choices += [(count, min(PAIRS[-1], len(pairs))) for count in range(len(arms) - 1, 1, -1)]
     for count, of_each in choices:
         rounds = allowed.rounds(count * of_each)
-        if rounds >= min(LEAST_ROUNDS, allowed.most):
+        if rounds >= allowed.least:
             return Stage(tuple((name, pair) for name in arms[:count] for pair in pairs[:of_each]), (seed,), rounds)
     return None
 
@@ -148,7 +157,7 @@ def final_stage(
         rounds = allowed.rounds(len(arms) * len(seeds))
         if rounds == allowed.most:
             break
-    return Stage(tuple(arms), tuple(seeds), rounds, final=True) if rounds >= min(LEAST_ROUNDS, allowed.most) else None
+    return Stage(tuple(arms), tuple(seeds), rounds, final=True) if rounds >= allowed.least else None
 
 
 def survivors(

@@ -5,10 +5,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedgma.reports.plots.style import INK, SIZE, colour_of, name_axes, new_figure
+from fedgma.reports.plots.style import COLOURS, INK, SIZE, colour_of, name_axes, new_figure
 from fedgma.statistics.metrics import ACCURACY, Metric
 from fedgma.statistics.verdicts import Verdict
 
+MARKS = "os^D"  # the colours are used again with another mark
 Level = Mapping[str, float]  # arm -> score
 
 
@@ -19,7 +20,8 @@ def draw_search(stages: Mapping[str, Level], metric: Metric = ACCURACY) -> Figur
     for name in names:
         colour, dash = colour_of(name, names)
         met = [(place, level[name]) for place, level in enumerate(stages.values()) if name in level]
-        axes.plot(*zip(*met, strict=True), color=colour, linestyle=dash, lw=1.6, marker="o", markersize=4, label=name)
+        mark = MARKS[names.index(name) // len(COLOURS) % len(MARKS)]
+        axes.plot(*zip(*met, strict=True), color=colour, linestyle=dash, lw=1.6, marker=mark, markersize=5, label=name)
     axes.set_xticks(range(len(stages)), list(stages))
     axes.set_xlim(-0.3, len(stages) - 0.7)
     name_axes(axes, "", f"validation {metric.label}")
