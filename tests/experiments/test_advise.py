@@ -207,6 +207,10 @@ def test_what_there_was_no_time_for_is_said():
     short = found(mean=EVEN, gma=EVEN)._replace(rounds=40)
     assert "the test had 40 of 200 rounds; longer training may change the order of the arms" in conclude(short).notes
     assert "there was time for 1 of 3 stages of the search" in conclude(short).notes
+    three = short.courses[0].stage._replace(candidates=(("mean", GIVEN), ("GMA", GIVEN), ("TIES", GIVEN)))
+    narrow = short._replace(courses=(short.courses[0]._replace(stage=three),))
+    assert "there was time to test one rule: GMA" in conclude(narrow).notes
+    assert "there was time to test one rule: GMA" not in conclude(short).notes
     stopped = conclude(short._replace(tests={}))
     assert stopped.reasons == ("The time was over before the test was complete; the same command goes on with it",)
 

@@ -141,6 +141,9 @@ def _short_of_time(found: Found) -> list[str]:
     if len(last.seeds) == 1:
         few = f"the search chose by one seed and {last.rounds} of {asked.rounds} rounds"
         notes.append(f"{few}; a rule that it left out may be as good")
+    tested = [name for name, _ in found.tests if name != asked.base]
+    if len(tested) == 1 and len(last.arms) > 2:
+        notes.append(f"there was time to test one rule: {tested[0]}")
     if found.rounds < asked.rounds:
         few = f"the test had {found.rounds} of {asked.rounds} rounds"
         notes.append(f"{few}; longer training may change the order of the arms")
