@@ -114,3 +114,8 @@ def test_a_users_data_are_shown_as_a_run_would_divide_them(tmp_path):
     code, _, said = call("data", "show", tmp_path / "plain.npz", "--partition", "idd", "--out", tmp_path / "out")
     assert code == 2
     assert "did you mean 'iid'?" in said
+
+
+def test_examples_of_data_without_classes_are_drawn_at_random():
+    numbers = np.arange(8.0)[:, None]
+    assert sorted(examples(numbers, np.arange(8), 8, seed=0).tolist()) == list(range(8))

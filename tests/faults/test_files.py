@@ -410,7 +410,10 @@ def test_d13_invalid_arrays_are_refused(tmp_path, name):
     arrays, said = INVALID[name]
     with pytest.raises(DataError, match=said):
         load(str(npz_file(tmp_path / "mine.npz", **arrays)))
-    assert call("data", "show", tmp_path / "mine.npz", "--partition", "iid", "--clients", "2")[0] == 3
+    words = ("partition.name=iid", "partition.clients=2", "model=logistic", "rounds=1", "seed=0")
+    code, _, told = call("run", f"dataset={tmp_path / 'mine.npz'}", *words, "--out", tmp_path / "runs")
+    assert (code, "Traceback" in told) == (3, False)
+    assert not (tmp_path / "runs").exists()
 
 
 @row("D13")

@@ -103,12 +103,14 @@ def draw_images(federation: "Federation", clients: Sequence[int], *, columns: in
 
 
 def examples(labels: Labels, index: Index, count: int, seed: int) -> Index:
-    """Up to `count` samples, balanced over the classes present and ordered by class.
+    """Up to `count` samples, balanced over the classes present and ordered by class; without classes, at random.
 
     >>> examples(np.array([0, 0, 0, 1]), np.arange(4), 2, seed=0).shape
     (2,)
     """
-    mixed = generator(seed, "examples").permutation(index)
+    mixed: Index = generator(seed, "examples").permutation(index)
+    if labels.ndim > 1 or labels.dtype.kind == "f":
+        return mixed[:count]
     by_class = mixed[np.argsort(labels[mixed], kind="stable")]
     first = np.searchsorted(labels[by_class], labels[by_class])
     turn = np.arange(len(by_class)) - first  # 0 for the first sample of every class, then 1, ...
