@@ -125,7 +125,7 @@ def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | 
     if not leading:
         return "No gain of another rule is to be expected: no finalist is ahead of the plain mean at its best rates"
     most = max(leading, key=lambda one: one.gain)
-    return f"No other rule is ahead beyond doubt; the most promising is {most.name}; more minutes give more seeds"
+    return f"No other rule is significantly ahead; the most promising is {most.name}; more minutes give more seeds"
 
 
 def _short_of_time(found: Found) -> list[str]:

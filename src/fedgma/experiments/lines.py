@@ -139,14 +139,24 @@ def describe_device(device: torch.device) -> str:
 def command_line(words: Sequence[str]) -> str:
     """The command of a process of the `fedgma` script, as one would type it; empty for any other process.
 
-    >>> command_line(["/usr/bin/fedgma", "run", "seed=0,1", "dataset=my data.npz"])
-    "fedgma run seed=0,1 'dataset=my data.npz'"
+    Of whole paths only the last name is kept: folders are private.
+
+    >>> command_line(["/usr/bin/fedgma", "run", "seed=0,1", "dataset=my data.npz", "--out", "/home/ann/runs"])
+    "fedgma run seed=0,1 'dataset=my data.npz' --out runs"
+    >>> command_line(["fedgma", "run", "model=/home/ann/net.py:Net"])
+    'fedgma run model=net.py:Net'
     >>> command_line(["train.py", "--fast"])
     ''
     """
     script = Path(words[0]) if words else Path()
     name = script.parent.name if script.name == "__main__.py" else script.stem
-    return shlex.join([name, *words[1:]]) if name == "fedgma" else ""
+    return shlex.join([name, *map(_without_folder, words[1:])]) if name == "fedgma" else ""
+
+
+def _without_folder(word: str) -> str:
+    """A word of a command whose value, if it is a whole path, is cut to its last name."""
+    key, sign, value = word.rpartition("=")
+    return f"{key}{sign}{Path(value).name or value}" if Path(value).is_absolute() else word
 
 
 @functools.cache
