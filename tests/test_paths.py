@@ -25,7 +25,7 @@ def test_run_folders_and_reports_take_texts(folder, monkeypatch):
     first, *_ = write_duel(folder / "runs", seeds=1, rounds=2)
     assert read_runs("runs") == read_runs(["runs"]) == read_runs([folder / "runs"])
     assert read_run(str(first)).folder == first
-    monkeypatch.setattr("fedgma.reports.pages.make_pictures", lambda rows: [])
+    monkeypatch.setattr("fedgma.reports.pages.make_pictures", lambda *asked: [])
     made = make_report("runs")
     assert write_report(made, "page").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (folder / "page" / "report.md") in [folder / path for path in write_tables(made, "page")]
