@@ -60,7 +60,7 @@ archive: $(READY)
 # every parser of files and messages, guided by coverage: make fuzz SECONDS_EACH=60
 SECONDS_EACH ?= 60
 fuzz: $(READY)
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python benchmarks/faults/fuzz/fuzz.py --seconds $(SECONDS_EACH)
 
 # the documentation as a site, in site/; its examples are run
@@ -82,8 +82,8 @@ unit: $(READY)
 # torch goes in first and alone, so that nothing that depends on it can pull another build
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[sim,fast,hub,flower,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,fast,hub,flower,dev]'
 	touch $@
 
 clean:
