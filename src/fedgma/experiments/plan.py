@@ -60,8 +60,7 @@ def grid_of(config: Config, rule: str | None = None, *, task: str | None = None,
 
 def _with_rule(runs: Sequence[Settings], rule: str) -> tuple[Settings, ...]:
     """The runs, and each of them with another rule, once."""
-    more = {run.model_copy(update={"aggregator": rule}).model_dump_json(): run for run in runs}
-    return (*runs, *(run.model_copy(update={"aggregator": rule}) for run in more.values()))
+    return (*runs, *dict.fromkeys(run.model_copy(update={"aggregator": rule}) for run in runs))
 
 
 def plan(grid: Grid, materials: Materials, out: Path | None) -> list[Planned]:

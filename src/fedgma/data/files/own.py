@@ -99,18 +99,14 @@ def _source(train: Split, test: Split, name: str, files: tuple[Path, ...]) -> So
 def _with_targets(parts: Parts, kind: str, name: str, test_share: float, seed: int, files: tuple[Path, ...]) -> Dataset:
     """A data set whose targets are not classes; clients are numbered as for classes."""
     (client, client_test), clients = number_clients([parts.client, parts.client_test], name)
-    layout = None
 
-    def samples(x: Any) -> Any:
-        nonlocal layout
-        if kind == "tokens":
-            return x
-        found, layout = _samples(x, name)
-        return found
+    def read(x: Any) -> tuple[Any, str | None]:
+        return (x, None) if kind == "tokens" else _samples(x, name)
 
-    test = None if parts.x_test is None else (samples(parts.x_test), parts.y_test)
+    test = None if parts.x_test is None else (read(parts.x_test)[0], parts.y_test)
+    samples, layout = read(parts.x)
     shared: Any = {"client": client, "classes": parts.classes, "name": name, "test_share": test_share, "seed": seed}
-    data = with_targets(samples(parts.x), parts.y, kind, test=test, **shared)
+    data = with_targets(samples, parts.y, kind, test=test, **shared)
     if client_test is not None:
         data = data._replace(test=data.test._replace(client=client_test), own_tests=True)
     source = _source(data.train, data.test, name, files) if files else data.source
