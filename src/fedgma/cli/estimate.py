@@ -49,7 +49,7 @@ def agreed(console: "Console", packed: "Sequence[Sequence[Planned]]", materials:
 
 def in_words(guess: "Estimate") -> str:
     """An estimate in words."""
-    from fedgma.experiments.progress import duration
+    from fedgma.statistics.labels import duration
 
     samples = f"{guess.samples / 1e6:,.1f} million samples, about {duration(guess.seconds)}"
     return f"{samples}, about {guess.memory / 2**30:.1f} GiB for data, models and training"
