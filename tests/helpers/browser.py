@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 import pytest
@@ -20,10 +19,14 @@ FLAGS = [
     *("--disable-extensions", "--disable-default-apps", "--mute-audio", "--remote-debugging-pipe"),
 ]
 # Chromium reads commands from descriptor 3 and writes answers to descriptor 4
-START = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+START = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
 PATIENCE = 120.0  # seconds
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path or in $CHROMIUM")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here: apt install chromium, or name one in $CHROMIUM"
+)
 
 
 class Browser:
@@ -72,7 +75,10 @@ class Browser:
         page.ask("Runtime.enable")
         page.ask("Log.enable")
         page.resize(width, height)
-        page.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        page.ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         page.ask("Page.navigate", url=url)
         page.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
         try:
@@ -141,11 +147,3 @@ class Page:
         kinds = ("Runtime.exceptionThrown", "Log.entryAdded")
         mine = [event for event in self._browser.events if event.get("sessionId") == self._session]
         return [event["params"] for event in mine if event["method"] in kinds]
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        opened = Browser(folder)
-        yield opened
-        opened.close()

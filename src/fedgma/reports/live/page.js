@@ -81,6 +81,7 @@ const COLUMNS = [
   { name: "run", value: run => run.id },
 ];
 
+const SCORE = COLUMNS.findIndex(column => column.name === "score");
 const score = (run, value) => {
   const label = same([...runs.values()].map(one => one.metric.label));
   return value === null ? "" : label === null ? `${digits(value)} ${run.metric.label}` : digits(value);
@@ -108,9 +109,11 @@ function compare(a, b) {
   return sorted.up ? way : -way;
 }
 
+const matches = (run, word) => run.text.includes(word.includes("=") ? ` ${word} ` : word);
+
 function shown() {
   const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = order.map(key => runs.get(key)).filter(run => run && words.every(word => run.text.includes(word)));
+  const found = order.map(key => runs.get(key)).filter(run => run && words.every(word => matches(run, word)));
   if (sorted.column === null) return found;
   const value = COLUMNS[sorted.column].value;
   return found.map(run => [value(run), run]).sort((a, b) => compare(a[0], b[0])).map(pair => pair[1]);
@@ -267,7 +270,7 @@ function trace(chart) {  // the values in the round under the cursor, or the lat
 const status = make("p", { role: "status" }), time = make("p"), bar = make("progress", { "aria-label": "rounds of all runs" });
 const alert = make("p", { id: "alert", role: "alert" }), spoken = make("p", { class: "hidden", role: "status" });
 const pause = make("button", { type: "button", "aria-pressed": "false" }, "pause");
-const filter = make("input", { type: "search", class: "filter", placeholder: "filter runs: arm, state, name, seed 3 ...",
+const filter = make("input", { type: "search", class: "filter", placeholder: "filter runs: arm, name, running, seed=3 ...",
   "aria-label": "show the runs that contain these words" });
 const pictures = make("div", { class: "pictures" }, ...CHARTS.map(chart => chart.figure)), drawn = make("p", { class: "note" });
 const table = make("div", { id: "runs", class: "wide", tabindex: "0", role: "region", "aria-label": "Runs" },
@@ -285,6 +288,7 @@ function show() {
   bar.value = summary.rounds;
   bar.hidden = !summary.planned;
   filter.hidden = table.hidden = !runs.size;
+  write(heads[SCORE].firstChild, same(found.map(run => run.metric.label)) ?? "score");
   for (const chart of CHARTS) picture(chart, inFew, few);
   const left = known.length - few.length;
   write(drawn, left ? `${few.length} of ${many(known.length, "arm")} are drawn; the filter chooses others.` : "");
@@ -297,8 +301,8 @@ function take(answer) {
   seen = answer.number;
   summary = answer.summary;
   for (const run of answer.changed) {
-    const words = [run.arm, `seed ${run.seed}`, run.state, run.name, run.note, run.id, run.key];
-    runs.set(run.key, { ...run, stamp: seen, text: words.join(" ").toLowerCase() });
+    const words = [run.arm, `seed=${run.seed}`, `state=${run.state}`, run.name, run.note, run.problem, run.id, run.key];
+    runs.set(run.key, { ...run, stamp: seen, text: ` ${words.join(" ").toLowerCase()} ` });
   }
   if (answer.runs) {
     order = answer.runs;

@@ -80,7 +80,7 @@ class LiveRuns:
         changed, left = [], MOST_BYTES
         for run in self._runs.values():
             at = run.offset
-            if left > 0 and run.look(min(left, PIECE)):
+            if left > 0 and run.look(PIECE):
                 changed.append(run)
                 left -= max(0, run.offset - at)
         return changed
