@@ -2,7 +2,7 @@
 // Asks the server what has changed, and draws it. Text from run folders only ever becomes text of the page.
 
 const SECONDS = 1.5, PATIENCE = 4, MOST_ARMS = 8, MOST_LINES = 60;
-const WIDTH = 360, HEIGHT = 210, LEFT = 42, RIGHT = 10, TOP = 10, BOTTOM = 34;
+const WIDTH = 360, HEIGHT = 210, LEFT = 42, RIGHT = 16, TOP = 10, BOTTOM = 34;
 const SVG = "http://www.w3.org/2000/svg";
 const runs = new Map();
 let order = [], summary = null, seen = 0, paused = false, cursor = null, marked = null, timer = 0;
