@@ -14,6 +14,7 @@ from fedgma.reports.tables import Table, Value, html, text
 from fedgma.reports.trackers import scalars
 from fedgma.statistics.arms import Row, Summary, grouped, last_rounds, summary_of
 from fedgma.statistics.comparisons import Comparison
+from fedgma.statistics.labels import counted
 from fedgma.statistics.metrics import ACCURACY
 from fedgma.statistics.selection import select
 
@@ -122,11 +123,7 @@ class Outcome(NamedTuple):
         seeds = len({run.seed for run in self.runs})
         arms = len(self.arms)
         scores = " and ".join(dict.fromkeys(arm.metric.in_words for arm in self.arms)) or ACCURACY.in_words
-        return f"{_many(len(self.runs), 'run')}: {_many(arms, 'arm')}, {_many(seeds, 'seed')}; test {scores}"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+        return f"{counted(len(self.runs), 'run')}: {counted(arms, 'arm')}, {counted(seeds, 'seed')}; test {scores}"
 
 
 def _summary(outcome: Outcome) -> Table:
