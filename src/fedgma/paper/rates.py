@@ -85,6 +85,11 @@ def setting_of(settings: Mapping[str, Any]) -> str:
     return ", ".join(map(str, words))
 
 
+def where_searched(settings: Mapping[str, Any], part: Part) -> str:
+    """The key of rates that were searched for the runs of a part: its name, or their setting."""
+    return f"{settings['dataset']}, {part.name}" if part.rates == "part" else setting_of(settings)
+
+
 def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, bool]:
     """A run with its chosen rates, and whether there were any; rates that a part sets itself are kept.
 
@@ -93,9 +98,9 @@ def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, boo
     if any(key in part.settings for key in KEYS):
         return settings, True
     rule = ("mean" if settings.aggregator == BASELINE else "gma") if part.own_rates else "shared"
-    where = setting_of(dict(flat(settings.model_dump()))) if part.rates == "setting" else settings.dataset
+    where = where_searched(dict(flat(settings.model_dump())), part) if part.searched else settings.dataset
     pair = chosen.pair(where, settings.algorithm, rule)
-    if pair is None and part.rates == "setting":
+    if pair is None and part.searched:
         pair = chosen.pair(where, LIKE.get(settings.algorithm, settings.algorithm), rule)
     if pair is None:
         return settings, False

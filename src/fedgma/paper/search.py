@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgma.paper.compare import Compared, Comparison
-from fedgma.paper.rates import KEYS, Chosen, Pair, setting_of, written
+from fedgma.paper.rates import KEYS, Chosen, Pair, where_searched, written
 from fedgma.reports.tables import Table, comma_separated
 
 SPLIT = "validation"
@@ -65,7 +65,7 @@ def _groups(comparison: Comparison, by_setting: bool) -> dict[tuple[str, str], l
     for compared in comparison.on(SPLIT):
         if compared.plain and compared.masked:
             settings = compared.cell.settings
-            where = setting_of(settings) if by_setting else str(settings["dataset"])
+            where = where_searched(settings, compared.cell.part) if by_setting else str(settings["dataset"])
             groups.setdefault((where, settings["algorithm"]), []).append(compared)
     return groups
 

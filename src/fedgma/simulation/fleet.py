@@ -228,14 +228,16 @@ def _train_chunk(
 
 
 def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[LaneBatch, np.ndarray]:
-    """The lanes of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
+    """The lanes of (run, client) pairs in their runs' next round, and their weights: sample counts, or ones."""
     runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
     specs = [fleet.specs[run] for run, _ in lanes]
     drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
     rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
     lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
     rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
-    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), drawn.samples
+    uniform = [spec.weighting == "uniform" for spec in specs]
+    weights = np.where(uniform, 1, drawn.samples) if any(uniform) else drawn.samples
+    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), weights
 
 
 def _record(
