@@ -89,6 +89,7 @@ class Experiment(NamedTuple):
     first_seed: int = 0
     search: str = ""  # the experiment that searches the rates of its parts with `rates = "setting"` or "part"
     analysis: bool = False
+    universes: bool = False  # whether its parts are the universes of the multiverse
     notes: tuple[str, ...] = ()
 
 
@@ -122,7 +123,7 @@ def _experiment(file: str, text: str) -> Experiment:
     parsed = tomllib.loads(text)
     common = parsed.pop("settings", {})
     stem = file.removesuffix(".toml")
-    if parsed.pop("universes", False):
+    if parsed.get("universes", False):
         parsed["parts"] = [universes.part_of(one, search="search" not in parsed) for one in universes.read()]
     lists: dict[str, Any] = {
         "claims": tuple(_made(Claim, table, file) for table in parsed.pop("claims", [])),

@@ -129,6 +129,15 @@ def name_of(universe: Universe) -> str:
     return f"universe {int(universe['number']):03d}"
 
 
+def is_universe(where: str) -> bool:
+    """Whether rates were chosen for a universe.
+
+    >>> is_universe("mnist, universe 007"), is_universe("mnist, iid, 100")
+    (True, False)
+    """
+    return ", universe " in where
+
+
 def settings_of(universe: Universe) -> dict[str, Any]:
     """The settings of a universe, without rates and seeds."""
     settings: dict[str, Any] = {}
@@ -151,5 +160,5 @@ def rounds_of(universe: Universe) -> int:
     held = IMAGES / int(universe["clients"])
     steps = work.get("local_steps")
     trained = work["local_epochs"] * held if steps is None else steps * int(universe["batch"])
-    rounds = SAMPLES / (int(universe["a round"]) * trained)
-    return max(FEWEST, min(MOST, 10 * round(rounds / 10)))
+    rounds = 10 * round(SAMPLES / (int(universe["a round"]) * trained) / 10)
+    return int(max(FEWEST, min(MOST, rounds)))
