@@ -1,4 +1,4 @@
-"""Draw the universes of the multiverse (C19, C20) and write them to the package; the draw was made before any run.
+"""Draw the universes of the multiverse (C19, C24) and write them to the package; the draw was made before any run.
 
 python tools/draw_universes.py
 """

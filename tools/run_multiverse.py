@@ -1,4 +1,4 @@
-"""Run the multiverse (C19 and C20) universe by universe, in several processes that share one GPU.
+"""Run the multiverse (C19 and C24) universe by universe, in several processes that share one GPU.
 
 python tools/run_multiverse.py --out runs/multiverse --workers 8 --minutes 5
 python tools/run_multiverse.py --quick --rounds 12 --universes 12 --out /tmp/tiny     # a trial on the CPU
@@ -6,7 +6,7 @@ python tools/run_multiverse.py --quick --rounds 12 --universes 12 --out /tmp/tin
 A universe is searched, its rates are chosen, and its arms are compared before the next one begins. Universes are taken
 in their order, which is random, so those that are complete when the time is over are a random sample. The same command
 resumes; `--done` names exports or folders of another machine whose runs are not made again. `fedgma paper search --plan
-C19` and `fedgma paper run C20` make the same runs in one process.
+C19` and `fedgma paper run C24` make the same runs in one process.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from fedgma.paper.queue import not_made
 from fedgma.paper.rates import Chosen, read_chosen, written
 from fedgma.paper.search import choose
 
-SEARCH, TEST = "C19", "C20"
+SEARCH, TEST = "C19", "C24"
 CHOSEN = "chosen.toml"
 
 

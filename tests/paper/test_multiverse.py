@@ -37,9 +37,9 @@ def test_the_first_universes_do_not_depend_on_how_many_are_drawn():
 
 
 def test_search_and_comparison_have_the_same_universes_other_seeds_and_the_same_grid_for_both_arms():
-    search, test = experiment("C19"), experiment("C20")
+    search, test = experiment("C19"), experiment("C24")
     assert [part.name for part in search.parts] == [part.name for part in test.parts]
-    both = [plan_runs(first(name, 4), read_chosen()).runs for name in ("C19", "C20")]
+    both = [plan_runs(first(name, 4), read_chosen()).runs for name in ("C19", "C24")]
     searched, tested = [{run.seed for _, run in runs} for runs in both]
     assert searched == {100}
     assert len(tested) >= 4
@@ -59,7 +59,7 @@ def test_search_and_comparison_have_the_same_universes_other_seeds_and_the_same_
 
 
 def test_the_arms_of_a_universe_differ_in_the_aggregation_alone():
-    for part, settings in [(part, part.settings) for part in experiment("C20").parts]:
+    for part, settings in [(part, part.settings) for part in experiment("C24").parts]:
         assert settings["aggregator"][0] == "mean", part.name
         assert len(settings["aggregator"]) == 2
         assert settings["partition"]["clients"] in (10, 100)
@@ -77,7 +77,7 @@ def made(tmp_path_factory):
         write_run(out / "search", run, 80.0 if good else 70.0, splits=("validation",))
     entries, _ = read_entries([out / "search"])
     rates = choose(compare(search, entries, Chosen(), ROUNDS), by_setting=True)
-    test = first("C20")
+    test = first("C24")
     chosen = Chosen(rates)
     for _, run in plan_runs(test, chosen, ROUNDS).runs:
         shards = run.partition.mode == "shards" and run.partition.name == "label_skew"

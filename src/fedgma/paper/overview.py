@@ -205,7 +205,7 @@ def rates_table(chosen: Chosen) -> Table:
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for (where, algorithm, rule), (client, server) in chosen.rates.items():
         if is_universe(where):
-            continue  # `results/C20/universes.csv` has these
+            continue  # `results/C24/universes.csv` has these
         groups.setdefault((where, algorithm), {})[rule] = f"{plain(client)}, {plain(server)}"
     rules = ("shared", "mean", "gma")
     rows = [(*key, *(pairs.get(rule) for rule in rules)) for key, pairs in groups.items()]

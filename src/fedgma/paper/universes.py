@@ -2,7 +2,7 @@
 
 A universe fixes every choice. In it the plain mean and masked averaging, as the universe reads it, are compared, each
 at its own learning rates. `universes.csv` in this folder holds the draw; `python tools/draw_universes.py` made it.
-C19 searches the learning rates of every universe, C20 compares the arms.
+C19 searches the learning rates of every universe, C24 compares the arms.
 """
 
 import csv
