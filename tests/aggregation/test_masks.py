@@ -1,5 +1,7 @@
 """Masks at their edges: how votes become a mask, and which numbers are thresholds."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from fedgma.aggregation.masks import (
     check_tau,
     hard_mask,
     reversing_mask,
+    sign_test_mask,
+    significant_votes,
     signs,
     soft_mask,
     vote_type,
@@ -107,7 +111,7 @@ def test_one_more_than_the_number_of_clients_fits_the_type_of_the_votes(clients,
 @pytest.mark.parametrize("clients", [1, 2, 5, 9, 10, 30])
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.35, 0.9])
 def test_a_sign_test_passes_votes_that_fair_coins_seldom_reach(clients, level):
-    chance = {votes: 0.0 for votes in range(clients + 2)}
+    chance = dict.fromkeys(range(clients + 2), 0.0)
     for heads in range(clients + 1):
         chance[abs(2 * heads - clients)] += math.comb(clients, heads) / 2**clients
     passed = [votes for votes in chance if sum(p for other, p in chance.items() if other >= votes) <= level]

@@ -112,10 +112,10 @@ def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, boo
         return settings, True
     values = dict(flat(record(settings)))
     like = ("mean" if settings.aggregator == BASELINE else "gma") if part.own_rates else "shared"
-    rules = (rule_of(values), like) if part.own_rates else (like,)
     where = setting_of(values) if part.rates == "setting" else settings.dataset
     algorithms = [settings.algorithm, *([LIKE[settings.algorithm]] if _may_borrow(settings, part) else [])]
-    found = (chosen.pair(where, algorithm, rule) for algorithm in algorithms for rule in rules)
+    own = [chosen.rates.get((where, settings.algorithm, rule_of(values)))] if part.own_rates else []
+    found = (*own, *(chosen.pair(where, algorithm, like) for algorithm in algorithms))
     pair = next((pair for pair in found if pair is not None), None)
     if pair is None:
         return settings, False
