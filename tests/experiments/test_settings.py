@@ -168,6 +168,7 @@ def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
         ({"seed": [[1], 2]}, "seed: expected a list of values, got a list inside a list"),
         ({"seed": list(range(400)), "tau": [i / 400 for i in range(400)]}, "the lists multiply to 320000 runs"),
         ({"partition": 3}, "partition: "),
+        ({"dataset": "a\nb"}, r"or folder, such as './a\nb'"),
         ({"dataset": "fmnst"}, "dataset: unknown data set 'fmnst'; known: "),
         ({"dataset": "fedcmnist", "shift": "none"}, "shift.name = 'none'"),
     ],

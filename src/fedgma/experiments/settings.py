@@ -232,7 +232,7 @@ class Settings(Section):
         if is_path(self.dataset) and not looks_like_path(self.dataset) and existing(self.dataset) is None:
             raise ValueError(
                 f"dataset: unknown data set {self.dataset!r}; known: {', '.join(dataset_names())}; or the path of your "
-                f"own file or folder, such as ./{self.dataset}"
+                f"own file or folder, such as {'./' + self.dataset!r}"
             )
         if self.model is not None and ":" not in self.model and self.model not in MODELS:
             raise ValueError(
