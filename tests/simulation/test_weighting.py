@@ -19,18 +19,18 @@ def spec(**changes):
 
 
 def test_clients_weigh_their_samples_or_all_the_same_in_one_fleet():
-    fleet = assemble([spec(), spec(weighting="uniform")])
+    fleet = assemble([spec(), spec(weighting="uniform")], trainer="lanes")
     lanes = [(run, client) for run in (0, 1) for client in range(4)]
     weights = lay_lane_batch(fleet, start(fleet), lanes)[1]
     assert weights.tolist() == [*SIZES, 1, 1, 1, 1]
 
 
 def test_the_mean_of_uniform_weights_is_another():
-    fleet = assemble([spec(), spec(weighting="uniform")])
+    fleet = assemble([spec(), spec(weighting="uniform")], trainer="lanes")
     state, _ = play_round(fleet, start(fleet))
     plain, uniform = state.params.numpy()
     assert np.abs(plain - uniform).max() > 1e-6
-    alone = assemble([spec(weighting="uniform")])
+    alone = assemble([spec(weighting="uniform")], trainer="lanes")
     np.testing.assert_allclose(play_round(alone, start(alone))[0].params.numpy()[0], uniform, atol=1e-6)
 
 
