@@ -3,8 +3,9 @@
     python benchmarks/bench_engine.py --workloads W1 pfl --ways loop engine engine-tf32 engine-bf16
 
 A way is trainer[-precision][-generic]: "engine-bf16" is the compiled and captured engine in bfloat16; "-generic" leaves
-the hand-written gradients aside. Before anything is timed, each way plays a short round or two and its weights are
-compared with those of the loop (column "off"). One round of warm-up is in the start-up, two more before the clock.
+the hand-written gradients aside, "-early" does not compile, as in the first rounds of a run. Before anything is timed,
+each way plays a short round or two and its weights are compared with those of the loop (column "off"). One round of
+warm-up is in the start-up, two more before the clock.
 Images are random; times do not depend on them. What is going on is told on stderr, with the seconds since the start.
 
     python benchmarks/bench_engine.py --profile --workloads W1 --ways engine
@@ -34,10 +35,12 @@ DEFAULT = ["engine", "engine-tf32", "engine-bf16", "engine-generic"]
 
 def options_of(way: str) -> dict[str, object]:
     trainer, *rest = way.split("-")
-    options: dict[str, object] = {"trainer": trainer}
+    options: dict[str, object] = {"trainer": trainer, "compile_after": 0}
     for word in rest:
         if word == "generic":
             options["form"] = False
+        elif word == "early":
+            options["compile_after"] = 10**9
         else:
             options["precision"] = word
     return options

@@ -179,7 +179,11 @@ class profiled:
 def parent(options: argparse.Namespace) -> None:
     """Start every process in turn and print its line."""
     print(f"{time.strftime('%Y-%m-%d')}, seconds from the start of the process\n")
-    print("| model | way | cache | " + " | ".join(STAGES) + " | kernels | capture | compile | together | then, ms a round |")
+    print(
+        "| model | way | cache | "
+        + " | ".join(STAGES)
+        + " | kernels | capture | compile | together | then, ms a round |"
+    )
     print("| --- " * (len(STAGES) + 8) + "|", flush=True)
     rows = []
     for model in options.models:
@@ -245,7 +249,9 @@ def beyond(rows: list[dict[str, object]]) -> None:
     for row in rows:
         if row["way"] != "loop" and "first round" in row:
             more = row["together"] - loops[row["model"], row["cache"]]
-            print(f"{row['model']}, {row['way']}, {row['cache']}: {row['together']:.1f} s, {more:+.1f} s beyond the loop")
+            print(
+                f"{row['model']}, {row['way']}, {row['cache']}: {row['together']:.1f} s, {more:+.1f} s beyond the loop"
+            )
 
 
 if __name__ == "__main__":

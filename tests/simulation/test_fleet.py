@@ -13,7 +13,7 @@ from fedgma.data.partitions import dirichlet, iid
 from fedgma.data.shifts import Colour
 from fedgma.errors import ConfigError
 from fedgma.simulation.fleet import assemble, lay_lane_batch, play, play_round, restore, start
-from fedgma.simulation.sampling import sample_clients
+from fedgma.simulation.sampling import sample_clients, steps_of_a_round
 from fedgma.simulation.state import export
 from fedgma.training.lane_batch import Assignment, ship_batches
 from fedgma.training.stacked import unflatten
@@ -415,3 +415,38 @@ def test_a_round_that_was_sent_reads_the_same():
             assert accuracies.dtype == others.dtype
             assert np.array_equal(accuracies, others)
             assert one._replace(client_scores=None) == two._replace(client_scores=None)
+
+
+def test_the_first_rounds_are_those_in_which_nothing_is_compiled_however_a_run_came_to_them():
+    specs = [run_of(make_federation(UNEVEN, SHAPE), rounds=4, seed=seed) for seed in range(2)]
+    fleet, called = assemble(specs, trainer="lanes", compile_after=2), []
+
+    def noted(name, function):
+        def call(*arguments):
+            called.append(name)
+            return function(*arguments)
+
+        return call
+
+    names = ("early", "train", "early_score", "score")
+    fleet = replace(fleet, **{name: noted(name, getattr(fleet, name)) for name in names})
+    states, rounds = [start(fleet)], []
+    for _ in range(4):
+        called.clear()
+        states.append(play_round(fleet, states[-1])[0])
+        rounds.append(set(called))
+    assert rounds == [{"early", "early_score"}] * 2 + [{"train", "score"}] * 2
+    for stop in (1, 2, 3):
+        called.clear()
+        state = restore(fleet, [export(fleet, states[stop], run) for run in range(2)])
+        assert torch.equal(play_round(fleet, state)[0].params, states[stop + 1].params)
+        assert set(called) == rounds[stop]
+
+
+@pytest.mark.parametrize(
+    ("settings", "chunk", "steps"),
+    [({}, 99, 5), ({"local_epochs": 3}, 99, 15), ({"local_epochs": 3, "local_steps": 7}, 99, 7), ({}, 3, 15)],
+)
+def test_steps_of_a_round_are_those_of_the_largest_client_for_each_chunk(settings, chunk, steps):
+    federation = make_federation(UNEVEN, SHAPE)
+    assert steps_of_a_round([run_of(federation), run_of(federation, **settings)], chunk) == steps

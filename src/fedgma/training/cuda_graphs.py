@@ -3,7 +3,8 @@
 A CUDA graph always works on the same memory. So a `Station` holds tensors of fixed size and address for a number of
 lanes: a `Bench` (the working tensors of the lanes, see `lanes`) and the graphs that were captured on it. A round copies
 its arrays into them, resets the weights, and replays one graph for each step; a counter on the device selects the row
-of the batch table. A lane batch with fewer lanes is padded with idle lanes, so that few shapes are compiled.
+of the batch table. A lane batch with fewer lanes is padded with idle lanes, so that few shapes are compiled. The first
+rounds of a run are called `early`: their graphs are captured without compiling (see `compile`).
 """
 
 import logging
@@ -55,7 +56,8 @@ class Station:
     rows: Tensor  # [lane]: row of the starting weights
     step: Tensor  # [1], the next row of the batch table
     features: Features
-    graphs: dict[tuple[int, int, int, bool], Callable[[], None]] = field(default_factory=dict)  # by pool and work
+    graphs: dict[tuple[int, int, int, bool, bool], Callable[[], None]] = field(default_factory=dict)
+    # by pool, lanes, batch, whether all are busy, and whether it is uncompiled
 
     @property
     def lanes(self) -> int:
@@ -81,25 +83,29 @@ class Engine:
         self.precision = precision
         self.graphs = graphs
         self.measures = measures  # columns that the gradient function returns beside the loss
+        self.compiles = compile
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
 
     @without_hints()
-    def __call__(self, task: Assignment) -> Trained:
-        """Train all lanes of the batch; see `lanes.train`. A graph reads one pool, so pools are trained one by one."""
+    def __call__(self, task: Assignment, *, early: bool = False) -> Trained:
+        """Train all lanes of the batch; see `lanes.train`. A graph reads one pool, so pools are trained one by one.
+
+        With `early` nothing is compiled.
+        """
         lane_batch, pools = task.lane_batch, task.pools
         groups = [np.flatnonzero(lane_batch.pool == index) for index in np.unique(lane_batch.pool)]
         if len(groups) == 1:
-            return self._train(task, pools[lane_batch.pool[0]])
+            return self._train(task, pools[lane_batch.pool[0]], early)
         device = pools[0].y.device
         parts = []
         for rows in groups:
-            parts.append(self._train(task.take(rows), pools[lane_batch.pool[rows[0]]]))
+            parts.append(self._train(task.take(rows), pools[lane_batch.pool[rows[0]]], early))
         return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
 
-    def _train(self, task: Assignment, pool: Pool) -> Trained:
+    def _train(self, task: Assignment, pool: Pool, early: bool) -> Trained:
         """Train lanes whose samples are all in one pool."""
         order = np.argsort(-task.lane_batch.steps, kind="stable")
         task = task.take(order)
@@ -114,26 +120,28 @@ class Engine:
                 works = [work._replace(all_busy=False) for work in works]
             _load(station, filled, task)
             for work in works:
-                self._play(station, work, pool)
+                self._play(station, work, pool, early)
             trained = lanes.finish(station.bench, start, station.rows, order)
             # copies, because the next lane batch uses the same tensors
             tilt = None if trained.tilt is None else trained.tilt.mapped(_cloned)
             return trained._replace(buffers=_cloned(trained.buffers), tilt=tilt)
 
-    def _play(self, station: Station, work: Work, pool: Pool) -> None:
+    def _play(self, station: Station, work: Work, pool: Pool, early: bool) -> None:
         if not isinstance(work.lanes, int):
             alone = np.zeros(station.lanes, np.int64)
             lanes.play(station.bench, work, (pool,), alone, station.features, self.gradients)
             station.step.fill_(work.step + 1)
             return
-        key = (id(pool), work.lanes, work.batch, work.all_busy)
+        key = (id(pool), work.lanes, work.batch, work.all_busy, early)
         if key not in station.graphs:
+            if not early:  # the graphs of the first rounds are not used again
+                station.graphs = {known: graph for known, graph in station.graphs.items() if not known[-1]}
             with keyed_generators(station.step.device, 0):  # warming up must not change the round's random draws
-                station.graphs[key] = self._prepare(station, work, pool)
+                station.graphs[key] = self._prepare(station, work, pool, early)
         station.graphs[key]()
 
-    def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
-        """The step for this number of lanes, compiled and captured; the station's tensors are not changed."""
+    def _prepare(self, station: Station, work: Work, pool: Pool, early: bool) -> Callable[[], None]:
+        """The step for this number of lanes, compiled unless `early`, and captured; changes none of the tensors."""
         assert isinstance(work.lanes, int)
         part = station.bench if work.lanes == station.lanes else lanes.take_part(station.bench, slice(work.lanes))
         begun, kept = time.perf_counter(), [value.clone() for value in _changing(station)]
@@ -145,10 +153,12 @@ class Engine:
         def step_with(learn: Callable[..., None]) -> Callable[[], None]:
             return lambda: learn(part, station.step, pool, station.features, self.gradients, work.batch, work.all_busy)
 
-        call = step_with(self.learn)
+        call = step_with(_step if early else self.learn)
         try:
             call()
         except Exception as error:  # compilers fail in many ways; the step itself is fine
+            if early:
+                raise
             log.warning("the step could not be compiled and runs uncompiled: %s", str(error).splitlines()[0])
             self.learn = _step
             call = step_with(self.learn)
@@ -157,7 +167,8 @@ class Engine:
             call = self._captured(call, restore)
         seconds = time.perf_counter() - begun
         self.start_up += seconds
-        log.info("prepared a step of %d lanes x %d samples in %.1f s", work.lanes, work.batch, seconds)
+        how = "without compiling" if early else "with its compiling"
+        log.info("prepared a step of %d lanes x %d samples %s in %.1f s", work.lanes, work.batch, how, seconds)
         return call
 
     def _captured(self, step: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
