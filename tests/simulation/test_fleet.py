@@ -450,3 +450,34 @@ def test_the_first_rounds_are_those_in_which_nothing_is_compiled_however_a_run_c
 def test_steps_of_a_round_are_those_of_the_largest_client_for_each_chunk(settings, chunk, steps):
     federation = make_federation(UNEVEN, SHAPE)
     assert steps_of_a_round([run_of(federation), run_of(federation, **settings)], chunk) == steps
+
+
+def test_the_servers_part_alone_takes_the_step_of_a_whole_round():
+    federation = make_federation(UNEVEN, SHAPE)
+    servers = [("gma", "sgd", 1.0), ("mean", "adam", 0.01), ("and_mask", "yogi", 0.01), ("soft", "momentum", 0.5)]
+    words = {"evaluate_every": 2, "mask_every": 3, "rounds": 5}  # the third round, and others, take the longer way
+    specs = [
+        run_of(federation, seed=i, aggregator=name if name != "soft" else "gma", server=kind, server_lr=rate, **words)
+        for i, (name, kind, rate) in enumerate(servers)
+    ]
+    fleet = assemble([*specs, replace(specs[0], rounds=2)], trainer="lanes")
+    assert fleet.server is not None
+    short, long = start(fleet), start(fleet)
+    for _ in range(5):
+        short, one = play_round(fleet, short)
+        long, two = play_round(replace(fleet, server=None), long)
+        assert torch.equal(short.params, long.params)
+        assert torch.equal(short.moments.z, long.moments.z)
+        assert torch.equal(short.moments.v, long.moments.v)
+        assert short.rounds.tolist() == long.rounds.tolist()
+        assert repr(one.records) == repr(two.records)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"aggregator": "wiener"}, {"aggregator": "median"}, {"scaffold": True}, {"norm_factor": 2.0}],
+    ids=str,
+)
+def test_a_round_that_needs_more_than_the_servers_part_takes_the_longer_way(more):
+    federation = make_federation(UNEVEN, SHAPE)
+    assert assemble([run_of(federation), run_of(federation, **more)], trainer="lanes").server is None

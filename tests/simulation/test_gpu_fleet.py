@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedgma.simulation.state import export
 from fedgma.training.adapters import with_adapters
 from fedgma.training.cuda_graphs import Engine
 from fedgma.training.lane_batch import Trained
+from fedgma.training.stacked import ship_many
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
 from plain_pools import make_federation
 from run_specs import make_spec
@@ -106,6 +108,30 @@ def test_a_run_that_starts_uncompiled_repeats_and_resumes_to_the_bit(caplog):
             state, _ = play_round(again, state)
         assert torch.equal(state.params, ends[0])
     assert_compiled_and_captured(caplog)
+
+
+def test_the_captured_part_of_the_server_gives_the_bits_of_its_launches(caplog):
+    federation = make_federation([20, 13, 30, 8, 11], (1, 28, 28)).to("cuda")
+    servers = [("sgd", 1.0), ("adam", 0.01), ("yogi", 0.01), ("momentum", 0.5)]
+    words = {"model": "lenet", "rounds": 8, "clients_per_round": 3, "batch_size": 8, "lr": 0.01, "mask_every": 6}
+    specs = [make_spec(federation, seed=i, server=n, server_lr=r, **words) for i, (n, r) in enumerate(servers)]
+    fleet = assemble([*specs, make_spec(federation, **{**words, "rounds": 4})], compile_after=99)
+    launched = replace(fleet, server=None)
+    one, two = start(fleet), start(fleet)
+    for _ in range(8):
+        (one, first), (two, second) = play_round(fleet, one), play_round(launched, two)
+        assert torch.equal(one.params, two.params)
+        assert torch.equal(one.moments.z, two.moments.z)
+        assert torch.equal(one.moments.v, two.moments.v)
+        assert repr(first.sent().records) == repr(second.sent().records)
+    assert any(captured is not None for captured in fleet.server._replayed._captured.values())
+    assert_compiled_and_captured(caplog)
+
+
+def test_arrays_that_are_sent_together_arrive_as_they_are():
+    arrays = [np.arange(6, dtype=np.int32).reshape(2, 3).T, np.array([True, False]), np.arange(3.0), np.zeros((0, 2))]
+    for array, tensor in zip(arrays, ship_many(arrays, "cuda"), strict=True):
+        np.testing.assert_array_equal(tensor.cpu().numpy(), array)
 
 
 def test_the_first_round_imports_no_compiler():

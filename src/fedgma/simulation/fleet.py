@@ -21,9 +21,10 @@ from fedgma.seeds import seed
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
-from fedgma.simulation.sampling import draw_batches, sample_all_clients, steps_of_a_round
+from fedgma.simulation.sampling import chunks_of, draw_batches, sample_all_clients, steps_of_a_round
 from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
-from fedgma.simulation.spec import SHARED, RunSpec
+from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
+from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
 from fedgma.training.choose import choose, choose_scorer, early_form
@@ -66,6 +67,7 @@ class Fleet:
     attackers: attacks.Attackers | None
     algorithms: carried.Algorithms | None  # None: no run's algorithm carries anything from round to round
     layers: votes.Layers
+    server: ServerPart | None  # all that follows training in a round; None where there is more
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
     chunk: int  # lanes trained at a time
     eval_batch: int
@@ -89,7 +91,7 @@ def assemble(
     `compile_after` is the number of rounds before steps are compiled; by default it follows from the number of steps.
     """
     specs = tuple(specs)
-    _check_together(specs)
+    check_together(specs)
     pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
     pools = tuple(augment_pool(train_pool, specs[0].augment) for train_pool in pools)
     sample = pools[0]
@@ -115,11 +117,20 @@ def assemble(
     if compile_after is None:
         steps = steps_of_a_round(specs, chunk or cost.lanes)
         compile_after = 0 if early is None else rounds_before_compiling(steps)
+    frozen = frozenset(name for name, value in model.named_parameters() if not value.requires_grad)
+    stepping = optimizers.lay_out([spec.optimizer for spec in specs], seen, device)
+    most = max(spec.clients_per_round for spec in specs)
+    ruling = rules.lay_out([spec.rule for spec in specs], most, seen, device)
+    bounds, attackers = norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device), attacks.lay_out(specs)
+    algorithms, server = carried.lay_out(specs, shapes, device), None
+    nothing = all(part is None for part in (space, bounds, attackers, algorithms))
+    if nothing and is_plain(ruling, stepping) and frozen >= named_tensors(model)[1].keys():
+        server = ServerPart(ruling, stepping, task, columns, replay=can_replay(task, device))
     return Fleet(
         specs=specs,
         model=model,
         shapes=shapes,
-        frozen=frozenset(name for name, value in model.named_parameters() if not value.requires_grad),
+        frozen=frozen,
         space=space,
         seen=seen,
         train=train,
@@ -134,12 +145,13 @@ def assemble(
         pool=pool,
         rates=run_rates(specs),
         tests=shared_tests(specs),
-        optimizers=optimizers.lay_out([spec.optimizer for spec in specs], seen, device),
-        rules=rules.lay_out([spec.rule for spec in specs], max(spec.clients_per_round for spec in specs), seen, device),
-        bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device),
-        attackers=attacks.lay_out(specs),
-        algorithms=carried.lay_out(specs, shapes, device),
+        optimizers=stepping,
+        rules=ruling,
+        bounds=bounds,
+        attackers=attackers,
+        algorithms=algorithms,
         layers=votes.lay_out(seen, device),
+        server=server,
         client_tests=tuple(client_tests(spec, device) for spec in specs),
         chunk=chunk or cost.lanes,
         eval_batch=max(1, cost.samples // len(specs)),
@@ -182,6 +194,12 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
+    chunks = list(chunks_of(sampled, fleet.chunk, whole=fleet.attackers is not None))
+    early = any(state.rounds[run] < fleet.compile_after for run in busy)
+    train, score = (fleet.early, fleet.early_score) if early else (fleet.train, fleet.score)
+    measured = any(fleet.specs[run].is_measured(int(state.rounds[run]) + 1) for run in busy)
+    if fleet.server is not None and len(chunks) == 1 and not measured:
+        return _play_plain(fleet, fleet.server, train, score, state, sampled, chunks[0])
     model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
     sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
@@ -190,16 +208,13 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     norms = None
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
-    chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
-    early = any(state.rounds[run] < fleet.compile_after for run in busy)
-    train = fleet.early if early else fleet.train
     counted = [_train_chunk(fleet, train, state, lanes, sums, kept, gathered, zeros, norms) for lanes in chunks]
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
-        rounds=state.rounds + np.isin(np.arange(len(fleet.specs)), busy),
+        rounds=_advanced(state.rounds, busy),
         params=adapters.lower(fleet.space, after, model, state.params),
         buffers={**state.buffers, **merged.buffers},
         moments=moments,
@@ -208,9 +223,33 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
-    score = fleet.early_score if early else fleet.score
     played = replace(_record(fleet, score, state, sampled, sums, merged, zeros), counted=tuple(counted))
     return replace(state, looks=_look(fleet, state, sums)), played
+
+
+def _play_plain(
+    fleet: Fleet,
+    server: ServerPart,
+    train: LocalTrainer,
+    score: Scorer,
+    state: State,
+    sampled: dict[int, np.ndarray],
+    lanes: list[tuple[int, int]],
+) -> tuple[State, Round]:
+    """A round of a fleet for which `server` is all that follows training."""
+    batch, weights = lay_lane_batch(fleet, state, lanes)
+    start = unflatten(state.params, fleet.shapes)
+    trained = train(Assignment(fleet.model, batch, fleet.pools, start, state.buffers))
+    done = server(batch.run, weights, trained, state.params, state.moments)
+    state = replace(state, rounds=_advanced(state.rounds, [*sampled]), params=done.params, moments=done.moments)
+    counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
+    return state, replace(_round(fleet, score, state, sampled, done.table), counted=counted)
+
+
+def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
+    after = rounds.copy()
+    after[busy] += 1
+    return after
 
 
 def _train_chunk(
@@ -266,28 +305,21 @@ def _record(
     merged: tallies.Merged,
     zeros: Tensor,
 ) -> Round:
-    """The round's numbers, still on the device."""
-    trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
-    scored = figures(fleet.task, fleet.columns, trained[:, 0], trained[:, 1:])
-    columns = [scored, sums.clients[:, None].double(), sums.weight[:, None]]
-    mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
-    agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
-    columns += [mask[:, None].double(), agreement[:, None].double()]
+    """The round's numbers with those of its votes, still on the device."""
+    measured = {
+        run: _count_votes(fleet, state, run, sums, merged, zeros[run])
+        for run in sampled
+        if fleet.specs[run].is_measured(int(state.rounds[run]))
+    }
+    played = _round(fleet, score, state, sampled, numbers(fleet.task, fleet.columns, sums, merged))
+    return replace(played, votes=measured, broken=merged.broken)
+
+
+def _round(fleet: Fleet, score: Scorer, state: State, sampled: dict[int, np.ndarray], table: Tensor) -> Round:
+    """A round with its scores."""
     scores, clients = _evaluate(fleet, score, state, sorted(sampled))
-    return Round(
-        rounds=state.rounds.copy(),
-        sampled=sampled,
-        table=torch.cat(columns, 1),
-        scores=scores,
-        votes={
-            run: _count_votes(fleet, state, run, sums, merged, zeros[run])
-            for run in sampled
-            if fleet.specs[run].is_measured(int(state.rounds[run]))
-        },
-        client_scores=clients,
-        names=fleet.task.names,
-        broken=merged.broken,
-    )
+    rounds = state.rounds.copy()
+    return Round(rounds, sampled, table, scores, client_scores=clients, names=fleet.task.names)
 
 
 def _count_votes(
@@ -351,37 +383,6 @@ def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
     return {name: value.detach() for name, value in params.items()}, buffers
 
 
-def _chunks(sampled: dict[int, np.ndarray], size: int, *, whole: bool = False) -> Iterator[list[tuple[int, int]]]:
-    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others.
-
-    With `whole`, all clients of a run are in one piece, even if they are more than `size`.
-    """
-    lanes = [[(run, int(client)) for client in clients] for run, clients in sampled.items()]
-    if whole:
-        size = max(1, size // max(map(len, lanes), default=1))  # in runs
-    else:
-        lanes = [[lane] for clients in lanes for lane in clients]
-    pieces = -(-len(lanes) // size)
-    step = -(-len(lanes) // max(pieces, 1))  # all but the last have the same size: one shape to compile
-    for begin in range(0, len(lanes), max(step, 1)):
-        yield [lane for clients in lanes[begin : begin + step] for lane in clients]
-
-
 def _input_shape(pool: Pool) -> tuple[int, ...]:
     none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
     return tuple(pool.batch(none, none)[0].shape[1:])
-
-
-def _check_together(specs: tuple[RunSpec, ...]) -> None:
-    if not specs:
-        raise ConfigError("a fleet needs at least one run")
-    for spec in specs:
-        shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
-        same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
-        if not same or shape != first:
-            raise ConfigError(
-                f"the runs of a fleet must share {', '.join(SHARED)} and the shape of inputs; put runs that differ "
-                "in another fleet"
-            )
-        if spec.federation.train.y.device != specs[0].federation.train.y.device:
-            raise ConfigError("the data of a fleet's runs must be on one device; move them with `place`")

@@ -24,9 +24,9 @@ from fedgma.training import lanes
 from fedgma.training.compile import compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
-from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
+from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.lanes import Bench, Features, Work
-from fedgma.training.stacked import Stacked, ship
+from fedgma.training.stacked import Stacked, ship, ship_many
 
 log = logging.getLogger(__name__)
 SHRINK = 4  # each number of lanes is compiled separately, so there should be few
@@ -272,22 +272,33 @@ def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
 
 def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     """Copy a round into the station's tensors, without waiting for the device."""
-    bench, device, steps = station.bench, station.rows.device, lane_batch.counts.shape[1]
-    station.rows.copy_(ship(lane_batch.run, device))
-    bench.index[:steps].copy_(ship_batches(lane_batch, device))
-    bench.counts.zero_()
-    bench.counts[:steps].copy_(ship(lane_batch.counts.T, device))
-    bench.client.copy_(ship(lane_batch.client, device))
-    rates = lanes.step_rates_of(lane_batch, station.features)
-    bench.lr[: len(rates)].copy_(ship(rates, device))
-    bench.rates.copy_(ship(lanes.rates_of(lane_batch), device))
+    bench, steps = station.bench, lane_batch.counts.shape[1]
+    orders, order, *sent = ship_many(
+        [
+            *(lane_batch.orders.transpose(1, 0, 2), lane_batch.order, lane_batch.run, lane_batch.client),
+            *(lane_batch.counts.T, lanes.step_rates_of(lane_batch, station.features), lanes.rates_of(lane_batch)),
+        ],
+        station.rows.device,
+    )
+    bench.index[:steps].copy_(orders.index_select(1, order))  # each order is sent once
+    bench.counts[steps:].zero_()
+    places = [station.rows, bench.client, bench.counts[:steps], bench.lr[: len(sent[3])], bench.rates]
+    torch._foreach_copy_(places, sent)
     for source, targets in ((task.start, (bench.params, bench.anchor)), (task.buffers, (bench.buffers,))):
         for target in targets:
-            for name, value in target.items():
-                torch.index_select(source[name], 0, station.rows, out=value)
+            _copy_rows(source, station.rows, target)
     given = [(bench.correction, task.correction or {}), *zip(bench.tilt or (), task.tilt or (), strict=True)]
     for target, lane_wise in given:
         for name, value in lane_wise.items():
             target[name][: len(value)].copy_(value)
-    for value in (*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures, station.step):
-        value.zero_()
+    torch._foreach_zero_([*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures])
+    station.step.zero_()
+
+
+def _copy_rows(source: Stacked, rows: Tensor, target: Stacked) -> None:
+    """Copy the row of every lane into the lanes' own tensors."""
+    if target and all(len(source[name]) == 1 for name in target):  # one run: every lane has the same
+        torch._foreach_copy_(list(target.values()), [source[name].expand_as(value) for name, value in target.items()])
+        return
+    for name, value in target.items():
+        torch.index_select(source[name], 0, rows, out=value)
