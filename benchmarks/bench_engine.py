@@ -16,6 +16,7 @@ functions of the host take longest (cProfile).
 
 import cProfile
 import io
+import logging
 import pstats
 import sys
 import traceback
@@ -86,7 +87,10 @@ def main() -> None:
     made.add_argument("--ways", nargs="+", default=DEFAULT)
     made.add_argument("--no-check", action="store_true")
     made.add_argument("--profile", action="store_true")
+    made.add_argument("--verbose", action="store_true", help="tell why a step could not be compiled")
     arguments, log = made.parse_args(), progress()
+    if arguments.verbose:
+        log.setLevel(logging.DEBUG)
     print(f"{header(arguments.device)}\n")
     if arguments.profile:
         for name in arguments.workloads:

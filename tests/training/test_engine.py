@@ -281,6 +281,17 @@ def test_the_first_rounds_never_call_the_compiler_and_their_graphs_are_let_go():
     assert torch.equal(early.flat, late.flat)  # the same tensors, with the same steps
 
 
+def test_equal_steps_are_taken_together_after_the_first_rounds():
+    federation, model = make_federation([27, 25], (1, 8, 8)), build("logistic", (1, 8, 8), 10, seed=0)
+    engine, (start, _) = engine_of(model), start_of(model)
+    task = Assignment(model, make_lane_batch(federation, range(2)), [federation.train], start, {})
+    first, *later = [engine(task) for _ in range(4)]
+    assert all(torch.equal(first.flat, again.flat) and torch.equal(first.loss, again.loss) for again in later)
+    (steps,) = engine._stations[0].graphs.values()
+    assert sorted(steps.graphs) == [1, 2, 4]  # of seven
+    assert distance(loop.train(task).updates, first.updates) < 1e-5
+
+
 def test_precision_is_set_inside_and_put_back():
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     with float32_precision("tf32"):

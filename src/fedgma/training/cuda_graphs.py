@@ -2,11 +2,13 @@
 
 A CUDA graph always works on the same memory. So a `Station` holds tensors of fixed size and address for a number of
 lanes: a `Bench` (the working tensors of the lanes, see `lanes`) and the graphs that were captured on it. A round copies
-its arrays into them, resets the weights, and replays one graph for each step; a counter on the device selects the row
-of the batch table. A lane batch with fewer lanes is padded with idle lanes, so that few shapes are compiled. The first
-rounds of a run are called `early`: their graphs are captured without compiling (see `compile`).
+its arrays into them, resets the weights, and replays one graph for each step, or for several equal steps after the
+first rounds; a counter on the device selects the row of the batch table. A lane batch with fewer lanes is padded with
+idle lanes, so that few shapes are compiled. In the first rounds of a run, which are `early`, nothing is compiled (see
+`compile`).
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 SHRINK = 4  # each number of lanes is compiled separately, so there should be few
 FEWEST = 8  # steps that are worth compiling a further size
 WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
+MANY = 64  # steps of the longest graph
+SOON = 2  # rounds before graphs of several steps are captured, so that the first ones do not wait for them
+SHORT = 0.05  # seconds that capturing a step takes at most for that: beyond, the device is busy with one step
 
 
 @contextmanager
@@ -49,6 +54,16 @@ def float32_precision(precision: str) -> Iterator[None]:
 
 
 @dataclass
+class Steps:
+    """Equal steps of a station: how to take one, and the graphs of so many of them."""
+
+    take: Callable[[], None]
+    graphs: dict[int, Callable[[], None]]  # by number of steps, powers of two
+    seconds: float  # that capturing one took
+    rounds: int = 0  # in which they were taken
+
+
+@dataclass
 class Station:
     """Tensors at fixed addresses for a number of lanes, and the CUDA graphs that were captured on them."""
 
@@ -56,7 +71,7 @@ class Station:
     rows: Tensor  # [lane]: row of the starting weights
     step: Tensor  # [1], the next row of the batch table
     features: Features
-    graphs: dict[tuple[int, int, int, bool, bool], Callable[[], None]] = field(default_factory=dict)
+    graphs: dict[tuple[int, int, int, bool, bool], Steps] = field(default_factory=dict)
     # by pool, lanes, batch, whether all are busy, and whether it is uncompiled
 
     @property
@@ -119,28 +134,47 @@ class Engine:
             if not all(work.all_busy for work in works):  # one variant for all steps: half as much to compile
                 works = [work._replace(all_busy=False) for work in works]
             _load(station, filled, task)
-            for work in works:
-                self._play(station, work, pool, early)
+            for _, equal in itertools.groupby(works, lambda work: work[1:]):
+                self._play(station, list(equal), pool, early)
             trained = lanes.finish(station.bench, start, station.rows, order)
             # copies, because the next lane batch uses the same tensors
             tilt = None if trained.tilt is None else trained.tilt.mapped(_cloned)
             return trained._replace(buffers=_cloned(trained.buffers), tilt=tilt)
 
-    def _play(self, station: Station, work: Work, pool: Pool, early: bool) -> None:
+    def _play(self, station: Station, works: Sequence[Work], pool: Pool, early: bool) -> None:
+        """Take steps that differ in their number alone."""
+        work = works[0]
         if not isinstance(work.lanes, int):
             alone = np.zeros(station.lanes, np.int64)
-            lanes.play(station.bench, work, (pool,), alone, station.features, self.gradients)
+            for work in works:
+                lanes.play(station.bench, work, (pool,), alone, station.features, self.gradients)
             station.step.fill_(work.step + 1)
             return
         key = (id(pool), work.lanes, work.batch, work.all_busy, early)
+        # warming up and capturing must not change the round's random draws
         if key not in station.graphs:
-            if not early:  # the graphs of the first rounds are not used again
-                station.graphs = {known: graph for known, graph in station.graphs.items() if not known[-1]}
-            with keyed_generators(station.step.device, 0):  # warming up must not change the round's random draws
+            if not early:
+                self._forget_early(station)
+            with keyed_generators(station.step.device, 0):
                 station.graphs[key] = self._prepare(station, work, pool, early)
-        station.graphs[key]()
+        steps = station.graphs[key]
+        steps.rounds += 1
+        most = MANY if steps.rounds > SOON and steps.seconds < SHORT else 1
+        for count in portions(len(works), most):
+            if count not in steps.graphs:
+                with keyed_generators(station.step.device, 0):
+                    steps.graphs[count] = self._repeated(steps, count, station.step.device)
+            steps.graphs[count]()
 
-    def _prepare(self, station: Station, work: Work, pool: Pool, early: bool) -> Callable[[], None]:
+    def _forget_early(self, station: Station) -> None:
+        """Drop the graphs of the first rounds, which are not used again."""
+        if station.step.device.type == "cuda" and station.graphs:
+            torch.cuda.synchronize(station.step.device)
+        station.graphs = {key: steps for key, steps in station.graphs.items() if not key[-1]}
+        if not any(other.graphs for other in self._stations):
+            self._memory = None  # it was freed with its last graph
+
+    def _prepare(self, station: Station, work: Work, pool: Pool, early: bool) -> Steps:
         """The step for this number of lanes, compiled unless `early`, and captured; changes none of the tensors."""
         assert isinstance(work.lanes, int)
         part = station.bench if work.lanes == station.lanes else lanes.take_part(station.bench, slice(work.lanes))
@@ -160,19 +194,21 @@ class Engine:
             if early:
                 raise
             log.warning("the step could not be compiled and runs uncompiled: %s", str(error).splitlines()[0])
+            log.debug("why it could not", exc_info=True)
             self.learn = _step
             call = step_with(self.learn)
         restore()
+        taken, capturing = call, time.perf_counter()
         if self.graphs and station.step.device.type == "cuda":
-            call = self._captured(call, restore)
+            taken = self._captured(call, restore)
         seconds = time.perf_counter() - begun
         self.start_up += seconds
         how = "without compiling" if early else "with its compiling"
         log.info("prepared a step of %d lanes x %d samples %s in %.1f s", work.lanes, work.batch, how, seconds)
-        return call
+        return Steps(call, {1: taken}, (time.perf_counter() - capturing) / (1 + WARM_UP))
 
     def _captured(self, step: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
-        """The step as a CUDA graph; the step itself if the model cannot be captured."""
+        """The step, warmed up and captured in a CUDA graph."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -180,6 +216,20 @@ class Engine:
                 step()
                 restore()
         torch.cuda.current_stream().wait_stream(stream)
+        return self._graph(step)
+
+    def _repeated(self, steps: Steps, count: int, device: torch.device) -> Callable[[], None]:
+        """So many equal steps as one call."""
+
+        def repeat() -> None:
+            for _ in range(count):
+                steps.take()
+
+        captured = device.type == "cuda" and steps.graphs[1] is not steps.take
+        return self._graph(repeat) if captured else repeat
+
+    def _graph(self, step: Callable[[], None]) -> Callable[[], None]:
+        """What was warmed up, captured; itself if it cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         try:
             # graphs of an engine never run at the same time and keep nothing, so they share their memory
@@ -232,6 +282,18 @@ def _step(
     x, y = pool.batch(index, bench.client[:, None])
     lanes.learn(bench, x, y, count, step, features, gradients, all_busy=all_busy)
     step.add_(1)
+
+
+def portions(steps: int, most: int) -> Iterator[int]:
+    """So many steps as powers of two up to `most`, the largest first: few different graphs take any number of steps.
+
+    >>> list(portions(19, 64)), list(portions(3, 1))
+    ([16, 2, 1], [1, 1, 1])
+    """
+    while steps:
+        size = min(most, 1 << (steps.bit_length() - 1))
+        yield size
+        steps -= size
 
 
 def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
