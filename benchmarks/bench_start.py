@@ -100,7 +100,7 @@ def specs_of(model: str, device: str, tiny: bool) -> list:
         work = WORKLOADS[names[model]]
         if tiny:
             work = replace(work, clients=4, clients_per_round=2, batch=4, samples=12)
-        return [spec_of(work, make_images(work, device), evaluate_every=1)]
+        return [spec_of(work, make_images(work, device), evaluate_every=int(not tiny))]
     import bench_modules
 
     own = {
@@ -110,7 +110,7 @@ def specs_of(model: str, device: str, tiny: bool) -> list:
         "ready-vit": "ViT, TransformerEncoderLayer",
         "gpt": "GPT",
     }
-    return [replace(spec, evaluate_every=1) for spec in bench_modules.specs_of(own[model], device, tiny)]
+    return [replace(spec, evaluate_every=int(not tiny)) for spec in bench_modules.specs_of(own[model], device, tiny)]
 
 
 def options_of(way: str) -> dict[str, object]:
