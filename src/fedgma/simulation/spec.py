@@ -1,7 +1,7 @@
 """One run in full: its data, model, local training, rule and server optimiser."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -158,3 +158,19 @@ class RunSpec:
             if name not in known:
                 raise ConfigError(f"unknown test pool {name!r}; this federation has: {', '.join(sorted(known))}")
         return {name: known[name] for name in self.evaluate_on}
+
+
+def check_together(specs: Sequence[RunSpec]) -> None:
+    """Raise `ConfigError` unless these runs can be in one fleet."""
+    if not specs:
+        raise ConfigError("a fleet needs at least one run")
+    for spec in specs:
+        shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
+        same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
+        if not same or shape != first:
+            raise ConfigError(
+                f"the runs of a fleet must share {', '.join(SHARED)} and the shape of inputs; put runs that differ "
+                "in another fleet"
+            )
+        if spec.federation.train.y.device != specs[0].federation.train.y.device:
+            raise ConfigError("the data of a fleet's runs must be on one device; move them with `place`")
