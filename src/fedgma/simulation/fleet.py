@@ -18,10 +18,11 @@ from fedgma.data.augmentations import augment_pool
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
+from fedgma.simulation import timeline, versions
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
-from fedgma.simulation.sampling import draw_batches, sample_all_clients
+from fedgma.simulation.sampling import chunks, draw_batches, lay_lanes, sample_all_clients
 from fedgma.simulation.spec import SHARED, RunSpec
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
@@ -60,6 +61,7 @@ class Fleet:
     bounds: norm_bounds.Bounds | None  # None: no run bounds the norm of updates
     attackers: attacks.Attackers | None
     algorithms: carried.Algorithms | None  # None: no run's algorithm carries anything from round to round
+    clocks: tuple[timeline.RunClock | None, ...]  # per run; None: its rounds have no duration
     layers: votes.Layers
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
     chunk: int  # lanes trained at a time
@@ -124,6 +126,7 @@ def assemble(
         bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device),
         attackers=attacks.lay_out(specs),
         algorithms=carried.lay_out(specs, shapes, device),
+        clocks=timeline.lay_out(specs),
         layers=votes.lay_out(seen, device),
         client_tests=tuple(_client_tests(spec, device) for spec in specs),
         chunk=chunk or cost.lanes,
@@ -146,6 +149,7 @@ def start(fleet: Fleet) -> State:
         looks=(None,) * len(fleet.specs),
         medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
         rule=rules.first_state(fleet.rules, model),
+        timelines={run: timeline.START for run, clock in enumerate(fleet.clocks) if clock is not None},
     )
 
 
@@ -166,7 +170,8 @@ def play(
 def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
-    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
+    timelines, attended = timeline.attend(fleet.clocks, state.timelines, state.rounds + 1, busy)
+    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy, attended)
     model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
     sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
@@ -175,8 +180,8 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     norms = None
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
-    chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
-    counted = [_train_chunk(fleet, state, lanes, sums, kept, gathered, zeros, norms) for lanes in chunks]
+    pieces = chunks(lay_lanes(sampled, state.rounds + 1, attended), fleet.chunk, whole=fleet.attackers is not None)
+    counted = [_train_chunk(fleet, state, lanes, sums, kept, gathered, zeros, norms) for lanes in pieces]
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
@@ -188,17 +193,19 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         moments=moments,
         carried=arrays,
         rule=merged.state,
+        timelines=timelines,
+        versions=versions.keep(state.versions, timelines, state.rounds + 1, state.params, state.buffers),
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
-    played = replace(_record(fleet, state, sampled, sums, merged, zeros), counted=tuple(counted))
+    played = replace(_record(fleet, state, sampled, sums, merged, zeros), counted=tuple(counted), attended=attended)
     return replace(state, looks=_look(fleet, state, sums)), played
 
 
 def _train_chunk(
     fleet: Fleet,
     state: State,
-    lanes: list[tuple[int, int]],
+    lanes: np.ndarray,
     sums: tallies.Sums,
     kept: rules.Kept,
     gathered: carried.RoundSums | None,
@@ -207,16 +214,20 @@ def _train_chunk(
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Train some lanes and add them to the sums; returns the run and client of each, and which were counted."""
     lane_batch, weights = lay_lane_batch(fleet, state, lanes)
-    start = unflatten(carried.starts(fleet.algorithms, state.params, state.moments.z), fleet.shapes)
+    starts = carried.starts(fleet.algorithms, state.params, state.moments.z)
+    begun = versions.begin(state.versions, state.rounds + 1, lanes, starts, state.buffers)
     terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
-    trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
+    task = (fleet.pools, unflatten(begun.params, fleet.shapes), begun.buffers, *terms)
+    trained = fleet.train(Assignment(fleet.model, replace(lane_batch, run=begun.rows), *task))
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
-    updates = adapters.lift_updates(fleet.space, state.params, lane_batch.run, updates)
+    updates = adapters.lift_updates(fleet.space, begun.params, begun.rows, updates)
+    updates = versions.discount(fleet.clocks, state.rounds + 1, lanes, updates)
     sent = trained._replace(flat=updates, buffers=without(trained.buffers, fleet.frozen))
     find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
     added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
+    versions.silence(fleet.clocks, state.rounds + 1, lanes, sums.votes, added.updates, added.counted)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):
@@ -227,13 +238,16 @@ def _train_chunk(
     return lane_batch.run, lane_batch.client, verdicts(added.counted, added.longer)
 
 
-def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[LaneBatch, np.ndarray]:
-    """The lanes of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
-    runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
-    specs = [fleet.specs[run] for run, _ in lanes]
-    drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
+def lay_lane_batch(
+    fleet: Fleet, state: State, lanes: np.ndarray | Sequence[tuple[int, ...]]
+) -> tuple[LaneBatch, np.ndarray]:
+    """The lanes of (run, client) or (run, client, round), by default the next round, and their weights (samples)."""
+    runs, clients, *given = np.asarray(lanes, np.int64).T
+    rounds = given[0] if given else state.rounds[runs] + 1
+    specs = [fleet.specs[run] for run in runs.tolist()]
+    drawn = draw_batches(specs, rounds, clients)
     rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
-    lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
+    lr = learning_rates(fleet.specs, rounds, runs, drawn.batches[2])
     rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
     return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), drawn.samples
 
@@ -357,22 +371,6 @@ def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
     model = build(spec.model, _input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
     params, buffers = named_tensors(model)
     return {name: value.detach() for name, value in params.items()}, buffers
-
-
-def _chunks(sampled: dict[int, np.ndarray], size: int, *, whole: bool = False) -> Iterator[list[tuple[int, int]]]:
-    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others.
-
-    With `whole`, all clients of a run are in one piece, even if they are more than `size`.
-    """
-    lanes = [[(run, int(client)) for client in clients] for run, clients in sampled.items()]
-    if whole:
-        size = max(1, size // max(map(len, lanes), default=1))  # in runs
-    else:
-        lanes = [[lane] for clients in lanes for lane in clients]
-    pieces = -(-len(lanes) // size)
-    step = -(-len(lanes) // max(pieces, 1))  # all but the last have the same size: one shape to compile
-    for begin in range(0, len(lanes), max(step, 1)):
-        yield [lane for clients in lanes[begin : begin + step] for lane in clients]
 
 
 def _input_shape(pool: Pool) -> tuple[int, ...]:

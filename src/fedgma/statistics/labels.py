@@ -21,6 +21,7 @@ VERSIONS = {
     "model": "model_version",
     "task": "task_version",
     "rule": "rule_version",
+    "clock": "clock_version",
     "precision": "precision",
     "version": "version",
 }
@@ -44,6 +45,7 @@ ALONE = (
     "client_optimizer",
     "aggregator",
     "attack.name",
+    "clock.name",
 )  # shown without their name
 FIRST = (
     "dataset",
@@ -57,6 +59,7 @@ FIRST = (
     "attack.name",
     "attack.share",
     "attack.scale",
+    "clock.name",
 )  # in labels
 
 
