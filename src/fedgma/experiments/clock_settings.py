@@ -165,7 +165,7 @@ USED: dict[str, Callable[[Run], bool]] = {
 def trimmed(nested: dict[str, Any]) -> dict[str, Any]:
     """A record without a clock that is off; of a file its last name is kept."""
     section = nested["clock"]
-    if section["name"] == "none":
-        return {**nested, "clock": dict.fromkeys(section)}
+    if section["name"] == "none":  # keeps fingerprints from before this setting existed
+        return {name: value for name, value in nested.items() if name != "clock"}
     files = {kind: PurePath(section[kind]).name for kind in KINDS if is_file(section[kind])}
     return {**nested, "clock": {**section, **files}}

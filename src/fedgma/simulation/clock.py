@@ -73,6 +73,14 @@ class Clock:
                 f"and {self.voters!r}"
             )
 
+    def asked(self, wanted: int) -> int:
+        """How many clients are at work at a time if so many are wanted in a round.
+
+        >>> Clock(over_sample=1.3).asked(10), Clock(concurrency=40).asked(10)
+        (13, 40)
+        """
+        return math.ceil(wanted * self.over_sample - 1e-9) if self.concurrency is None else self.concurrency
+
 
 def samples_trained(
     sizes: np.ndarray, *, epochs: int, batch: int, steps: int | None = None, least: int = 1

@@ -110,10 +110,10 @@ class RunSpec:
             self._check_clock(self.clock, known)
 
     def _check_clock(self, clock: Clock, known: int) -> None:
-        asked = self.clients_per_round * clock.over_sample if clock.concurrency is None else clock.concurrency
+        asked = clock.asked(self.clients_per_round)
         if asked > known:
             raise ConfigError(
-                f"the clock asks {math.ceil(asked)} clients at a time (over_sample, concurrency), but there are {known}"
+                f"the clock asks {asked} clients at a time (over_sample or concurrency), but there are {known}"
             )
         if clock.concurrency is not None and (self.algorithm.keeps != "nothing" or self.algorithm.lookahead):
             raise ConfigError(

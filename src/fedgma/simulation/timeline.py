@@ -97,7 +97,7 @@ def attend(
 def synchronous(run: RunClock, timeline: Timeline, round: int) -> tuple[Timeline, Attendance]:
     """A round in which the server waits for clients that all start at once."""
     clock, begun = run.clock, timeline.time
-    asked = _draw(run, round, 0, math.ceil(run.wanted * clock.over_sample), begun, np.empty(0, np.int64))
+    asked = _draw(run, round, 0, clock.asked(run.wanted), begun, np.empty(0, np.int64))
     seconds = durations(clock, run.seed, run.work, round)[asked]
     seconds[~present(clock, run.seed, begun + seconds, asked)] = math.inf
     first = np.argsort(seconds, kind="stable")[: run.wanted]
