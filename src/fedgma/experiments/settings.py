@@ -123,6 +123,9 @@ class Settings(Section):
     inverse_sparsity_scale: bool = Field(
         default=False, description="for `and_mask`: divide by the share of entries that pass"
     )
+    level: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.05, description="for `sign_test`: significance level at which votes are no accident"
+    )
     threshold: Count = Field(default=4, description="for `rlr`: an entry with fewer votes has its step reversed")
     share: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         default=0.1,
@@ -137,6 +140,10 @@ class Settings(Section):
     extrapolation: Positive = Field(default=1e-3, description="for `fedexp`: added to the squared norm of the mean")
     update_clip: Positive | None = Field(
         default=None, description="largest norm of a client's update; by default not clipped"
+    )
+    unmasked: str | None = Field(
+        default=None,
+        description="pattern of arrays that are averaged without a mask, such as `fc3.*` for the output layer of lenet",
     )
     norm_factor: Positive | None = Field(
         default=None,
@@ -227,7 +234,7 @@ class Settings(Section):
         if is_path(self.dataset) and not looks_like_path(self.dataset) and existing(self.dataset) is None:
             raise ValueError(
                 f"dataset: unknown data set {self.dataset!r}; known: {', '.join(dataset_names())}; or the path of your "
-                f"own file or folder, such as ./{self.dataset}"
+                f"own file or folder, such as {'./' + self.dataset!r}"
             )
         if self.model is not None and ":" not in self.model and self.model not in MODELS:
             raise ValueError(
@@ -328,6 +335,7 @@ def _algorithms(*known: str) -> Callable[[Settings], bool]:
 # settings that only some runs use; if no run of a file uses one, the file is refused
 USED: dict[str, Callable[[Settings], bool]] = {
     **{name: _reads(name) for name in RULE_SETTINGS},
+    "unmasked": lambda s: _may_mask(s),
     "mask_position": lambda s: _may_mask(s) and ALGORITHMS[s.algorithm].server != "sgd",
     **{
         name: _algorithms(*(key for key, row in ALGORITHMS.items() if name in row.settings))

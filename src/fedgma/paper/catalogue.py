@@ -3,6 +3,7 @@
 title, source, statistic        what it is, where it is printed, and which number of a run is printed: best or last10
 printed = [{ file, where }]     tables of printed numbers, and which of their rows
 splits = ["test", ...]          splits to compare
+seeds, first_seed               how many seeds, and the first of them
 search = "C5"                   the experiment that searches its learning rates, if they are its own
 figures, axis                   figures to reproduce, and the setting on their horizontal axis
 analysis                        whether there is an analysis of that number in `fedgma.paper.analyses`
@@ -78,6 +79,7 @@ class Experiment(NamedTuple):
     figures: tuple[str, ...] = ()
     axis: str = ""
     seeds: int = SEEDS
+    first_seed: int = 0  # another one for runs that share no draw with those of the other experiments
     search: str = ""  # the experiment that searches the rates of its parts with `rates = "setting"`
     analysis: bool = False
     notes: tuple[str, ...] = ()

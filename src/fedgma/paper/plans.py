@@ -73,7 +73,10 @@ def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
 
 def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> Iterator[Settings]:
     """The runs of a part; a coloured data set gets the shift that was chosen for it."""
-    given = {**part.settings, "seed": list(range(cut.seeds or experiment.seeds))}
+    given = {
+        **part.settings,
+        "seed": [experiment.first_seed + number for number in range(cut.seeds or experiment.seeds)],
+    }
     if cut.rounds is not None:
         given["rounds"] = cut.rounds
     if cut.quick:

@@ -11,6 +11,7 @@ NAMES = {name: row.label for name, row in RULES.items()}
 AGGREGATION_SETTINGS = (
     *RULE_SETTINGS,
     "mask_position",
+    "unmasked",
     "rule_version",
 )
 AGGREGATION = ("aggregator", *AGGREGATION_SETTINGS)

@@ -225,9 +225,10 @@ def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
             rows = np.asarray(rule.select(to_native(stack)))
             stack, weights, clients = stack[ship(rows, stack.device)], weights[rows], clients[rows]
         if rule.combine is not None and len(stack):
+            arrays = {"": stack} if rule.entrywise else unflatten(stack, rules.shapes)
             named = {
                 name: rule.combined(to_native(value), weights.tolist(), clients.tolist())
-                for name, value in unflatten(stack, rules.shapes).items()
+                for name, value in arrays.items()
             }
             mean[run] = torch.cat([_tensor(value, mean).flatten() for value in named.values()])
     return mean
