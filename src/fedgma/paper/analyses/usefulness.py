@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedgma.aggregation.elections import magnitude_agreement
 from fedgma.aggregation.rule import Rule
-from fedgma.aggregation.rules import BASELINE, magnitude_agreement, masked_mean, mean
+from fedgma.aggregation.rules import BASELINE, masked_mean, mean
 from fedgma.experiments.materials import Materials
 from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
 from fedgma.paper.analyses.balanced import balanced_draw, find_balanced, holders, train_balanced
@@ -48,7 +49,7 @@ class Population:
     @property
     def target(self) -> Numbers:
         """The full federation's update [entry]."""
-        return self.updates.mean(0)
+        return np.asarray(self.updates.mean(0))
 
     @property
     def error(self) -> Numbers:

@@ -35,7 +35,7 @@ def _noise(axes: Axes, rows: Rows) -> None:
         picked = [row for row in rows if row["layer"] == layer]
         points = sorted({row["after"] for row in picked})
         middle = [float(np.mean([row["snr_q50"] for row in picked if row["after"] == point])) for point in points]
-        look = {"color": COLOURS[index % len(COLOURS)], "ls": DASHES[index % len(DASHES)]}
+        look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "ls": DASHES[index % len(DASHES)]}
         axes.plot(points, middle, marker="o", markersize=3, lw=1.4, label=layer, **look)
     axes.axhline(0.95, color=INK, lw=0.9, ls=":")
     logarithmic(axes, "x", sorted({row["after"] for row in rows}))
