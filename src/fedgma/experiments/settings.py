@@ -343,6 +343,7 @@ USED: dict[str, Callable[[Settings], bool]] = {
     **local_training.USED,
     **task_settings.USED,
 }
+_PLACES = [(*dotted.rpartition(".")[::2], used) for dotted, used in USED.items()]  # section and name of each
 
 
 def record(settings: Settings) -> dict[str, Any]:
@@ -352,10 +353,9 @@ def record(settings: Settings) -> dict[str, Any]:
     True
     """
     nested = settings.model_dump()
-    for dotted, used in USED.items():
-        *section, name = dotted.split(".")
+    for section, name, used in _PLACES:
         if not used(settings):
-            (nested[section[0]] if section else nested)[name] = None
+            (nested[section] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
     for name, default in (("augment", "none"), ("adapters", "apart"), ("server_average", 0.0)):
