@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import fedgma
 import oracle
 from fedgma.aggregation.masks import soft_mask
+from fedgma.arrays import placement, spec, to_user
 from strategies import TAUS, rows, same_bits, stacks
 from tables import AGGREGATORS, STREAMING
 
@@ -207,6 +208,12 @@ def test_every_aggregator_is_the_same_for_numpy_and_torch(stack):
             one, other = np.asarray(ours[key]), theirs[key].numpy()  # a tensor
             assert (one.dtype, one.shape) == (other.dtype, other.shape), name
             np.testing.assert_allclose(one, other, 0 if tight else 2e-3, 0 if tight else 1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("like", [np.zeros(1, np.float16), torch.zeros(1, dtype=torch.float16)], ids=["numpy", "torch"])
+def test_a_half_is_rounded_once(like):
+    above_the_middle = np.array([1 + 2.0**-11 + 2.0**-40])  # by way of float32 it would be the middle, and then 1
+    assert float(to_user(above_the_middle, spec(like), placement(like))[0]) == 1 + 2.0**-10
 
 
 @given(stack=stacks(dtypes=("float32",)))
