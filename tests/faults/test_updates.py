@@ -663,7 +663,7 @@ def in_three_orders(rng, values, weights):
 # -- every way in, at random -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 10))])
 def test_five_thousand_random_rounds_are_those_of_exact_fractions(part):
     wrong = [problem for seed in range(part * 500, part * 500 + 500) if (problem := update_checks.run_case(seed))]
     assert not wrong, wrong[:3]
@@ -674,7 +674,7 @@ def test_the_exact_fractions_can_tell_a_wrong_result(monkeypatch):
     assert any(update_checks.run_case(seed) for seed in range(200))
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 5))])
 def test_of_five_hundred_damaged_tallies_none_is_accepted(part):
     wrong = [
         problem
