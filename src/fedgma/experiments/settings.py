@@ -359,6 +359,7 @@ USED: dict[str, Callable[[Settings], bool]] = {
     **local_training.USED,
     **task_settings.USED,
 }
+_PLACES = [(*dotted.rpartition(".")[::2], used) for dotted, used in USED.items()]  # section and name of each
 
 
 # settings that are recorded only where they differ from this: keeps fingerprints from before they existed
@@ -372,10 +373,9 @@ def record(settings: Settings) -> dict[str, Any]:
     True
     """
     nested = settings.model_dump()
-    for dotted, used in USED.items():
-        *section, name = dotted.split(".")
+    for section, name, used in _PLACES:
         if not used(settings):
-            (nested[section[0]] if section else nested)[name] = None
+            (nested[section] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
     for name, default in LATER.items():

@@ -238,5 +238,6 @@ def upgrade(head: Record) -> dict[str, Any]:
 
 def present(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that are None, and without sections of which nothing is left."""
-    kept = {name: present(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
-    return {name: value for name, value in kept.items() if value is not None and value != {}}
+    given = {name: value for name, value in settings.items() if value is not None}
+    kept = {name: present(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+    return {name: value for name, value in kept.items() if value != {}}
