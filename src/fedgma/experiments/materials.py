@@ -23,6 +23,7 @@ from fedgma.data.pools import Pool
 from fedgma.data.shifts import Colour
 from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
+from fedgma.experiments.clock_settings import clock_identity, clock_of, located_clock
 from fedgma.experiments.identity import code_identity, data_identity, model_identity, task_identity
 from fedgma.experiments.own_code import file_of, import_code, load_code
 from fedgma.experiments.own_defaults import fit
@@ -124,6 +125,7 @@ class Materials:
         if (file := self._code_file(name, "partition")) is not None:
             place = f"{file.resolve()}:{name.rpartition(':')[2]}"
             update["partition"] = settings.partition.model_copy(update={"name": place})
+        update["clock"] = located_clock(settings.clock, self._find)
         return settings.model_copy(update=update)
 
     def identity(self, settings: Settings) -> Identity:
@@ -134,6 +136,7 @@ class Materials:
         if ":" in settings.task:
             parts["task"] = task_identity(self.task(settings)).text
         named = {} if self.version is None else {"version": self.version}
+        parts |= clock_identity(settings.clock, self._find)
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
     def notes(self, settings: Settings) -> list[str]:
@@ -327,6 +330,7 @@ class Materials:
             weighting=settings.weighting,
             norm_factor=settings.norm_factor,
             attack=attack_of(settings),
+            clock=clock_of(settings.clock, wanted, self._find),
             evaluate_every=settings.evaluate_every,
             evaluate_on=("test", *federation.more_tests),
             evaluate_last=10,

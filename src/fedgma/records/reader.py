@@ -6,7 +6,6 @@ are converted to the current format on reading.
 """
 
 import hashlib
-import json
 import logging
 import math
 import os
@@ -14,14 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from fedgma.documents import PathLike
+from fedgma.documents import PathLike, parse_json
 from fedgma.errors import DataError, IntegrityError
 from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Head, Identity, Record, identity_of, is_intact, upgrade
 
 LARGEST = 2**30  # bytes; larger files are refused
 SUMMED = ("run.json", "rounds.jsonl", "done")  # the files in SHA256SUMS
 GONE = ".gone-"  # begins the name of a folder that is being deleted
-DEEPEST = 100  # levels of nested JSON
 RESTORE = "restore it from a copy, or delete the run's folder and run again"
 
 LOG = logging.getLogger(__name__)
@@ -312,28 +310,12 @@ def read_object(path: Path) -> Record:
 def parse_object(content: bytes, where: str) -> Record:
     """The JSON object in a text; `where` names it in the error."""
     try:
-        text = content.decode("utf-8")
-        value = json.loads(text)
-        if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be written back
-    except UnicodeDecodeError:
-        raise IntegrityError(f"{where} is not UTF-8 text; the file is damaged, restore it or run again") from None
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not JSON ({error}); the file is damaged, restore it or run again") from None
-    if text.count("{") + text.count("[") > DEEPEST and _depth(value) > DEEPEST:
-        raise IntegrityError(f"{where} is nested more than {DEEPEST} levels deep, so it is not a record of a run")
+        value = parse_json(content, where)
+    except DataError as error:
+        raise IntegrityError(str(error)) from None
     if not isinstance(value, dict):
         raise IntegrityError(f"{where} should be a JSON object, got {type(value).__name__}")
     return value
-
-
-def _depth(value: Any) -> int:
-    """How deep lists and objects are nested; without recursion, which a deep value would exhaust."""
-    level, depth = [value], 0
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-        depth += 1
-    return depth
 
 
 def read_content(path: Path, largest: int = LARGEST) -> bytes:

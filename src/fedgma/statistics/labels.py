@@ -22,6 +22,7 @@ VERSIONS = {
     "model": "model_version",
     "task": "task_version",
     "rule": "rule_version",
+    "clock": "clock_version",
     "precision": "precision",
     "version": "version",
 }
@@ -46,6 +47,7 @@ ALONE = (
     "client_optimizer",
     "aggregator",
     "attack.name",
+    "clock.name",
 )  # shown without their name
 FIRST = (
     "dataset",
@@ -59,6 +61,7 @@ FIRST = (
     "attack.name",
     "attack.share",
     "attack.scale",
+    "clock.name",
 )  # in labels
 
 
