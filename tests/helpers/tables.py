@@ -23,6 +23,7 @@ AGGREGATORS = {
     "ties": fedgma.ties(0.5),
     "majority_sign": fedgma.majority_sign(),
     "magnitude_agreement": fedgma.magnitude_agreement(0.6),
+    "voters_only": fedgma.voters_only(0.8),
     "wiener": fedgma.wiener(0.5, population=9),
     "james_stein": fedgma.james_stein(population=9),
     "fedexp": fedgma.fedexp(),

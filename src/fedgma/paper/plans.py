@@ -67,7 +67,7 @@ def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
             run, has_rates = rated(settings, part, chosen)
             runs.append((part, run))
             if not has_rates:
-                unrated[f"{run.dataset} {run.algorithm}"] = part.rates == "setting"
+                unrated[f"{run.dataset} {run.algorithm}"] = part.searched
     return Plan(tuple(runs), tuple(unrated), tuple(name for name, needed in unrated.items() if needed))
 
 

@@ -28,6 +28,7 @@ VERSIONS = {
 # settings that a record leaves out, and what they are then
 LEFT_OUT = {
     "adapters": "apart",
+    "weighting": "samples",
     "client_optimizer": "sgd",
     "nesterov": False,
     "weight_decay": 0.0,
