@@ -5,7 +5,7 @@ Everything is batched over runs: local training over all sampled clients of all 
 are the same whichever other runs are in the fleet. The state is passed in and returned, so that runs can be resumed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,17 +20,19 @@ from fedgma.errors import ConfigError
 from fedgma.seeds import seed
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
+from fedgma.simulation.evaluation_pools import client_table, pools_of, shared_tests
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
 from fedgma.simulation.sampling import draw_batches, sample_all_clients
-from fedgma.simulation.spec import SHARED, RunSpec
+from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
 from fedgma.training.choose import choose, choose_scorer
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
-from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer
+from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
 from fedgma.training.models import build
+from fedgma.training.ranks import ALONE, Ranks, share_pieces, train_shared
 from fedgma.training.same_pools import distinct
 from fedgma.training.stacked import Shapes, Stacked, flatten, ship, stack, unflatten, without
 from fedgma.training.task import Columns, Task, columns_of, figures, sample_means
@@ -65,6 +67,7 @@ class Fleet:
     chunk: int  # lanes trained at a time
     eval_batch: int
     device: torch.device
+    ranks: Ranks = ALONE
 
 
 def assemble(
@@ -75,14 +78,16 @@ def assemble(
     budget: int | None = None,
     chunk: int | None = None,
     form: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Fleet:
     """Check that the runs can share a fleet, and prepare all that is the same in every round.
 
     `trainer`, `precision` and `form` are those of `training.choose.choose`. `budget` is the memory for lanes in bytes,
     by default a share of the device's. `chunk` is the number of lanes trained at a time; it replaces the budget.
+    `ranks` are the processes over which the lanes are shared out.
     """
     specs = tuple(specs)
-    _check_together(specs)
+    check_together(specs)
     pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
     pools = tuple(augment_pool(train_pool, specs[0].augment) for train_pool in pools)
     sample = pools[0]
@@ -118,17 +123,18 @@ def assemble(
         pools=pools,
         pool=pool,
         rates=run_rates(specs),
-        tests=_shared_tests(specs),
+        tests=shared_tests(specs),
         optimizers=optimizers.lay_out([spec.optimizer for spec in specs], seen, device),
         rules=rules.lay_out([spec.rule for spec in specs], max(spec.clients_per_round for spec in specs), seen, device),
         bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device),
         attackers=attacks.lay_out(specs),
         algorithms=carried.lay_out(specs, shapes, device),
         layers=votes.lay_out(seen, device),
-        client_tests=tuple(_client_tests(spec, device) for spec in specs),
-        chunk=chunk or cost.lanes,
-        eval_batch=max(1, cost.samples // len(specs)),
+        client_tests=tuple(client_table(spec, device) for spec in specs),
+        chunk=chunk or max(1, cost.lanes // ranks.beside),
+        eval_batch=max(1, cost.samples // (ranks.beside * len(specs))),
         device=device,
+        ranks=ranks,
     )
 
 
@@ -176,7 +182,9 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
     chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
-    counted = [_train_chunk(fleet, state, lanes, sums, kept, gathered, zeros, norms) for lanes in chunks]
+    counted = []
+    for lanes in _trained(fleet, state, chunks):
+        counted.append(_count_lanes(fleet, state, *lanes, sums, kept, gathered, zeros, norms))
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
@@ -195,21 +203,33 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     return replace(state, looks=_look(fleet, state, sums)), played
 
 
-def _train_chunk(
+def _trained(
+    fleet: Fleet, state: State, chunks: Iterable[list[tuple[int, int]]]
+) -> Iterator[tuple[LaneBatch, np.ndarray, Trained]]:
+    """Chunks of lanes with their weights and the results of local training, in order."""
+    start = unflatten(carried.starts(fleet.algorithms, state.params, state.moments.z), fleet.shapes)
+
+    def train(lane_batch: LaneBatch) -> Trained:
+        terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
+        return fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
+
+    laid = (lay_lane_batch(fleet, state, lanes) for lanes in chunks)
+    return train_shared(fleet.ranks, laid, train, state.params)
+
+
+def _count_lanes(
     fleet: Fleet,
     state: State,
-    lanes: list[tuple[int, int]],
+    lane_batch: LaneBatch,
+    weights: np.ndarray,
+    trained: Trained,
     sums: tallies.Sums,
     kept: rules.Kept,
     gathered: carried.RoundSums | None,
     zeros: Tensor,
     norms: norm_bounds.RoundNorms | None,
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """Train some lanes and add them to the sums; returns the run and client of each, and which were counted."""
-    lane_batch, weights = lay_lane_batch(fleet, state, lanes)
-    start = unflatten(carried.starts(fleet.algorithms, state.params, state.moments.z), fleet.shapes)
-    terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
-    trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
+    """Add trained lanes to the sums; returns the run and client of each, and which were counted."""
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
@@ -301,12 +321,13 @@ def _evaluate(
     scores: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     clients: dict[int, Tensor] = {}
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
-    for name, pool, rows in _test_pools(fleet, due):
+    for name, pool, rows in pools_of(fleet.tests, due):
         picked = ship(rows, fleet.device)
         params = unflatten(optimizers.evaluated(fleet.optimizers, state.moments, state.params)[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
-            loss, found = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
+            over = share_pieces(fleet.ranks)
+            loss, found = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch, over=over)
         means = sample_means(fleet.task, loss, found, pool.y)
         scores.setdefault(name, []).append((rows, figures(fleet.task, fleet.columns, *means)))
         weight = None if fleet.task.weight is None else fleet.task.weight(pool.y)
@@ -315,34 +336,6 @@ def _evaluate(
                 of_clients = client_means(loss[row], found[row], samples, weight)
                 clients[run] = figures(fleet.task, fleet.columns, *of_clients)[:, fleet.task.first]
     return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in scores.items()}, clients
-
-
-def _client_tests(spec: RunSpec, device: torch.device) -> Tensor | None:
-    """The clients' test samples as one table, padded with -1."""
-    samples = getattr(spec.federation, "client_tests", None) if spec.per_client else None
-    if samples is None:
-        return None
-    table = np.full((len(samples), max(map(len, samples))), -1, np.int64)
-    for client, index in enumerate(samples):
-        table[client, : len(index)] = index
-    return torch.from_numpy(table).to(device)
-
-
-def _test_pools(fleet: Fleet, runs: list[int]) -> list[tuple[str, Pool, np.ndarray]]:
-    """Every test pool to evaluate on, with the runs that share it."""
-    groups: dict[tuple[str, int], tuple[Pool, list[int]]] = {}
-    for run in runs:
-        for name, pool in fleet.tests[run].items():
-            groups.setdefault((name, id(pool)), (pool, []))[1].append(run)
-    return [(name, pool, np.array(rows)) for (name, _), (pool, rows) in groups.items()]
-
-
-def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
-    """The test pools of each run; equal pools become one object, so that runs are evaluated on them together."""
-    named = [spec.test_pools() for spec in specs]
-    pools, position = distinct([pool for tests in named for pool in tests.values()])
-    positions = iter(position.tolist())
-    return tuple({name: pools[next(positions)] for name in tests} for tests in named)
 
 
 def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
@@ -378,18 +371,3 @@ def _chunks(sampled: dict[int, np.ndarray], size: int, *, whole: bool = False) -
 def _input_shape(pool: Pool) -> tuple[int, ...]:
     none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
     return tuple(pool.batch(none, none)[0].shape[1:])
-
-
-def _check_together(specs: tuple[RunSpec, ...]) -> None:
-    if not specs:
-        raise ConfigError("a fleet needs at least one run")
-    for spec in specs:
-        shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
-        same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
-        if not same or shape != first:
-            raise ConfigError(
-                f"the runs of a fleet must share {', '.join(SHARED)} and the shape of inputs; put runs that differ "
-                "in another fleet"
-            )
-        if spec.federation.train.y.device != specs[0].federation.train.y.device:
-            raise ConfigError("the data of a fleet's runs must be on one device; move them with `place`")

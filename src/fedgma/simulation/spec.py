@@ -154,3 +154,19 @@ class RunSpec:
             if name not in known:
                 raise ConfigError(f"unknown test pool {name!r}; this federation has: {', '.join(sorted(known))}")
         return {name: known[name] for name in self.evaluate_on}
+
+
+def check_together(specs: tuple[RunSpec, ...]) -> None:
+    """Raise an error if these runs cannot train in one fleet."""
+    if not specs:
+        raise ConfigError("a fleet needs at least one run")
+    for spec in specs:
+        shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
+        same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
+        if not same or shape != first:
+            raise ConfigError(
+                f"the runs of a fleet must share {', '.join(SHARED)} and the shape of inputs; put runs that differ "
+                "in another fleet"
+            )
+        if spec.federation.train.y.device != specs[0].federation.train.y.device:
+            raise ConfigError("the data of a fleet's runs must be on one device; move them with `place`")
