@@ -34,7 +34,9 @@ def fleets_of(planned: Sequence[Planned], materials: Materials, ranks: Ranks) ->
             )
     by_name = {run.fingerprint: run for run in planned}
     shared = [[by_name[name] for name in members] for members in told["fleets"]]
-    lanes = max((sum(run.settings.clients_per_round for run in members) for members in shared), default=ranks.size)
+    lanes = max(
+        (sum(run.settings.clients_per_round or 10 for run in members) for members in shared), default=ranks.size
+    )
     if ranks.size > lanes:
         raise ConfigError(
             f"{ranks.size} ranks are more than the {lanes} clients that train in a round; use --ranks {lanes}"

@@ -131,21 +131,19 @@ def _play(command: Sequence[str], ranks: int, folder: Path, signals: Forwarding,
 
 def _start(command: Sequence[str], rank: int, ranks: int, folder: Path, held: int) -> subprocess.Popen[bytes]:
     """A rank: a group of its own, so that a terminal's Ctrl-C reaches it through this process alone."""
-    given = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+    given: dict[str, object] = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
     given |= {STORE: folder / "store", PIPE: held}
     network = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
     environment = {**os.environ, **network, **{name: str(value) for name, value in given.items()}}
-    with contextlib.ExitStack() as opened:
-        streams = {}
-        if rank:
-            streams = {"stdout": subprocess.DEVNULL, "stderr": opened.enter_context((folder / str(rank)).open("wb"))}
+    with (folder / str(rank)).open("wb") as errors:
         process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if rank else None,  # the first rank speaks
+            stderr=errors if rank else None,
             pass_fds=[held],
             process_group=0,
-            **streams,  # type: ignore[arg-type]
         )
     _pin(process.pid, rank, ranks)
     return process

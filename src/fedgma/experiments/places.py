@@ -26,10 +26,10 @@ class Place(NamedTuple):
 def find_place(environment: Mapping[str, str], wanted: int | None = None) -> Place | None:
     """The place that torchrun, Slurm's srun or fedgma gave this process; None if none of them started it.
 
-    `wanted` is the number of ranks that the user asks for.
+    `wanted` is the number of ranks that the user asks for. Of those that fedgma started, there may be fewer by now.
     """
     place = _from_torchrun(environment) or _from_slurm(environment)
-    if place is not None and wanted is not None and wanted != place.size:
+    if place is not None and not place.store and wanted is not None and wanted != place.size:
         raise ConfigError(
             f"--ranks {wanted}: {place.size} processes were started, of which this is one; leave --ranks out or start "
             f"{wanted}"

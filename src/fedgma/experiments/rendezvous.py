@@ -82,7 +82,7 @@ def _neighbours(ranks: Ranks, device: str) -> tuple[int, bool]:
     (keys,) = gather(ranks, range(ranks.size + 1), [torch.tensor([key])])
     if bool((keys == 0).any()) and bool((keys != 0).any()):
         raise ConfigError("some ranks have a GPU and some have none; give all ranks --device cpu or a GPU")
-    return int((keys == key).sum()) if key else 1, bool(key) and len(keys.unique()) == ranks.size
+    return int((keys == key).sum()) if key else 1, bool(key) and len(set(keys.tolist())) == ranks.size
 
 
 def _send(talk: Any, fast: Any, tensor: Tensor, source: int) -> None:

@@ -116,12 +116,13 @@ def gather(ranks: Ranks, edges: Sequence[int], parts: Sequence[Tensor]) -> list[
     """The rows of all ranks, in order, of each part; rank r has rows edges[r] to edges[r + 1] of the result."""
     if len(parts) == 1:
         return [_exchanged(ranks, edges, parts[0])]
-    rows = [part.reshape(len(part), -1).contiguous().view(torch.uint8) for part in parts]
+    tables = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts]
+    rows = [table.contiguous().view(torch.uint8) for table in tables]
     packed = _exchanged(ranks, edges, torch.cat(rows, 1))
     pieces = torch.split(packed, [row.shape[1] for row in rows], 1)
     shaped = zip(parts, pieces, strict=True)
     # the copy is aligned, as the view needs it
-    return [piece.clone().view(part.dtype).view(edges[-1], *part.shape[1:]) for part, piece in shaped]
+    return [piece.flatten().clone().view(part.dtype).view(edges[-1], *part.shape[1:]) for part, piece in shaped]
 
 
 def _exchanged(ranks: Ranks, edges: Sequence[int], rows: Tensor) -> Tensor:
