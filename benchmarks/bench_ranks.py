@@ -17,13 +17,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src"
-sys.path.insert(0, str(SOURCE))
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import numpy as np
 import torch
 
 from fedgma.records.checkpoints import read_checkpoint
+
+SOURCE = Path(__file__).parents[1] / "src"
 
 
 def main() -> None:

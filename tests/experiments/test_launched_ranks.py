@@ -209,8 +209,8 @@ def test_a_script_under_torchrun_shares_its_clients_and_every_process_has_the_ou
     )
     alone, many = tmp_path / "alone", tmp_path / "many"
     subprocess.run([sys.executable, str(script), str(alone)], env=environment(), check=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    subprocess.run([*torchrun, "--master-port", "0", str(script), str(many)], env=environment(), check=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    subprocess.run([*torchrun, "--nproc-per-node", "2", str(script), str(many)], env=environment(), check=True)
     check_same_runs(alone, many)
     texts = [Path(f"{out}-{rank}.txt").read_text() for out, rank in ((alone, 0), (many, 0), (many, 1))]
     assert texts[0] == texts[1] == texts[2]
