@@ -1,8 +1,7 @@
 """Ranks on a GPU: what NCCL and gloo carry arrives."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from fedgma.experiments.places import Place
 from fedgma.experiments.rendezvous import joined

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgma.errors import ConfigError
-from fedgma.training.ranks import ALONE, _check_same, agreed, cuts, from_first, gather, share_pieces
+from fedgma.training.ranks import ALONE, _check_same, agreed, cuts, from_first, gather
 from thread_ranks import on_ranks
 
 
@@ -52,7 +52,7 @@ def test_pieces_are_computed_by_one_rank_each_and_known_to_all(pieces):
             done.append(piece)
             return torch.full((2, 3), float(piece * piece)), torch.tensor([piece % 2 == 0])
 
-        return done, list(share_pieces(ranks)(square, list(range(pieces))))
+        return done, list(ranks.map(square, list(range(pieces))))
 
     answers = on_ranks(2, work)
     for _, found in answers:

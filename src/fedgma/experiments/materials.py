@@ -323,6 +323,7 @@ class Materials:
             algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=self.rule(settings),
             optimizer=optimizer_of(settings),
+            weighting=settings.weighting,
             norm_factor=settings.norm_factor,
             attack=attack_of(settings),
             evaluate_every=settings.evaluate_every,

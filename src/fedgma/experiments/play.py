@@ -84,6 +84,8 @@ def play_fleet(
         parameters = parameter_count(fleet.model)
         opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
         facts = {"parameters": parameters, **({"tied": tied} if (tied := tied_names(fleet.model)) else {})}
+        if fleet.compile_after:
+            facts["compiled_after"] = fleet.compile_after
         folders = [_open(run, materials, facts, wait, opened) if ranks.first else None for run in members]
         extend([(run, spec, path) for run, spec, path in zip(members, specs, folders, strict=True) if path is not None])
         checkpoints = [None if folder is None else folder.resume() for folder in folders]

@@ -121,6 +121,9 @@ class Settings(Section):
     inverse_sparsity_scale: bool = Field(
         default=False, description="for `and_mask`: divide by the share of entries that pass"
     )
+    level: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.05, description="for `sign_test`: significance level at which votes are no accident"
+    )
     threshold: Count = Field(default=4, description="for `rlr`: an entry with fewer votes has its step reversed")
     share: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         default=0.1,
@@ -136,10 +139,17 @@ class Settings(Section):
     update_clip: Positive | None = Field(
         default=None, description="largest norm of a client's update; by default not clipped"
     )
+    unmasked: str | None = Field(
+        default=None,
+        description="pattern of arrays that are averaged without a mask, such as `fc3.*` for the output layer of lenet",
+    )
     norm_factor: Positive | None = Field(
         default=None,
         description="an update of more than this many times the usual norm is refused, as in a deployment, where it "
         "is 10; by default none is",
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        default="samples", description="weight of a client in the mean: its number of samples, or the same for all"
     )
     mask_position: Literal["after", "before"] = Field(
         default="after", description="for adaptive servers: mask after the preconditioner (as in the paper) or before"
@@ -225,7 +235,7 @@ class Settings(Section):
         if is_path(self.dataset) and not looks_like_path(self.dataset) and existing(self.dataset) is None:
             raise ValueError(
                 f"dataset: unknown data set {self.dataset!r}; known: {', '.join(dataset_names())}; or the path of your "
-                f"own file or folder, such as ./{self.dataset}"
+                f"own file or folder, such as {'./' + self.dataset!r}"
             )
         if self.model is not None and ":" not in self.model and self.model not in MODELS:
             raise ValueError(
@@ -324,6 +334,7 @@ def _algorithms(*known: str) -> Callable[[Settings], bool]:
 # settings that only some runs use; if no run of a file uses one, the file is refused
 USED: dict[str, Callable[[Settings], bool]] = {
     **{name: _reads(name) for name in RULE_SETTINGS},
+    "unmasked": lambda s: _may_mask(s),
     "mask_position": lambda s: _may_mask(s) and ALGORITHMS[s.algorithm].server != "sgd",
     **{
         name: _algorithms(*(key for key, row in ALGORITHMS.items() if name in row.settings))
@@ -345,6 +356,10 @@ USED: dict[str, Callable[[Settings], bool]] = {
 }
 
 
+# settings that are recorded only where they differ from this: keeps fingerprints from before they existed
+LATER = {"augment": "none", "adapters": "apart", "server_average": 0.0, "weighting": "samples"}
+
+
 def record(settings: Settings) -> dict[str, Any]:
     """Settings as they are recorded: nested, with every default, None for those that the run does not use.
 
@@ -358,8 +373,8 @@ def record(settings: Settings) -> dict[str, Any]:
             (nested[section[0]] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
-    for name, default in (("augment", "none"), ("adapters", "apart"), ("server_average", 0.0)):
-        if nested[name] == default:  # keeps fingerprints from before this setting existed
+    for name, default in LATER.items():
+        if nested[name] == default:
             del nested[name]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])

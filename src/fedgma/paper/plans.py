@@ -67,13 +67,16 @@ def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
             run, has_rates = rated(settings, part, chosen)
             runs.append((part, run))
             if not has_rates:
-                unrated[f"{run.dataset} {run.algorithm}"] = part.rates == "setting"
+                unrated[f"{run.dataset} {run.algorithm}"] = part.searched
     return Plan(tuple(runs), tuple(unrated), tuple(name for name, needed in unrated.items() if needed))
 
 
 def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> Iterator[Settings]:
     """The runs of a part; a coloured data set gets the shift that was chosen for it."""
-    given = {**part.settings, "seed": list(range(cut.seeds or experiment.seeds))}
+    given = {
+        **part.settings,
+        "seed": [experiment.first_seed + number for number in range(cut.seeds or experiment.seeds)],
+    }
     if cut.rounds is not None:
         given["rounds"] = cut.rounds
     if cut.quick:

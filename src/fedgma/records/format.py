@@ -88,6 +88,7 @@ class Head(TypedDict, total=False):
     precision: str
     parameters: Any  # trainable entries; in a Flower run, shape and type of each array
     tied: dict[str, str]  # further names of arrays that the model holds under several; absent if there are none
+    compiled_after: int  # rounds that were trained before steps were compiled; absent where nothing was compiled
     metrics: list[MetricFacts]  # verdicts are about the first; absent for a classification, which has the accuracy
     started: str
     command: str  # that made the run; absent in older records and for runs that no command made

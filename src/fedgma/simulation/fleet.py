@@ -5,7 +5,7 @@ Everything is batched over runs: local training over all sampled clients of all 
 are the same whichever other runs are in the fleet. The state is passed in and returned, so that runs can be resumed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,24 +15,26 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.data.augmentations import augment_pool
-from fedgma.data.pools import Pool
+from fedgma.data.pools import Pool, input_shape
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
-from fedgma.simulation.evaluation_pools import client_table, pools_of, shared_tests
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
-from fedgma.simulation.sampling import draw_batches, sample_all_clients
+from fedgma.simulation.sampling import chunks_of, draw_batches, sample_all_clients, steps_of_a_round
+from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
+from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
 from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
-from fedgma.training.choose import choose, choose_scorer
+from fedgma.training.choose import choose, choose_scorer, early_form
+from fedgma.training.compile import rounds_before_compiling
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
 from fedgma.training.models import build
-from fedgma.training.ranks import ALONE, Ranks, share_pieces, train_shared
+from fedgma.training.ranks import ALONE, Ranks, TrainedLanes, train_shared
 from fedgma.training.same_pools import distinct
 from fedgma.training.stacked import Shapes, Stacked, flatten, ship, stack, unflatten, without
 from fedgma.training.task import Columns, Task, columns_of, figures, sample_means
@@ -49,7 +51,10 @@ class Fleet:
     space: adapters.Space | None  # None: rules see the parameters themselves
     seen: Shapes  # what rules and server optimisers see
     train: LocalTrainer
+    early: LocalTrainer  # of the first rounds, in which nothing is compiled
     score: Scorer
+    early_score: Scorer
+    compile_after: int  # how many those are; 0 where nothing is ever compiled
     task: Task
     columns: Columns  # of the task's measures
     precision: str
@@ -63,6 +68,7 @@ class Fleet:
     attackers: attacks.Attackers | None
     algorithms: carried.Algorithms | None  # None: no run's algorithm carries anything from round to round
     layers: votes.Layers
+    server: ServerPart | None  # all that follows training in a round; None where there is more
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
     chunk: int  # lanes trained at a time
     eval_batch: int
@@ -78,13 +84,15 @@ def assemble(
     budget: int | None = None,
     chunk: int | None = None,
     form: bool = True,
+    compile_after: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Fleet:
     """Check that the runs can share a fleet, and prepare all that is the same in every round.
 
     `trainer`, `precision` and `form` are those of `training.choose.choose`. `budget` is the memory for lanes in bytes,
     by default a share of the device's. `chunk` is the number of lanes trained at a time; it replaces the budget.
-    `ranks` are the processes over which the lanes are shared out.
+    `compile_after` is the number of rounds before steps are compiled; by default it follows from the number of steps.
+    `ranks` are the processes over which lanes are shared out.
     """
     specs = tuple(specs)
     check_together(specs)
@@ -92,7 +100,7 @@ def assemble(
     pools = tuple(augment_pool(train_pool, specs[0].augment) for train_pool in pools)
     sample = pools[0]
     device = sample.y.device
-    model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
+    model = build(specs[0].model, input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
     space = adapters.lay_out(specs, shapes)
     seen = shapes if space is None else space.seen
@@ -101,22 +109,39 @@ def assemble(
     moments = 2 if specs[0].client_optimizer == "adamw" else 1
     more = max(spec.algorithm.arrays_of_a_lane for spec in specs)
     cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task, kept=moments + more)
+    train = choose(
+        *(trainer, model, pools),
+        precision=precision,
+        form=form,
+        task=task,
+        smoothing=specs[0].label_smoothing,
+        beyond_kernels=beyond_kernels(specs),
+    )
+    early = early_form(train)
+    if compile_after is None:
+        steps = steps_of_a_round(specs, chunk or cost.lanes)
+        compile_after = 0 if early is None else rounds_before_compiling(steps)
+    frozen = frozenset(name for name, value in model.named_parameters() if not value.requires_grad)
+    stepping = optimizers.lay_out([spec.optimizer for spec in specs], seen, device)
+    most = max(spec.clients_per_round for spec in specs)
+    ruling = rules.lay_out([spec.rule for spec in specs], most, seen, device)
+    bounds, attackers = norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device), attacks.lay_out(specs)
+    algorithms, server = carried.lay_out(specs, shapes, device), None
+    nothing = all(part is None for part in (space, bounds, attackers, algorithms))
+    if nothing and is_plain(ruling, stepping) and frozen >= named_tensors(model)[1].keys():
+        server = ServerPart(ruling, stepping, task, columns, replay=can_replay(task, device))
     return Fleet(
         specs=specs,
         model=model,
         shapes=shapes,
-        frozen=frozenset(name for name, value in model.named_parameters() if not value.requires_grad),
+        frozen=frozen,
         space=space,
         seen=seen,
-        train=choose(
-            *(trainer, model, pools),
-            precision=precision,
-            form=form,
-            task=task,
-            smoothing=specs[0].label_smoothing,
-            beyond_kernels=beyond_kernels(specs),
-        ),
+        train=train,
+        early=early or train,
         score=choose_scorer(trainer, model, sample, form=form, task=task),
+        early_score=choose_scorer(trainer, model, sample, form=form, task=task, compile=False),
+        compile_after=compile_after,
         task=task,
         columns=columns,
         precision=precision,
@@ -124,13 +149,14 @@ def assemble(
         pool=pool,
         rates=run_rates(specs),
         tests=shared_tests(specs),
-        optimizers=optimizers.lay_out([spec.optimizer for spec in specs], seen, device),
-        rules=rules.lay_out([spec.rule for spec in specs], max(spec.clients_per_round for spec in specs), seen, device),
-        bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device),
-        attackers=attacks.lay_out(specs),
-        algorithms=carried.lay_out(specs, shapes, device),
+        optimizers=stepping,
+        rules=ruling,
+        bounds=bounds,
+        attackers=attackers,
+        algorithms=algorithms,
         layers=votes.lay_out(seen, device),
-        client_tests=tuple(client_table(spec, device) for spec in specs),
+        server=server,
+        client_tests=tuple(client_tests(spec, device) for spec in specs),
         chunk=chunk or max(1, cost.lanes // ranks.beside),
         eval_batch=max(1, cost.samples // (ranks.beside * len(specs))),
         device=device,
@@ -173,6 +199,12 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
+    chunks = list(chunks_of(sampled, fleet.chunk, whole=fleet.attackers is not None))
+    early = any(state.rounds[run] < fleet.compile_after for run in busy)
+    train, score = (fleet.early, fleet.early_score) if early else (fleet.train, fleet.score)
+    measured = any(fleet.specs[run].is_measured(int(state.rounds[run]) + 1) for run in busy)
+    if fleet.server is not None and len(chunks) == 1 and not measured:
+        return _play_plain(fleet, fleet.server, train, score, state, sampled, chunks[0])
     model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
     sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
@@ -181,16 +213,15 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     norms = None
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
-    chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
     counted = []
-    for lanes in _trained(fleet, state, chunks):
-        counted.append(_count_lanes(fleet, state, *lanes, sums, kept, gathered, zeros, norms))
+    for lanes in _trained(fleet, train, state, chunks):
+        counted.append(_count_lanes(fleet, state, lanes, sums, kept, gathered, zeros, norms))
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
-        rounds=state.rounds + np.isin(np.arange(len(fleet.specs)), busy),
+        rounds=state.rounds + np.bincount(busy, minlength=len(state.rounds)),
         params=adapters.lower(fleet.space, after, model, state.params),
         buffers={**state.buffers, **merged.buffers},
         moments=moments,
@@ -199,30 +230,46 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
-    played = replace(_record(fleet, state, sampled, sums, merged, zeros), counted=tuple(counted))
+    played = replace(_record(fleet, score, state, sampled, sums, merged, zeros), counted=tuple(counted))
     return replace(state, looks=_look(fleet, state, sums)), played
 
 
+def _play_plain(
+    fleet: Fleet,
+    server: ServerPart,
+    train: LocalTrainer,
+    score: Scorer,
+    state: State,
+    sampled: dict[int, np.ndarray],
+    lanes: list[tuple[int, int]],
+) -> tuple[State, Round]:
+    """A round of a fleet for which `server` is all that follows training."""
+    ((batch, weights, trained),) = _trained(fleet, train, state, [lanes])
+    done = server(batch.run, weights, trained, state.params, state.moments)
+    rounds = state.rounds + np.bincount([*sampled], minlength=len(state.rounds))
+    state = replace(state, rounds=rounds, params=done.params, moments=done.moments)
+    counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
+    return state, replace(_round(fleet, score, state, sampled, done.table), counted=counted)
+
+
 def _trained(
-    fleet: Fleet, state: State, chunks: Iterable[list[tuple[int, int]]]
-) -> Iterator[tuple[LaneBatch, np.ndarray, Trained]]:
+    fleet: Fleet, train: LocalTrainer, state: State, chunks: Sequence[list[tuple[int, int]]]
+) -> Iterator[TrainedLanes]:
     """Chunks of lanes with their weights and the results of local training, in order."""
     start = unflatten(carried.starts(fleet.algorithms, state.params, state.moments.z), fleet.shapes)
 
-    def train(lane_batch: LaneBatch) -> Trained:
+    def train_lanes(lane_batch: LaneBatch) -> Trained:
         terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
-        return fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
+        return train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
 
     laid = (lay_lane_batch(fleet, state, lanes) for lanes in chunks)
-    return train_shared(fleet.ranks, laid, train, state.params)
+    return train_shared(fleet.ranks, laid, train_lanes, state.params)
 
 
 def _count_lanes(
     fleet: Fleet,
     state: State,
-    lane_batch: LaneBatch,
-    weights: np.ndarray,
-    trained: Trained,
+    lanes: TrainedLanes,
     sums: tallies.Sums,
     kept: rules.Kept,
     gathered: carried.RoundSums | None,
@@ -230,6 +277,7 @@ def _count_lanes(
     norms: norm_bounds.RoundNorms | None,
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Add trained lanes to the sums; returns the run and client of each, and which were counted."""
+    lane_batch, weights, trained = lanes
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
@@ -248,46 +296,42 @@ def _count_lanes(
 
 
 def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[LaneBatch, np.ndarray]:
-    """The lanes of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
+    """The lanes of (run, client) pairs in their runs' next round, and their weights: sample counts, or ones."""
     runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
     specs = [fleet.specs[run] for run, _ in lanes]
     drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
     rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
     lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
     rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
-    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), drawn.samples
+    uniform = [spec.weighting == "uniform" for spec in specs]
+    weights = np.where(uniform, 1, drawn.samples) if any(uniform) else drawn.samples
+    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), weights
 
 
 def _record(
     fleet: Fleet,
+    score: Scorer,
     state: State,
     sampled: dict[int, np.ndarray],
     sums: tallies.Sums,
     merged: tallies.Merged,
     zeros: Tensor,
 ) -> Round:
-    """The round's numbers, still on the device."""
-    trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
-    scored = figures(fleet.task, fleet.columns, trained[:, 0], trained[:, 1:])
-    columns = [scored, sums.clients[:, None].double(), sums.weight[:, None]]
-    mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
-    agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
-    columns += [mask[:, None].double(), agreement[:, None].double()]
-    scores, clients = _evaluate(fleet, state, sorted(sampled))
-    return Round(
-        rounds=state.rounds.copy(),
-        sampled=sampled,
-        table=torch.cat(columns, 1),
-        scores=scores,
-        votes={
-            run: _count_votes(fleet, state, run, sums, merged, zeros[run])
-            for run in sampled
-            if fleet.specs[run].is_measured(int(state.rounds[run]))
-        },
-        client_scores=clients,
-        names=fleet.task.names,
-        broken=merged.broken,
-    )
+    """The round's numbers with those of its votes, still on the device."""
+    measured = {
+        run: _count_votes(fleet, state, run, sums, merged, zeros[run])
+        for run in sampled
+        if fleet.specs[run].is_measured(int(state.rounds[run]))
+    }
+    played = _round(fleet, score, state, sampled, numbers(fleet.task, fleet.columns, sums, merged))
+    return replace(played, votes=measured, broken=merged.broken)
+
+
+def _round(fleet: Fleet, score: Scorer, state: State, sampled: dict[int, np.ndarray], table: Tensor) -> Round:
+    """A round with its scores."""
+    scores, clients = _evaluate(fleet, score, state, sorted(sampled))
+    rounds = state.rounds.copy()
+    return Round(rounds, sampled, table, scores, client_scores=clients, names=fleet.task.names)
 
 
 def _count_votes(
@@ -315,19 +359,18 @@ def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor,
 
 
 def _evaluate(
-    fleet: Fleet, state: State, runs: list[int]
+    fleet: Fleet, score: Scorer, state: State, runs: list[int]
 ) -> tuple[dict[str, tuple[np.ndarray, Tensor]], dict[int, Tensor]]:
     """Evaluate the runs that are due on their test pools: name -> (runs, [run, figure]), and run -> [client]."""
     scores: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     clients: dict[int, Tensor] = {}
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
-    for name, pool, rows in pools_of(fleet.tests, due):
+    for name, pool, rows in test_pools(fleet.tests, due):
         picked = ship(rows, fleet.device)
         params = unflatten(optimizers.evaluated(fleet.optimizers, state.moments, state.params)[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
-            over = share_pieces(fleet.ranks)
-            loss, found = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch, over=over)
+            loss, found = sample_scores(score, params, buffers, pool, batch=fleet.eval_batch, over=fleet.ranks.map)
         means = sample_means(fleet.task, loss, found, pool.y)
         scores.setdefault(name, []).append((rows, figures(fleet.task, fleet.columns, *means)))
         weight = None if fleet.task.weight is None else fleet.task.weight(pool.y)
@@ -347,27 +390,6 @@ def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
 
 def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
     sample = spec.federation.train
-    model = build(spec.model, _input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
+    model = build(spec.model, input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
     params, buffers = named_tensors(model)
     return {name: value.detach() for name, value in params.items()}, buffers
-
-
-def _chunks(sampled: dict[int, np.ndarray], size: int, *, whole: bool = False) -> Iterator[list[tuple[int, int]]]:
-    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others.
-
-    With `whole`, all clients of a run are in one piece, even if they are more than `size`.
-    """
-    lanes = [[(run, int(client)) for client in clients] for run, clients in sampled.items()]
-    if whole:
-        size = max(1, size // max(map(len, lanes), default=1))  # in runs
-    else:
-        lanes = [[lane] for clients in lanes for lane in clients]
-    pieces = -(-len(lanes) // size)
-    step = -(-len(lanes) // max(pieces, 1))  # all but the last have the same size: one shape to compile
-    for begin in range(0, len(lanes), max(step, 1)):
-        yield [lane for clients in lanes[begin : begin + step] for lane in clients]
-
-
-def _input_shape(pool: Pool) -> tuple[int, ...]:
-    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
-    return tuple(pool.batch(none, none)[0].shape[1:])

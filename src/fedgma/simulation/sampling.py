@@ -4,7 +4,7 @@ A draw depends only on federation, seed, round and client, so the arms of a comp
 made once and shared by all runs that need it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,34 @@ def sample_all_clients(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Seque
             drawn[key] = sample_clients(spec, round)
         sampled[run] = drawn[key]
     return sampled
+
+
+def chunks_of(sampled: dict[int, np.ndarray], size: int, *, whole: bool = False) -> Iterator[list[tuple[int, int]]]:
+    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others.
+
+    With `whole`, all clients of a run are in one piece, even if they are more than `size`.
+    """
+    lanes = [[(run, int(client)) for client in clients] for run, clients in sampled.items()]
+    if whole:
+        size = max(1, size // max(map(len, lanes), default=1))  # in runs
+    else:
+        lanes = [[lane] for clients in lanes for lane in clients]
+    pieces = -(-len(lanes) // size)
+    step = -(-len(lanes) // max(pieces, 1))  # all but the last have the same size: one shape to compile
+    for begin in range(0, len(lanes), max(step, 1)):
+        yield [lane for clients in lanes[begin : begin + step] for lane in clients]
+
+
+def steps_of_a_round(specs: Sequence[RunSpec], chunk: int) -> int:
+    """Steps that are called one after the other in a round: those of the largest client, for each chunk of lanes."""
+    largest = {id(spec.federation): 0 for spec in specs}
+    longest = 1
+    for spec in specs:
+        key = id(spec.federation)
+        largest[key] = largest[key] or max(map(len, spec.federation.clients))
+        steps = spec.local_epochs * -(-largest[key] // spec.batch_size)
+        longest = max(longest, steps if spec.local_steps is None else min(steps, spec.local_steps))
+    return longest * -(-sum(spec.clients_per_round for spec in specs) // chunk)
 
 
 def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> Drawn:

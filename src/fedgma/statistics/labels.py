@@ -11,6 +11,7 @@ NAMES = {name: row.label for name, row in RULES.items()}
 AGGREGATION_SETTINGS = (
     *RULE_SETTINGS,
     "mask_position",
+    "unmasked",
     "rule_version",
 )
 AGGREGATION = ("aggregator", *AGGREGATION_SETTINGS)
@@ -27,6 +28,7 @@ VERSIONS = {
 # settings that a record leaves out, and what they are then
 LEFT_OUT = {
     "adapters": "apart",
+    "weighting": "samples",
     "client_optimizer": "sgd",
     "nesterov": False,
     "weight_decay": 0.0,

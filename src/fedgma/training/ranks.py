@@ -20,7 +20,7 @@ from fedgma.errors import ConfigError
 from fedgma.training.lane_batch import LaneBatch, Tilt, Trained
 from fedgma.training.stacked import Stacked
 
-Laid = tuple[LaneBatch, np.ndarray]  # lanes and their weights
+TrainedLanes = tuple[LaneBatch, np.ndarray, Trained]  # lanes, their weights, and the results of their training
 
 
 def _alone(tensor: Tensor, source: int) -> None:
@@ -41,14 +41,23 @@ class Ranks:
         """Whether this rank writes the records and speaks to the user."""
         return self.rank == 0
 
+    def map(self, function: Callable[[Any], tuple[Tensor, ...]], pieces: Sequence[Any]) -> Iterable[tuple[Tensor, ...]]:
+        """What a function makes of each piece, in tensors of equal shapes; enough pieces are shared out."""
+        if self.size == 1 or len(pieces) < self.size:
+            return map(function, pieces)
+        edges = cuts(np.ones(len(pieces)), self.size)
+        own = [function(piece) for piece in pieces[slice(*edges[self.rank : self.rank + 2])]]
+        columns = gather(self, edges, [torch.stack(column) for column in zip(*own, strict=True)])
+        return list(zip(*(column.unbind() for column in columns), strict=True))
+
 
 ALONE = Ranks()
 
 
 def train_shared(
-    ranks: Ranks, laid: Iterable[Laid], train: Callable[[LaneBatch], Trained], model: Tensor
-) -> Iterator[tuple[LaneBatch, np.ndarray, Trained]]:
-    """Lane batches with the results of their training, in order and on every rank.
+    ranks: Ranks, laid: Iterable[tuple[LaneBatch, np.ndarray]], train: Callable[[LaneBatch], Trained], model: Tensor
+) -> Iterator[TrainedLanes]:
+    """Lane batches and their weights with the results of training, in order and on every rank.
 
     Where there are as many lane batches as ranks, each rank trains one. Those that are left are divided. `model`
     [run, entry] is compared between ranks.
@@ -133,20 +142,6 @@ def _exchanged(ranks: Ranks, edges: Sequence[int], rows: Tensor) -> Tensor:
         if whole[begin:end].numel():
             ranks.send(whole[begin:end], source)
     return whole
-
-
-def share_pieces(ranks: Ranks) -> Callable[[Callable[[Any], tuple[Tensor, ...]], Sequence[Any]], Any]:
-    """A `map` whose pieces are shared out by rank, for results of equal shapes; one by one where they are too few."""
-
-    def over(function: Callable[[Any], tuple[Tensor, ...]], pieces: Sequence[Any]) -> list[tuple[Tensor, ...]]:
-        if ranks.size == 1 or len(pieces) < ranks.size:
-            return [function(piece) for piece in pieces]
-        edges = cuts(np.ones(len(pieces)), ranks.size)
-        own = [function(piece) for piece in pieces[slice(*edges[ranks.rank : ranks.rank + 2])]]
-        columns = gather(ranks, edges, [torch.stack(column) for column in zip(*own, strict=True)])
-        return list(zip(*(column.unbind() for column in columns), strict=True))
-
-    return over
 
 
 def agreed(ranks: Ranks, ask: Callable[[], bool]) -> Callable[[], bool]:
