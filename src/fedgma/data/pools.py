@@ -139,6 +139,6 @@ def channel_statistics(moments: Moments) -> tuple[Tensor, Tensor]:
 
 
 def input_shape(pool: Pool) -> tuple[int, ...]:
-    """The shape of one sample as models see it."""
+    """The shape of one sample as a model sees it."""
     none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
     return tuple(pool.batch(none, none)[0].shape[1:])

@@ -23,7 +23,7 @@ from fedgma.experiments.agreement import fleets_of, share_checkpoints, share_lin
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials, own_name
 from fedgma.experiments.notebook import NotebookBar, notebook
-from fedgma.experiments.outcome import Outcome
+from fedgma.experiments.outcome import Network, Outcome
 from fedgma.experiments.places import Place, find_place
 from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, plan
 from fedgma.experiments.progress import Progress, arm_names
@@ -34,6 +34,7 @@ from fedgma.records.format import Line, Record
 from fedgma.records.reader import finished, read_rounds
 from fedgma.records.trained import model_arrays
 from fedgma.records.writer import RunFolder, mismatch_in
+from fedgma.seeds import seed as derived_seed
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.device_round import Round
 from fedgma.simulation.spec import RunSpec
@@ -240,7 +241,8 @@ def run(
             seen.see(played.run, played.line)
             if bar is not None:
                 bar.update()
-        return conclude(*share_lines(ranks, planned, lines), models)
+        outcome = conclude(*share_lines(ranks, planned, lines), models)
+        return outcome._replace(networks=_networks(planned, materials))
 
 
 def _place(on: str) -> Place | None:
@@ -257,6 +259,19 @@ def _place(on: str) -> Place | None:
             "for runs of a settings file, `fedgma run FILE --on torchrun --ranks 4` starts the processes itself"
         )
     return place
+
+
+def _networks(planned: Sequence[Planned], materials: Materials) -> dict[str, Network]:
+    """What the modules of runs are built from, by fingerprint."""
+    return {
+        run.fingerprint: Network(
+            materials.network(run.settings),
+            materials.input_shape(run.settings),
+            len(materials.dataset(run.settings).classes),
+            derived_seed(run.settings.seed, "init"),
+        )
+        for run in planned
+    }
 
 
 def _planned(
@@ -289,6 +304,7 @@ def conclude(
 def _check_ends(last: Sequence[Record]) -> None:
     """Raise an error instead of a verdict if every run had failed by its last round."""
     advice = "lower client_learning_rate or set gradient_clip"
+    last = [line for line in last if line["counted"] or line["refused"] or "clock" not in line]  # not: all too late
     if last and all(line["counted"] == 0 for line in last):
         refused = sum(len(line["refused"]) for line in last)
         none = f"no client's update could be averaged in the last round of any run ({refused} were refused)"

@@ -6,26 +6,29 @@ are the same whichever other runs are in the fleet. The state is passed in and r
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedgma.data.augmentations import augment_pool
-from fedgma.data.pools import Pool, input_shape
+from fedgma.data.pools import input_shape
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
+from fedgma.simulation import timeline, versions
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
-from fedgma.simulation.sampling import chunks_of, draw_batches, sample_all_clients, steps_of_a_round
+from fedgma.simulation.sampling import chunks, draw_batches, lay_lanes, sample_all_clients, steps_of_a_round
 from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
 from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
+from fedgma.simulation.setup import Fleet as Fleet
 from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
+from fedgma.simulation.versions import Laid
 from fedgma.training import memory
 from fedgma.training.choose import choose, choose_scorer, early_form
 from fedgma.training.compile import rounds_before_compiling
@@ -34,46 +37,10 @@ from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
 from fedgma.training.models import build
-from fedgma.training.ranks import ALONE, Ranks, TrainedLanes, train_shared
+from fedgma.training.ranks import ALONE, Ranks, train_shared
 from fedgma.training.same_pools import distinct
-from fedgma.training.stacked import Shapes, Stacked, flatten, ship, stack, unflatten, without
-from fedgma.training.task import Columns, Task, columns_of, figures, sample_means
-
-
-@dataclass(frozen=True, eq=False)
-class Fleet:
-    """What is the same in every round: runs, model, trainer, tables on the device."""
-
-    specs: tuple[RunSpec, ...]
-    model: nn.Module
-    shapes: Shapes  # of the trainable parameters, in order
-    frozen: frozenset[str]  # names of the others, which stay as they are
-    space: adapters.Space | None  # None: rules see the parameters themselves
-    seen: Shapes  # what rules and server optimisers see
-    train: LocalTrainer
-    early: LocalTrainer  # of the first rounds, in which nothing is compiled
-    score: Scorer
-    early_score: Scorer
-    compile_after: int  # how many those are; 0 where nothing is ever compiled
-    task: Task
-    columns: Columns  # of the task's measures
-    precision: str
-    pools: tuple[Pool, ...]  # distinct training pools
-    pool: np.ndarray  # [run], position in `pools`
-    rates: dict[str, np.ndarray]  # of local training, float32 [run] each
-    tests: tuple[dict[str, Pool], ...]  # per run, by name; equal pools are one object
-    optimizers: optimizers.Optimizers
-    rules: rules.Rules
-    bounds: norm_bounds.Bounds | None  # None: no run bounds the norm of updates
-    attackers: attacks.Attackers | None
-    algorithms: carried.Algorithms | None  # None: no run's algorithm carries anything from round to round
-    layers: votes.Layers
-    server: ServerPart | None  # all that follows training in a round; None where there is more
-    client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
-    chunk: int  # lanes trained at a time
-    eval_batch: int
-    device: torch.device
-    ranks: Ranks = ALONE
+from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten, without
+from fedgma.training.task import columns_of, figures, sample_means
 
 
 def assemble(
@@ -127,7 +94,8 @@ def assemble(
     ruling = rules.lay_out([spec.rule for spec in specs], most, seen, device)
     bounds, attackers = norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device), attacks.lay_out(specs)
     algorithms, server = carried.lay_out(specs, shapes, device), None
-    nothing = all(part is None for part in (space, bounds, attackers, algorithms))
+    clocks = timeline.lay_out(specs)
+    nothing = all(part is None for part in (space, bounds, attackers, algorithms, *clocks))
     if nothing and is_plain(ruling, stepping) and frozen >= named_tensors(model)[1].keys():
         server = ServerPart(ruling, stepping, task, columns, replay=can_replay(task, device))
     return Fleet(
@@ -154,6 +122,7 @@ def assemble(
         bounds=bounds,
         attackers=attackers,
         algorithms=algorithms,
+        clocks=clocks,
         layers=votes.lay_out(seen, device),
         server=server,
         client_tests=tuple(client_tests(spec, device) for spec in specs),
@@ -178,6 +147,7 @@ def start(fleet: Fleet) -> State:
         looks=(None,) * len(fleet.specs),
         medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
         rule=rules.first_state(fleet.rules, model),
+        timelines={run: timeline.START for run, clock in enumerate(fleet.clocks) if clock is not None},
     )
 
 
@@ -198,13 +168,15 @@ def play(
 def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
-    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
-    chunks = list(chunks_of(sampled, fleet.chunk, whole=fleet.attackers is not None))
+    timelines, attended = timeline.attend(fleet.clocks, state.timelines, state.rounds + 1, busy)
+    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy, attended)
+    lanes = lay_lanes(sampled, state.rounds + 1, attended)
+    pieces = list(chunks(lanes, fleet.chunk, whole=fleet.attackers is not None))
     early = any(state.rounds[run] < fleet.compile_after for run in busy)
     train, score = (fleet.early, fleet.early_score) if early else (fleet.train, fleet.score)
     measured = any(fleet.specs[run].is_measured(int(state.rounds[run]) + 1) for run in busy)
-    if fleet.server is not None and len(chunks) == 1 and not measured:
-        return _play_plain(fleet, fleet.server, train, score, state, sampled, chunks[0])
+    if fleet.server is not None and len(pieces) == 1 and not measured:
+        return _play_plain(fleet, fleet.server, train, score, state, sampled, lanes)
     model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
     sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
@@ -214,24 +186,27 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
     counted = []
-    for lanes in _trained(fleet, train, state, chunks):
-        counted.append(_count_lanes(fleet, state, lanes, sums, kept, gathered, zeros, norms))
+    for laid, trained in _trained(fleet, train, state, pieces):
+        counted.append(_count_lanes(fleet, state, laid, trained, sums, kept, gathered, zeros, norms))
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
-        rounds=state.rounds + np.bincount(busy, minlength=len(state.rounds)),
+        rounds=_advanced(state.rounds, busy),
         params=adapters.lower(fleet.space, after, model, state.params),
         buffers={**state.buffers, **merged.buffers},
         moments=moments,
         carried=arrays,
         rule=merged.state,
+        timelines=timelines,
+        versions=versions.keep(state.versions, timelines, state.rounds + 1, state.params, state.buffers),
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
-    played = replace(_record(fleet, score, state, sampled, sums, merged, zeros), counted=tuple(counted))
-    return replace(state, looks=_look(fleet, state, sums)), played
+    played = _record(fleet, score, state, sampled, sums, merged, zeros)
+    state = replace(state, looks=_look(fleet, state, sums))
+    return state, replace(played, counted=tuple(counted), attended=attended)
 
 
 def _play_plain(
@@ -241,35 +216,46 @@ def _play_plain(
     score: Scorer,
     state: State,
     sampled: dict[int, np.ndarray],
-    lanes: list[tuple[int, int]],
+    lanes: np.ndarray,
 ) -> tuple[State, Round]:
     """A round of a fleet for which `server` is all that follows training."""
-    ((batch, weights, trained),) = _trained(fleet, train, state, [lanes])
-    done = server(batch.run, weights, trained, state.params, state.moments)
-    rounds = state.rounds + np.bincount([*sampled], minlength=len(state.rounds))
-    state = replace(state, rounds=rounds, params=done.params, moments=done.moments)
+    ((laid, trained),) = _trained(fleet, train, state, [lanes])
+    batch = laid.batch
+    done = server(batch.run, laid.weights, trained, state.params, state.moments)
+    state = replace(state, rounds=_advanced(state.rounds, [*sampled]), params=done.params, moments=done.moments)
     counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
     return state, replace(_round(fleet, score, state, sampled, done.table), counted=counted)
 
 
+def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
+    after = rounds.copy()
+    after[busy] += 1
+    return after
+
+
 def _trained(
-    fleet: Fleet, train: LocalTrainer, state: State, chunks: Sequence[list[tuple[int, int]]]
-) -> Iterator[TrainedLanes]:
-    """Chunks of lanes with their weights and the results of local training, in order."""
-    start = unflatten(carried.starts(fleet.algorithms, state.params, state.moments.z), fleet.shapes)
+    fleet: Fleet, train: LocalTrainer, state: State, pieces: Sequence[np.ndarray]
+) -> Iterator[tuple[Laid, Trained]]:
+    """Pieces of the lanes of a round with the results of their training, in order."""
+    starts = carried.starts(fleet.algorithms, state.params, state.moments.z)
 
-    def train_lanes(lane_batch: LaneBatch) -> Trained:
-        terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
-        return train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
+    def lay(lanes: np.ndarray) -> Laid:
+        begun = versions.begin(state.versions, state.rounds + 1, lanes, starts, state.buffers)
+        return Laid(lanes, *lay_lane_batch(fleet, state, lanes), begun)
 
-    laid = (lay_lane_batch(fleet, state, lanes) for lanes in chunks)
-    return train_shared(fleet.ranks, laid, train_lanes, state.params)
+    def train_lanes(laid: Laid) -> Trained:
+        terms = carried.lane_terms(fleet.algorithms, state.carried, laid.batch)
+        task = (fleet.pools, unflatten(laid.begun.params, fleet.shapes), laid.begun.buffers, *terms)
+        return train(Assignment(fleet.model, replace(laid.batch, run=laid.begun.rows), *task))
+
+    return train_shared(fleet.ranks, map(lay, pieces), train_lanes, state.params)
 
 
 def _count_lanes(
     fleet: Fleet,
     state: State,
-    lanes: TrainedLanes,
+    laid: Laid,
+    trained: Trained,
     sums: tallies.Sums,
     kept: rules.Kept,
     gathered: carried.RoundSums | None,
@@ -277,14 +263,16 @@ def _count_lanes(
     norms: norm_bounds.RoundNorms | None,
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Add trained lanes to the sums; returns the run and client of each, and which were counted."""
-    lane_batch, weights, trained = lanes
+    lanes, lane_batch, weights, begun = laid
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
-    updates = adapters.lift_updates(fleet.space, state.params, lane_batch.run, updates)
+    updates = adapters.lift_updates(fleet.space, begun.params, begun.rows, updates)
+    updates = versions.discount(fleet.clocks, state.rounds + 1, lanes, updates)
     sent = trained._replace(flat=updates, buffers=without(trained.buffers, fleet.frozen))
     find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
     added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
+    versions.silence(fleet.clocks, state.rounds + 1, lanes, sums.votes, added.updates, added.counted)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):
@@ -295,13 +283,16 @@ def _count_lanes(
     return lane_batch.run, lane_batch.client, verdicts(added.counted, added.longer)
 
 
-def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[LaneBatch, np.ndarray]:
-    """The lanes of (run, client) pairs in their runs' next round, and their weights: sample counts, or ones."""
-    runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
-    specs = [fleet.specs[run] for run, _ in lanes]
-    drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
+def lay_lane_batch(
+    fleet: Fleet, state: State, lanes: np.ndarray | Sequence[tuple[int, ...]]
+) -> tuple[LaneBatch, np.ndarray]:
+    """The lanes of (run, client) or (run, client, round), by default the next, and their weights: samples, or ones."""
+    runs, clients, *given = np.asarray(lanes, np.int64).T
+    rounds = given[0] if given else state.rounds[runs] + 1
+    specs = [fleet.specs[run] for run in runs.tolist()]
+    drawn = draw_batches(specs, rounds, clients)
     rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
-    lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
+    lr = learning_rates(fleet.specs, rounds, runs, drawn.batches[2])
     rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
     uniform = [spec.weighting == "uniform" for spec in specs]
     weights = np.where(uniform, 1, drawn.samples) if any(uniform) else drawn.samples
@@ -330,8 +321,7 @@ def _record(
 def _round(fleet: Fleet, score: Scorer, state: State, sampled: dict[int, np.ndarray], table: Tensor) -> Round:
     """A round with its scores."""
     scores, clients = _evaluate(fleet, score, state, sorted(sampled))
-    rounds = state.rounds.copy()
-    return Round(rounds, sampled, table, scores, client_scores=clients, names=fleet.task.names)
+    return Round(state.rounds.copy(), sampled, table, scores, client_scores=clients, names=fleet.task.names)
 
 
 def _count_votes(
@@ -339,8 +329,7 @@ def _count_votes(
 ) -> votes.VoteCounts:
     rule = fleet.rules.votes_needed(run)
     mask = None if rule is None or merged.mask is None else merged.mask[run]
-    counts, clients, mean = sums.votes[run], sums.clients[run], merged.mean[run]
-    before = state.looks[run]
+    counts, clients, mean, before = sums.votes[run], sums.clients[run], merged.mean[run], state.looks[run]
     most = fleet.specs[run].clients_per_round
     return votes.count(counts, clients, fleet.layers, mean, mask, most=most, zeros=zeros, rule=rule, before=before)
 

@@ -10,7 +10,7 @@ are grouped.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from torch import Tensor
 from fedgma.errors import ConfigError
 from fedgma.training.lane_batch import LaneBatch, Tilt, Trained
 from fedgma.training.stacked import Stacked
-
-TrainedLanes = tuple[LaneBatch, np.ndarray, Trained]  # lanes, their weights, and the results of their training
 
 
 def _alone(tensor: Tensor, source: int) -> None:
@@ -54,31 +52,42 @@ class Ranks:
 ALONE = Ranks()
 
 
+class Laid(Protocol):
+    """Lanes that are ready to train."""
+
+    @property
+    def batch(self) -> LaneBatch:
+        """Their batches."""
+
+    def take(self, rows: np.ndarray) -> Self:
+        """Some of the lanes."""
+
+
+Lanes = TypeVar("Lanes", bound=Laid)
+
+
 def train_shared(
-    ranks: Ranks, laid: Iterable[tuple[LaneBatch, np.ndarray]], train: Callable[[LaneBatch], Trained], model: Tensor
-) -> Iterator[TrainedLanes]:
-    """Lane batches and their weights with the results of training, in order and on every rank.
+    ranks: Ranks, pieces: Iterable[Lanes], train: Callable[[Lanes], Trained], model: Tensor
+) -> Iterator[tuple[Lanes, Trained]]:
+    """Pieces of the lanes of a round with the results of their training, in order and on every rank.
 
-    Where there are as many lane batches as ranks, each rank trains one. Those that are left are divided. `model`
-    [run, entry] is compared between ranks.
+    Where there are as many pieces as ranks, each rank trains one. Those that are left are divided. `model` [run, entry]
+    is compared between ranks.
     """
-    waiting = iter(laid)
+    waiting = iter(pieces)
     while group := list(itertools.islice(waiting, ranks.size)):
-        whole = len(group) == ranks.size
-        own = train(group[ranks.rank][0]) if whole else None
-        for owner, (batch, weights) in enumerate(group):
-            if own is not None:
-                edges = [0] * (owner + 1) + [batch.size] * (ranks.size - owner)
-                yield batch, weights, _gathered(ranks, edges, own, model)
-            else:
-                edges = cuts(batch.steps, ranks.size)
-                yield batch, weights, _gathered(ranks, edges, train(_part(ranks, edges, batch)), model)
+        whole = train(group[ranks.rank]) if len(group) == ranks.size else None
+        for owner, laid in enumerate(group):
+            size, costs = laid.batch.size, laid.batch.steps
+            edges = [0] * (owner + 1) + [size] * (ranks.size - owner) if whole else cuts(costs, ranks.size)
+            own = whole or train(laid.take(_rows(ranks, edges)))
+            yield laid, _gathered(ranks, edges, own, model)
 
 
-def _part(ranks: Ranks, edges: Sequence[int], batch: LaneBatch) -> LaneBatch:
+def _rows(ranks: Ranks, edges: Sequence[int]) -> np.ndarray:
     """This rank's lanes; without any, the first one, so that shapes and number types of results are known."""
     begin, end = edges[ranks.rank : ranks.rank + 2]
-    return batch.take(np.arange(begin, end) if begin < end else np.zeros(1, np.int64))
+    return np.arange(begin, end) if begin < end else np.zeros(1, np.int64)
 
 
 def cuts(costs: np.ndarray, parts: int) -> list[int]:
