@@ -11,6 +11,7 @@ from fedgma.aggregation.own import as_rule
 from fedgma.errors import ConfigError
 from fedgma.simulation.algorithms import fedcm, feddyn, fedsmoo, fedspeed
 from fedgma.simulation.attacks import Attack
+from fedgma.simulation.clock import Clock, Delays
 from fedgma.simulation.fleet import assemble, play_round, start
 from fedgma.simulation.state import export
 from plain_pools import make_federation
@@ -59,6 +60,7 @@ def specs():
         {"algorithm": fedsmoo()},
         {"algorithm": fedspeed()},
         {"aggregator": "median"},
+        {"aggregator": "gma", "clock": Clock(compute=Delays("lognormal", 0.1, 1.0), concurrency=5), "rounds": 4},
         {"norm_factor": 1.0, "clients_per_round": 5, "seed": 3},
     ]
     made = [make_spec(federation, **{**shared, **arm}) for arm in arms]
