@@ -91,8 +91,8 @@ def check_split(name: str, part: str, split: Split, classes: int) -> Split:
     if split.client is not None and len(split.client) != len(split.y):
         raise DataError(f"{where}: expected one client id for each of {len(split.y)} labels, got {len(split.client)}")
     if split.x.dtype == np.float32 and not np.isfinite(split.x).all():
-        bad = ~np.isfinite(split.x.reshape(len(split.x), -1)).all(axis=1)
-        count = f"{int(bad.sum())} of {len(bad)} samples, first in sample {int(bad.argmax())}"
+        bad = np.flatnonzero(~np.isfinite(split.x.reshape(len(split.x), -1)).all(axis=1))
+        count = f"{len(bad)} of {len(split.x)} samples, first in sample {bad[0]}"
         raise DataError(
             f"{where}: features must be finite, got NaN or infinity in {count}; leave them out or fill them"
         )
