@@ -9,7 +9,7 @@ AGGREGATORS = {
     "mean": fedgma.mean(),
     "and_mask": fedgma.and_mask(0.4),
     "and_mask rescaled": fedgma.and_mask(0.4, inverse_sparsity_scale=True),
-    "sign_test": fedgma.sign_test(0.3),
+    "sign_test": fedgma.sign_test(0.6),
     "rlr": fedgma.rlr(2),
     "median": fedgma.median(),
     "trimmed_mean": fedgma.trimmed_mean(0.2),

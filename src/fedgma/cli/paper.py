@@ -271,9 +271,9 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> list[str]:
     from fedgma.cli.live import obeying_signals
     from fedgma.cli.play import leave_if_stopped
     from fedgma.experiments import plan as plans
-    from fedgma.experiments.progress import duration
     from fedgma.paper import fleets
     from fedgma.paper.plans import samples
+    from fedgma.statistics.labels import duration
 
     with obeying_signals(training=True) as stopping:
         from fedgma.experiments.materials import Materials

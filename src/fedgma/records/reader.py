@@ -64,7 +64,7 @@ def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     """The run folders at or below one or several paths, each once, sorted by name."""
     folders: dict[Path, None] = {}
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
-        here = sorted(_folders(path))
+        here = sorted(folders_below(path))
         if not here:
             what = "no run.json in it or its subfolders" if path.is_dir() else "no such folder"
             raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
@@ -72,7 +72,7 @@ def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     return list(folders)
 
 
-def _folders(path: Path) -> Iterator[Path]:
+def folders_below(path: Path) -> Iterator[Path]:
     """The run folders at or below a path; a subfolder that a process deletes, or that is half deleted, is skipped."""
     for folder, below, files in os.walk(path):
         below[:] = [name for name in below if not name.startswith(GONE)]
@@ -85,13 +85,19 @@ def read_run(folder: PathLike) -> Run:
     """Read one run folder; a broken file raises an error that names it."""
     folder = Path(folder)
     head = read_head(folder)
+    settings = settings_of(folder, head)
+    rounds, done = _rounds_and_end(folder, head, scored=_has_shares(head))
+    return Run(folder, head, settings, tuple(rounds), done)
+
+
+def settings_of(folder: Path, head: Head) -> dict[str, Any]:
+    """The settings of a run, flat; an error if one that every run of the simulator has is missing."""
     settings = dict(flat(head["settings"]))
     for name, kind in (("rounds", int), ("seed", int), ("aggregator", str), ("algorithm", str)):
         if not isinstance(settings.get(name), kind) or isinstance(settings.get(name), bool):
             got = settings.get(name)
             raise DataError(f"{folder / 'run.json'}: setting {name!r} should be {kind.__name__}, got {got!r}")
-    rounds, done = _rounds_and_end(folder, head, scored=_has_shares(head))
-    return Run(folder, head, settings, tuple(rounds), done)
+    return settings
 
 
 def _has_shares(head: Head) -> bool:
@@ -263,7 +269,7 @@ def _lines(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Recor
     read: list[tuple[bytes, Record]] = []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            record = _parsed(line, f"{path}, line {number},")
+            record = parse_object(line, f"{path}, line {number},")
             _check_line(record, number, path, scored=scored)
         except DataError as error:
             return read, error
@@ -298,10 +304,11 @@ def _part(record: Record, name: str, kind: type, path: Path) -> Any:
 
 def read_object(path: Path) -> Record:
     """The JSON object in a file."""
-    return _parsed(read_content(path), str(path))
+    return parse_object(read_content(path), str(path))
 
 
-def _parsed(content: bytes, where: str) -> Record:
+def parse_object(content: bytes, where: str) -> Record:
+    """The JSON object in a text; `where` names it in the error."""
     try:
         value = parse_json(content, where)
     except DataError as error:

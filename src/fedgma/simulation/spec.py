@@ -15,6 +15,7 @@ from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.simulation.algorithms import Algorithm, fedavg
 from fedgma.simulation.attacks import Attack
+from fedgma.simulation.clock import Clock
 from fedgma.training.local_steps import OPTIMIZERS
 from fedgma.training.models import Model
 from fedgma.training.schedules import CONSTANT, Schedule, check_last_rate
@@ -76,6 +77,7 @@ class RunSpec:
     weighting: str = "samples"  # of clients in the mean: their numbers of samples, or "uniform"
     norm_factor: float | None = None  # an update of more than this many times the usual norm is refused
     attack: Attack | None = None  # what malicious clients send
+    clock: Clock | None = None  # how long clients take; None: rounds have no duration
     evaluate_every: int = 1  # rounds; the last round is always evaluated; 0 is never
     evaluate_on: tuple[str, ...] = ("test",)
     evaluate_last: int = 0  # this many rounds at the end are all evaluated
@@ -108,6 +110,20 @@ class RunSpec:
             )
         if self.norm_factor is not None and not self.norm_factor > 0:
             raise ConfigError(f"norm_factor must be a number above 0, or None for no bound, got {self.norm_factor!r}")
+        if self.clock is not None:
+            self._check_clock(self.clock, known)
+
+    def _check_clock(self, clock: Clock, known: int) -> None:
+        asked = clock.asked(self.clients_per_round)
+        if asked > known:
+            raise ConfigError(
+                f"the clock asks {asked} clients at a time (over_sample or concurrency), but there are {known}"
+            )
+        if clock.concurrency is not None and (self.algorithm.keeps != "nothing" or self.algorithm.lookahead):
+            raise ConfigError(
+                "asynchronous rounds have no form for algorithms that carry arrays from round to round or look ahead; "
+                "use fedavg, fedprox, fedsam or an adaptive server, or a synchronous clock"
+            )
 
     def _check_local_training(self) -> None:
         if self.client_optimizer not in OPTIMIZERS:
