@@ -2,7 +2,7 @@
 
     python benchmarks/faults/flower_kills.py --count 50 --workers 2 --seed 0
 
-Each run is one `fedgma flower up` on loopback with two nodes (`--nodes`). The SuperLink, the server app, a node and the command
+Each run is one `fedgma flower up` on loopback with two nodes. The SuperLink, the server app, a node and the command
 itself are killed in turn, one in each run or several with `--a-run`, at random moments: after the start, after the
 submission or after a round. Every run must finish by itself with the model that the same rounds give without Flower,
 and leave no process behind. After a kill of the command nothing may stay alive, and the same command must finish the
