@@ -6,9 +6,9 @@
 
 A federation of `--population` clients (or as many as a round samples, if those are more), whole rounds from draws to
 server step, without evaluation. Before timing, a round in pieces of seven clients is compared with a round in one
-piece: the same bits on a CPU, the distance of rounding on a GPU (there without the compiler, to save its time). Sizes go
-up, and memory is the peak of the process so far, so a row that is no larger than the one before it shows that memory is
-flat. `host` is the processor time of this process; on a CPU that is training too. No size is begun that would pass
+piece: the same bits on a CPU, the distance of rounding on a GPU (there without the compiler, to save its time). Sizes
+go up, and memory is the peak of the process so far, so a row that is no larger than the one before it shows that memory
+is flat. `host` is the processor time of this process; on a CPU that is training too. No size is begun that would pass
 `--seconds`, as the one before predicts.
 """
 
@@ -40,6 +40,8 @@ def main() -> None:
     made.add_argument("--clock", action="store_true", help="asynchronous rounds with twice as many clients at work")
     arguments = made.parse_args()
     progress()
+    if arguments.device == "cpu":
+        torch.set_num_threads(1)  # as in experiments; the kernels have threads of their own
     begun, device = time.perf_counter(), arguments.device
     print(f"{header(device)}, {arguments.precision}, {WORK.samples} samples a client, batches of {WORK.batch}\n")
     population = max(arguments.population, (2 if arguments.clock else 1) * max(arguments.clients))
