@@ -86,7 +86,7 @@ def row(clients: int, images, arguments) -> float:
         )
     spec = spec_of(WORK, images, clients_per_round=clients, clock=clock)
     begun = time.perf_counter()
-    fleet = assemble([spec], precision=arguments.precision)
+    fleet = assemble([spec], precision=arguments.precision, compile_after=0)
     state, played = play_round(fleet, start(fleet))
     assert played.records[0].clients == clients  # waits
     begun_rounds = time.perf_counter()

@@ -71,7 +71,7 @@ def measure(specs: list, rounds: int, **options: object) -> tuple[float, float, 
     """Seconds to the first round, milliseconds of a later one (median), and the fleet."""
     cuda = specs[0].federation.train.y.device.type == "cuda"
     begun = time.perf_counter()
-    fleet = assemble(specs, **options)
+    fleet = assemble(specs, compile_after=0, **options)
     state, played = play_round(fleet, start(fleet))
     float(played.records[0].train_loss)
     first = time.perf_counter() - begun

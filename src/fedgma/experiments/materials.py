@@ -104,7 +104,7 @@ class Materials:
         settings = settings.model_copy(update=named)
         if not settings.dataset.startswith(OWN) and not is_path(settings.dataset):
             return settings
-        fitted = fit(settings, self.dataset(settings), self._input_shape(settings))
+        fitted = fit(settings, self.dataset(settings), self.input_shape(settings))
         for remark in fitted.remarks:
             if remark not in self.remarks:
                 LOG.info("%s", remark)
@@ -164,7 +164,7 @@ class Materials:
     def model_identity(self, settings: Settings) -> ModelIdentity:
         """The identity of a run's model on inputs of its data."""
         data = self.dataset(settings)
-        key = ("model", settings.model, self._input_shape(settings), len(data.classes))
+        key = ("model", settings.model, self.input_shape(settings), len(data.classes))
         if key not in self._identities:
             network = self.network(settings)
             try:
@@ -184,7 +184,7 @@ class Materials:
             self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over, divider=divider)
         return cast(dict[str, str], self._identities[key])
 
-    def _input_shape(self, settings: Settings) -> tuple[int, ...]:
+    def input_shape(self, settings: Settings) -> tuple[int, ...]:
         """The shape of a model's input; a colour shift turns one channel into three."""
         data = self.dataset(settings)
         shape = tuple(data.train.x.shape[1:])
@@ -326,6 +326,7 @@ class Materials:
             algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=self.rule(settings),
             optimizer=optimizer_of(settings),
+            weighting=settings.weighting,
             norm_factor=settings.norm_factor,
             attack=attack_of(settings),
             clock=clock_of(settings.clock, wanted, self._find),
@@ -338,7 +339,7 @@ class Materials:
 
     def _smallest_batch(self, settings: Settings, federation: Federation) -> int:
         """The smallest batch that the model can train on, 1 or 2; the model is tried on the data first."""
-        size, shape = settings.batch_size, self._input_shape(settings)
+        size, shape = settings.batch_size, self.input_shape(settings)
         single = any(len(index) % size == 1 % size for index in federation.clients if len(index))
         key = (settings.model, *_data_key(settings), shape, single)
         if key not in self._smallest:

@@ -150,6 +150,9 @@ class Settings(Section):
         description="an update of more than this many times the usual norm is refused, as in a deployment, where it "
         "is 10; by default none is",
     )
+    weighting: Literal["samples", "uniform"] = Field(
+        default="samples", description="weight of a client in the mean: its number of samples, or the same for all"
+    )
     mask_position: Literal["after", "before"] = Field(
         default="after", description="for adaptive servers: mask after the preconditioner (as in the paper) or before"
     )
@@ -356,6 +359,11 @@ USED: dict[str, Callable[[Settings], bool]] = {
     **local_training.USED,
     **task_settings.USED,
 }
+_PLACES = [(*dotted.rpartition(".")[::2], used) for dotted, used in USED.items()]  # section and name of each
+
+
+# settings that are recorded only where they differ from this: keeps fingerprints from before they existed
+LATER = {"augment": "none", "adapters": "apart", "server_average": 0.0, "weighting": "samples"}
 
 
 def record(settings: Settings) -> dict[str, Any]:
@@ -365,14 +373,13 @@ def record(settings: Settings) -> dict[str, Any]:
     True
     """
     nested = settings.model_dump()
-    for dotted, used in USED.items():
-        *section, name = dotted.split(".")
+    for section, name, used in _PLACES:
         if not used(settings):
-            (nested[section[0]] if section else nested)[name] = None
+            (nested[section] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
-    for name, default in (("augment", "none"), ("adapters", "apart"), ("server_average", 0.0)):
-        if nested[name] == default:  # keeps fingerprints from before this setting existed
+    for name, default in LATER.items():
+        if nested[name] == default:
             del nested[name]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])

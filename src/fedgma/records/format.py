@@ -89,6 +89,7 @@ class Head(TypedDict, total=False):
     precision: str
     parameters: Any  # trainable entries; in a Flower run, shape and type of each array
     tied: dict[str, str]  # further names of arrays that the model holds under several; absent if there are none
+    compiled_after: int  # rounds that were trained before steps were compiled; absent where nothing was compiled
     metrics: list[MetricFacts]  # verdicts are about the first; absent for a classification, which has the accuracy
     started: str
     command: str  # that made the run; absent in older records and for runs that no command made
@@ -237,5 +238,6 @@ def upgrade(head: Record) -> dict[str, Any]:
 
 def present(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that are None, and without sections of which nothing is left."""
-    kept = {name: present(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
-    return {name: value for name, value in kept.items() if value is not None and value != {}}
+    given = {name: value for name, value in settings.items() if value is not None}
+    kept = {name: present(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+    return {name: value for name, value in kept.items() if value != {}}

@@ -84,6 +84,18 @@ def chunks(lanes: np.ndarray, size: int, *, whole: bool = False) -> Iterator[np.
         begin = int(ends[last])
 
 
+def steps_of_a_round(specs: Sequence[RunSpec], chunk: int) -> int:
+    """Steps that are called one after the other in a round: those of the largest client, for each chunk of lanes."""
+    largest = {id(spec.federation): 0 for spec in specs}
+    longest = 1
+    for spec in specs:
+        key = id(spec.federation)
+        largest[key] = largest[key] or max(map(len, spec.federation.clients))
+        steps = spec.local_epochs * -(-largest[key] // spec.batch_size)
+        longest = max(longest, steps if spec.local_steps is None else min(steps, spec.local_steps))
+    return longest * -(-sum(spec.clients_per_round for spec in specs) // chunk)
+
+
 def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> Drawn:
     """The batches of lanes, given the spec, round and client of each lane; those of one run are distinct."""
     holdings = [spec.federation.clients[client] for spec, client in zip(specs, clients.tolist(), strict=True)]

@@ -124,15 +124,17 @@ def add(
     trained: Trained,
     clients: np.ndarray | None = None,
     find_long: Callable[[np.ndarray, Tensor], Tensor] | None = None,
+    owners: tallies.Owners | None = None,
 ) -> Added:
     """Add trained lanes to the sums as their runs' rules ask; `run` and `clients` [lane] are those of each lane.
 
-    `find_long` says which lanes are refused for the norm of their update, given (run, updates).
+    `find_long` says which lanes are refused for the norm of their update, given (run, updates). `owners` are run and
+    weights, where these have been sent to the device before.
     """
     updates = _prepared(rules, run, trained.flat)
     longer = None if find_long is None else find_long(run, updates)
     metrics = torch.cat([trained.loss[:, None], trained.measures], 1)
-    counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics, longer)
+    counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics, longer, owners)
     names = np.arange(len(run)) if clients is None else clients
     _keep(rules, kept, run, (updates, weights, names), counted)
     return Added(updates, counted, longer)
