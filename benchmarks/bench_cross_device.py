@@ -37,6 +37,7 @@ def main() -> None:
     made.add_argument("--population", type=int, default=10_000)
     made.add_argument("--seconds", type=float, default=600.0)
     made.add_argument("--precision", default="fp32")
+    made.add_argument("--compile-after", type=int, default=0, help="rounds; by default all are compiled on a GPU")
     made.add_argument("--clock", action="store_true", help="asynchronous rounds with twice as many clients at work")
     arguments = made.parse_args()
     progress()
@@ -86,7 +87,7 @@ def row(clients: int, images, arguments) -> float:
         )
     spec = spec_of(WORK, images, clients_per_round=clients, clock=clock)
     begun = time.perf_counter()
-    fleet = assemble([spec], precision=arguments.precision, compile_after=0)
+    fleet = assemble([spec], precision=arguments.precision, compile_after=arguments.compile_after)
     state, played = play_round(fleet, start(fleet))
     assert played.records[0].clients == clients  # waits
     begun_rounds = time.perf_counter()
