@@ -21,7 +21,7 @@ from fedgma.simulation.fleet import assemble, lay_lane_batch, play, play_round, 
 from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
-from fedgma.simulation.timeline import START, RunClock, buffered, synchronous
+from fedgma.simulation.timeline import START, RunClock, buffered, pick, synchronous
 from fedgma.training.batches import batch_order
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.stacked import unflatten
@@ -109,8 +109,13 @@ def test_events_are_those_of_a_literal_simulation(seed, wanted, more, dropout, a
     def is_there(client, time):
         return bool(present(clock, seed, np.array([time]), np.array([client]))[0])
 
+    sources = {}
+
     def choose(round, draw, candidates, count):
-        source = generator(seed, "cohort", *((round, draw) if draw else (round,)))
+        if draw:
+            source = sources.setdefault(round, generator(seed, "cohort", round, "again"))
+            return pick(source, np.isin(np.arange(number), candidates), count).tolist()
+        source = generator(seed, "cohort", round)
         return sorted(source.choice(candidates, min(count, len(candidates)), replace=False).tolist())
 
     is_there.seconds = clock.away_seconds
@@ -254,9 +259,19 @@ def test_of_those_asked_the_first_to_answer_are_counted():
         assert done.attended[0].seconds == len(FEDERATION.clients[fastest[-1]])
 
 
+def test_whom_the_server_picks_is_free_and_everybody_has_the_same_chance():
+    source, free = np.random.default_rng(0), np.arange(40) % 10 == 3  # often nobody is found by trying
+    picked = np.concatenate([pick(source, free, 1) for _ in range(4000)])
+    chosen, counts = np.unique(picked, return_counts=True)
+    assert chosen.tolist() == [3, 13, 23, 33]
+    assert counts.min() > 850
+    assert pick(source, free, 9).tolist() == [3, 13, 23, 33]
+    assert pick(source, np.zeros(5, bool), 1).tolist() == []
+
+
 def test_whoever_is_away_comes_back():
     clock = Clock(away=0.5, away_seconds=10.0, deadline=5.0)
-    there = np.array([present(clock, 0, time, np.arange(50)) for time in range(0, 1000, 5)])
+    there = np.array([present(clock, 0, np.full(50, time), np.arange(50)) for time in np.arange(0.0, 1000.0, 5.0)])
     np.testing.assert_array_equal(there[0::2], there[1::2])  # for a whole stretch
     assert 0.4 < there.mean() < 0.6
     assert there.any(0).all()
