@@ -16,6 +16,7 @@ from fedgma.seeds import generator
 
 DISTRIBUTIONS = ("constant", "uniform", "exponential", "lognormal")
 VOTERS = ("all", "fresh")
+SHORTEST = 0.001  # seconds of a stretch of time
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +57,11 @@ class Clock:
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1 or not 0 <= self.away < 1:
             raise ConfigError(f"expected 0 <= dropout < 1 and 0 <= away < 1, got {self.dropout} and {self.away}")
-        if not self.away_seconds > 0 or not self.deadline > 0:
-            raise ConfigError(f"away_seconds and deadline must be above 0, got {self.away_seconds} and {self.deadline}")
+        if not SHORTEST <= self.away_seconds < math.inf or not self.deadline > 0:
+            raise ConfigError(
+                f"expected away_seconds of at least {SHORTEST} and a deadline above 0, got {self.away_seconds} and "
+                f"{self.deadline}"
+            )
         if (self.dropout or self.away) and self.deadline == math.inf:
             raise ConfigError("a client that drops out or goes away never answers: set clock.deadline, in seconds")
         if not 1 <= self.over_sample < math.inf or (self.over_sample > 1 and self.concurrency is not None):

@@ -59,7 +59,7 @@ class Attendance(NamedTuple):
     time: float  # at its end
 
 
-PATIENCE = 1000  # starts of one client in one round
+PATIENCE = 1000  # starts of one client in one round, or waits for anybody to be there
 TRIES = 8  # clients that are tried before all are looked at
 START = Timeline(0.0, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
 
@@ -148,7 +148,7 @@ class Desk:
         self.free = run.able.copy()  # neither at work nor in the buffer
         self.free[timeline.clients] = False
         self.numbers = itertools.count(len(flights))
-        self.asked = self.lost = 0
+        self.asked = self.lost = self.empty = 0
         self.starts: dict[int, int] = {}  # of each client in this round
         self.seconds: dict[int, np.ndarray] = {}  # [client], of the first, second, ... start
         self.there: dict[int, np.ndarray] = {}  # [client], by stretch of time
@@ -188,6 +188,9 @@ class Desk:
         """Move on to the next moment at which a client answers or is given up; arrivals go into the buffer."""
         clock = self.run.clock
         if not self.working:  # nobody is there to be asked: until some may be back
+            self.empty += 1
+            if self.empty > PATIENCE:
+                raise ConfigError(f"nobody was there in {PATIENCE} stretches of time; lower clock.away = {clock.away}")
             self.time = (stretch_of(clock, self.time) + 1) * clock.away_seconds
             return
         self.time = self.working[0].end
