@@ -16,10 +16,13 @@ import numpy as np
 from fedgma.aggregation.kernels.plain import Sums
 from fedgma.aggregation.kernels.plain import add as plain_add
 from fedgma.aggregation.kernels.plain import add_rows as plain_add_rows
-from fedgma.arrays import Array, all_finite, is_torch
+from fedgma.aggregation.kernels.plain import mean as plain_mean
+from fedgma.aggregation.masks import VoteMask
+from fedgma.arrays import Array, all_finite, blocks, is_torch, zeros
 
 TRITON = importlib.util.find_spec("triton") is not None  # a constant, since torch.compile cannot trace find_spec
 LARGE = 1 << 18  # entries from which importing the compiled CPU loops pays
+MOST_VALUES = 1 << 14  # of a mask that is looked up in a table: it stays in the cache
 
 
 @cache
@@ -72,6 +75,27 @@ def first_nonfinite(arrays: Sequence[Array]) -> int | None:
         position: int | None = cpu.first_nonfinite(arrays)
         return position
     return next((position for position, array in enumerate(arrays) if not all_finite(array)), None)
+
+
+def mean(sums: Sums, weight: float, dtype: str, *, reuse: bool = False) -> Array:
+    """The weighted mean, rounded to `dtype`; `reuse` overwrites `rest` with it if the types match."""
+    cpu = _cpu_kernels_for([sums.rest])
+    if cpu is None or is_torch(sums.rest) or sums.rest.dtype != dtype:
+        return plain_mean(sums, weight, dtype, reuse=reuse)
+    result = sums.rest if reuse else sums.rest.copy()
+    cpu.mean(sums.total, result, weight)
+    return result
+
+
+def mask(function: VoteMask, votes: Array, clients: int, dtype: str) -> Array:
+    """The mask of these votes, in number type `dtype`; it has only clients + 1 values."""
+    cpu = _cpu_kernels_for([votes])
+    if cpu is not None and not is_torch(votes) and clients < min(len(votes), MOST_VALUES):
+        return cpu.look_up(function(np.arange(clients + 1), clients, dtype), votes)
+    result = zeros(len(votes), dtype, votes)
+    for part in blocks(len(votes)):
+        result[part] = function(votes[part], clients, dtype)
+    return result
 
 
 def _cpu_kernels_for(arrays: Sequence[Array]) -> ModuleType | None:
