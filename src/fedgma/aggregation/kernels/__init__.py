@@ -106,7 +106,7 @@ def _cpu_kernels_for(arrays: Sequence[Array]) -> ModuleType | None:
 
 
 def _is_supported(array: Array) -> bool:
-    return not is_torch(array) and array.dtype in (np.float32, np.float64)
+    return not is_torch(array) and array.dtype.char in ("f", "d")  # float32 or float64
 
 
 def _gpu_kernels_for(array: Array, sums: Sums) -> ModuleType | None:

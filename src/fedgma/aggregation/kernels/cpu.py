@@ -35,7 +35,7 @@ EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7
 def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
     """Add one client's flat arrays to their sums, in place."""
     votes: Sequence[Any] = [mine.votes for mine in sums]
-    for alike in _groups([(update.dtype, cast.dtype) for update, cast in zip(updates, votes, strict=True)]):
+    for alike in _groups([update.dtype.char + cast.dtype.char for update, cast in zip(updates, votes, strict=True)]):
         _add_alike([sums[position] for position in alike], [updates[position] for position in alike], weight)
 
 
@@ -53,13 +53,13 @@ def _add_alike(sums: list[Sums], updates: list[Array], weight: float) -> None:
     _run_in_threads(work, [update.size for update in updates])
 
 
-def _groups(kinds: Sequence[Any]) -> list[list[int]]:
+def _groups(kinds: Sequence[str]) -> list[list[int]]:
     """Positions of equal kinds.
 
     >>> _groups(["a", "b", "a"])
     [[0, 2], [1]]
     """
-    groups: dict[Any, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for position, kind in enumerate(kinds):
         groups.setdefault(kind, []).append(position)
     return list(groups.values())
@@ -106,7 +106,7 @@ def first_nonfinite(arrays: Sequence[Array]) -> int | None:
     """Position of the first of these flat arrays that holds a NaN or an infinity; None if all are finite."""
     found = [
         alike[position]
-        for alike in _groups([array.dtype for array in arrays])
+        for alike in _groups([array.dtype.char for array in arrays])
         for position in _nonfinite_alike([arrays[position] for position in alike])
     ]
     return min(found, default=None)
