@@ -4,6 +4,7 @@ The tests compare all other trainers with it. It also trains models that cannot 
 """
 
 import copy
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,21 +15,21 @@ from fedgma.data.pools import Pool
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.perturbations import TINY
-from fedgma.training.stacked import Stacked, flatten, shapes_of, stack
+from fedgma.training.stacked import Stacked, shapes_of, stack, unflatten
 from fedgma.training.task import Task, mean_loss, measure_sums
 from fedgma.training.tasks import CLASSIFICATION
 
-Result = tuple[Stacked, Stacked, Tensor, Tensor]  # update, buffers, means of loss and measures over training batches
+Result = tuple[Stacked, Tensor, Tensor]  # buffers, means of loss and measures over the training batches
 
 
 def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     """Train each lane of the batch."""
-    model, assignment = copy.deepcopy(assignment.model), own_tilt(assignment)
+    model, assignment, flat = copy.deepcopy(assignment.model), own_tilt(assignment), room_for(assignment)
     device, trained = assignment.pools[0].y.device, []
     for lane in range(assignment.lane_batch.size):
         with keyed_generators(device, int(assignment.lane_batch.seeds[lane])):
-            trained.append(train_lane(model, assignment, lane, task))
-    return gather(trained, assignment)
+            trained.append(train_lane(model, assignment, lane, flat, task))
+    return gather(trained, flat, assignment)
 
 
 def own_tilt(assignment: Assignment) -> Assignment:
@@ -38,8 +39,18 @@ def own_tilt(assignment: Assignment) -> Assignment:
     return assignment._replace(tilt=assignment.tilt.mapped(lambda part: {n: v.clone() for n, v in part.items()}))
 
 
-def train_lane(model: nn.Module, assignment: Assignment, lane: int, task: Task = CLASSIFICATION) -> Result:
-    """Train one lane, with a model whose weights are replaced by those of the lane's run."""
+def room_for(assignment: Assignment) -> Tensor:
+    """Memory for the updates of all lanes: [lane, entry]."""
+    values = list(assignment.start.values())
+    kind = functools.reduce(torch.promote_types, [value.dtype for value in values])
+    entries = sum(shape.numel() for _, shape in shapes_of(assignment.start))
+    return torch.empty(assignment.lane_batch.size, entries, dtype=kind, device=values[0].device)
+
+
+def train_lane(
+    model: nn.Module, assignment: Assignment, lane: int, flat: Tensor, task: Task = CLASSIFICATION
+) -> Result:
+    """Train one lane with a model whose weights are replaced by those of its run; the update goes to its row."""
     _, lane_batch, pools, start, buffers, correction, tilt = assignment
     run = int(lane_batch.run[lane])
     weights = {name: value[run] for name, value in start.items()}
@@ -47,13 +58,17 @@ def train_lane(model: nn.Module, assignment: Assignment, lane: int, task: Task =
     turned = None if tilt is None else Tilt(*({n: v[lane] for n, v in part.items()} for part in tilt))
     # not strict: of tied weights only the first name is given
     model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}}, strict=False)
-    return _take_steps(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra, turned, task)
+    found = _take_steps(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra, turned, task)
+    trained = dict(model.named_parameters())
+    for name, row in unflatten(flat[lane : lane + 1], shapes_of(start)).items():
+        torch.sub(trained[name].detach(), weights[name], out=row[0])
+    return found
 
 
-def gather(trained: Sequence[Result], assignment: Assignment) -> Trained:
+def gather(trained: Sequence[Result], flat: Tensor, assignment: Assignment) -> Trained:
     """The results of all lanes side by side."""
-    updates, after, losses, measures = zip(*trained, strict=True)
-    flat, shapes = flatten(stack(updates)), shapes_of(assignment.start)
+    after, losses, measures = zip(*trained, strict=True)
+    shapes = shapes_of(assignment.start)
     return Trained(flat, shapes, stack(after), torch.stack(losses), torch.stack(measures), assignment.tilt)
 
 
@@ -65,7 +80,7 @@ def train_client(
     start: Stacked,
     task: Task = CLASSIFICATION,
 ) -> Result:
-    """One client's local training.
+    """One client's local training: buffers, means of loss and measures over the training batches.
 
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
@@ -107,9 +122,8 @@ def _take_steps(
         seen += count
         loss_sum += loss.detach() * count
         measured = measured + measure_sums(task, output.detach(), y)
-    update = {name: value.detach() - start[name] for name, value in trainable.items()}
     after = {name: value.clone() for name, value in named_tensors(model)[1].items()}
-    return update, after, loss_sum / max(seen, 1), measured / max(seen, 1)
+    return after, loss_sum / max(seen, 1), measured / max(seen, 1)
 
 
 def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:
@@ -120,7 +134,8 @@ def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) 
         betas = (rate["beta1"], rate["beta2"])
         return torch.optim.AdamW(trainable, betas=betas, eps=rate["epsilon"], weight_decay=decay)
     nesterov = bool(rate["nesterov"])
-    return torch.optim.SGD(trainable, momentum=rate["momentum"], weight_decay=decay, nesterov=nesterov)
+    # foreach: the same operations in fewer calls
+    return torch.optim.SGD(trainable, momentum=rate["momentum"], weight_decay=decay, nesterov=nesterov, foreach=True)
 
 
 def _take_second_gradient(

@@ -62,21 +62,21 @@ class Threads:
 
     def _train(self, assignment: Assignment, workers: int) -> Trained:
         """All lanes in threads. The second call measures: one lane alone, then the others."""
-        steps = assignment.lane_batch.steps
+        steps, flat = assignment.lane_batch.steps, loop.room_for(assignment)
         order = np.argsort(-steps, kind="stable").tolist()  # the longest first
         self.calls += 1
         measured = self.useful is None and self.calls > 1 and len(order) > 2 * workers and steps[order[0]] > 0
         if not measured:
-            return loop.gather(self._share(assignment, order, workers), assignment)
+            return loop.gather(self._share(assignment, order, flat, workers), flat, assignment)
         begun = time.perf_counter()
-        first = self._share(assignment, order[:1], 1)
+        first = self._share(assignment, order[:1], flat, 1)
         middle = time.perf_counter()
-        rest = self._share(assignment, order[1:], workers)
+        rest = self._share(assignment, order[1:], flat, workers)
         alone, together = middle - begun, time.perf_counter() - middle
         self.useful = steps[order[1:]].sum() * alone > GAIN * steps[order[0]] * together
-        return loop.gather([b if a is None else a for a, b in zip(first, rest, strict=True)], assignment)
+        return loop.gather([b if a is None else a for a, b in zip(first, rest, strict=True)], flat, assignment)
 
-    def _share(self, assignment: Assignment, lanes: Sequence[int], workers: int) -> list[Any]:
+    def _share(self, assignment: Assignment, lanes: Sequence[int], flat: Tensor, workers: int) -> list[Any]:
         """The results of these lanes at their places; threads take lanes from one queue."""
         results: list[Any] = [None] * assignment.lane_batch.size
         waiting = list(reversed(lanes))
@@ -88,7 +88,7 @@ class Threads:
                     lane = waiting.pop()
                 except IndexError:  # another thread took the last one
                     return
-                results[lane] = loop.train_lane(model, assignment, lane, self.task)
+                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task)
 
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             try:
