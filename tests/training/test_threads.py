@@ -87,7 +87,8 @@ def test_threads_give_the_bits_of_the_loop(settings):
         wanted = loop.train(task)
     for _ in range(3):  # the second call measures, the third goes by what it found
         assert_same(wanted, trainer(task))
-    assert_same(wanted, Threads(workers=3, useful=True)(task))
+    for useful in (True, False):
+        assert_same(wanted, Threads(workers=2, useful=useful)(task))
 
 
 def test_corrections_and_tilts_are_those_of_the_lane():
@@ -95,7 +96,7 @@ def test_corrections_and_tilts_are_those_of_the_lane():
     tilt = Tilt(*(correction_like(task.start, len(SIZES), seed) for seed in (1, 2, 3)))
     task = task._replace(correction=correction_like(task.start, len(SIZES)), tilt=tilt)
     before = tilt.mapped(lambda part: {name: value.clone() for name, value in part.items()})
-    one, two = (trainer(task) for trainer in (loop.train, Threads(workers=2, useful=True)))
+    one, two = (trainer(task) for trainer in (loop.train, Threads(workers=2)))
     assert_same(one, two)
     assert threads.same(tuple(one.tilt), tuple(two.tilt))
     assert threads.same(tuple(before), tuple(tilt))
@@ -155,12 +156,21 @@ def test_a_named_trainer_says_why_it_is_the_loop(caplog):
     ]
 
 
+@pytest.mark.parametrize(("seconds", "useful"), [([0.0, 1.0, 2.0], True), ([0.0, 1.0, 9.0], False)])
+def test_threads_that_are_slower_than_the_loop_are_not_used(monkeypatch, seconds, useful):
+    ticks = iter(seconds)
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: next(ticks))
+    task, trainer = task_of(Net(), sizes=[4] * 6), Threads(workers=2, calls=1)
+    trainer(task)  # five clients in one second, or in eight; the one alone took one
+    assert trainer.useful is useful
+
+
 def test_a_model_that_draws_later_is_trained_again_by_the_loop():
     task, trainer = task_of(Rarely()), Threads(workers=2)
     assert why_not_threads(task.model, task.pools[0]) is None
     states = threads.random_states()
     assert_same(loop.train(task), trainer(task))
-    assert trainer.useful is False
+    assert trainer.draws
     assert threads.same(states, threads.random_states())
 
 
@@ -173,7 +183,7 @@ def test_an_error_in_a_thread_reaches_the_caller_and_no_further_client_begins():
             raise ArithmeticError("a user's error")
 
     with pytest.raises(ArithmeticError, match="a user's error"):
-        Threads(workers=2, useful=True)(task_of(Fails()))
+        Threads(workers=2)(task_of(Fails()))
     assert len(begun) <= 4
 
 
@@ -181,7 +191,7 @@ def test_the_number_of_torch_threads_is_as_before():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        Threads(workers=2, useful=True)(task_of(Net()))
+        Threads(workers=2)(task_of(Net()))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

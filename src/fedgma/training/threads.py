@@ -27,7 +27,10 @@ from fedgma.training.task import Task, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
 
 SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads of torch
-GAIN = 1.05  # threads that train fewer steps a second than the loop times this are not used again
+GAIN = (
+    1.05  # threads that train fewer steps a second than the loop times this are not used until they are measured again
+)
+OFTEN = 32  # calls after which they are
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 OWN = ("_parameters", "_buffers", "_modules")  # what `state_dict` is made of
 
@@ -43,38 +46,41 @@ class Threads:
 
     task: Task = CLASSIFICATION
     workers: int | None = None  # None: as many as cores
-    useful: bool | None = None  # None: not known yet
     calls: int = 0
+    useful: bool = True  # whether threads train faster than the loop: not where Python takes most of the time
+    draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
 
     def __call__(self, assignment: Assignment) -> Trained:
         """Train each lane of the batch."""
-        workers, lanes = self.workers or cores(), assignment.lane_batch.size
+        workers, steps = self.workers or cores(), assignment.lane_batch.steps
+        self.calls += 1
+        measured = self.calls % OFTEN == 2 and len(steps) > 2 * workers and steps.min() > 0
         with one_thread():
-            if self.useful is False or min(workers, lanes) < 2:
+            if self.draws or min(workers, len(steps)) < 2 or not (self.useful or measured):
                 return loop.train(assignment, task=self.task)
             before = random_states()
-            trained = self._train(loop.own_tilt(assignment), workers)
-            if same(before, random_states()):
+            train = self._measure if measured else self._train
+            trained = train(loop.own_tilt(assignment), loop.room_for(assignment), workers)
+            self.draws = not same(before, random_states())
+            if not self.draws:
                 return trained
-            self.useful = False  # the model draws random numbers: one client at a time, from the client's seed
             restore(before)
             return loop.train(assignment, task=self.task)
 
-    def _train(self, assignment: Assignment, workers: int) -> Trained:
-        """All lanes in threads. The second call measures: one lane alone, then the others."""
-        steps, flat = assignment.lane_batch.steps, loop.room_for(assignment)
-        order = np.argsort(-steps, kind="stable").tolist()  # the longest first
-        self.calls += 1
-        measured = self.useful is None and self.calls > 1 and len(order) > 2 * workers and steps[order[0]] > 0
-        if not measured:
-            return loop.gather(self._share(assignment, order, flat, workers), flat, assignment)
+    def _train(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
+        """All lanes in threads."""
+        return loop.gather(self._share(assignment, _longest_first(assignment), flat, workers), flat, assignment)
+
+    def _measure(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
+        """One lane alone, then the others in threads: are they faster?"""
+        steps, order = assignment.lane_batch.steps, _longest_first(assignment)
         begun = time.perf_counter()
         first = self._share(assignment, order[:1], flat, 1)
         middle = time.perf_counter()
-        rest = self._share(assignment, order[1:], flat, workers)
+        others = self._share(assignment, order[1:], flat, workers)
         alone, together = middle - begun, time.perf_counter() - middle
-        self.useful = steps[order[1:]].sum() * alone > GAIN * steps[order[0]] * together
-        return loop.gather([b if a is None else a for a, b in zip(first, rest, strict=True)], flat, assignment)
+        self.useful = bool(steps[order[1:]].sum() * alone > GAIN * steps[order[0]] * together)
+        return loop.gather([b if a is None else a for a, b in zip(first, others, strict=True)], flat, assignment)
 
     def _share(self, assignment: Assignment, lanes: Sequence[int], flat: Tensor, workers: int) -> list[Any]:
         """The results of these lanes at their places; threads take lanes from one queue."""
@@ -98,6 +104,11 @@ class Threads:
                 waiting.clear()
                 raise
         return results
+
+
+def _longest_first(assignment: Assignment) -> list[int]:
+    lanes: list[int] = np.argsort(-assignment.lane_batch.steps, kind="stable").tolist()
+    return lanes
 
 
 @contextmanager
