@@ -297,7 +297,11 @@ def whole(name: str, precision: str, rounds: int) -> str:
     work = WORKLOADS[name]
     try:
         timing = measure(
-            [spec_of(work, make_images(work, "cuda"))], rounds=rounds, trainer="engine", precision=precision
+            [spec_of(work, make_images(work, "cuda"))],
+            rounds=rounds,
+            trainer="engine",
+            precision=precision,
+            compile_after=0,
         )
     except Exception as error:
         return f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -3,11 +3,21 @@
     python benchmarks/bench_engine.py --workloads W1 pfl --ways loop engine engine-tf32 engine-bf16
 
 A way is trainer[-precision][-generic]: "engine-bf16" is the compiled and captured engine in bfloat16; "-generic" leaves
-the hand-written gradients aside. Before anything is timed, each way plays a short round or two and its weights are
-compared with those of the loop (column "off"). One round of warm-up is in the start-up, two more before the clock.
+the hand-written gradients aside, "-early" does not compile, as in the first rounds of a run. Before anything is timed,
+each way plays a short round or two and its weights are compared with those of the loop (column "off"). One round of
+warm-up is in the start-up, two more before the clock.
 Images are random; times do not depend on them. What is going on is told on stderr, with the seconds since the start.
+
+    python benchmarks/bench_engine.py --profile --workloads W1 --ways engine
+
+`--profile` times nothing else: it prints what the host and the device do in a round (torch's profiler), and which
+functions of the host take longest (cProfile).
 """
 
+import cProfile
+import io
+import logging
+import pstats
 import sys
 import traceback
 from pathlib import Path
@@ -16,19 +26,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import torch
-from workloads import WORKLOADS, header, make_images, measure, parser, progress, spec_of
+from torch.profiler import ProfilerActivity
+from workloads import WORKLOADS, header, make_images, measure, parser, progress, spec_of, wait
 
-from fedgma.simulation.fleet import play
+from fedgma.simulation.fleet import assemble, play, play_round, start
 
 DEFAULT = ["engine", "engine-tf32", "engine-bf16", "engine-generic"]
 
 
 def options_of(way: str) -> dict[str, object]:
     trainer, *rest = way.split("-")
-    options: dict[str, object] = {"trainer": trainer}
+    options: dict[str, object] = {"trainer": trainer, "compile_after": 0}
     for word in rest:
         if word == "generic":
             options["form"] = False
+        elif word == "early":
+            options["compile_after"] = 10**9
         else:
             options["precision"] = word
     return options
@@ -39,13 +52,53 @@ def weights_after(spec, options) -> torch.Tensor:
     return played.state.params[0]
 
 
+def profile(spec, options, rounds: int) -> None:
+    """What a round consists of: operations of the device, operations of the host, functions of the host."""
+    cuda = spec.federation.train.y.device.type == "cuda"
+    fleet = assemble([spec], **options)
+    state = start(fleet)
+    for _ in range(3):
+        state, played = play_round(fleet, state)
+    wait(cuda)
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with torch.profiler.profile(activities=kinds) as seen:
+        for _ in range(rounds):
+            state, played = play_round(fleet, state)
+            played.sent()
+        wait(cuda)
+    table = seen.key_averages()
+    for order in ("self_device_time_total", "self_cpu_time_total") if cuda else ("self_cpu_time_total",):
+        print(f"{rounds} rounds by {order}\n{table.table(sort_by=order, row_limit=25, max_name_column_width=70)}\n")
+    counted, text = cProfile.Profile(), io.StringIO()
+    counted.enable()
+    for _ in range(rounds):
+        state, played = play_round(fleet, state)
+        played.sent()
+    counted.disable()
+    wait(cuda)
+    for order in ("tottime", "cumulative"):
+        pstats.Stats(counted, stream=text).sort_stats(order).print_stats(30)
+    print(f"{rounds} rounds by function of the host\n{text.getvalue()}", flush=True)
+
+
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--workloads", nargs="+", default=["W1", "W2", "W3", "pfl", "resnet"])
     made.add_argument("--ways", nargs="+", default=DEFAULT)
     made.add_argument("--no-check", action="store_true")
+    made.add_argument("--profile", action="store_true")
+    made.add_argument("--verbose", action="store_true", help="tell why a step could not be compiled")
     arguments, log = made.parse_args(), progress()
+    if arguments.verbose:
+        log.setLevel(logging.DEBUG)
     print(f"{header(arguments.device)}\n")
+    if arguments.profile:
+        for name in arguments.workloads:
+            for way in arguments.ways:
+                print(f"## {name} {way}\n")
+                spec = spec_of(WORKLOADS[name], make_images(WORKLOADS[name], arguments.device))
+                profile(spec, options_of(way), arguments.rounds)
+        return
     print("| workload | way | start-up s | ms a round | host ms | samples/s | MiB | accuracy | off |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in arguments.workloads:

@@ -118,7 +118,7 @@ def idle(assignment: Assignment) -> Trained:
     order = np.argsort(-assignment.lane_batch.steps, kind="stable")
     lane_batch, device = assignment.lane_batch.take(order), assignment.pools[0].y.device
     rows = ship(lane_batch.run, device)
-    bench = lanes.lay_out(lane_batch, lanes.features_of(lane_batch, None), assignment.start, assignment.buffers, rows)
+    bench = lanes.lay_out(lane_batch, lanes.features_of(assignment), assignment.start, assignment.buffers, rows)
     nothing = torch.zeros(
         lane_batch.size, sum(shape.numel() for _, shape in shapes_of(assignment.start)), device=device
     )

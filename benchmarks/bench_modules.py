@@ -72,7 +72,7 @@ def specs_of(name: str, device: str, tiny: bool) -> list:
 def begin(specs: list, **options: object) -> tuple[float, Any, Any]:
     """Seconds to the first round, the fleet, and its state after another one."""
     begun = time.perf_counter()
-    fleet = assemble(specs, **options)
+    fleet = assemble(specs, compile_after=0, **options)
     state, played = play_round(fleet, start(fleet))
     float(played.records[0].train_loss)
     first = time.perf_counter() - begun

@@ -43,7 +43,7 @@ def federation(name: str, device: str, ragged: bool) -> Images:
 
 
 def weights(specs, **options) -> torch.Tensor:
-    *_, played = play(specs, **options)
+    *_, played = play(specs, compile_after=0, **options)
     return played.state.params
 
 
@@ -53,7 +53,7 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
     model = plain_cnn if name == "pfl" else options.pop("model", work.model)
     settings = {"model": model, "rounds": 3, "clients_per_round": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
     specs = [spec_of(work, images, **{**settings, "seed": seed, "tau": 0.4 * seed}) for seed in range(2)]
-    slow, fast = assemble(specs, trainer="loop"), assemble(specs, trainer="engine", **options)
+    slow, fast = assemble(specs, trainer="loop"), assemble(specs, trainer="engine", compile_after=0, **options)
     if name == "logistic":
         wanted, found = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))
     else:
@@ -72,7 +72,7 @@ def repeats_and_resumes(device: str) -> float:
         for seed, algorithm in enumerate(algorithms)
     ]
     first, again = weights(specs, trainer="engine"), weights(specs, trainer="engine")
-    fleet = assemble(specs, trainer="engine")
+    fleet = assemble(specs, trainer="engine", compile_after=0)
     state = start(fleet)
     for _ in range(2):
         state, _ = play_round(fleet, state)

@@ -69,7 +69,7 @@ class Rounds:
         return Ready(call, sampled(lane_updates(fleet, first, STEPS)))
 
     def options(self) -> dict[str, Any]:
-        return {"trainer": self.trainer, "precision": self.precision, "form": self.form}
+        return {"trainer": self.trainer, "precision": self.precision, "form": self.form, "compile_after": 0}
 
 
 def fleet_of(name: str, runs: int, device: str, tiny: bool, **options: Any) -> Fleet:
@@ -128,6 +128,7 @@ class Scores:
         options = {
             "trainer": "engine",
             "form": self.form,
+            "compile_after": 0,
             "budget": 2**34,
         }  # less than all, so that others fit beside it
         fleet = fleet_of(self.work, self.runs, device, tiny, **options)

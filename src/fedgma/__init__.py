@@ -13,7 +13,8 @@ from typing import Any as _Any
 
 from fedgma.aggregation.adapters import in_products
 from fedgma.aggregation.aggregate import Aggregate, finish
-from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties
+from fedgma.aggregation.controls import cross_fitted, damped_mean, shuffled_mask, stale_mask
+from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties, voters_only
 from fedgma.aggregation.gate import Gate, Refusal
 from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, averaged, momentum, sgd, yogi
 from fedgma.aggregation.rule import Rule
@@ -23,8 +24,6 @@ from fedgma.aggregation.rules import (
     and_mask,
     clip,
     clipped,
-    cross_fitted,
-    damped_mean,
     masked_extra,
     masked_mean,
     mean,
@@ -32,8 +31,7 @@ from fedgma.aggregation.rules import (
     multi_krum,
     norm_kept,
     rlr,
-    shuffled_mask,
-    stale_mask,
+    sign_test,
     trimmed_mean,
 )
 from fedgma.aggregation.scales import fedexp, james_stein, wiener
@@ -96,6 +94,7 @@ __all__ = [
     "server_round",
     "sgd",
     "shuffled_mask",
+    "sign_test",
     "smoothed",
     "stale_mask",
     "ties",
@@ -103,6 +102,7 @@ __all__ = [
     "trimmed_mean",
     "unmasked",
     "unpack",
+    "voters_only",
     "wiener",
     "yogi",
 ]

@@ -1,5 +1,7 @@
 """Masks at their edges: how votes become a mask, and which numbers are thresholds."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from fedgma.aggregation.masks import (
     check_tau,
     hard_mask,
     reversing_mask,
+    sign_test_mask,
+    significant_votes,
     signs,
     soft_mask,
     vote_type,
@@ -102,3 +106,27 @@ def test_numpys_whole_numbers_are_numbers_of_votes():
 def test_one_more_than_the_number_of_clients_fits_the_type_of_the_votes(clients, kind):
     assert vote_type(clients) == kind
     assert np.iinfo(kind).max >= clients + 1
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 9, 10, 30])
+@pytest.mark.parametrize("level", [0.01, 0.05, 0.35, 0.9])
+def test_a_sign_test_passes_votes_that_fair_coins_seldom_reach(clients, level):
+    chance = dict.fromkeys(range(clients + 2), 0.0)
+    for heads in range(clients + 1):
+        chance[abs(2 * heads - clients)] += math.comb(clients, heads) / 2**clients
+    passed = [votes for votes in chance if sum(p for other, p in chance.items() if other >= votes) <= level]
+    reached = [votes for votes in range(clients % 2, clients + 1, 2) if votes >= significant_votes(level, clients)]
+    assert reached == [votes for votes in passed if votes % 2 == clients % 2 and votes <= clients]
+
+
+def test_a_significance_level_is_tau_where_the_number_of_clients_is_fixed():
+    votes = np.arange(-10, 11, 2, dtype=np.int8)
+    masks = [function(votes, 10, "float64") for function in (sign_test_mask(0.05), soft_mask(0.8))]
+    np.testing.assert_array_equal(*masks)
+    assert sign_test_mask(0.05).needed(10**6) == 1960
+
+
+@pytest.mark.parametrize("level", [0, 1, -0.1, "0.05", True, math.nan])
+def test_a_level_that_is_no_probability_is_refused(level):
+    with pytest.raises(fedgma.errors.ConfigError, match="level"):
+        fedgma.sign_test(level)

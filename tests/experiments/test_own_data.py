@@ -134,7 +134,7 @@ def test_a_folder_in_the_current_folder_needs_no_slash(tmp_path, monkeypatch):
     (run,) = plan(expand({**QUICK, "dataset": "clinics"}), materials, None)
     assert (run.recorded["dataset"], run.settings.clients_per_round) == ("clinics", 2)
     assert run.settings.partition.name == "natural"
-    with pytest.raises(ConfigError, match=r"unknown data set 'clinic'; known: .* such as \./clinic"):
+    with pytest.raises(ConfigError, match=r"unknown data set 'clinic'; known: .* such as '\./clinic'"):
         expand({"dataset": "clinic"})
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,6 +168,7 @@ def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
         ({"seed": [[1], 2]}, "seed: expected a list of values, got a list inside a list"),
         ({"seed": list(range(400)), "tau": [i / 400 for i in range(400)]}, "the lists multiply to 320000 runs"),
         ({"partition": 3}, "partition: "),
+        ({"dataset": "a\nb"}, r"or folder, such as './a\nb'"),
         ({"dataset": "fmnst"}, "dataset: unknown data set 'fmnst'; known: "),
         ({"dataset": "fedcmnist", "shift": "none"}, "shift.name = 'none'"),
     ],
@@ -327,3 +329,16 @@ def test_every_rule_of_the_library_is_made_from_settings(name):
 
 def test_a_clipped_rule_is_made_from_settings():
     assert Materials("cpu").rule(complete(Settings(aggregator="median", update_clip=0.5))).settings["norm"] == 0.5
+
+
+def test_arrays_without_a_mask_are_named_by_a_setting_that_the_mean_does_not_have():
+    grid = expand({"aggregator": ["mean", "gma"], "unmasked": "fc3.*", "seed": 0})
+    rules = [Materials("cpu").rule(run) for run in grid.runs]
+    assert [rule.name for rule in rules] == ["mean", "unmasked_gma"]
+    before = expand({"aggregator": "mean", "seed": 0}).runs[0]
+    assert fingerprint(record(grid.runs[0])) == fingerprint(record(before))
+    updates = {name: np.array([[1.0], [-3.0]]) for name in ("fc2.bias", "fc3.bias")}
+    assert {name: mask.tolist() for name, mask in rules[1](updates).mask.items()} == {
+        "fc2.bias": [0.0],
+        "fc3.bias": [1.0],
+    }

@@ -13,7 +13,7 @@ from fedgma.data.partitions import dirichlet, iid
 from fedgma.data.shifts import Colour
 from fedgma.errors import ConfigError
 from fedgma.simulation.fleet import assemble, lay_lane_batch, play, play_round, restore, start
-from fedgma.simulation.sampling import sample_clients
+from fedgma.simulation.sampling import sample_clients, steps_of_a_round
 from fedgma.simulation.state import export
 from fedgma.training.lane_batch import Assignment, ship_batches
 from fedgma.training.stacked import unflatten
@@ -415,3 +415,69 @@ def test_a_round_that_was_sent_reads_the_same():
             assert accuracies.dtype == others.dtype
             assert np.array_equal(accuracies, others)
             assert one._replace(client_scores=None) == two._replace(client_scores=None)
+
+
+def test_the_first_rounds_are_those_in_which_nothing_is_compiled_however_a_run_came_to_them():
+    specs = [run_of(make_federation(UNEVEN, SHAPE), rounds=4, seed=seed) for seed in range(2)]
+    fleet, called = assemble(specs, trainer="lanes", compile_after=2), []
+
+    def noted(name, function):
+        def call(*arguments):
+            called.append(name)
+            return function(*arguments)
+
+        return call
+
+    names = ("early", "train", "early_score", "score")
+    fleet = replace(fleet, **{name: noted(name, getattr(fleet, name)) for name in names})
+    states, rounds = [start(fleet)], []
+    for _ in range(4):
+        called.clear()
+        states.append(play_round(fleet, states[-1])[0])
+        rounds.append(set(called))
+    assert rounds == [{"early", "early_score"}] * 2 + [{"train", "score"}] * 2
+    for stop in (1, 2, 3):
+        called.clear()
+        state = restore(fleet, [export(fleet, states[stop], run) for run in range(2)])
+        assert torch.equal(play_round(fleet, state)[0].params, states[stop + 1].params)
+        assert set(called) == rounds[stop]
+
+
+@pytest.mark.parametrize(
+    ("settings", "chunk", "steps"),
+    [({}, 99, 5), ({"local_epochs": 3}, 99, 15), ({"local_epochs": 3, "local_steps": 7}, 99, 7), ({}, 3, 15)],
+)
+def test_steps_of_a_round_are_those_of_the_largest_client_for_each_chunk(settings, chunk, steps):
+    federation = make_federation(UNEVEN, SHAPE)
+    assert steps_of_a_round([run_of(federation), run_of(federation, **settings)], chunk) == steps
+
+
+def test_the_servers_part_alone_takes_the_step_of_a_whole_round():
+    federation = make_federation(UNEVEN, SHAPE)
+    servers = [("gma", "sgd", 1.0), ("mean", "adam", 0.01), ("and_mask", "yogi", 0.01), ("soft", "momentum", 0.5)]
+    words = {"evaluate_every": 2, "mask_every": 3, "rounds": 5}  # the third round, and others, take the longer way
+    specs = [
+        run_of(federation, seed=i, aggregator=name if name != "soft" else "gma", server=kind, server_lr=rate, **words)
+        for i, (name, kind, rate) in enumerate(servers)
+    ]
+    fleet = assemble([*specs, replace(specs[0], rounds=2)], trainer="lanes")
+    assert fleet.server is not None
+    short, long = start(fleet), start(fleet)
+    for _ in range(5):
+        short, one = play_round(fleet, short)
+        long, two = play_round(replace(fleet, server=None), long)
+        assert torch.equal(short.params, long.params)
+        assert torch.equal(short.moments.z, long.moments.z)
+        assert torch.equal(short.moments.v, long.moments.v)
+        assert short.rounds.tolist() == long.rounds.tolist()
+        assert repr(one.records) == repr(two.records)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"aggregator": "wiener"}, {"aggregator": "median"}, {"scaffold": True}, {"norm_factor": 2.0}],
+    ids=str,
+)
+def test_a_round_that_needs_more_than_the_servers_part_takes_the_longer_way(more):
+    federation = make_federation(UNEVEN, SHAPE)
+    assert assemble([run_of(federation), run_of(federation, **more)], trainer="lanes").server is None

@@ -1,6 +1,11 @@
 """On a GPU: a fleet that the engine trains, and a round that is sent without waiting for the device."""
 
+import os
+import subprocess
+import sys
 import warnings
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +18,13 @@ from fedgma.data.files import load
 from fedgma.data.partitions import iid
 from fedgma.simulation.algorithms import Algorithm, fedsmoo, fedspeed, mofedsam
 from fedgma.simulation.batched import adapters, rules, tallies
-from fedgma.simulation.fleet import assemble, play, play_round, start
+from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.spec import RunSpec
+from fedgma.simulation.state import export
 from fedgma.training.adapters import with_adapters
 from fedgma.training.cuda_graphs import Engine
 from fedgma.training.lane_batch import Trained
+from fedgma.training.stacked import ship_many
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
 from plain_pools import make_federation
 from run_specs import make_spec
@@ -38,8 +45,10 @@ def test_the_engine_crops_and_flips_as_the_loop_does(caplog):
         "augment": "crop_flip",
         "evaluate_every": 0,
     }
-    one, two = ([*play([make_spec(federation, **settings)], trainer=t)][-1].state.params for t in ("loop", "engine"))
+    ways = [{"trainer": "loop"}, {"trainer": "engine", "compile_after": 0}, {"trainer": "engine", "compile_after": 1}]
+    one, two, three = ([*play([make_spec(federation, **settings)], **way)][-1].state.params for way in ways)
     assert (one - two).norm() < 1e-3 * one.norm()
+    assert (one - three).norm() < 1e-3 * one.norm()  # the second round goes on with the compiled step
     assert_compiled_and_captured(caplog)
 
 
@@ -57,11 +66,13 @@ def test_the_engine_crops_and_flips_as_the_loop_does(caplog):
     ],
     ids=str,
 )
-def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(more, caplog):
+@pytest.mark.parametrize("compile_after", [0, 9])
+def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(compile_after, more, caplog):
     federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
     base = {"model": "logistic", "rounds": 9, "clients_per_round": 3, "batch_size": 8, "evaluate_every": 0}
     settings = {**base, **more}
-    fleet = assemble([make_spec(federation, seed=run // 2, tau=0.4 * (run % 2), **settings) for run in range(4)])
+    specs = [make_spec(federation, seed=run // 2, tau=0.4 * (run % 2), **settings) for run in range(4)]
+    fleet = assemble(specs, compile_after=compile_after)
     assert isinstance(fleet.train, Engine)
     state = start(fleet)
     for _ in range(3):  # shapes are compiled, and memory is kept for the next time
@@ -80,12 +91,71 @@ def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(mor
     assert_compiled_and_captured(caplog)
 
 
+def test_a_run_that_starts_uncompiled_repeats_and_resumes_to_the_bit(caplog):
+    federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
+    words = {"model": "lenet", "rounds": 4, "clients_per_round": 3, "batch_size": 8, "lr": 0.01}
+    specs = [make_spec(federation, seed=seed, **words) for seed in range(2)]
+    ends = [[*play(specs, compile_after=2)][-1].state.params for _ in range(2)]
+    assert torch.equal(*ends)
+    for stop in (1, 2, 3):  # before, at and after the border
+        fleet = assemble(specs, compile_after=2)
+        state = start(fleet)
+        for _ in range(stop):
+            state, _ = play_round(fleet, state)
+        again = assemble(specs, compile_after=2)
+        state = restore(again, [export(fleet, state, run) for run in range(2)])
+        for _ in range(stop, 4):
+            state, _ = play_round(again, state)
+        assert torch.equal(state.params, ends[0])
+    assert_compiled_and_captured(caplog)
+
+
+def test_the_captured_part_of_the_server_gives_the_bits_of_its_launches(caplog):
+    federation = make_federation([20, 13, 30, 8, 11], (1, 28, 28)).to("cuda")
+    servers = [("sgd", 1.0), ("adam", 0.01), ("yogi", 0.01), ("momentum", 0.5)]
+    words = {"model": "lenet", "rounds": 8, "clients_per_round": 3, "batch_size": 8, "lr": 0.01, "mask_every": 6}
+    specs = [make_spec(federation, seed=i, server=n, server_lr=r, **words) for i, (n, r) in enumerate(servers)]
+    fleet = assemble([*specs, make_spec(federation, **{**words, "rounds": 4})], compile_after=99)
+    launched = replace(fleet, server=None)
+    one, two = start(fleet), start(fleet)
+    for _ in range(8):
+        (one, first), (two, second) = play_round(fleet, one), play_round(launched, two)
+        assert torch.equal(one.params, two.params)
+        assert torch.equal(one.moments.z, two.moments.z)
+        assert torch.equal(one.moments.v, two.moments.v)
+        assert repr(first.sent().records) == repr(second.sent().records)
+    assert any(captured is not None for captured in fleet.server._replayed._captured.values())
+    assert_compiled_and_captured(caplog)
+
+
+def test_arrays_that_are_sent_together_arrive_as_they_are():
+    arrays = [np.arange(6, dtype=np.int32).reshape(2, 3).T, np.array([True, False]), np.arange(3.0), np.zeros((0, 2))]
+    for array, tensor in zip(arrays, ship_many(arrays, "cuda"), strict=True):
+        np.testing.assert_array_equal(tensor.cpu().numpy(), array)
+
+
+def test_the_first_round_imports_no_compiler():
+    code = """
+import sys, torch
+from fedgma.simulation.fleet import assemble, play_round, start
+from plain_pools import make_federation
+from run_specs import make_spec
+federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
+fleet = assemble([make_spec(federation, model="lenet", rounds=9, clients_per_round=3, batch_size=8)])
+play_round(fleet, start(fleet))[1].records
+assert "torch._inductor.compile_fx" not in sys.modules
+"""
+    helpers = str(Path(__file__).parents[1] / "helpers")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([helpers, *filter(None, sys.path)])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
 def test_the_engine_takes_second_gradients_and_tilts_as_the_loop_does(caplog):
     federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
     settings = {"model": "logistic", "rounds": 3, "clients_per_round": 3, "batch_size": 8, "evaluate_every": 0}
     chosen = [Algorithm(), mofedsam(), fedspeed(), fedsmoo()]
     specs = [make_spec(federation, algorithm=one, lr=0.01, seed=3, **settings) for one in chosen]
-    one, two = ([*play(specs, trainer=trainer)][-1].state.params for trainer in ("loop", "engine"))
+    one, two = ([*play(specs, trainer=trainer, compile_after=0)][-1].state.params for trainer in ("loop", "engine"))
     assert ((one - two).norm(dim=1) < 1e-3 * one.norm(dim=1)).all()
     assert_compiled_and_captured(caplog)
 

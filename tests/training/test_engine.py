@@ -238,7 +238,7 @@ def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shap
         assert found.buffers["norm1.num_batches_tracked"].tolist() == lane_batch.steps.tolist()
         np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
     if trainer == "engine":
-        assert {(lanes, batch) for _, lanes, batch, _ in train._stations[0].graphs} == {(3, 4)}
+        assert {(lanes, batch) for _, lanes, batch, *_ in train._stations[0].graphs} == {(3, 4)}
 
 
 def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
@@ -256,6 +256,40 @@ def test_a_step_that_cannot_be_compiled_runs_as_it_is(caplog):
         distance(loop.train(Assignment(model, lane_batch, [federation.train], start, {})).updates, found.updates) < 1e-5
     )
     assert caplog.messages == ["the step could not be compiled and runs uncompiled: no compiler here"]
+
+
+def test_the_first_rounds_never_call_the_compiler_and_their_graphs_are_let_go():
+    federation, model = make_federation([5, 3], (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
+    start, _ = start_of(model)
+    engine, task = (
+        engine_of(model),
+        Assignment(model, make_lane_batch(federation, range(2)), [federation.train], start, {}),
+    )
+    plain, called = engine.learn, []
+
+    def compiled(*arguments):
+        called.append(1)
+        plain(*arguments)
+
+    engine.learn = compiled
+    early = engine(task, early=True)
+    assert not called
+    assert {key[-1] for key in engine._stations[0].graphs} == {True}
+    late = engine(task)
+    assert called
+    assert {key[-1] for key in engine._stations[0].graphs} == {False}
+    assert torch.equal(early.flat, late.flat)  # the same tensors, with the same steps
+
+
+def test_equal_steps_are_taken_together_after_the_first_rounds():
+    federation, model = make_federation([27, 25], (1, 8, 8)), build("logistic", (1, 8, 8), 10, seed=0)
+    engine, (start, _) = engine_of(model), start_of(model)
+    task = Assignment(model, make_lane_batch(federation, range(2)), [federation.train], start, {})
+    first, *later = [engine(task) for _ in range(4)]
+    assert all(torch.equal(first.flat, again.flat) and torch.equal(first.loss, again.loss) for again in later)
+    (steps,) = engine._stations[0].graphs.values()
+    assert sorted(steps.graphs) == [1, 2, 4]  # of seven
+    assert distance(loop.train(task).updates, first.updates) < 1e-5
 
 
 def test_precision_is_set_inside_and_put_back():

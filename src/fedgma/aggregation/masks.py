@@ -4,6 +4,7 @@
     agreement[j] = |votes[j]| / clients, in [0, 1]
     soft mask    = 1 where agreement >= tau, else agreement      (gradient masked averaging)
     hard mask    = 1 where agreement >= tau, else 0              (AND-mask)
+    sign test    = 1 where the votes are no accident at a level, else agreement
 
 `agreement >= tau` is decided on integers: tau and the number of clients give the smallest |votes| that passes, in exact
 arithmetic. So numpy, torch, every device, streamed and merged tallies agree to the bit. If a share p of the clients
@@ -14,6 +15,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -21,6 +24,7 @@ from fedgma.arrays import Array, cast, is_torch, quotient
 from fedgma.errors import ConfigError
 
 Mask = Callable[[Array, int, str], Array]  # (votes, clients, dtype) -> mask
+EXACT = 1000  # clients; up to so many the probability of votes is summed exactly
 
 
 def check_tau(tau: float) -> float:
@@ -62,15 +66,19 @@ def agreement(votes: Array, clients: int, dtype: str = "float64") -> Array:
 class VoteMask:
     """A mask: 1 where enough clients agree; elsewhere `below`, or the agreement if `below` is None.
 
-    Enough means an agreement of `tau` or, if tau is None, `threshold` votes.
+    Enough means an agreement of `tau` or, if tau is None, votes that a sign test at `level` takes for no accident or,
+    if that is None too, `threshold` votes.
     """
 
     tau: float | None
     below: float | None
     threshold: int = 0
+    level: float | None = None
 
     def needed(self, clients: int) -> int:
         """The smallest |votes| that passes."""
+        if self.level is not None:
+            return significant_votes(self.level, clients)
         # above clients + 1 a threshold makes no difference, and clients + 1 still fits the type of the votes
         return min(self.threshold, clients + 1) if self.tau is None else votes_needed(self.tau, clients)
 
@@ -109,6 +117,38 @@ def reversing_mask(threshold: int) -> VoteMask:
     if isinstance(threshold, bool) or not isinstance(threshold, int | np.integer) or threshold < 0:
         raise ConfigError(f"threshold must be a whole number of votes, 0 or more, got {threshold!r}")
     return VoteMask(None, below=-1.0, threshold=int(threshold))
+
+
+def sign_test_mask(level: float) -> VoteMask:
+    """1 where a two-sided sign test rejects fair coins at this level, else the agreement.
+
+    >>> sign_test_mask(0.05)(np.array([10, 8, -6, 4, 0], np.int8), 10, "float64").tolist()
+    [1.0, 1.0, 0.6, 0.4, 0.0]
+    """
+    if isinstance(level, bool) or not isinstance(level, int | float | np.floating) or not 0 < level < 1:
+        raise ConfigError(f"level (of significance) must be a number between 0 and 1, got {level!r}")
+    return VoteMask(None, below=None, level=float(level))
+
+
+@lru_cache(maxsize=4096)
+def significant_votes(level: float, clients: int) -> int:
+    """The smallest |votes| that fair coins of all clients reach with a probability of at most `level`.
+
+    It is clients + 1, which no votes reach, where even unanimity is no evidence. The sum over the binomial
+    distribution is exact; above a thousand clients the normal distribution takes its place.
+
+    >>> [significant_votes(0.05, clients) for clients in (5, 6, 10, 100, 10**6)]
+    [6, 6, 8, 22, 1960]
+    """
+    if clients > EXACT:
+        return math.ceil(NormalDist().inv_cdf(1 - level / 2) * math.sqrt(clients))
+    allowed, tail, ways = Fraction(level) * 2**clients, 0, 1
+    for opponents in range(clients // 2 + 1):  # two-sided: either sign may be the one outvoted
+        tail += ways if 2 * opponents == clients else 2 * ways
+        if tail > allowed:
+            return clients - 2 * opponents + (1 if opponents == 0 else 2)
+        ways = ways * (clients - opponents) // (opponents + 1)
+    return 0
 
 
 VOTE_LIMITS = {"int8": 2**7 - 1, "int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}

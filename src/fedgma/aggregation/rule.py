@@ -79,7 +79,8 @@ class Rule:
     and names too. `select` gives the rows of the clients that `combine` reads, out of all updates [client, entry]. With
     `keep_length` the server's step with the changed mask is scaled, per array, to the length of its step with the mask
     of the votes. With a `space` the rule works on other arrays than those of the model, which the server computes from
-    the model and each update (`adapters`).
+    the model and each update (`adapters`). An `entrywise` `combine` treats every entry alike, so a fleet calls it once
+    for a whole model.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Rule:
     measure: Compute | None = None
     state: Mapping[str, float] = field(default_factory=dict)
     space: Space | None = None
+    entrywise: bool = False
 
     def __post_init__(self) -> None:
         self.further  # noqa: B018  a wrong argument of a function is found here and not in the first round

@@ -3,16 +3,15 @@
     masked_mean(tau)            gradient masked averaging, the paper's rule
     mean()                      the plain weighted mean
     and_mask(tau)               the mean where clients agree, zero elsewhere
+    sign_test(level)            the mean, scaled down where the votes may be an accident
     rlr(threshold)              robust learning rate: the mean, reversed where too few clients agree
     median(), trimmed_mean()    per entry, unweighted
     multi_krum(share)           the mean of the clients whose updates lie closest together, unweighted
-    damped_mean(tau)            control: the server's unmasked step, as long per array as its masked step
-    shuffled_mask(tau, seed)    control: the mask's values at random entries of the array, as long as the masked step
-    stale_mask(tau)             control: the mask of the round before
-    cross_fitted(tau, seed)     control: half of the clients votes on the other half's mean
     norm_kept(tau)              the masked mean, scaled per array to the norm of the plain mean
     masked_extra(tau)           the plain mean and, added to it, the masked mean
+    damped_mean, shuffled_mask, stale_mask, cross_fitted    tell why a mask helps or costs (in `controls`)
     ties, majority_sign, magnitude_agreement       elect a sign for each entry (in `elections`)
+    voters_only(tau)            gradient masked averaging without the clients that do not move an entry (there too)
     wiener, james_stein, fedexp                    scale the mean by signal and noise (in `scales`)
     clipped(rule, norm)         any rule, over updates of bounded norm; other rules of rules are in `wrappers`
 
@@ -24,19 +23,18 @@ a list of lists of arrays (entries are then named "0", "1", ...).
 """
 
 import difflib
-import hashlib
 import inspect
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from typing import Any
+from functools import cached_property, partial
 
 import numpy as np
 
-from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties
+from fedgma.aggregation.controls import cross_fitted, damped_mean, shuffled_mask, stale_mask
+from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties, voters_only
 from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
-from fedgma.aggregation.masks import VoteMask, hard_mask, reversing_mask, signs, soft_mask
+from fedgma.aggregation.masks import hard_mask, reversing_mask, sign_test_mask, soft_mask
 from fedgma.aggregation.rule import Prepare, Rule
 from fedgma.aggregation.scales import fedexp, james_stein, wiener
 from fedgma.aggregation.wrappers import to_norm
@@ -48,14 +46,12 @@ from fedgma.arrays import (
     is_torch,
     move_to,
     placement,
-    quotient,
     spec,
     to_native,
     to_user,
     zeros,
 )
 from fedgma.errors import ConfigError
-from fedgma.seeds import generator
 
 
 def masked_mean(tau: float = 0.4) -> Rule:
@@ -89,6 +85,20 @@ def and_mask(tau: float = 0.4, inverse_sparsity_scale: bool = False) -> Rule:
     return Rule("and_mask", mask, compute=_rescale if inverse_sparsity_scale else None, settings=settings)
 
 
+def sign_test(level: float = 0.05) -> Rule:
+    """Masked averaging with a significance level in place of tau: 1 where a two-sided sign test rejects fair coins.
+
+    So the agreement that is asked for falls as the number of clients grows, and few clients never reach it. Elsewhere
+    the mean is scaled by the agreement. The test is that of Arbuthnot (1710): votes are sums of fair coins, and a
+    client that does not move an entry is counted as one.
+
+    >>> sign_test(0.3)({"w": np.array([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])}).update
+    {'w': array([3.        , 0.33333333])}
+    """
+    mask = sign_test_mask(level)
+    return Rule("sign_test", mask, settings={"level": mask.level})
+
+
 def rlr(threshold: int) -> Rule:
     """Robust learning rate (Ozdayi et al. 2021): the weighted mean, reversed where |votes| is below the threshold."""
     mask = reversing_mask(threshold)
@@ -101,7 +111,7 @@ def median() -> Rule:
     >>> median()({"w": np.array([[1.0], [2.0], [90.0]])}, [10, 10, 10]).update
     {'w': array([2.])}
     """
-    return Rule("median", combine=partial(_trim_and_average, share=0.5))
+    return Rule("median", combine=partial(_trim_and_average, share=0.5), entrywise=True)
 
 
 def trimmed_mean(share: float = 0.1) -> Rule:
@@ -111,7 +121,8 @@ def trimmed_mean(share: float = 0.1) -> Rule:
     {'w': array([3.])}
     """
     _check_share(share, "clients cut at each end")
-    return Rule("trimmed_mean", combine=partial(_trim_and_average, share=float(share)), settings={"share": share})
+    combine = partial(_trim_and_average, share=float(share))
+    return Rule("trimmed_mean", combine=combine, settings={"share": share}, entrywise=True)
 
 
 def multi_krum(share: float = 0.1) -> Rule:
@@ -124,43 +135,8 @@ def multi_krum(share: float = 0.1) -> Rule:
     {'w': array([2.])}
     """
     _check_share(share, "clients left out")
-    select = partial(_closest_rows, share=float(share))
-    return Rule("multi_krum", combine=partial(_trim_and_average, share=0.0), select=select, settings={"share": share})
-
-
-def damped_mean(tau: float = 0.4) -> Rule:
-    """Control: the step of a server without a mask, scaled per array to the length that its masked step would have."""
-    mask = soft_mask(tau)
-    return Rule("damped_mean", mask, compute=_no_mask, settings={"tau": mask.tau}, keep_length=True)
-
-
-def shuffled_mask(tau: float = 0.4, seed: int = 0) -> Rule:
-    """Control: each array's mask values moved to random entries of the array; the step is as long as the masked one."""
-    mask, settings = soft_mask(tau), {"seed": seed}
-    return Rule("shuffled_mask", mask, Shuffle(seed), settings={"tau": mask.tau, **settings}, keep_length=True)
-
-
-def stale_mask(tau: float = 0.4) -> Rule:
-    """Control: masked averaging with the mask of the round before, which knows nothing of this round's noise.
-
-    The first round is not masked. The mask is the rule's state.
-    """
-    mask = soft_mask(tau)
-    return Rule("stale_mask", mask, compute=_one_round_late, settings={"tau": mask.tau}, state={"before": 1.0})
-
-
-def cross_fitted(tau: float = 0.4, seed: int = 0) -> Rule:
-    """Control: the mask of one half of the clients applied to the other half's mean, and the other way round.
-
-    The halves are drawn by the clients' names, so the order of arrival makes no difference. The result is a mean:
-    moments of a server optimiser see it, as with `mask_position="before"`.
-
-    >>> cross_fitted(tau=1.0)({"w": np.array([[2.0], [4.0], [-1.0], [3.0]])}, [1, 1, 1, 1]).update["w"].shape
-    (1,)
-    """
-    mask = soft_mask(tau)
-    combine = partial(_cross_fit, mask=mask, seed=seed)
-    return Rule("cross_fitted", combine=combine, settings={"tau": mask.tau, "seed": seed}, weighted=True)
+    select, combine = partial(_closest_rows, share=float(share)), partial(_trim_and_average, share=0.0)
+    return Rule("multi_krum", combine=combine, select=select, settings={"share": share}, entrywise=True)
 
 
 def norm_kept(tau: float = 0.4) -> Rule:
@@ -260,6 +236,7 @@ RULES: dict[str, RuleRow] = {
     "mean": RuleRow(mean, "mean", "the mean"),
     "gma": RuleRow(masked_mean, "GMA"),
     "and_mask": RuleRow(and_mask, "AND-mask", "the AND-mask"),
+    "sign_test": RuleRow(sign_test, "sign test", "the sign test"),
     "rlr": RuleRow(rlr, "RLR"),
     "median": RuleRow(median, "median", "the median"),
     "trimmed_mean": RuleRow(trimmed_mean, "trimmed mean", "the trimmed mean"),
@@ -273,6 +250,7 @@ RULES: dict[str, RuleRow] = {
     "ties": RuleRow(ties, "TIES"),
     "majority_sign": RuleRow(majority_sign, "majority sign", "the majority sign"),
     "magnitude_agreement": RuleRow(magnitude_agreement, "magnitude agreement"),
+    "voters_only": RuleRow(voters_only, "GMA, voters only", "GMA among those who vote"),
     "wiener": RuleRow(wiener, "Wiener"),
     "james_stein": RuleRow(james_stein, "James-Stein"),
     "fedexp": RuleRow(fedexp, "FedExP"),
@@ -316,24 +294,6 @@ def _sorted(values: Array) -> Array:
     return values.sort(0).values if is_torch(values) else np.sort(values, axis=0)
 
 
-def _cross_fit(
-    stack: Array, weights: Sequence[float], clients: Sequence[Hashable], *, mask: VoteMask, seed: int
-) -> Array:
-    """The weighted mean of two halves, each masked by the votes of the other; a client alone is not masked."""
-    drawn = sorted(range(len(clients)), key=lambda place: _draw(seed, clients[place]))
-    flat = stack.reshape(len(stack), -1)
-    total: Any = 0.0
-    for own, others in ((drawn[0::2], drawn[1::2]), (drawn[1::2], drawn[0::2])):
-        summed: Any = sum(weights[place] * cast(flat[place], "float64") for place in own)
-        votes: Any = sum(cast(signs(flat[place]), "int64") for place in others)
-        total = total + (summed * mask(votes, len(others), "float64") if others else summed)
-    return quotient(total, math.fsum(weights)).reshape(stack.shape[1:])
-
-
-def _draw(seed: int, client: Hashable) -> bytes:
-    return hashlib.sha256(f"cross-fit {seed} {client}".encode()).digest()
-
-
 def _trim_and_average(stack: Array, share: float) -> Array:
     """Mean per entry without the lowest and highest `share` of clients; at 0.5 the median."""
     clients = len(stack)
@@ -349,38 +309,9 @@ def _rescale(mean: Array, mask: Array) -> tuple[Array, Array]:
     return mean, mask / (mask.mean(-1)[..., None] + 1e-10)
 
 
-def _no_mask(mean: Array, mask: Array) -> tuple[Array, Array]:
-    return mean, mask * 0 + 1
-
-
 def _keep_norm(mean: Array, mask: Array) -> tuple[Array, Array]:
     return mean, to_norm(mean, mask)
 
 
 def _add_one(mean: Array, mask: Array) -> tuple[Array, Array]:
     return mean, mask + 1
-
-
-def _one_round_late(mean: Array, mask: Array, before: Array) -> tuple[Array, Array, dict[str, Array]]:
-    return mean, before, {"before": mask}
-
-
-@dataclass(frozen=True)
-class Shuffle:
-    """Moves each array's mask values to random entries of the array."""
-
-    seed: int
-
-    def __call__(self, name: str, mean: Array, mask: Array) -> tuple[Array, Array]:
-        """The mean, and the shuffled mask."""
-        return mean, mask[..., _permutation(name, mask.shape[-1], self.seed, mask.device if is_torch(mask) else None)]
-
-
-@lru_cache(maxsize=1024)  # drawn and copied to the device once, not every round
-def _permutation(name: str, size: int, seed: int, device: Any) -> Any:
-    order = generator(seed, "shuffled mask", name).permutation(size)
-    if device is None:
-        return order
-    import torch
-
-    return torch.as_tensor(order, device=device)

@@ -22,7 +22,7 @@ from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials, own_name
 from fedgma.experiments.notebook import NotebookBar, notebook
-from fedgma.experiments.outcome import Outcome
+from fedgma.experiments.outcome import Network, Outcome
 from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, missing, pack, plan
 from fedgma.experiments.progress import Progress, arm_names
 from fedgma.experiments.run_tasks import task_name
@@ -31,6 +31,7 @@ from fedgma.records.format import Line, Record
 from fedgma.records.reader import finished, read_rounds
 from fedgma.records.trained import model_arrays
 from fedgma.records.writer import RunFolder, mismatch_in
+from fedgma.seeds import seed as derived_seed
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.device_round import Round
 from fedgma.simulation.spec import RunSpec
@@ -79,6 +80,8 @@ def play_fleet(
         if fleet.device.type == "cpu" and parameters < SMALL:
             opened.enter_context(one_thread())
         facts = {"parameters": parameters, **({"tied": tied} if (tied := tied_names(fleet.model)) else {})}
+        if fleet.compile_after:
+            facts["compiled_after"] = fleet.compile_after
         folders = [_open(run, materials, facts, wait, opened) for run in members]
         extend([(run, spec, path) for run, spec, path in zip(members, specs, folders, strict=True) if path is not None])
         checkpoints = [None if folder is None else folder.resume() for folder in folders]
@@ -228,7 +231,20 @@ def run(
         seen.see(played.run, played.line)
         if bar is not None:
             bar.update()
-    return conclude(planned, lines, models)
+    return conclude(planned, lines, models)._replace(networks=_networks(planned, materials))
+
+
+def _networks(planned: Sequence[Planned], materials: Materials) -> dict[str, Network]:
+    """What the modules of runs are built from, by fingerprint."""
+    return {
+        run.fingerprint: Network(
+            materials.network(run.settings),
+            materials.input_shape(run.settings),
+            len(materials.dataset(run.settings).classes),
+            derived_seed(run.settings.seed, "init"),
+        )
+        for run in planned
+    }
 
 
 def _planned(
@@ -261,6 +277,7 @@ def conclude(
 def _check_ends(last: Sequence[Record]) -> None:
     """Raise an error instead of a verdict if every run had failed by its last round."""
     advice = "lower client_learning_rate or set gradient_clip"
+    last = [line for line in last if line["counted"] or line["refused"] or "clock" not in line]  # not: all too late
     if last and all(line["counted"] == 0 for line in last):
         refused = sum(len(line["refused"]) for line in last)
         none = f"no client's update could be averaged in the last round of any run ({refused} were refused)"

@@ -8,6 +8,7 @@ from fedgma.aggregation.adapters import in_products
 from fedgma.aggregation.optimizers import ServerOptimizer, averaged, server_optimizer
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import clipped
+from fedgma.aggregation.wrappers import unmasked
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.errors import ConfigError
 from fedgma.experiments.local_training import AXES, schedule_of
@@ -37,11 +38,16 @@ def optimizer_of(settings: Settings) -> ServerOptimizer:
 
 
 def wrapped(rule: Rule, settings: Settings) -> Rule:
-    """The rule over products of adapters and over clipped updates, where a run's settings ask for it."""
+    """The rule without a mask for some arrays, over products of adapters, over clipped updates, as settings ask."""
     if rule.space is not None:
         raise ConfigError(f"aggregator {rule.name!r}: give the rule without in_products, and set adapters='product'")
+    rule = rule if settings.unmasked is None or not _masks(rule) else unmasked(rule, settings.unmasked)
     rule = in_products(rule) if settings.adapters == "product" else rule
     return rule if settings.update_clip is None else clipped(rule, settings.update_clip)
+
+
+def _masks(rule: Rule) -> bool:
+    return rule.mask is not None or rule.compute is not None
 
 
 def local_of(settings: Settings) -> dict[str, Any]:

@@ -4,11 +4,11 @@ The paper uses one pair for both arms, the one with the highest mean over the ar
 of each arm. Test data are not used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgma.paper.compare import Compared, Comparison
-from fedgma.paper.rates import KEYS, Chosen, Pair, setting_of, written
+from fedgma.paper.rates import KEYS, Chosen, Pair, rule_of, where_searched, written
 from fedgma.reports.tables import Table, comma_separated
 
 SPLIT = "validation"
@@ -50,32 +50,42 @@ def doubts(comparison: Comparison, *, by_setting: bool = False) -> list[str]:
 
 
 def best_pairs(cells: Sequence[Compared]) -> dict[str, Pair]:
-    """The pair that is best for both arms together (`shared`), and the best pair of each arm.
+    """The pair that is best for all arms together (`shared`), and the best pair of each arm.
 
     A pair's score is its mean over the cells that have it, that is, over numbers of clients.
     """
     arms = _scores(cells)
-    both = {pair: _mean([scores[pair] for scores in arms.values()]) for pair in arms["mean"]}
-    return {rule: best(scores) for rule, scores in {"shared": both, **arms}.items()}
+    shared = set.intersection(*(set(scores) for scores in arms.values()))
+    both = {pair: _mean([scores[pair] for scores in arms.values()]) for pair in shared}
+    together = {"shared": both} if both and len(arms) > 1 else {}
+    return {rule: best(scores) for rule, scores in {**together, **arms}.items()}
 
 
 def _groups(comparison: Comparison, by_setting: bool) -> dict[tuple[str, str], list[Compared]]:
-    """The cells that were run in both arms, by data set (or setting) and algorithm."""
+    """The cells that were run in all their arms, by data set (or setting) and algorithm."""
     groups: dict[tuple[str, str], list[Compared]] = {}
     for compared in comparison.on(SPLIT):
-        if compared.plain and compared.masked:
+        if all(scores for _, scores in _sides(compared)):
             settings = compared.cell.settings
-            where = setting_of(settings) if by_setting else str(settings["dataset"])
+            where = where_searched(settings, compared.cell.part) if by_setting else str(settings["dataset"])
             groups.setdefault((where, settings["algorithm"]), []).append(compared)
     return groups
 
 
 def _scores(cells: Sequence[Compared]) -> dict[str, Scores]:
     """The mean validation accuracy of each arm at each pair."""
-    return {
-        "mean": _by_pair([(_pair(compared), _mean(list(compared.plain.values()))) for compared in cells]),
-        "gma": _by_pair([(_pair(compared), _mean(list(compared.masked.values()))) for compared in cells]),
-    }
+    arms: dict[str, list[tuple[Pair, float]]] = {}
+    for compared in cells:
+        for rule, scores in _sides(compared):
+            arms.setdefault(rule, []).append((_pair(compared), _mean([*scores.values()])))
+    return {rule: _by_pair(scored) for rule, scored in arms.items()}
+
+
+def _sides(compared: Compared) -> list[tuple[str, Mapping[int, float]]]:
+    """The arms of a cell: the key of their rates, and their scores by seed."""
+    cell = compared.cell
+    sides = ((cell.plain, compared.plain), (cell.masked, compared.masked))
+    return [(rule_of(settings), scores) for settings, scores in sides if settings is not None]
 
 
 def _by_pair(scored: Sequence[tuple[Pair, float]]) -> Scores:
@@ -97,12 +107,13 @@ def rates_table(comparison: Comparison) -> Table:
     rows = []
     for compared in comparison.on(SPLIT):
         settings = compared.cell.settings
-        for arm, scores in (("mean", compared.plain), ("gma", compared.masked)):
+        for arm, scores in _sides(compared):
             where = (settings["dataset"], settings["partition.name"], settings["partition.clients"])
             named = (*where, settings["algorithm"], arm, *_pair(compared))
             rows += [(*named, seed, round(score, 4)) for seed, score in sorted(scores.items())]
     header = ("dataset", "partition", "clients", "algorithm", "aggregator", *KEYS, "seed", "validation_last10")
-    return Table("rates", "Search of learning rates", header, tuple(rows))
+    once = dict.fromkeys(rows)  # a run of the mean stands beside every rule
+    return Table("rates", "Search of learning rates", header, tuple(once))
 
 
 def write_search(

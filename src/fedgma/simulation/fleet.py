@@ -15,17 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.data.augmentations import augment_pool
-from fedgma.data.pools import Pool
+from fedgma.data.pools import Pool, input_shape
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
+from fedgma.simulation import timeline, versions
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
-from fedgma.simulation.sampling import draw_batches, sample_all_clients
-from fedgma.simulation.spec import SHARED, RunSpec
+from fedgma.simulation.sampling import chunks, draw_batches, lay_lanes, sample_all_clients, steps_of_a_round
+from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
+from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
+from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
 from fedgma.training import memory
-from fedgma.training.choose import choose, choose_scorer
+from fedgma.training.choose import choose, choose_scorer, early_form
+from fedgma.training.compile import rounds_before_compiling
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
@@ -47,7 +51,10 @@ class Fleet:
     space: adapters.Space | None  # None: rules see the parameters themselves
     seen: Shapes  # what rules and server optimisers see
     train: LocalTrainer
+    early: LocalTrainer  # of the first rounds, in which nothing is compiled
     score: Scorer
+    early_score: Scorer
+    compile_after: int  # how many those are; 0 where nothing is ever compiled
     task: Task
     columns: Columns  # of the task's measures
     precision: str
@@ -60,7 +67,9 @@ class Fleet:
     bounds: norm_bounds.Bounds | None  # None: no run bounds the norm of updates
     attackers: attacks.Attackers | None
     algorithms: carried.Algorithms | None  # None: no run's algorithm carries anything from round to round
+    clocks: tuple[timeline.RunClock | None, ...]  # per run; None: its rounds have no duration
     layers: votes.Layers
+    server: ServerPart | None  # all that follows training in a round; None where there is more
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
     chunk: int  # lanes trained at a time
     eval_batch: int
@@ -75,19 +84,21 @@ def assemble(
     budget: int | None = None,
     chunk: int | None = None,
     form: bool = True,
+    compile_after: int | None = None,
 ) -> Fleet:
     """Check that the runs can share a fleet, and prepare all that is the same in every round.
 
     `trainer`, `precision` and `form` are those of `training.choose.choose`. `budget` is the memory for lanes in bytes,
     by default a share of the device's. `chunk` is the number of lanes trained at a time; it replaces the budget.
+    `compile_after` is the number of rounds before steps are compiled; by default it follows from the number of steps.
     """
     specs = tuple(specs)
-    _check_together(specs)
+    check_together(specs)
     pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
     pools = tuple(augment_pool(train_pool, specs[0].augment) for train_pool in pools)
     sample = pools[0]
     device = sample.y.device
-    model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
+    model = build(specs[0].model, input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
     space = adapters.lay_out(specs, shapes)
     seen = shapes if space is None else space.seen
@@ -96,36 +107,56 @@ def assemble(
     moments = 2 if specs[0].client_optimizer == "adamw" else 1
     more = max(spec.algorithm.arrays_of_a_lane for spec in specs)
     cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task, kept=moments + more)
+    train = choose(
+        *(trainer, model, pools),
+        precision=precision,
+        form=form,
+        task=task,
+        smoothing=specs[0].label_smoothing,
+        beyond_kernels=beyond_kernels(specs),
+    )
+    early = early_form(train)
+    if compile_after is None:
+        steps = steps_of_a_round(specs, chunk or cost.lanes)
+        compile_after = 0 if early is None else rounds_before_compiling(steps)
+    frozen = frozenset(name for name, value in model.named_parameters() if not value.requires_grad)
+    stepping = optimizers.lay_out([spec.optimizer for spec in specs], seen, device)
+    most = max(spec.clients_per_round for spec in specs)
+    ruling = rules.lay_out([spec.rule for spec in specs], most, seen, device)
+    bounds, attackers = norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device), attacks.lay_out(specs)
+    algorithms, server = carried.lay_out(specs, shapes, device), None
+    clocks = timeline.lay_out(specs)
+    nothing = all(part is None for part in (space, bounds, attackers, algorithms, *clocks))
+    if nothing and is_plain(ruling, stepping) and frozen >= named_tensors(model)[1].keys():
+        server = ServerPart(ruling, stepping, task, columns, replay=can_replay(task, device))
     return Fleet(
         specs=specs,
         model=model,
         shapes=shapes,
-        frozen=frozenset(name for name, value in model.named_parameters() if not value.requires_grad),
+        frozen=frozen,
         space=space,
         seen=seen,
-        train=choose(
-            *(trainer, model, pools),
-            precision=precision,
-            form=form,
-            task=task,
-            smoothing=specs[0].label_smoothing,
-            beyond_kernels=beyond_kernels(specs),
-        ),
+        train=train,
+        early=early or train,
         score=choose_scorer(trainer, model, sample, form=form, task=task),
+        early_score=choose_scorer(trainer, model, sample, form=form, task=task, compile=False),
+        compile_after=compile_after,
         task=task,
         columns=columns,
         precision=precision,
         pools=pools,
         pool=pool,
         rates=run_rates(specs),
-        tests=_shared_tests(specs),
-        optimizers=optimizers.lay_out([spec.optimizer for spec in specs], seen, device),
-        rules=rules.lay_out([spec.rule for spec in specs], max(spec.clients_per_round for spec in specs), seen, device),
-        bounds=norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device),
-        attackers=attacks.lay_out(specs),
-        algorithms=carried.lay_out(specs, shapes, device),
+        tests=shared_tests(specs),
+        optimizers=stepping,
+        rules=ruling,
+        bounds=bounds,
+        attackers=attackers,
+        algorithms=algorithms,
+        clocks=clocks,
         layers=votes.lay_out(seen, device),
-        client_tests=tuple(_client_tests(spec, device) for spec in specs),
+        server=server,
+        client_tests=tuple(client_tests(spec, device) for spec in specs),
         chunk=chunk or cost.lanes,
         eval_batch=max(1, cost.samples // len(specs)),
         device=device,
@@ -146,6 +177,7 @@ def start(fleet: Fleet) -> State:
         looks=(None,) * len(fleet.specs),
         medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
         rule=rules.first_state(fleet.rules, model),
+        timelines={run: timeline.START for run, clock in enumerate(fleet.clocks) if clock is not None},
     )
 
 
@@ -166,7 +198,15 @@ def play(
 def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
-    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
+    timelines, attended = timeline.attend(fleet.clocks, state.timelines, state.rounds + 1, busy)
+    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy, attended)
+    lanes = lay_lanes(sampled, state.rounds + 1, attended)
+    pieces = list(chunks(lanes, fleet.chunk, whole=fleet.attackers is not None))
+    early = any(state.rounds[run] < fleet.compile_after for run in busy)
+    train, score = (fleet.early, fleet.early_score) if early else (fleet.train, fleet.score)
+    measured = any(fleet.specs[run].is_measured(int(state.rounds[run]) + 1) for run in busy)
+    if fleet.server is not None and len(pieces) == 1 and not measured:
+        return _play_plain(fleet, fleet.server, train, score, state, sampled, lanes)
     model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
     sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
@@ -175,30 +215,58 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     norms = None
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
-    chunks = _chunks(sampled, fleet.chunk, whole=fleet.attackers is not None)
-    counted = [_train_chunk(fleet, state, lanes, sums, kept, gathered, zeros, norms) for lanes in chunks]
+    counted = [_train_chunk(fleet, train, state, piece, sums, kept, gathered, zeros, norms) for piece in pieces]
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
-        rounds=state.rounds + np.isin(np.arange(len(fleet.specs)), busy),
+        rounds=_advanced(state.rounds, busy),
         params=adapters.lower(fleet.space, after, model, state.params),
         buffers={**state.buffers, **merged.buffers},
         moments=moments,
         carried=arrays,
         rule=merged.state,
+        timelines=timelines,
+        versions=versions.keep(state.versions, timelines, state.rounds + 1, state.params, state.buffers),
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
-    played = replace(_record(fleet, state, sampled, sums, merged, zeros), counted=tuple(counted))
-    return replace(state, looks=_look(fleet, state, sums)), played
+    played = _record(fleet, score, state, sampled, sums, merged, zeros)
+    state = replace(state, looks=_look(fleet, state, sums))
+    return state, replace(played, counted=tuple(counted), attended=attended)
+
+
+def _play_plain(
+    fleet: Fleet,
+    server: ServerPart,
+    train: LocalTrainer,
+    score: Scorer,
+    state: State,
+    sampled: dict[int, np.ndarray],
+    lanes: np.ndarray,
+) -> tuple[State, Round]:
+    """A round of a fleet for which `server` is all that follows training."""
+    batch, weights = lay_lane_batch(fleet, state, lanes)
+    start = unflatten(state.params, fleet.shapes)
+    trained = train(Assignment(fleet.model, batch, fleet.pools, start, state.buffers))
+    done = server(batch.run, weights, trained, state.params, state.moments)
+    state = replace(state, rounds=_advanced(state.rounds, [*sampled]), params=done.params, moments=done.moments)
+    counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
+    return state, replace(_round(fleet, score, state, sampled, done.table), counted=counted)
+
+
+def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
+    after = rounds.copy()
+    after[busy] += 1
+    return after
 
 
 def _train_chunk(
     fleet: Fleet,
+    train: LocalTrainer,
     state: State,
-    lanes: list[tuple[int, int]],
+    lanes: np.ndarray,
     sums: tallies.Sums,
     kept: rules.Kept,
     gathered: carried.RoundSums | None,
@@ -207,16 +275,20 @@ def _train_chunk(
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Train some lanes and add them to the sums; returns the run and client of each, and which were counted."""
     lane_batch, weights = lay_lane_batch(fleet, state, lanes)
-    start = unflatten(carried.starts(fleet.algorithms, state.params, state.moments.z), fleet.shapes)
+    starts = carried.starts(fleet.algorithms, state.params, state.moments.z)
+    begun = versions.begin(state.versions, state.rounds + 1, lanes, starts, state.buffers)
     terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
-    trained = fleet.train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
+    task = (fleet.pools, unflatten(begun.params, fleet.shapes), begun.buffers, *terms)
+    trained = train(Assignment(fleet.model, replace(lane_batch, run=begun.rows), *task))
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
-    updates = adapters.lift_updates(fleet.space, state.params, lane_batch.run, updates)
+    updates = adapters.lift_updates(fleet.space, begun.params, begun.rows, updates)
+    updates = versions.discount(fleet.clocks, state.rounds + 1, lanes, updates)
     sent = trained._replace(flat=updates, buffers=without(trained.buffers, fleet.frozen))
     find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
     added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
+    versions.silence(fleet.clocks, state.rounds + 1, lanes, sums.votes, added.updates, added.counted)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):
@@ -227,47 +299,45 @@ def _train_chunk(
     return lane_batch.run, lane_batch.client, verdicts(added.counted, added.longer)
 
 
-def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[LaneBatch, np.ndarray]:
-    """The lanes of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
-    runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
-    specs = [fleet.specs[run] for run, _ in lanes]
-    drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
+def lay_lane_batch(
+    fleet: Fleet, state: State, lanes: np.ndarray | Sequence[tuple[int, ...]]
+) -> tuple[LaneBatch, np.ndarray]:
+    """The lanes of (run, client) or (run, client, round), by default the next, and their weights: samples, or ones."""
+    runs, clients, *given = np.asarray(lanes, np.int64).T
+    rounds = given[0] if given else state.rounds[runs] + 1
+    specs = [fleet.specs[run] for run in runs.tolist()]
+    drawn = draw_batches(specs, rounds, clients)
     rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
-    lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
+    lr = learning_rates(fleet.specs, rounds, runs, drawn.batches[2])
     rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
-    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), drawn.samples
+    uniform = [spec.weighting == "uniform" for spec in specs]
+    weights = np.where(uniform, 1, drawn.samples) if any(uniform) else drawn.samples
+    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), weights
 
 
 def _record(
     fleet: Fleet,
+    score: Scorer,
     state: State,
     sampled: dict[int, np.ndarray],
     sums: tallies.Sums,
     merged: tallies.Merged,
     zeros: Tensor,
 ) -> Round:
-    """The round's numbers, still on the device."""
-    trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
-    scored = figures(fleet.task, fleet.columns, trained[:, 0], trained[:, 1:])
-    columns = [scored, sums.clients[:, None].double(), sums.weight[:, None]]
-    mask = torch.ones(len(fleet.specs), device=fleet.device) if merged.mask is None else merged.mask.mean(1)
-    agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
-    columns += [mask[:, None].double(), agreement[:, None].double()]
-    scores, clients = _evaluate(fleet, state, sorted(sampled))
-    return Round(
-        rounds=state.rounds.copy(),
-        sampled=sampled,
-        table=torch.cat(columns, 1),
-        scores=scores,
-        votes={
-            run: _count_votes(fleet, state, run, sums, merged, zeros[run])
-            for run in sampled
-            if fleet.specs[run].is_measured(int(state.rounds[run]))
-        },
-        client_scores=clients,
-        names=fleet.task.names,
-        broken=merged.broken,
-    )
+    """The round's numbers with those of its votes, still on the device."""
+    measured = {
+        run: _count_votes(fleet, state, run, sums, merged, zeros[run])
+        for run in sampled
+        if fleet.specs[run].is_measured(int(state.rounds[run]))
+    }
+    played = _round(fleet, score, state, sampled, numbers(fleet.task, fleet.columns, sums, merged))
+    return replace(played, votes=measured, broken=merged.broken)
+
+
+def _round(fleet: Fleet, score: Scorer, state: State, sampled: dict[int, np.ndarray], table: Tensor) -> Round:
+    """A round with its scores."""
+    scores, clients = _evaluate(fleet, score, state, sorted(sampled))
+    return Round(state.rounds.copy(), sampled, table, scores, client_scores=clients, names=fleet.task.names)
 
 
 def _count_votes(
@@ -275,8 +345,7 @@ def _count_votes(
 ) -> votes.VoteCounts:
     rule = fleet.rules.votes_needed(run)
     mask = None if rule is None or merged.mask is None else merged.mask[run]
-    counts, clients, mean = sums.votes[run], sums.clients[run], merged.mean[run]
-    before = state.looks[run]
+    counts, clients, mean, before = sums.votes[run], sums.clients[run], merged.mean[run], state.looks[run]
     most = fleet.specs[run].clients_per_round
     return votes.count(counts, clients, fleet.layers, mean, mask, most=most, zeros=zeros, rule=rule, before=before)
 
@@ -295,18 +364,18 @@ def _look(fleet: Fleet, state: State, sums: tallies.Sums) -> tuple[tuple[Tensor,
 
 
 def _evaluate(
-    fleet: Fleet, state: State, runs: list[int]
+    fleet: Fleet, score: Scorer, state: State, runs: list[int]
 ) -> tuple[dict[str, tuple[np.ndarray, Tensor]], dict[int, Tensor]]:
     """Evaluate the runs that are due on their test pools: name -> (runs, [run, figure]), and run -> [client]."""
     scores: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     clients: dict[int, Tensor] = {}
     due = [run for run in runs if fleet.specs[run].is_due(int(state.rounds[run]))]
-    for name, pool, rows in _test_pools(fleet, due):
+    for name, pool, rows in test_pools(fleet.tests, due):
         picked = ship(rows, fleet.device)
         params = unflatten(optimizers.evaluated(fleet.optimizers, state.moments, state.params)[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
-            loss, found = sample_scores(fleet.score, params, buffers, pool, batch=fleet.eval_batch)
+            loss, found = sample_scores(score, params, buffers, pool, batch=fleet.eval_batch)
         means = sample_means(fleet.task, loss, found, pool.y)
         scores.setdefault(name, []).append((rows, figures(fleet.task, fleet.columns, *means)))
         weight = None if fleet.task.weight is None else fleet.task.weight(pool.y)
@@ -315,34 +384,6 @@ def _evaluate(
                 of_clients = client_means(loss[row], found[row], samples, weight)
                 clients[run] = figures(fleet.task, fleet.columns, *of_clients)[:, fleet.task.first]
     return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in scores.items()}, clients
-
-
-def _client_tests(spec: RunSpec, device: torch.device) -> Tensor | None:
-    """The clients' test samples as one table, padded with -1."""
-    samples = getattr(spec.federation, "client_tests", None) if spec.per_client else None
-    if samples is None:
-        return None
-    table = np.full((len(samples), max(map(len, samples))), -1, np.int64)
-    for client, index in enumerate(samples):
-        table[client, : len(index)] = index
-    return torch.from_numpy(table).to(device)
-
-
-def _test_pools(fleet: Fleet, runs: list[int]) -> list[tuple[str, Pool, np.ndarray]]:
-    """Every test pool to evaluate on, with the runs that share it."""
-    groups: dict[tuple[str, int], tuple[Pool, list[int]]] = {}
-    for run in runs:
-        for name, pool in fleet.tests[run].items():
-            groups.setdefault((name, id(pool)), (pool, []))[1].append(run)
-    return [(name, pool, np.array(rows)) for (name, _), (pool, rows) in groups.items()]
-
-
-def _shared_tests(specs: Sequence[RunSpec]) -> tuple[dict[str, Pool], ...]:
-    """The test pools of each run; equal pools become one object, so that runs are evaluated on them together."""
-    named = [spec.test_pools() for spec in specs]
-    pools, position = distinct([pool for tests in named for pool in tests.values()])
-    positions = iter(position.tolist())
-    return tuple({name: pools[next(positions)] for name in tests} for tests in named)
 
 
 def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
@@ -354,42 +395,6 @@ def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
 
 def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
     sample = spec.federation.train
-    model = build(spec.model, _input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
+    model = build(spec.model, input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
     params, buffers = named_tensors(model)
     return {name: value.detach() for name, value in params.items()}, buffers
-
-
-def _chunks(sampled: dict[int, np.ndarray], size: int, *, whole: bool = False) -> Iterator[list[tuple[int, int]]]:
-    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others.
-
-    With `whole`, all clients of a run are in one piece, even if they are more than `size`.
-    """
-    lanes = [[(run, int(client)) for client in clients] for run, clients in sampled.items()]
-    if whole:
-        size = max(1, size // max(map(len, lanes), default=1))  # in runs
-    else:
-        lanes = [[lane] for clients in lanes for lane in clients]
-    pieces = -(-len(lanes) // size)
-    step = -(-len(lanes) // max(pieces, 1))  # all but the last have the same size: one shape to compile
-    for begin in range(0, len(lanes), max(step, 1)):
-        yield [lane for clients in lanes[begin : begin + step] for lane in clients]
-
-
-def _input_shape(pool: Pool) -> tuple[int, ...]:
-    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
-    return tuple(pool.batch(none, none)[0].shape[1:])
-
-
-def _check_together(specs: tuple[RunSpec, ...]) -> None:
-    if not specs:
-        raise ConfigError("a fleet needs at least one run")
-    for spec in specs:
-        shape, first = spec.federation.train.x.shape[1:], specs[0].federation.train.x.shape[1:]
-        same = all(getattr(spec, name) == getattr(specs[0], name) for name in SHARED)
-        if not same or shape != first:
-            raise ConfigError(
-                f"the runs of a fleet must share {', '.join(SHARED)} and the shape of inputs; put runs that differ "
-                "in another fleet"
-            )
-        if spec.federation.train.y.device != specs[0].federation.train.y.device:
-            raise ConfigError("the data of a fleet's runs must be on one device; move them with `place`")

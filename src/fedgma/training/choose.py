@@ -102,6 +102,11 @@ def _on_cpu(model: nn.Module, pools: Sequence[Pool], task: Task) -> str:
     return "threads" if small and why_not_threads(model, pools[0], task) is None else "loop"
 
 
+def early_form(train: LocalTrainer) -> LocalTrainer | None:
+    """The trainer for the first rounds of a run, in which nothing is compiled; None where nothing ever is."""
+    return functools.partial(train, early=True) if isinstance(train, Engine) and train.compiles else None
+
+
 def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:
     """The CPU kernel that trains the model on all of these pools, if there is one."""
     names = {kernel_of(model, pool) for pool in pools}
@@ -126,18 +131,25 @@ def written_form(model: nn.Module) -> Form | None:
 
 
 def choose_scorer(
-    trainer: str, model: nn.Module, pool: Pool, *, form: bool = True, task: Task = CLASSIFICATION
+    trainer: str,
+    model: nn.Module,
+    pool: Pool,
+    *,
+    form: bool = True,
+    task: Task = CLASSIFICATION,
+    compile: bool = True,
 ) -> Scorer:
     """How runs are evaluated: by the hand-written forward pass, compiled, on a GPU; by the CPU kernel; by the module.
 
-    The CPU kernel evaluates only for the trainers "auto" and "kernels": the others serve as references.
+    Without `compile`, as in the first rounds of a run, the forward pass is not compiled. The CPU kernel evaluates only
+    for the trainers "auto" and "kernels": the others serve as references.
     """
     classifies = task is CLASSIFICATION
     written = written_form(model) if form and classifies and pool.y.device.type == "cuda" else None
     if written is None:
         plain = scorer(run_forward(copy.deepcopy(model).eval()), task)
         return kernel_scorer(model, plain) if classifies and trainer in ("auto", "kernels") else plain
-    return compiled(form_scorer(written))
+    return compiled(form_scorer(written)) if compile else form_scorer(written)
 
 
 @functools.cache

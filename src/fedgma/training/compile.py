@@ -1,24 +1,48 @@
-"""torch.compile, called once per function and process, so that fleets with the same shapes share the compiled code."""
+"""torch.compile, called once per function and process, so that fleets with the same shapes share the compiled code.
+
+Compiling takes 10 to 60 s the first time on a machine and some seconds from the compiler's cache; a compiled step saves
+a fraction of a millisecond to a few milliseconds. So a run begins uncompiled, and is compiled once it has gone on for
+so long that compiling would have paid by then. Which rounds those are depends on the shape of the run alone, never on
+the clock: rounding differs between the two, and a run must give the same bits whenever it is repeated or resumed.
+"""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fedgma.training.hints import without_hints
 
 SHAPES = 1024  # compiled versions of one function; torch would stop at 8
+PATIENCE = 10_000  # local steps that a run trains uncompiled
 
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled separately for every shape: symbolic shapes are slower, and there are few shapes here."""
-    fixed_shapes = torch.compile(function, dynamic=False)
+    """The function, compiled separately for every shape: symbolic shapes are slower, and there are few shapes here.
+
+    Nothing is compiled, nor is the compiler imported, before the first call.
+    """
 
     def call(*arguments: Any) -> Any:
+        import torch._dynamo  # takes seconds
+
         limits = torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES)
         with limits, without_hints():
-            return fixed_shapes(*arguments)
+            return fixed_shapes()(*arguments)
+
+    @functools.cache
+    def fixed_shapes() -> Callable[..., Any]:
+        import torch
+
+        return torch.compile(function, dynamic=False)
 
     return call
+
+
+def rounds_before_compiling(steps: int) -> int:
+    """The rounds that a run begins with uncompiled, if so many steps are called in a round.
+
+    >>> rounds_before_compiling(steps=19), rounds_before_compiling(steps=50_000)
+    (526, 1)
+    """
+    return max(1, PATIENCE // max(1, steps))

@@ -2,10 +2,13 @@
 
 A CUDA graph always works on the same memory. So a `Station` holds tensors of fixed size and address for a number of
 lanes: a `Bench` (the working tensors of the lanes, see `lanes`) and the graphs that were captured on it. A round copies
-its arrays into them, resets the weights, and replays one graph for each step; a counter on the device selects the row
-of the batch table. A lane batch with fewer lanes is padded with idle lanes, so that few shapes are compiled.
+its arrays into them, resets the weights, and replays one graph for each step, or for several equal steps after the
+first rounds; a counter on the device selects the row of the batch table. A lane batch with fewer lanes is padded with
+idle lanes, so that few shapes are compiled. In the first rounds of a run, which are `early`, nothing is compiled (see
+`compile`).
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +26,17 @@ from fedgma.training import lanes
 from fedgma.training.compile import compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
-from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
+from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.lanes import Bench, Features, Work
-from fedgma.training.stacked import Stacked, ship
+from fedgma.training.stacked import Stacked, ship, ship_many
 
 log = logging.getLogger(__name__)
 SHRINK = 4  # each number of lanes is compiled separately, so there should be few
 FEWEST = 8  # steps that are worth compiling a further size
 WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
+MANY = 64  # steps of the longest graph
+SOON = 2  # rounds before graphs of several steps are captured, so that the first ones do not wait for them
+SHORT = 0.05  # seconds that capturing a step takes at most for that: beyond, the device is busy with one step
 
 
 @contextmanager
@@ -48,6 +54,16 @@ def float32_precision(precision: str) -> Iterator[None]:
 
 
 @dataclass
+class Steps:
+    """Equal steps of a station: how to take one, and the graphs of so many of them."""
+
+    take: Callable[[], None]
+    graphs: dict[int, Callable[[], None]]  # by number of steps, powers of two
+    seconds: float  # that capturing one took
+    rounds: int = 0  # in which they were taken
+
+
+@dataclass
 class Station:
     """Tensors at fixed addresses for a number of lanes, and the CUDA graphs that were captured on them."""
 
@@ -55,7 +71,8 @@ class Station:
     rows: Tensor  # [lane]: row of the starting weights
     step: Tensor  # [1], the next row of the batch table
     features: Features
-    graphs: dict[tuple[int, int, int, bool], Callable[[], None]] = field(default_factory=dict)  # by pool and work
+    graphs: dict[tuple[int, int, int, bool, bool], Steps] = field(default_factory=dict)
+    # by pool, lanes, batch, whether all are busy, and whether it is uncompiled
 
     @property
     def lanes(self) -> int:
@@ -81,25 +98,29 @@ class Engine:
         self.precision = precision
         self.graphs = graphs
         self.measures = measures  # columns that the gradient function returns beside the loss
+        self.compiles = compile
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
 
     @without_hints()
-    def __call__(self, task: Assignment) -> Trained:
-        """Train all lanes of the batch; see `lanes.train`. A graph reads one pool, so pools are trained one by one."""
+    def __call__(self, task: Assignment, *, early: bool = False) -> Trained:
+        """Train all lanes of the batch; see `lanes.train`. A graph reads one pool, so pools are trained one by one.
+
+        With `early` nothing is compiled.
+        """
         lane_batch, pools = task.lane_batch, task.pools
         groups = [np.flatnonzero(lane_batch.pool == index) for index in np.unique(lane_batch.pool)]
         if len(groups) == 1:
-            return self._train(task, pools[lane_batch.pool[0]])
+            return self._train(task, pools[lane_batch.pool[0]], early)
         device = pools[0].y.device
         parts = []
         for rows in groups:
-            parts.append(self._train(task.take(rows), pools[lane_batch.pool[rows[0]]]))
+            parts.append(self._train(task.take(rows), pools[lane_batch.pool[rows[0]]], early))
         return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
 
-    def _train(self, task: Assignment, pool: Pool) -> Trained:
+    def _train(self, task: Assignment, pool: Pool, early: bool) -> Trained:
         """Train lanes whose samples are all in one pool."""
         order = np.argsort(-task.lane_batch.steps, kind="stable")
         task = task.take(order)
@@ -113,27 +134,48 @@ class Engine:
             if not all(work.all_busy for work in works):  # one variant for all steps: half as much to compile
                 works = [work._replace(all_busy=False) for work in works]
             _load(station, filled, task)
-            for work in works:
-                self._play(station, work, pool)
+            for _, equal in itertools.groupby(works, lambda work: work[1:]):
+                self._play(station, list(equal), pool, early)
             trained = lanes.finish(station.bench, start, station.rows, order)
             # copies, because the next lane batch uses the same tensors
             tilt = None if trained.tilt is None else trained.tilt.mapped(_cloned)
             return trained._replace(buffers=_cloned(trained.buffers), tilt=tilt)
 
-    def _play(self, station: Station, work: Work, pool: Pool) -> None:
+    def _play(self, station: Station, works: Sequence[Work], pool: Pool, early: bool) -> None:
+        """Take steps that differ in their number alone."""
+        work = works[0]
         if not isinstance(work.lanes, int):
             alone = np.zeros(station.lanes, np.int64)
-            lanes.play(station.bench, work, (pool,), alone, station.features, self.gradients)
+            for work in works:
+                lanes.play(station.bench, work, (pool,), alone, station.features, self.gradients)
             station.step.fill_(work.step + 1)
             return
-        key = (id(pool), work.lanes, work.batch, work.all_busy)
+        key = (id(pool), work.lanes, work.batch, work.all_busy, early)
+        # warming up and capturing must not change the round's random draws
         if key not in station.graphs:
-            with keyed_generators(station.step.device, 0):  # warming up must not change the round's random draws
-                station.graphs[key] = self._prepare(station, work, pool)
-        station.graphs[key]()
+            if not early:
+                self._forget_early(station)
+            with keyed_generators(station.step.device, 0):
+                station.graphs[key] = self._prepare(station, work, pool, early)
+        steps = station.graphs[key]
+        steps.rounds += 1
+        most = MANY if steps.rounds > SOON and steps.seconds < SHORT else 1
+        for count in portions(len(works), most):
+            if count not in steps.graphs:
+                with keyed_generators(station.step.device, 0):
+                    steps.graphs[count] = self._repeated(steps, count, station.step.device)
+            steps.graphs[count]()
 
-    def _prepare(self, station: Station, work: Work, pool: Pool) -> Callable[[], None]:
-        """The step for this number of lanes, compiled and captured; the station's tensors are not changed."""
+    def _forget_early(self, station: Station) -> None:
+        """Drop the graphs of the first rounds, which are not used again."""
+        if station.step.device.type == "cuda" and station.graphs:
+            torch.cuda.synchronize(station.step.device)
+        station.graphs = {key: steps for key, steps in station.graphs.items() if not key[-1]}
+        if not any(other.graphs for other in self._stations):
+            self._memory = None  # it was freed with its last graph
+
+    def _prepare(self, station: Station, work: Work, pool: Pool, early: bool) -> Steps:
+        """The step for this number of lanes, compiled unless `early`, and captured; changes none of the tensors."""
         assert isinstance(work.lanes, int)
         part = station.bench if work.lanes == station.lanes else lanes.take_part(station.bench, slice(work.lanes))
         begun, kept = time.perf_counter(), [value.clone() for value in _changing(station)]
@@ -145,23 +187,28 @@ class Engine:
         def step_with(learn: Callable[..., None]) -> Callable[[], None]:
             return lambda: learn(part, station.step, pool, station.features, self.gradients, work.batch, work.all_busy)
 
-        call = step_with(self.learn)
+        call = step_with(_step if early else self.learn)
         try:
             call()
         except Exception as error:  # compilers fail in many ways; the step itself is fine
+            if early:
+                raise
             log.warning("the step could not be compiled and runs uncompiled: %s", str(error).splitlines()[0])
+            log.debug("why it could not", exc_info=True)
             self.learn = _step
             call = step_with(self.learn)
         restore()
+        taken, capturing = call, time.perf_counter()
         if self.graphs and station.step.device.type == "cuda":
-            call = self._captured(call, restore)
+            taken = self._captured(call, restore)
         seconds = time.perf_counter() - begun
         self.start_up += seconds
-        log.info("prepared a step of %d lanes x %d samples in %.1f s", work.lanes, work.batch, seconds)
-        return call
+        how = "without compiling" if early else "with its compiling"
+        log.info("prepared a step of %d lanes x %d samples %s in %.1f s", work.lanes, work.batch, how, seconds)
+        return Steps(call, {1: taken}, (time.perf_counter() - capturing) / (1 + WARM_UP))
 
     def _captured(self, step: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
-        """The step as a CUDA graph; the step itself if the model cannot be captured."""
+        """The step, warmed up and captured in a CUDA graph."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -169,6 +216,20 @@ class Engine:
                 step()
                 restore()
         torch.cuda.current_stream().wait_stream(stream)
+        return self._graph(step)
+
+    def _repeated(self, steps: Steps, count: int, device: torch.device) -> Callable[[], None]:
+        """So many equal steps as one call."""
+
+        def repeat() -> None:
+            for _ in range(count):
+                steps.take()
+
+        captured = device.type == "cuda" and steps.graphs[1] is not steps.take
+        return self._graph(repeat) if captured else repeat
+
+    def _graph(self, step: Callable[[], None]) -> Callable[[], None]:
+        """What was warmed up, captured; itself if it cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         try:
             # graphs of an engine never run at the same time and keep nothing, so they share their memory
@@ -223,6 +284,18 @@ def _step(
     step.add_(1)
 
 
+def portions(steps: int, most: int) -> Iterator[int]:
+    """So many steps as powers of two up to `most`, the largest first: few different graphs take any number of steps.
+
+    >>> list(portions(19, 64)), list(portions(3, 1))
+    ([16, 2, 1], [1, 1, 1])
+    """
+    while steps:
+        size = min(most, 1 << (steps.bit_length() - 1))
+        yield size
+        steps -= size
+
+
 def joined(parts: Sequence[Trained], back: Tensor) -> Trained:
     """The results of lanes that were trained in groups; `back` restores the order of the lanes."""
     buffers = _joined([part.buffers for part in parts], back)
@@ -261,22 +334,33 @@ def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
 
 def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     """Copy a round into the station's tensors, without waiting for the device."""
-    bench, device, steps = station.bench, station.rows.device, lane_batch.counts.shape[1]
-    station.rows.copy_(ship(lane_batch.run, device))
-    bench.index[:steps].copy_(ship_batches(lane_batch, device))
-    bench.counts.zero_()
-    bench.counts[:steps].copy_(ship(lane_batch.counts.T, device))
-    bench.client.copy_(ship(lane_batch.client, device))
-    rates = lanes.step_rates_of(lane_batch, station.features)
-    bench.lr[: len(rates)].copy_(ship(rates, device))
-    bench.rates.copy_(ship(lanes.rates_of(lane_batch), device))
+    bench, steps = station.bench, lane_batch.counts.shape[1]
+    orders, order, *sent = ship_many(
+        [
+            *(lane_batch.orders.transpose(1, 0, 2), lane_batch.order, lane_batch.run, lane_batch.client),
+            *(lane_batch.counts.T, lanes.step_rates_of(lane_batch, station.features), lanes.rates_of(lane_batch)),
+        ],
+        station.rows.device,
+    )
+    bench.index[:steps].copy_(orders.index_select(1, order))  # each order is sent once
+    bench.counts[steps:].zero_()
+    places = [station.rows, bench.client, bench.counts[:steps], bench.lr[: len(sent[3])], bench.rates]
+    torch._foreach_copy_(places, sent)
     for source, targets in ((task.start, (bench.params, bench.anchor)), (task.buffers, (bench.buffers,))):
         for target in targets:
-            for name, value in target.items():
-                torch.index_select(source[name], 0, station.rows, out=value)
+            _copy_rows(source, station.rows, target)
     given = [(bench.correction, task.correction or {}), *zip(bench.tilt or (), task.tilt or (), strict=True)]
     for target, lane_wise in given:
         for name, value in lane_wise.items():
             target[name][: len(value)].copy_(value)
-    for value in (*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures, station.step):
-        value.zero_()
+    torch._foreach_zero_([*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures])
+    station.step.zero_()
+
+
+def _copy_rows(source: Stacked, rows: Tensor, target: Stacked) -> None:
+    """Copy the row of every lane into the lanes' own tensors."""
+    if target and all(len(source[name]) == 1 for name in target):  # one run: every lane has the same
+        torch._foreach_copy_(list(target.values()), [source[name].expand_as(value) for name, value in target.items()])
+        return
+    for name, value in target.items():
+        torch.index_select(source[name], 0, rows, out=value)

@@ -1,5 +1,6 @@
 """Parameters of many lanes or runs at once: by name with the lane axis first, or flat as [lane, entry]."""
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 Stacked = dict[str, Tensor]  # names as in state_dict, lane (or run) axis first
+ALIGNED = 16  # bytes, of arrays that are sent together
 Shapes = Sequence[tuple[str, torch.Size]]  # names and shapes of the trainable parameters, in order
 
 
@@ -14,10 +16,52 @@ def ship(array: np.ndarray, device: torch.device | str) -> Tensor:
     """An array on the device, without waiting for what the device is doing."""
     if torch.device(device).type == "cpu":
         return torch.from_numpy(np.ascontiguousarray(array))
-    kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
-    pinned = torch.empty(array.shape, dtype=kind, pin_memory=True)
+    pinned = torch.empty(array.shape, dtype=_torch_type(array), pin_memory=True)
     pinned.numpy()[...] = array  # one pass for any memory layout
     return pinned.to(device, non_blocking=True)
+
+
+def ship_many(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[Tensor]:
+    """Arrays on the device, without waiting for it, in one transfer."""
+    if torch.device(device).type == "cpu":
+        return [ship(array, device) for array in arrays]
+    pinned = torch.empty(packed_size(arrays), dtype=torch.uint8, pin_memory=True)
+    pack(arrays, pinned.numpy())
+    return unpack(arrays, pinned.to(device, non_blocking=True))
+
+
+def packed_size(arrays: Sequence[np.ndarray]) -> int:
+    """The bytes that arrays take one after the other."""
+    return sum(_length(array) for array in arrays)
+
+
+def pack(arrays: Sequence[np.ndarray], buffer: np.ndarray) -> None:
+    """Write arrays into a buffer of bytes, one after the other; any memory layout takes one pass."""
+    start = 0
+    for array in arrays:
+        np.copyto(buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape), array)
+        start += _length(array)
+
+
+def unpack(arrays: Sequence[np.ndarray], buffer: Tensor) -> list[Tensor]:
+    """Views of a packed buffer with the shapes and types of the arrays."""
+    starts = np.cumsum([0, *map(_length, arrays)]).tolist()
+    pieces = [buffer[start : start + array.nbytes] for array, start in zip(arrays, starts[:-1], strict=True)]
+    return [piece.view(_torch_type(array)).view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+
+
+def _length(array: np.ndarray) -> int:
+    """Bytes of an array in a packed buffer, so that every array starts at a multiple of `ALIGNED`."""
+    return -(-array.nbytes // ALIGNED) * ALIGNED
+
+
+@functools.cache
+def _type_of(name: str) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, name)).dtype
+
+
+def _torch_type(array: np.ndarray) -> torch.dtype:
+    return _type_of(array.dtype.str)
 
 
 def stack(parts: Sequence[Mapping[str, Tensor]]) -> Stacked:

@@ -124,15 +124,17 @@ def add(
     trained: Trained,
     clients: np.ndarray | None = None,
     find_long: Callable[[np.ndarray, Tensor], Tensor] | None = None,
+    owners: tallies.Owners | None = None,
 ) -> Added:
     """Add trained lanes to the sums as their runs' rules ask; `run` and `clients` [lane] are those of each lane.
 
-    `find_long` says which lanes are refused for the norm of their update, given (run, updates).
+    `find_long` says which lanes are refused for the norm of their update, given (run, updates). `owners` are run and
+    weights, where these have been sent to the device before.
     """
     updates = _prepared(rules, run, trained.flat)
     longer = None if find_long is None else find_long(run, updates)
     metrics = torch.cat([trained.loss[:, None], trained.measures], 1)
-    counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics, longer)
+    counted = tallies.add(sums, run, weights, updates, trained.buffers, metrics, longer, owners)
     names = np.arange(len(run)) if clients is None else clients
     _keep(rules, kept, run, (updates, weights, names), counted)
     return Added(updates, counted, longer)
@@ -225,9 +227,10 @@ def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
             rows = np.asarray(rule.select(to_native(stack)))
             stack, weights, clients = stack[ship(rows, stack.device)], weights[rows], clients[rows]
         if rule.combine is not None and len(stack):
+            arrays = {"": stack} if rule.entrywise else unflatten(stack, rules.shapes)
             named = {
                 name: rule.combined(to_native(value), weights.tolist(), clients.tolist())
-                for name, value in unflatten(stack, rules.shapes).items()
+                for name, value in arrays.items()
             }
             mean[run] = torch.cat([_tensor(value, mean).flatten() for value in named.values()])
     return mean

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgma.aggregation import kernels
 from fedgma.arrays import to_native
-from fedgma.training.stacked import Stacked, ship
+from fedgma.training.stacked import Stacked, ship, ship_many
 
 
 @dataclass
@@ -58,6 +58,20 @@ class Merged(NamedTuple):
     broken: Broken | None = None  # None: no rule could be
 
 
+class Owners(NamedTuple):
+    """The weights and runs of lanes, on the device."""
+
+    weight: Tensor  # float64 [lane]
+    edges: Tensor  # int64 [run + 1]: the first lane of each run, and the end
+    owner: Tensor  # bool [run, lane]: which lanes are whose
+
+
+def owners_of(run: np.ndarray, weights: np.ndarray, runs: int, device: torch.device) -> Owners:
+    """The runs [lane], rising, and weights of lanes, sent to the device in one transfer."""
+    edges = np.searchsorted(run, np.arange(runs + 1))
+    return Owners(*ship_many([weights.astype(np.float64), edges, run == np.arange(runs)[:, None]], device))
+
+
 def empty(params: Tensor, buffers: Stacked, measures: int = 1, further: Collection[str] = ()) -> Sums:
     """Sums before the first client, laid out as parameters [run, entry] and buffers [run, ...]."""
     device, (runs, entries) = params.device, params.shape
@@ -90,28 +104,30 @@ def add(
     buffers: Stacked,
     metrics: Tensor,
     refused: Tensor | None = None,
+    owners: Owners | None = None,
 ) -> Tensor:
     """Add lanes to the sums; `run` [lane], rising, is the run of each. Returns which lanes were counted.
 
-    `refused` [lane] are lanes that are not to be counted, beside those that are not finite.
+    `refused` [lane] are lanes that are not to be counted, beside those that are not finite. `owners` are run and
+    weights, where these have been sent to the device before.
     """
+    owners = owners or owners_of(run, weights, len(sums.weight), updates.device)
     fine: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1).isfinite()  # one pass; a NaN makes the norm NaN
     if refused is not None:
         fine = fine & ~refused
     for value in buffers.values():
         fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
-    weight = ship(weights.astype(np.float64), updates.device) * fine
+    weight = owners.weight * fine
     if updates.device.type == "cuda" and kernels.load_gpu_kernels() is not None:
-        edges = ship(np.searchsorted(run, np.arange(len(sums.weight) + 1)), updates.device)
         kept = fine.to(torch.uint8)
-        kernels.load_gpu_kernels().add_runs(sums.entries, updates, weight, kept, edges)  # type: ignore[union-attr]
+        kernels.load_gpu_kernels().add_runs(sums.entries, updates, weight, kept, owners.edges)  # type: ignore[union-attr]
     else:
         _add_lanes(sums, run, fine, weights, updates)
     if buffers:
         for rows, lanes in slots(run, updates.device):
             for name, value in buffers.items():
                 _add_buffer(sums.buffers[name], rows, value[lanes], fine[lanes], weight[lanes])
-    _add_numbers(sums, run, fine, weight, metrics)
+    _add_numbers(sums, owners.owner, fine, weight, metrics)
     return fine
 
 
@@ -123,13 +139,11 @@ def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, u
         kernels.add([kernels.plain.select(parts, run[lane])], [rows[lane]], float(weights[lane]))
 
 
-def _add_numbers(sums: Sums, run: np.ndarray, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
+def _add_numbers(sums: Sums, owner: Tensor, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
     """Add weights, counts, loss and measures: one matrix product over the lanes of each run."""
-    runs = len(sums.weight)
-    owner = ship(run == np.arange(runs)[:, None], fine.device).double()  # [run, lane]
     weighted = torch.where(fine[:, None], metrics.double(), 0.0) * weight[:, None]
     columns = torch.cat([weight[:, None], fine.double()[:, None], weighted], 1)
-    totals = owner @ columns
+    totals = owner.double() @ columns
     sums.weight += totals[:, 0]
     sums.clients += totals[:, 1].round().to(torch.int64)
     sums.metrics += totals[:, 2:]

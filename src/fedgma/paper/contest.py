@@ -1,0 +1,120 @@
+"""Which rule earns its place: arms of several rules and servers, each at its own rates, against the plain mean.
+
+An arm is an algorithm and a rule. A rule is compared with the mean of the same server, and the mean of another server,
+or an average of models, with the mean of FedAvg. Runs are paired by seed.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from fedgma.aggregation.rules import BASELINE
+from fedgma.paper.entries import Entry
+from fedgma.paper.rates import rule_of, setting_of
+from fedgma.statistics.labels import NAMES
+from fedgma.statistics.power import LEVEL
+from fedgma.statistics.verdicts import Verdict, correct, paired
+
+PLAIN = ("fedavg", BASELINE)
+CONTROLS = ("stale_mask", "cross_fitted", "damped_mean", "shuffled_mask")  # they explain; nobody would use them
+OTHERS = ("fedexp",)  # longer steps that a mask has to beat
+BELOW, ABOVE, SETS = 0.3, 0.5, 2  # points that a rule may lose nowhere, has to gain, and on how many data sets
+SERVERS = {"fedavg": "", "fedavgm": "FedAvgM", "fedadam": "FedAdam"}
+
+Arm = tuple[str, str]  # algorithm, rule with its unusual settings
+Scores = Mapping[str, Mapping[Arm, Mapping[int, float]]]  # setting -> arm -> seed -> percent
+
+
+class Gain(NamedTuple):
+    """What an arm gains over its baseline in one setting."""
+
+    setting: str
+    arm: Arm
+    level: float  # mean over seeds, in percent
+    verdict: Verdict
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval that covers the truth in all tests of its table at once, with 95 % (Bonferroni)."""
+        from scipy.special import stdtrit
+
+        verdict = self.verdict
+        if verdict.of < 2:
+            return -math.inf, math.inf
+        half = float(stdtrit(verdict.of - 1, 1 - LEVEL / 2 / verdict.tests)) * verdict.deviation / math.sqrt(verdict.of)
+        return verdict.mean - half, verdict.mean + half
+
+
+def scores_of(entries: Iterable[Entry], split: str = "test") -> Scores:
+    """The mean of the last ten rounds of every run, by setting, arm and seed."""
+    found: dict[str, dict[Arm, dict[int, float]]] = {}
+    for entry in entries:
+        if split in entry.scores:
+            arm = str(entry.settings["algorithm"]), rule_of(entry.settings)
+            by_seed = found.setdefault(setting_of(entry.settings), {}).setdefault(arm, {})
+            by_seed[entry.seed] = float(entry.scores[split].last10)
+    return found
+
+
+def baseline_of(arm: Arm) -> Arm:
+    """The arm that an arm has to beat: the mean of its server, or the mean of FedAvg.
+
+    >>> baseline_of(("fedadam", "wiener")), baseline_of(("fedadam", "mean")), baseline_of(("fedavg", "fedexp"))
+    (('fedadam', 'mean'), ('fedavg', 'mean'), ('fedavg', 'mean'))
+    """
+    return PLAIN if arm[1].startswith(BASELINE) else (arm[0], BASELINE)
+
+
+def gains_of(scores: Scores) -> list[Gain]:
+    """What every arm gains in every setting; tests are corrected together."""
+    found = []
+    for setting, arms in scores.items():
+        for arm, by_seed in arms.items():
+            plain = arms.get(baseline_of(arm), {})
+            shared = sorted(set(by_seed) & set(plain))
+            if arm != baseline_of(arm) and shared:
+                verdict = paired([by_seed[seed] - plain[seed] for seed in shared], (label(arm), "the mean"))
+                found.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict))
+    corrected = correct([gain.verdict for gain in found])
+    return [gain._replace(verdict=verdict) for gain, verdict in zip(found, corrected, strict=True)]
+
+
+def is_candidate(arm: Arm) -> bool:
+    """Whether an arm can be a finalist: a rule that is neither the mean, nor FedAvg's GMA, nor there to explain.
+
+    >>> [is_candidate(arm) for arm in (("fedavg", "ties"), ("fedavg", "gma"), ("fedadam", "gma"), ("fedavg", "fedexp"))]
+    [True, False, True, False]
+    """
+    return arm != ("fedavg", "gma") and not arm[1].startswith((BASELINE, *CONTROLS, *OTHERS))
+
+
+def ranked(gains: Sequence[Gain]) -> list[tuple[Arm, float]]:
+    """Candidates that were run in every setting, with their mean gain over the settings; the best first."""
+    settings = dict.fromkeys(gain.setting for gain in gains)
+    by_arm: dict[Arm, dict[str, float]] = {}
+    for gain in gains:
+        by_arm.setdefault(gain.arm, {})[gain.setting] = gain.verdict.mean
+    complete = {arm: own for arm, own in by_arm.items() if is_candidate(arm) and len(own) == len(settings)}
+    means = {arm: sum(own.values()) / len(own) for arm, own in complete.items()}
+    return sorted(means.items(), key=lambda item: (-item[1], item[0]))
+
+
+def earns(gains: Sequence[Gain], arm: Arm) -> bool:
+    """Whether a rule is nowhere below its baseline by more than 0.3 points, and above it by 0.5 on two data sets.
+
+    Both are read from intervals that hold for all tests of the table at once.
+    """
+    own = [gain for gain in gains if gain.arm == arm]
+    above = {gain.setting.partition(",")[0] for gain in own if gain.interval[0] >= ABOVE}
+    return bool(own) and all(gain.interval[0] >= -BELOW for gain in own) and len(above) >= SETS
+
+
+def label(arm: Arm) -> str:
+    """An arm in words.
+
+    >>> label(("fedavg", "gma, unmasked fc3.*")), label(("fedadam", "wiener")), label(("fedavgm", "mean"))
+    ('GMA, unmasked fc3.*', 'FedAdam, Wiener', 'FedAvgM, mean')
+    """
+    rule, comma, rest = arm[1].partition(",")
+    server = SERVERS.get(arm[0], arm[0])
+    return (f"{server}, " if server else "") + NAMES.get(rule, rule) + comma + rest

@@ -1,0 +1,93 @@
+"""The server's part of a round as one function of tensors: tally, rule, server step, and the round's numbers.
+
+Most fleets need nothing else between training and the next round: their rules are means with or without a mask of
+votes, their optimisers are built in, their models have no buffers, and nothing is carried, bounded or attacked. On a
+GPU that function is captured (`training.replay`), because the launches of a small model take longer than its round.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgma.aggregation import kernels
+from fedgma.aggregation.masks import VoteMask
+from fedgma.simulation.batched import optimizers, rules, tallies
+from fedgma.training.lane_batch import Trained
+from fedgma.training.replay import Replayed
+from fedgma.training.task import Columns, Task, figures
+
+LARGEST = 1 << 24  # entries of all updates; beyond, the device takes longer than the launches
+
+
+class Concluded(NamedTuple):
+    """The server's state after a round, and the round's numbers."""
+
+    params: Tensor  # [run, entry]
+    moments: optimizers.Moments
+    table: Tensor  # [run, figure and four more]
+    counted: Tensor  # bool [lane]
+
+
+class ServerPart:
+    """What becomes of trained lanes, in fleets that `is_plain` holds for."""
+
+    def __init__(
+        self, rules: rules.Rules, optimizers: optimizers.Optimizers, task: Task, columns: Columns, *, replay: bool
+    ) -> None:
+        self.rules, self.optimizers, self.task, self.columns = rules, optimizers, task, columns
+        nothing = np.empty(0, np.int64)  # a GPU reads runs and weights of lanes from `Owners` alone
+        self._replayed = Replayed(partial(self._tensors, nothing, nothing)) if replay else None
+
+    def __call__(
+        self, run: np.ndarray, weights: np.ndarray, trained: Trained, params: Tensor, moments: optimizers.Moments
+    ) -> Concluded:
+        """Tally, rule and server step of lanes; `run` [lane], rising, is the run of each."""
+        owners = tallies.owners_of(run, weights, len(params), params.device)
+        average = () if moments.average is None else (moments.average,)
+        given = (*owners, trained.flat, trained.loss, trained.measures, params, moments.z, moments.v, *average)
+        if self._replayed is not None and trained.flat.numel() <= LARGEST:
+            after, z, v, table, counted, *rest = self._replayed(*given)
+        else:
+            after, z, v, table, counted, *rest = self._tensors(run, weights, *given)
+        return Concluded(after, moments._replace(z=z, v=v, average=rest[0] if rest else None), table, counted)
+
+    def _tensors(self, run: np.ndarray, weights: np.ndarray, *given: Tensor) -> Sequence[Tensor]:
+        """The same with tensors alone, in the order of `__call__`."""
+        weight, edges, owner, flat, loss, measures, params, z, v, *average = given
+        sums = tallies.empty(params, {}, self.columns.number)
+        trained = Trained(flat, self.rules.shapes, {}, loss, measures)
+        owners = tallies.Owners(weight, edges, owner)
+        added = rules.add(self.rules, sums, {}, run, weights, trained, owners=owners)
+        merged = rules.merge(self.rules, sums, {}, {})
+        moments = optimizers.Moments(z, v, (None,) * len(params), *average)
+        after, moments = optimizers.step(self.optimizers, merged, moments, params)
+        rest = () if moments.average is None else (moments.average,)
+        return after, moments.z, moments.v, numbers(self.task, self.columns, sums, merged), added.counted, *rest
+
+
+def is_plain(rules: rules.Rules, optimizers: optimizers.Optimizers) -> bool:
+    """Whether all rules are means with or without a mask of votes, and all optimisers are built in."""
+    for rule in rules.rules:
+        masked = rule.mask is None or isinstance(rule.mask, VoteMask)
+        if not masked or not rule.streams or rule.prepare is not None:
+            return False
+    return not (rules.computed or rules.scaled is not None or rules.further or optimizers.own)
+
+
+def can_replay(task: Task, device: torch.device) -> bool:
+    """Whether the function can be captured: a user's summary of a task may do anything, and triton may be missing."""
+    return device.type == "cuda" and task.summary is None and kernels.load_gpu_kernels() is not None
+
+
+def numbers(task: Task, columns: Columns, sums: tallies.Sums, merged: tallies.Merged) -> Tensor:
+    """The numbers of a round [run, figure and four more]: figures of training, clients, weight, mask, agreement."""
+    trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
+    scored = figures(task, columns, trained[:, 0], trained[:, 1:])
+    mask = torch.ones_like(sums.weight) if merged.mask is None else merged.mask.mean(1)
+    agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
+    parts = (sums.clients[:, None].double(), sums.weight[:, None], mask[:, None].double(), agreement[:, None].double())
+    return torch.cat([scored, *parts], 1)
