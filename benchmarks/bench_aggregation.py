@@ -12,7 +12,10 @@ date, are in docs/performance.md.
 """
 
 import argparse
+import cProfile
+import io
 import platform
+import pstats
 import resource
 import statistics
 import subprocess
@@ -285,6 +288,11 @@ def call(repeats):
         }
         for name, (way, wait) in rows.items():
             print(f"| {len(sizes)} | {name} | {microseconds(way, wait):.0f} |", flush=True)
+        watched = cProfile.Profile()
+        watched.runcall(lambda way=rows["whole call"][0]: [way() for _ in range(repeats)])
+        lines = io.StringIO()
+        pstats.Stats(watched, stream=lines).sort_stats("tottime").print_stats(16)
+        print(f"\nprofile of {repeats} whole calls\n{lines.getvalue()[:3000]}", flush=True)
 
 
 if __name__ == "__main__":
