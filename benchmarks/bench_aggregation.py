@@ -267,6 +267,8 @@ def call(repeats):
     step, weights = fedgma.masked_mean(0.4), np.random.default_rng(0).integers(100, 1000, 10).astype(float)
     share = torch.tensor(weights / weights.sum(), dtype=torch.float32, device="cuda")
     flat = torch.randn(10, 11_173_962, device="cuda")
+    for _ in range(3000):  # until the device's clocks are up
+        share @ flat
     for shapes in ({"w": (11_173_962,)}, resnet18_shapes()):
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         pieces = zip(shapes.items(), flat.split(sizes, 1), strict=True)
@@ -283,7 +285,7 @@ def call(repeats):
             "pass, launch alone": (launch, False),
             "weights sent": (partial(kernels._send, flat.device, amounts, [0] * len(sizes)), False),
             "look at the stack": (partial(gpu_stack._ordinary, step.open(), arrays, weights, None), False),
-            "names and shapes": (partial(gpu_stack.read_schema, arrays), False),
+            "whole call again": (partial(step, arrays, weights), True),
             "an empty kernel launch and its flag read": (lambda: bool(torch.zeros(1, device="cuda")), False),
         }
         for name, (way, wait) in rows.items():

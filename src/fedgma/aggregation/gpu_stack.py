@@ -8,11 +8,11 @@ import numpy as np
 
 from fedgma.aggregation import kernels
 from fedgma.aggregation.aggregate import Aggregate, finish
-from fedgma.aggregation.gate import entry_kind, read_schema
+from fedgma.aggregation.gate import Gate, entry_kind
 from fedgma.aggregation.masks import VoteMask
 from fedgma.aggregation.stack import Stack, Weights, plain_numbers
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import FLOATS, Array, Params, Spec, is_torch, spec
+from fedgma.arrays import FLOATS, Array, NotDense, Params, Spec, is_torch, spec
 from fedgma.errors import Diverged
 
 FLOAT = Spec((), "float32")
@@ -32,12 +32,11 @@ def finish_stack(
     if (begun := _ordinary(tally, updates, weights, clients)) is not None:
         arrays, amounts = begun
         means, masks, nonfinite = gpu.aggregate(arrays, np.array(amounts), math.fsum(amounts), mask)
-        schema = read_schema(updates)  # while the device works
-        tally.set_schema({name: Spec(entry.shape[1:], entry.dtype) for name, entry in schema.items()}, arrays[0])
-        result = _result(tally, means, masks)
+        shapes = {name: array.shape[1:] for name, array in updates.items()}
+        result = _result(means, masks, shapes)  # while the device works
         if not bool(nonfinite):
             tally.count(amounts, [])
-            tally.check_round()
+            tally.check_share()
             return result._replace(notes=tally.notes)
     stack = tally.read_stack(updates, weights, clients)
     if not _is_uniform(stack, tally):
@@ -50,7 +49,8 @@ def finish_stack(
         if not bool(nonfinite):
             tally.count(kept_weights, [stack.clients[row] for row in keep] if stack.named else [])
             tally.check_round()
-            return _result(tally, means, masks)
+            shapes = {name: entry.shape for name, entry in stack.schema.items()}
+            return _result(means, masks, shapes)._replace(notes=tally.notes)
         if not tally.refuse_nonfinite(stack, keep):
             raise Diverged("a weighted sum overflows float64; nothing was changed, scale the updates down")
     return finish(tally)  # no client is left: raises NotEnoughClients
@@ -64,49 +64,50 @@ def _ordinary(
     That is: clients without names, a gate that limits weights alone, plain weights, and tensors in one piece, of one
     floating type, on one device, all of them trainable.
     """
-    gate, arrays = tally.gate, list(updates.values())
+    gate, first = tally.gate, next(iter(updates.values()))
     looks = (gate.selected, tally.schema, clients) != (None, None, None) or gate.cast or gate.max_norm < math.inf
-    first = arrays[0]
-    if looks or not first.dim():
+    if looks or not first.dim() or not len(first) or not _is_dense_float(first):
         return None
-    size, kind, device = len(first), first.dtype, first.device
+    size, layout = len(first), (first.dtype, first.device, first.layout)
     for name, array in updates.items():
-        alike = is_torch(array) and array.dtype == kind and array.device == device and array.dim() > 0
-        if not alike or len(array) != size or not _is_in_one_piece(array) or not _is_plain_name(name, tally):
+        if not isinstance(name, str) or entry_kind(name, FLOAT, tally.buffers) != "masked" or not is_torch(array):
             return None
+        if (array.dtype, array.device, array.layout) != layout or array.is_nested or not array.is_contiguous():
+            return None
+        if array.shape[:1] != (size,):
+            return None
+    values = [1.0] * size if weights is None else _listed(weights, gate)
+    return None if values is None or len(values) != size else (list(updates.values()), values)
+
+
+def _listed(weights: Weights, gate: Gate) -> list[float] | None:
+    """Plain weights in a list or an array; None for any others."""
     listed = weights.tolist() if isinstance(weights, np.ndarray) else weights
-    values = (
-        [1.0] * size if listed is None else plain_numbers(listed, gate) if isinstance(listed, list | tuple) else None
-    )
-    return (arrays, values) if size and values is not None and len(values) == size and _is_float(first) else None
+    return plain_numbers(listed, gate) if isinstance(listed, list | tuple) else None
 
 
 def _gpu_kernels_for(sample: Any) -> Any:
     return kernels.load_gpu_kernels() if is_torch(sample) and sample.device.type == "cuda" else None
 
 
-def _is_in_one_piece(tensor: Any) -> bool:
-    return not tensor.is_nested and str(tensor.layout) == "torch.strided" and bool(tensor.is_contiguous())
+def _is_dense_float(tensor: Any) -> bool:
+    try:
+        return spec(tensor).dtype in FLOATS
+    except NotDense:
+        return False
 
 
-def _is_float(tensor: Any) -> bool:
-    return spec(tensor).dtype in FLOATS
-
-
-def _is_plain_name(name: object, tally: Tally) -> bool:
-    return isinstance(name, str) and entry_kind(name, FLOAT, tally.buffers) == "masked"
-
-
-def _result(tally: Tally, means: Sequence[Array], masks: Sequence[Array] | None) -> Aggregate:
-    schema = tally.schema or {}
-    return Aggregate(_reshape(means, schema), None if masks is None else _reshape(masks, schema), tally.notes)
+def _result(means: Sequence[Array], masks: Sequence[Array] | None, shapes: Mapping[str, Any]) -> Aggregate:
+    reshaped = [
+        None
+        if arrays is None
+        else {n: array.view(shape) for (n, shape), array in zip(shapes.items(), arrays, strict=True)}
+        for arrays in (means, masks)
+    ]
+    return Aggregate(reshaped[0] or {}, reshaped[1], {})
 
 
 def _is_uniform(stack: Stack, tally: Tally) -> bool:
     kinds = {entry.dtype for entry in stack.schema.values()}
     trainable = all(entry_kind(name, entry, tally.buffers) == "masked" for name, entry in stack.schema.items())
     return len(kinds) == 1 and trainable and tally.gate.cast is False
-
-
-def _reshape(arrays: Sequence[Array], schema: Mapping[str, Spec]) -> dict[str, Array]:
-    return {name: array.view(entry.shape) for (name, entry), array in zip(schema.items(), arrays, strict=True)}
