@@ -197,6 +197,24 @@ def test_the_number_of_torch_threads_is_as_before():
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, 8),
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "4,2"}, 4),
+        ({"OMP_NUM_THREADS": "many"}, 8),
+        ({"LOCAL_WORLD_SIZE": "4"}, 2),
+        ({"LOCAL_WORLD_SIZE": "16", "OMP_NUM_THREADS": "5"}, 1),
+    ],
+)
+def test_the_environment_limits_the_threads(monkeypatch, variables, wanted):
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda process: range(8), raising=False)
+    for name in ("OMP_NUM_THREADS", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    assert threads.cores() == wanted
+
+
 def test_numpy_draws_count_as_random_numbers():
     before = threads.random_states()
     np.random.rand()  # noqa: NPY002

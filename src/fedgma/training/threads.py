@@ -36,8 +36,19 @@ OWN = ("_parameters", "_buffers", "_modules")  # what `state_dict` is made of
 
 
 def cores() -> int:
-    """How many cores this process may use; not every system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many threads to use: the cores of this process, or fewer where the environment says so.
+
+    OMP_NUM_THREADS limits a process's threads. torchrun starts LOCAL_WORLD_SIZE processes, which share the cores.
+    """
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shared = max(1, mine // _number("LOCAL_WORLD_SIZE", 1))
+    return min(shared, _number("OMP_NUM_THREADS", shared))
+
+
+def _number(name: str, otherwise: int) -> int:
+    """A number above zero in the environment."""
+    first = os.environ.get(name, "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else otherwise
 
 
 @dataclass
