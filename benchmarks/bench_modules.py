@@ -4,8 +4,8 @@
     python benchmarks/bench_modules.py --device cpu --torch-threads 1   # clients in threads beside the loop, on a CPU
     python benchmarks/bench_modules.py --device cpu --trainer lanes --tiny   # only shows that both sides agree
 
-Ten clients a round, each with 10 steps of 32 samples (on a CPU 3). Before the clock starts, the updates of both sides are compared
-after two local steps (column "off", relative to their length, in the median of the clients).
+Ten clients a round, each with 10 steps of 32 samples (on a CPU 3). Before the clock starts, the updates of both sides
+are compared after two local steps (column "off", relative to their length, in the median of the clients).
 """
 
 import json
