@@ -34,13 +34,12 @@ def gains(name: str) -> list[Gain]:
 
 
 def answer() -> str:
-    """The verdict on every finalist by the criterion written beforehand."""
+    """The verdict on every arm of the confirmation by the criterion written beforehand; the finalists first."""
     found = gains(CONFIRMATION)
-    arms = list(dict.fromkeys(gain.arm for gain in found if is_candidate(gain.arm)))
+    arms = sorted(dict.fromkeys(gain.arm for gain in found), key=lambda arm: not is_candidate(arm))
     if not arms:
         return "Not measured yet."
-    said = [f"**{label(arm)}** {_verdict(found, arm)}" for arm in arms]
-    return "\n".join(f"- {line}." for line in said)
+    return "\n".join(f"- **{label(arm)}** {_verdict(found, arm)}." for arm in arms)
 
 
 def _verdict(found: Sequence[Gain], arm: Arm) -> str:
@@ -52,9 +51,9 @@ def _verdict(found: Sequence[Gain], arm: Arm) -> str:
     earned = "earns its place" if earns(found, arm) else "does not earn its place"
     mean = sum(gain.verdict.mean for gain in own) / len(own)
     return (
-        f"{earned}: {mean:+.2f} points on average over {len(own)} settings, ahead of the mean in {len(ahead)} and "
-        f"behind in {len(behind)} after correction; the corrected interval reaches more than {BELOW} points below the "
-        f"mean in {len(lows)}, and lies at least {ABOVE} above it in {len(highs)}"
+        f"{earned}: {mean:+.2f} points over {len(own)} settings, significantly ahead in {len(ahead)} and behind in "
+        f"{len(behind)}; its corrected interval reaches below -{BELOW} in {len(lows)} and begins above +{ABOVE} in "
+        f"{len(highs)}"
     )
 
 
@@ -91,6 +90,8 @@ def _cell(gain: Gain | None) -> str:
         return ""
     said = f"{gain.verdict.mean:+.2f}"
     between = "" if gain.verdict.interval is None else f" ({gain.verdict.low:+.2f} to {gain.verdict.high:+.2f})"
+    if gain.lost:
+        return f"{gain.lost} of {gain.verdict.of} runs diverged"
     return (f"**{said}**" if gain.verdict.significant else said) + between
 
 
