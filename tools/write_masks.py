@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgma.paper.catalogue import experiment
+from fedgma.paper.compare import compare
 from fedgma.paper.contest import ABOVE, BELOW, Arm, Gain, earns, gains_of, is_candidate, label, ranked, scores_of
 from fedgma.paper.entries import Entry, read_export
 from fedgma.paper.findings import read_findings
+from fedgma.paper.multiverse import look, most_telling, sentences
 from fedgma.paper.plots.contest import draw_gains
+from fedgma.paper.rates import read_chosen
 from fedgma.reports.plots.style import save
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "masks.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
-SEARCH, CONFIRMATION, WHY = "C21", "C23", "C25"
+SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
 CLAIMED = ("noise/gma", "noise/magnitude", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
 TRAINED = ("trained/uniform", "trained/balanced", "trained/saved")
 
@@ -120,6 +123,14 @@ def why() -> str:
     return "\n".join(f"- {known[name]}" for name in (*CLAIMED, *TRAINED) if name in known)
 
 
+def universes() -> str:
+    """What the universes say, and the levels that shift the difference most."""
+    found = look(compare(experiment(UNIVERSES), exported(UNIVERSES), read_chosen()))
+    if found is None:
+        return "Not measured yet."
+    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found), *most_telling(found)])
+
+
 def parts() -> dict[str, str]:
     """The measured parts of the page by name."""
     return {
@@ -127,6 +138,7 @@ def parts() -> dict[str, str]:
         "finalists": finalists(),
         "search": table(SEARCH),
         "confirmation": table(CONFIRMATION),
+        "universes": universes(),
         "why": why(),
     }
 
