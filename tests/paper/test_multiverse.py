@@ -3,6 +3,7 @@
 import pytest
 from made_runs import write_run
 
+from fedgma.experiments.materials import Materials
 from fedgma.paper import universes
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
@@ -14,6 +15,7 @@ from fedgma.paper.rates import Chosen, read_chosen
 from fedgma.paper.results import make_report
 from fedgma.paper.search import choose
 from fedgma.statistics.additive import fit_additive
+from scripts import load_script
 
 FEW = 8
 ROUNDS = Cut(rounds=10)
@@ -65,15 +67,23 @@ def test_the_arms_of_a_universe_differ_in_the_aggregation_alone():
         assert settings["partition"]["clients"] in (10, 100)
 
 
+def best_pair(momentum, algorithm, plain):
+    """The pair at which an arm is best: neither the first of the grid nor the last."""
+    server = next(rates for name, rates in universes.SERVER_RATES.items() if name.lower() == algorithm)
+    client = universes.CLIENT_RATES[momentum]
+    return (client[1], server[1]) if plain else (client[2], server[0])
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Runs in which masked averaging is two points behind on shards, and its best rate differs from the mean's."""
+    """Runs in which masked averaging is two points behind on shards; the arms are best at different pairs of rates."""
     out = tmp_path_factory.mktemp("runs")
     search = first("C19")
     for _, run in plan_runs(search, Chosen(), ROUNDS).runs:
         plain = run.aggregator == "mean"
-        grid = universes.CLIENT_RATES[f"{run.momentum:g}"]
-        good = run.client_learning_rate == (min(grid) if plain else max(grid))
+        good = (run.client_learning_rate, run.server_learning_rate) == best_pair(
+            f"{run.momentum:g}", run.algorithm, plain
+        )
         write_run(out / "search", run, 80.0 if good else 70.0, splits=("validation",))
     entries, _ = read_entries([out / "search"])
     rates = choose(compare(search, entries, Chosen(), ROUNDS), by_setting=True)
@@ -92,10 +102,9 @@ def test_every_arm_gets_the_best_pair_of_its_own_universe(made):
     assert {where.partition(", ")[2] for where, _, _ in rates} == {f"universe {n:03d}" for n in range(1, FEW + 1)}
     for universe in universes.read()[:FEW]:
         where = f"{universe['data'].lower()}, {universes.name_of(universe)}"
-        grid = universes.CLIENT_RATES[universe["momentum"]]
+        expected = [best_pair(universe["momentum"], universe["server"].lower(), plain) for plain in (True, False)]
         own = {rule: pair for (place, _, rule), pair in rates.items() if place == where and rule != "shared"}
-        assert own.pop("mean")[0] == min(grid)
-        assert [pair[0] for pair in own.values()] == [max(grid)]
+        assert [own.pop("mean"), *own.values()] == expected
 
 
 def test_shares_sentences_and_the_choice_that_decides(made):
@@ -141,3 +150,19 @@ def test_few_universes_have_no_model_and_none_no_multiverse(made):
     assert few.model is None
     assert choices_table(few) is None
     assert look(comparison._replace(compared=comparison.compared[:1])) is None
+
+
+@pytest.mark.slow
+def test_a_universe_is_searched_and_compared_once_wherever_its_runs_are(tmp_path):
+    tool = load_script("tools/run_multiverse.py")
+    small = {"local work": "5 steps", "batch": "10", "a round": "5"}
+    place = next(i for i, one in enumerate(universes.read()) if {**one, **small} == one)
+    how = tool.How(tmp_path / "here", Cut(rounds=1, seeds=1, quick=True), "cpu", "fp32", 0.0, ())
+    materials, name = Materials("cpu"), universes.name_of(universes.read()[place])
+    assert tool.play_universe(place, how, materials, []).startswith(f"{name}: 16 + 2 runs in")
+    assert tool.play_universe(place, how, materials, []).startswith(f"{name}: 0 + 0 runs in")
+    chosen = read_chosen(tmp_path / "here" / name.replace(" ", "-") / tool.CHOSEN)
+    assert {where for where, *_ in chosen.rates} == {f"fmnist-mini, {name}"}
+    elsewhere = how._replace(out=tmp_path / "there")
+    earlier = read_entries([tmp_path / "here"])[0]
+    assert tool.play_universe(place, elsewhere, materials, earlier).startswith(f"{name}: 0 + 0 runs in")
