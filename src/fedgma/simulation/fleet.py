@@ -136,7 +136,8 @@ def assemble(
         train=train,
         early=early or train,
         score=choose_scorer(trainer, model, sample, form=form, task=task),
-        early_score=choose_scorer(trainer, model, sample, form=form, task=task, compile=False),
+        # one run is evaluated by the module itself at first: no kernels to wait for
+        early_score=choose_scorer(trainer, model, sample, form=form and len(specs) > 1, task=task, compile=False),
         compile_after=compile_after,
         task=task,
         columns=columns,

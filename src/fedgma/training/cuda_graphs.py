@@ -92,12 +92,14 @@ class Engine:
         compile: bool = True,
         graphs: bool = True,
         measures: int = 1,
+        rehearse: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
         self.precision = precision
         self.graphs = graphs
         self.measures = measures  # columns that the gradient function returns beside the loss
+        self.rehearse = rehearse  # called with a step before it is first taken; what the step computes is forgotten
         self.compiles = compile
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
@@ -187,6 +189,9 @@ class Engine:
         def step_with(learn: Callable[..., None]) -> Callable[[], None]:
             return lambda: learn(part, station.step, pool, station.features, self.gradients, work.batch, work.all_busy)
 
+        if self.rehearse is not None:
+            self.rehearse(step_with(_step))
+            restore()
         call = step_with(_step if early else self.learn)
         try:
             call()
