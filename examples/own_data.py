@@ -38,14 +38,14 @@ class Net(nn.Module):
         return self.layers(x)
 
 
-def main() -> Outcome:
+def main(rounds: int = 30) -> Outcome:
     """Watch one run round by round, then compare with the plain mean over four seeds."""
     x, state, sensor = measure()
     data = from_arrays(x, state, client=sensor, name="sensors")
     settings = {
         "partition": {"name": "natural"},  # a client is a sensor
         "clients_per_round": 6,
-        "rounds": 30,
+        "rounds": rounds,
         "client_learning_rate": 0.02,
         "client_test_size": 0,
     }

@@ -1,4 +1,4 @@
-"""Shared settings of the tests: helpers can be imported, hypothesis has no deadlines, GPU tests need a GPU."""
+"""Shared settings of the tests: helpers can be imported, hypothesis has no deadlines, long tests begin."""
 
 import sys
 from functools import cache
@@ -15,6 +15,20 @@ if find_spec("hypothesis") is not None:  # a GPU machine may have pytest alone
     slow = [HealthCheck.too_slow]  # drawing takes longer beside other processes
     settings.register_profile("steady", deadline=None, max_examples=40, derandomize=True, suppress_health_check=slow)
     settings.load_profile("steady")
+
+
+@pytest.hookimpl(trylast=True)  # after those that are not wanted were taken out
+def pytest_collection_modifyitems(config, items):
+    """Long tests come first: one that began late would keep a worker busy while the others have nothing to do."""
+    from order import ordered
+
+    workers = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+    items[:] = ordered(items, seconds, workers)
+
+
+def seconds(item):
+    mark = item.get_closest_marker("long")
+    return mark.args[0] if mark else 0
 
 
 def pytest_runtest_setup(item):

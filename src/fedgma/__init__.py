@@ -14,7 +14,7 @@ from typing import Any as _Any
 from fedgma.aggregation.adapters import in_products
 from fedgma.aggregation.aggregate import Aggregate, finish
 from fedgma.aggregation.controls import cross_fitted, damped_mean, shuffled_mask, stale_mask
-from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties
+from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties, voters_only
 from fedgma.aggregation.gate import Gate, Refusal
 from fedgma.aggregation.optimizers import OPTIMIZERS, ServerOptimizer, adagrad, adam, averaged, momentum, sgd, yogi
 from fedgma.aggregation.rule import Rule
@@ -102,6 +102,7 @@ __all__ = [
     "trimmed_mean",
     "unmasked",
     "unpack",
+    "voters_only",
     "wiener",
     "yogi",
 ]

@@ -184,6 +184,8 @@ def copy(array: Array) -> Array:
 
 def to_user(array: Array, to: Spec, placement: Placement) -> Array:
     """Convert a native array to the user's library, device, shape and number type."""
+    if to.dtype != "bfloat16" and not is_torch(array):
+        array = cast(array, to.dtype)  # torch would round float64 to float16 twice, by way of float32
     if placement.library == "numpy" and to.dtype != "bfloat16":
         return cast(array, to.dtype).reshape(to.shape)
     import torch

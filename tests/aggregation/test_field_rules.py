@@ -217,3 +217,15 @@ def test_a_smoothed_mask_is_an_average_over_rounds_and_the_inner_state_goes_on()
 def test_clipping_and_trimming_are_nested():
     rule = fedgma.clipped(fedgma.ties(0.5), 1.0)
     assert rule(rows({"w": np.array([[3.0, 4.0, 0.1, 0.2]])})).update["w"].tolist() == pytest.approx([0.6, 0.8, 0, 0])
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.4, 0.5, 1.0])
+def test_voters_only_is_masked_averaging_of_the_clients_that_move_an_entry(tau):
+    rng = np.random.default_rng(7)
+    updates = np.round(rng.standard_normal((7, 200)), 0)
+    found = fedgma.voters_only(tau)({"w": updates}).mask["w"]
+    for entry, column in enumerate(updates.T):
+        voting = column[column != 0]
+        if len(voting):
+            alone = fedgma.masked_mean(tau)({"w": voting[:, None]}).mask["w"][0]
+            assert found[entry] == pytest.approx(alone)

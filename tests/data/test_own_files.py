@@ -184,6 +184,20 @@ def test_every_file_of_a_folder_is_a_client(tmp_path):
     assert data.own_tests
 
 
+def test_targets_that_are_no_classes_are_split_client_by_client_too(tmp_path):
+    for name, samples, value in (("oslo", 20, 5.0), ("rome", 10, 3.0)):
+        np.savez(tmp_path / f"{name}.npz", x=np.full((samples, 2), value), y=np.linspace(0.0, 1.0, samples))
+    data = load_own(tmp_path, target="float")
+    for split, sizes in ((data.train, [16, 8]), (data.test, [4, 2])):
+        assert np.bincount(split.client).tolist() == sizes
+        assert (split.x[:, 0] == np.array([5, 3])[split.client]).all()
+    assert data.own_tests
+    np.savez(tmp_path / "rome.npz", x=np.zeros((2, 2)), y=np.zeros(2))
+    np.savez(tmp_path / "oslo.npz", x=np.zeros((2, 2)), y=np.zeros(2))
+    with pytest.raises(DataError, match="too few samples for a training and a test part, got 4"):
+        load_own(tmp_path, target="float")
+
+
 def test_clients_may_bring_their_tests(tmp_path):
     for name, count in (("a", 4), ("b", 6)):
         np.savez(tmp_path / f"{name}.npz", x=X[:count], y=Y[:count], x_test=X[:1], y_test=Y[:1])

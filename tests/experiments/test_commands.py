@@ -74,7 +74,7 @@ def test_the_settings_reference_is_that_of_the_models():
 
 def test_the_example_gives_a_verdict(capsys):
     example = load_script("examples/own_data.py")
-    outcome = example.main()
+    outcome = example.main(rounds=6)
     assert outcome.comparisons[0].cells[0].verdict.of == 4
     assert "seeds" in capsys.readouterr().out
 

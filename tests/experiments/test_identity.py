@@ -15,12 +15,12 @@ from torch import nn
 
 import fedgma
 from fedgma.data.files import from_arrays
+from fedgma.data.pools import input_shape
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.identity import model_identity
 from fedgma.experiments.materials import Materials
 from fedgma.records.reader import read_head
-from fedgma.simulation.fleet import _input_shape
 from fedgma.training.models import MODELS, build
 
 TINY = {
@@ -271,7 +271,7 @@ def test_the_identity_of_a_run_stands_in_its_record(tmp_path):
 def test_a_model_is_looked_at_on_inputs_of_the_shape_that_it_will_see(shift):
     (settings,) = expand({**TINY, "shift": {"name": shift}}).runs
     materials = Materials("cpu")
-    assert materials._input_shape(settings) == _input_shape(materials.federation(settings).train)
+    assert materials._input_shape(settings) == input_shape(materials.federation(settings).train)
 
 
 PROBE = """

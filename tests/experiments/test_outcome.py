@@ -88,12 +88,25 @@ def test_the_trained_model_loads_into_plain_torch_with_a_folder_and_without(kept
         assert int(net.norm.num_batches_tracked) > 0
         for name, value in without.state_dict(arm, seed=1).items():
             assert torch.equal(value, state[name])
+        for module in (outcome.model(arm, seed=1), without.model(arm, seed=1)):
+            assert (type(module), module.training) == (Net, False)
+            assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
         final = read_model(out / run.folder.name)
         assert final.round == 3
         test = from_arrays(*arrays()).test
         right = net.eval()(torch.from_numpy(test.x)).argmax(1) == torch.from_numpy(test.y)
         assert float(right.float().mean()) == pytest.approx(run.rounds[-1]["test"]["accuracy"])
     assert not torch.equal(outcome.state_dict("GMA", seed=0)["last.bias"], outcome.state_dict("mean")["last.bias"])
+
+
+@pytest.mark.parametrize("model", ["logistic", nn.Linear(5, 2)])
+def test_a_trained_module_predicts_what_its_run_recorded(model):
+    outcome = fedgma.run({**SETTINGS, "seed": 0, "aggregator": "gma"}, data=arrays(), model=model)
+    test = from_arrays(*arrays()).test
+    right = outcome.model()(torch.from_numpy(test.x)).argmax(1) == torch.from_numpy(test.y)
+    assert float(right.float().mean()) == pytest.approx(outcome.runs[0].rounds[-1]["test"]["accuracy"])
+    with pytest.raises(ConfigError, match="is not at hand; build it, and load its state_dict"):
+        outcome._replace(networks={}).model()
 
 
 def test_an_arm_or_seed_that_is_not_there_is_named(kept):

@@ -146,6 +146,63 @@ def write_half(call, arguments):
     call.func(handle, bytes(content)[: len(content) // 2])
 
 
+def contents(folder):
+    """What the files of a folder hold."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+class Death(BaseException):
+    """Stands for kill -9: nothing catches it."""
+
+
+def dying_at(place, how):
+    """An act that stands for the death of the process: before or after the call, or after half of what it writes."""
+
+    def act(number, name, call, arguments):
+        if number < place:
+            return call()
+        if number == place and how == "half" and name == "write":
+            write_half(call, arguments)
+        elif number == place and how == "after":
+            call()
+        raise Death  # what a dying process would do to clean up does not happen either
+
+    return act
+
+
+def calls_of(work, folder):
+    """The calls that some work makes to the file system, with paths below a folder."""
+    seen, paths = [], {}
+
+    def named(path):
+        path = paths.get(path, path)
+        return os.path.relpath(path, folder) if isinstance(path, str | os.PathLike) else str(path)
+
+    def act(number, name, call, arguments):
+        result = call()
+        if name == "open":
+            paths[result] = arguments[0]
+        places = arguments[: 2 if name in ("rename", "replace") else 1]
+        seen.append((name, *map(named, places)))
+        return result
+
+    with RunFolderHandles(paths), on_each_call(act):
+        work()
+    return seen
+
+
+class RunFolderHandles(contextlib.AbstractContextManager):
+    """Files that are open already: their paths by handle."""
+
+    def __init__(self, paths):
+        for handle in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+            with contextlib.suppress(OSError):
+                paths[int(handle)] = os.readlink(f"/proc/self/fd/{handle}")
+
+    def __exit__(self, *_):
+        return None
+
+
 def fork(work, said=None):
     """Do some work in a forked process; what it says goes to the file `said`. Returns its process number.
 

@@ -64,6 +64,7 @@ def wait_until(condition):
     "and the final model is the undisturbed one",
     seen="`node-N died`, `node-N started`",
 )
+@pytest.mark.long(60)
 def test_f1_f2_f3_superlink_server_app_and_node_killed_the_model_is_the_undisturbed_one():
     script = ROOT / "benchmarks" / "faults" / "flower_kills.py"
     words = ["--count", "3", "--a-run", "3", "--seed", "0"]

@@ -148,6 +148,7 @@ def test_faults_follow_their_seed():
     "failed, and the round is repeated if it misses the quorum",
     seen="`Connection attempt failed, retrying` in the node's log; at worst `gma-late` or `gma-failed`",
 )
+@pytest.mark.long(25)
 def test_f4_a_run_on_a_bad_network_ends_in_the_undisturbed_model():
     pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedgma[flower]'")
     size = ["--count", "1", "--nodes", "2", "--rounds", "2", "--limit", "1200"]

@@ -1,10 +1,25 @@
-"""Commands called in this process."""
+"""Commands called in this process; they are built once, since that takes longer than most of them run."""
 
 import contextlib
 import io
 import sys
 
-from fedgma.cli.app import run_app
+import typer
+
+from fedgma.cli import app
+
+TYPER, BUILT = app.app, typer.main.get_command(app.app)
+
+
+@contextlib.contextmanager
+def built():
+    """Inside, the root of the command line is built; a test's own root stays."""
+    given = app.app
+    app.app = BUILT if given is TYPER else given
+    try:
+        yield
+    finally:
+        app.app = given
 
 
 def call(*words):
@@ -12,8 +27,8 @@ def call(*words):
     before, printed, said, code = sys.argv, io.StringIO(), io.StringIO(), 0
     sys.argv = ["fedgma", *map(str, words)]
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
-            run_app()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said), built():
+            app.run_app()
     except SystemExit as ended:
         code = ended.code or 0
     finally:

@@ -136,3 +136,12 @@ def write_duel(out, *, seeds=3, lift=1.2, **changes):
         for aggregator in ("mean", "gma")
         for seed in range(seeds)
     ]
+
+
+def play_small(out):
+    """The rounds of a real run, small and of four rounds, that is played as they are asked for."""
+    import fedgma
+
+    x = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
+    chosen = {"model": "logistic", "partition": {"clients": 4}, "rounds": 4, "seed": 0, "client_test_size": 0}
+    return fedgma.rounds({**chosen, "aggregator": "gma", "tau": 0.4}, data=(x, (x[:, 0] > 0).astype(int)), out=out)

@@ -120,7 +120,7 @@ def test_arms_may_have_their_own_rates():
 
 def test_every_experiment_with_rates_of_its_own_settings_names_the_search_for_them():
     for one in map(experiment, ALL):
-        own = any(part.rates == "setting" for part in one.parts)
+        own = any(part.searched for part in one.parts) and one.splits != ("validation",)
         assert bool(one.search) == own, one.id
         assert not own or experiment(one.search).splits == ("validation",)
 

@@ -10,6 +10,7 @@ from fedgma.paper.entries import read_entries
 from fedgma.paper.plans import Cut, plan_runs
 from fedgma.paper.rates import Chosen, read_chosen, rule_of
 from fedgma.paper.search import choose, write_search
+from scripts import load_script
 
 CELLS = "dataset=fmnist,aggregator=mean|gma|wiener,client_learning_rate=0.015|0.03"
 
@@ -77,3 +78,10 @@ def test_a_rule_earns_its_place_if_it_loses_nowhere_and_gains_on_two_data_sets(g
     assert not earns(gains, ("fedavg", "gma"))
     (one,) = [gain for gain in gains if gain.arm == ("fedavg", "wiener") and gain.setting.startswith("mnist")]
     assert one.interval[0] < one.verdict.low < one.verdict.mean < one.verdict.high < one.interval[1]
+
+
+def test_the_page_says_what_the_exported_runs_say_in_1200_words():
+    made = load_script("tools/write_masks.py")
+    page = made.PAGE.read_text()
+    assert made.page_with(made.parts(), page) == page, "run: python tools/write_masks.py"
+    assert len(page.split()) <= 1200

@@ -59,8 +59,7 @@ def test_a_preset_runs_as_soon_as_its_data_are_there(tmp_path, monkeypatch, name
         ("resnet18-gn", 64, each)
     ] * 2
     materials = Materials("cpu")
-    spec = materials.spec(runs[0])
-    assert [len(client) for client in spec.federation.clients] == [each] * 10
+    assert [len(client) for client in materials.federation(runs[0]).clients] == [each] * 10
     # the network itself takes minutes here; a small one in its place shows that everything around it works
     small = tuple(run.model_copy(update={"model": "logistic"}) for run in runs)
     (fleet,) = pack_alike(plan(Grid(small, ()), materials, tmp_path / "runs"), materials)

@@ -237,6 +237,7 @@ def test_clients_may_start_from_weights_of_their_own(lane_batch):
     assert both.updates[0].tobytes() != both.updates[1].tobytes()
 
 
+@pytest.mark.long(8)  # it compiles what many tests then read from numba's cache
 @pytest.mark.parametrize("network", ["lenet", "logistic"])
 def test_floats_train_as_the_bytes_they_stand_for(network):
     rng, net, data = problem(2, (1, 28, 28), 10, lenet if network == "lenet" else logistic)
@@ -246,6 +247,7 @@ def test_floats_train_as_the_bytes_they_stand_for(network):
     assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.long(6)
 @pytest.mark.parametrize("network", ["lenet", "logistic"])
 def test_evaluation_gives_the_loss_and_hits_of_torch(network):
     _, net, data = problem(3, (1, 28, 28), 10, lenet if network == "lenet" else logistic)

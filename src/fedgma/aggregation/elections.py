@@ -3,6 +3,7 @@
 ties(density)               trim, elect by the weighted sum, average those who agree (Yadav et al. 2023)
 majority_sign()             elect by the number of clients, average those who agree
 magnitude_agreement(tau)    the mean, scaled down where sizes cancel: |sum of updates| over the sum of their sizes
+voters_only(tau)            gradient masked averaging in which clients with a zero are not counted
 """
 
 from collections.abc import Collection
@@ -60,6 +61,20 @@ def magnitude_agreement(tau: float = 0.4) -> Rule:
     return Rule("magnitude_agreement", compute=MagnitudeMask(tau), settings={"tau": tau})
 
 
+def voters_only(tau: float = 0.4) -> Rule:
+    """Gradient masked averaging (Tenison et al. 2023) where a zero is an abstention: agreement is among those who vote.
+
+    The paper does not say what a client counts that leaves an entry as it is. `masked_mean` counts it as one that does
+    not agree.
+
+    >>> updates = {"w": np.array([[3.0, 2.0], [0.0, 2.0], [0.0, -1.0]])}
+    >>> voters_only(0.5)(updates).mask["w"].round(3).tolist()
+    [1.0, 0.333]
+    """
+    tau = check_tau(tau)
+    return Rule("voters_only", compute=VotersMask(tau), settings={"tau": tau})
+
+
 def _elect_by_sum(
     mean: Array, total: Array, positive: Array, negative: Array, positive_weight: Array, negative_weight: Array
 ) -> Array:
@@ -85,6 +100,19 @@ class MagnitudeMask:
         """The mean and its mask."""
         agreement = abs(total) / or_one(magnitude)
         return mean, agreement * (agreement < self.tau) + (agreement >= self.tau)
+
+
+@dataclass(frozen=True)
+class VotersMask:
+    """The agreement among the clients that vote, and 1 where it reaches `tau`."""
+
+    tau: float
+
+    def __call__(self, mean: Array, votes: Array, positives: Array, negatives: Array) -> tuple[Array, Array]:
+        """The mean and its mask."""
+        voters = or_one(positives + negatives)
+        passed = abs(votes) >= (self.tau - 1e-9) * voters  # tolerance for decimals, as in `masks.votes_needed`
+        return mean, abs(votes) / voters * (passed == 0) + passed
 
 
 @dataclass(frozen=True)

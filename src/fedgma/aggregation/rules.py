@@ -11,6 +11,7 @@
     masked_extra(tau)           the plain mean and, added to it, the masked mean
     damped_mean, shuffled_mask, stale_mask, cross_fitted    tell why a mask helps or costs (in `controls`)
     ties, majority_sign, magnitude_agreement       elect a sign for each entry (in `elections`)
+    voters_only(tau)            gradient masked averaging without the clients that do not move an entry (there too)
     wiener, james_stein, fedexp                    scale the mean by signal and noise (in `scales`)
     clipped(rule, norm)         any rule, over updates of bounded norm; other rules of rules are in `wrappers`
 
@@ -31,7 +32,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from fedgma.aggregation.controls import cross_fitted, damped_mean, shuffled_mask, stale_mask
-from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties
+from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties, voters_only
 from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
 from fedgma.aggregation.masks import hard_mask, reversing_mask, sign_test_mask, soft_mask
 from fedgma.aggregation.rule import Prepare, Rule
@@ -249,6 +250,7 @@ RULES: dict[str, RuleRow] = {
     "ties": RuleRow(ties, "TIES"),
     "majority_sign": RuleRow(majority_sign, "majority sign", "the majority sign"),
     "magnitude_agreement": RuleRow(magnitude_agreement, "magnitude agreement"),
+    "voters_only": RuleRow(voters_only, "GMA, voters only", "GMA among those who vote"),
     "wiener": RuleRow(wiener, "Wiener"),
     "james_stein": RuleRow(james_stein, "James-Stein"),
     "fedexp": RuleRow(fedexp, "FedExP"),

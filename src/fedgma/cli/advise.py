@@ -125,7 +125,7 @@ def say(advice: "Advice", manner: play.Manner, seconds: float) -> None:
     """Print the advice in words, or as a JSON object."""
     from rich.text import Text
 
-    from fedgma.experiments.progress import duration
+    from fedgma.statistics.labels import duration
     from fedgma.statistics.verdicts import as_object
 
     settings = manner.out / "advice.toml"

@@ -16,6 +16,7 @@ from fedgma.cli.rm import rm
 from fedgma.cli.run import run
 from fedgma.cli.show import show
 from fedgma.cli.sweep import sweep
+from fedgma.cli.watch import watch
 from fedgma.errors import DataError, FedgmaError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -27,6 +28,7 @@ app.command()(sweep)
 app.command()(advise)
 app.command()(report.report)
 app.command()(report.compare)
+app.command()(watch)
 app.command()(power)
 app.command()(ls)
 app.command()(show)

@@ -49,7 +49,10 @@ def agreed(console: "Console", packed: "Sequence[Sequence[Planned]]", materials:
 
 def in_words(guess: "Estimate") -> str:
     """An estimate in words."""
-    from fedgma.experiments.progress import duration
+    from fedgma.statistics.labels import duration
 
-    samples = f"{guess.samples / 1e6:,.1f} million samples, about {duration(guess.seconds)}"
-    return f"{samples}, about {guess.memory / 2**30:.1f} GiB for data, models and training"
+    many = guess.samples >= 1e5
+    samples = f"{guess.samples / 1e6:,.1f} million samples" if many else f"{guess.samples:,.0f} samples"
+    large = guess.memory >= 2**30 / 10
+    memory = f"{guess.memory / 2**30:.1f} GiB" if large else f"{max(1.0, guess.memory / 2**20):.0f} MiB"
+    return f"{samples}, about {duration(guess.seconds)}, about {memory} for data, models and training"

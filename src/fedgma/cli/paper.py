@@ -70,18 +70,18 @@ def list_experiments(rates: Rates = None, as_json: Json = False) -> None:
     """List every experiment: its number of runs, the samples they train on, and whether this machine has the data."""
     from fedgma.cli.tables import say_table
     from fedgma.paper.catalogue import catalogue
-    from fedgma.paper.plans import absent_data, plan_runs, samples
+    from fedgma.paper.plans import Cut, absent_data, plan_runs, samples
     from fedgma.paper.rates import read_chosen
     from fedgma.reports.tables import Table
 
     chosen = read_chosen(rates)
     rows = []
     for one in catalogue().values():
-        runs = plan_runs(one, chosen).grid.runs
+        runs = plan_runs(one, chosen, Cut(seeds=1)).grid.runs  # every seed has the same ones
         absent = absent_data(run.dataset for run in runs)
         data = "an analysis" if not runs else "here" if not absent else f"absent: {', '.join(absent)}"
-        total = sum(samples(run) for run in runs)
-        count = (str(len(runs)), f"{total / 1e6:,.0f} M") if runs else ("", "")
+        total = one.seeds * sum(samples(run) for run in runs)
+        count = (str(one.seeds * len(runs)), f"{total / 1e6:,.0f} M") if runs else ("", "")
         rows.append((one.id, one.title, one.source, *count, data))
     header = ("id", "what", "printed in", "runs", "samples", "data")
     say_table(Table("experiments", "", header, tuple(rows)), as_json=as_json)
@@ -271,9 +271,9 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> list[str]:
     from fedgma.cli.live import obeying_signals
     from fedgma.cli.play import leave_if_stopped
     from fedgma.experiments import plan as plans
-    from fedgma.experiments.progress import duration
     from fedgma.paper import fleets
     from fedgma.paper.plans import samples
+    from fedgma.statistics.labels import duration
 
     with obeying_signals(training=True) as stopping:
         from fedgma.experiments.materials import Materials

@@ -198,13 +198,15 @@ def say_plan(
     console: "Console", planned: "Sequence[Planned]", left: "Sequence[Planned]", fleets: int, where: str
 ) -> None:
     """Print one line on the runs that will be trained."""
+    from fedgma.statistics.labels import counted
+
     done = len(planned) - len(left)
     if not left:
-        console.print(f"all {len(planned)} runs are already done")
+        console.print("the run is already done" if len(planned) == 1 else f"all {len(planned)} runs are already done")
         return
     before = f", {done} already done" if done else ""
     packed = "one fleet" if fleets == 1 else f"{fleets} fleets"
-    console.print(f"{len(left)} runs in {packed} on {where}{before}", soft_wrap=True)
+    console.print(f"{counted(len(left), 'run')} in {packed} on {where}{before}", soft_wrap=True)
 
 
 def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
@@ -214,6 +216,7 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
 
     from fedgma.reports.tables import said
     from fedgma.statistics.arms import last_rounds
+    from fedgma.statistics.labels import counted
 
     late = last_rounds(outcome.runs)
     labels = " or ".join(dict.fromkeys(arm.metric.label for arm in outcome.arms)) or "accuracy, %"
@@ -236,7 +239,7 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
             console.print(f"{' and '.join(comparison.names)} differ in {', '.join(more)} too", soft_wrap=True)
     for note in outcome.notes:
         console.print(f"note: {note}", soft_wrap=True)
-    folders = f"{len(outcome.runs)} run folders in {out}"
+    folders = f"{counted(len(outcome.runs), 'run folder')} in {out}"
     console.print(f"{folders}; for a full report: fedgma report {out}", soft_wrap=True)
 
 

@@ -24,6 +24,11 @@ Where = Annotated[
     typer.Option("--where", help="Only runs with this setting: dataset=t.npz, or model=lenet,cnn; may be repeated."),
 ]
 
+Target = Annotated[
+    list[float] | None,
+    typer.Option("--target", help="A score, shares in percent, to tell rounds and time to; may be repeated."),
+]
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
@@ -32,6 +37,7 @@ def report(
     split: Split = "test",
     where: Where = None,
     of: Of = None,
+    target: Target = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +46,7 @@ def report(
     from fedgma.reports.pages import write_report
     from fedgma.reports.report import make_report
 
-    made = make_report(runs, metric=metric, split=split, where=where or (), of=of)
+    made = make_report(runs, metric=metric, split=split, where=where or (), of=of, targets=target or ())
     try:
         page = write_report(made, out)
     except OSError as error:

@@ -19,8 +19,8 @@ def show_settings(grid: "Grid") -> str:
     top = [name for name in Settings.model_fields if name not in SECTIONS]
     lines = [_row(name, recorded, defaults, grid.axes) for name in top]
     for section in SECTIONS:
-        inner = [run[section] for run in recorded]
         default = getattr(defaults, section)
+        inner = [run.get(section, dict.fromkeys(type(default).model_fields)) for run in recorded]
         rows = [_row(name, inner, default, grid.axes, section) for name in type(default).model_fields]
         lines += ["", f"[{section}]", *rows]
     return "\n".join(lines)

@@ -136,3 +136,9 @@ def channel_statistics(moments: Moments) -> tuple[Tensor, Tensor]:
     std = (moments.second.mean(0) - mean**2).clamp(min=0).sqrt()
     std = torch.where(std > 0, std, 1.0)  # avoids a division by zero for a constant channel
     return mean.float()[:, None, None], std.float()[:, None, None]
+
+
+def input_shape(pool: Pool) -> tuple[int, ...]:
+    """The shape of one sample as a model sees it."""
+    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
+    return tuple(pool.batch(none, none)[0].shape[1:])

@@ -31,12 +31,12 @@ from fedgma.experiments.halving import (
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import Planned, missing, pack, plan
 from fedgma.experiments.play import Played, play_fleet
-from fedgma.experiments.progress import duration
 from fedgma.experiments.question import NEVER, Question, seeds_of_the_search, seeds_of_the_test
 from fedgma.experiments.settings import record
 from fedgma.records.format import fingerprint
 from fedgma.records.reader import Run, read_run
 from fedgma.statistics.arms import score
+from fedgma.statistics.labels import duration
 from fedgma.statistics.metrics import ACCURACY, Metric, metric_of
 from fedgma.statistics.power import LEAST_SEEDS
 

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from fedgma.documents import PathLike, parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
+from fedgma.experiments.clock_settings import ClockSettings
 from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.partition_settings import PartitionSettings
 from fedgma.experiments.settings import (
@@ -38,6 +39,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "partition": PartitionSettings,
     "shift": ShiftSettings,
     "attack": AttackSettings,
+    "clock": ClockSettings,
     "round_schedule": ScheduleSettings,
     "step_schedule": ScheduleSettings,
 }

@@ -25,10 +25,18 @@ from fedgma.records.format import DataFacts, Line
 from fedgma.simulation.batched.votes import Share, VoteStatistics
 from fedgma.simulation.device_round import RoundRecord
 from fedgma.simulation.spec import RunSpec
+from fedgma.simulation.timeline import Attendance
 from fedgma.training.task import Task
 from fedgma.training.tasks import CLASSIFICATION
 
-ALWAYS = ("round", "train", "counted", "refused", "seconds")  # fields of every line, evaluated and measured or not
+ALWAYS = (
+    "round",
+    "train",
+    "counted",
+    "refused",
+    "clock",
+    "seconds",
+)  # fields of every line, evaluated and measured or not
 MOST = 20_000  # numbers of a table in run.json
 PACKAGES = ("numpy", "torch", "numba", "safetensors")
 
@@ -76,6 +84,10 @@ def line_of(record: RoundRecord, seconds: float, task: Task = CLASSIFICATION) ->
         "train": record.train,
         **record.scores,
     }
+    if (attended := record.attendance) is not None:
+        line["clock"] = clock_figures(record.round, attended)
+        if not len(attended.clients):
+            line["train"] = dict.fromkeys(record.train)
     if record.client_scores is not None:
         line["clients"] = client_figures(record.client_scores, record.sampled, lower=task.lower)
     if record.votes is not None:
@@ -110,6 +122,15 @@ def client_figures(scores: np.ndarray, sampled: tuple[int, ...], *, lower: bool 
         values = scores[chosen & np.isfinite(scores)]
         if len(values):
             figures[name] = float(values.mean())
+    return figures
+
+
+def clock_figures(round: int, attended: Attendance) -> dict[str, float]:
+    """Simulated time after a round, its length, clients that began and were lost, and how old the updates were."""
+    ages = round - attended.rounds
+    figures = {"time": attended.time, "seconds": attended.seconds, "asked": attended.asked, "lost": attended.lost}
+    if ages.any():
+        figures |= {"staleness": float(ages.mean()), "oldest": int(ages.max())}
     return figures
 
 

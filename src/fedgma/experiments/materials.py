@@ -23,6 +23,7 @@ from fedgma.data.pools import Pool
 from fedgma.data.shifts import Colour
 from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
+from fedgma.experiments.clock_settings import clock_identity, clock_of, located_clock
 from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity, task_identity
 from fedgma.experiments.own_code import file_of, import_code, load_code
 from fedgma.experiments.own_defaults import fit
@@ -103,7 +104,7 @@ class Materials:
         settings = settings.model_copy(update=named)
         if not settings.dataset.startswith(OWN) and not is_path(settings.dataset):
             return settings
-        fitted = fit(settings, self.dataset(settings), self._input_shape(settings))
+        fitted = fit(settings, self.dataset(settings), self.input_shape(settings))
         for remark in fitted.remarks:
             if remark not in self.remarks:
                 LOG.info("%s", remark)
@@ -123,6 +124,7 @@ class Materials:
         if (file := self._code_file(name, "partition")) is not None:
             place = f"{file.resolve()}:{name.rpartition(':')[2]}"
             update["partition"] = settings.partition.model_copy(update={"name": place})
+        update["clock"] = located_clock(settings.clock, self._find)
         return settings.model_copy(update=update)
 
     def identity(self, settings: Settings) -> Identity:
@@ -133,6 +135,7 @@ class Materials:
         if ":" in settings.task:
             parts["task"] = task_identity(self.task(settings)).text
         named = {} if self.version is None else {"version": self.version}
+        parts |= clock_identity(settings.clock, self._find)
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
     def notes(self, settings: Settings) -> list[str]:
@@ -161,7 +164,7 @@ class Materials:
     def model_identity(self, settings: Settings) -> ModelIdentity:
         """The identity of a run's model on inputs of its data."""
         data = self.dataset(settings)
-        key = ("model", settings.model, self._input_shape(settings), len(data.classes))
+        key = ("model", settings.model, self.input_shape(settings), len(data.classes))
         if key not in self._identities:
             network = self.network(settings)
             try:
@@ -181,7 +184,7 @@ class Materials:
             self._identities[key] = data_identity(self.dataset(settings), handed_over=handed_over, divider=divider)
         return cast(dict[str, str], self._identities[key])
 
-    def _input_shape(self, settings: Settings) -> tuple[int, ...]:
+    def input_shape(self, settings: Settings) -> tuple[int, ...]:
         """The shape of a model's input; a colour shift turns one channel into three."""
         data = self.dataset(settings)
         shape = tuple(data.train.x.shape[1:])
@@ -323,8 +326,10 @@ class Materials:
             algorithm=ALGORITHMS[settings.algorithm].read(settings),
             rule=self.rule(settings),
             optimizer=optimizer_of(settings),
+            weighting=settings.weighting,
             norm_factor=settings.norm_factor,
             attack=attack_of(settings),
+            clock=clock_of(settings.clock, wanted, self._find),
             evaluate_every=settings.evaluate_every,
             evaluate_on=("test", *federation.more_tests),
             evaluate_last=10,
@@ -334,7 +339,7 @@ class Materials:
 
     def _smallest_batch(self, settings: Settings, federation: Federation) -> int:
         """The smallest batch that the model can train on, 1 or 2; the model is tried on the data first."""
-        size, shape = settings.batch_size, self._input_shape(settings)
+        size, shape = settings.batch_size, self.input_shape(settings)
         single = any(len(index) % size == 1 % size for index in federation.clients if len(index))
         key = (settings.model, *_data_key(settings), shape, single)
         if key not in self._smallest:

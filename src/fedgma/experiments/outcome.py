@@ -14,12 +14,24 @@ from fedgma.reports.tables import Table, Value, html, text
 from fedgma.reports.trackers import scalars
 from fedgma.statistics.arms import Row, Summary, grouped, last_rounds, summary_of
 from fedgma.statistics.comparisons import Comparison
+from fedgma.statistics.labels import counted
 from fedgma.statistics.metrics import ACCURACY
 from fedgma.statistics.selection import select
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from fedgma.training.models import Model
+
+
+class Network(NamedTuple):
+    """What the module of a run is built from, as by `fedgma.training.models.build`."""
+
+    model: "Model"
+    shape: tuple[int, ...]  # of a sample
+    classes: int
+    seed: int
 
 
 class Outcome(NamedTuple):
@@ -30,6 +42,7 @@ class Outcome(NamedTuple):
     comparisons: tuple[Comparison, ...]  # of the metric `last10`, cell by cell
     notes: tuple[str, ...] = ()  # warnings on the identity of runs
     models: Mapping[str, State] = {}  # of runs without a folder, by fingerprint
+    networks: Mapping[str, Network] = {}  # what `model` builds, by fingerprint
 
     @property
     def verdicts(self) -> tuple[str, ...]:
@@ -70,6 +83,21 @@ class Outcome(NamedTuple):
         arrays = read_model(run.folder).arrays if own is None else own
         return {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
 
+    def model(self, arm: str | None = None, seed: int | None = None) -> "nn.Module":
+        """The trained module of one run, on the CPU and in evaluation mode; arguments are those of `state_dict`.
+
+        Its input is a batch as the run saw it: images are normalised by what `run.json` records.
+        """
+        from fedgma.training.models import build
+
+        run = _chosen(self.runs, arm, seed)
+        network = self.networks.get(str(run.head.get("fingerprint")))
+        if network is None:
+            raise ConfigError(f"the module of run {run.folder.name} is not at hand; build it, and load its state_dict")
+        module = build(*network)
+        module.load_state_dict(self.state_dict(arm, seed))
+        return module.eval()
+
     def plot(self) -> "Figure":
         """Test accuracy or the task's first metric by round, mean over seeds.
 
@@ -95,11 +123,7 @@ class Outcome(NamedTuple):
         seeds = len({run.seed for run in self.runs})
         arms = len(self.arms)
         scores = " and ".join(dict.fromkeys(arm.metric.in_words for arm in self.arms)) or ACCURACY.in_words
-        return f"{_many(len(self.runs), 'run')}: {_many(arms, 'arm')}, {_many(seeds, 'seed')}; test {scores}"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+        return f"{counted(len(self.runs), 'run')}: {counted(arms, 'arm')}, {counted(seeds, 'seed')}; test {scores}"
 
 
 def _summary(outcome: Outcome) -> Table:

@@ -22,7 +22,7 @@ from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials, own_name
 from fedgma.experiments.notebook import NotebookBar, notebook
-from fedgma.experiments.outcome import Outcome
+from fedgma.experiments.outcome import Network, Outcome
 from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, missing, pack, plan
 from fedgma.experiments.progress import Progress, arm_names
 from fedgma.experiments.run_tasks import task_name
@@ -31,6 +31,7 @@ from fedgma.records.format import Line, Record
 from fedgma.records.reader import finished, read_rounds
 from fedgma.records.trained import model_arrays
 from fedgma.records.writer import RunFolder, mismatch_in
+from fedgma.seeds import seed as derived_seed
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.device_round import Round
 from fedgma.simulation.spec import RunSpec
@@ -229,7 +230,20 @@ def run(
         seen.see(played.run, played.line)
         if bar is not None:
             bar.update()
-    return conclude(planned, lines, models)
+    return conclude(planned, lines, models)._replace(networks=_networks(planned, materials))
+
+
+def _networks(planned: Sequence[Planned], materials: Materials) -> dict[str, Network]:
+    """What the modules of runs are built from, by fingerprint."""
+    return {
+        run.fingerprint: Network(
+            materials.network(run.settings),
+            materials.input_shape(run.settings),
+            len(materials.dataset(run.settings).classes),
+            derived_seed(run.settings.seed, "init"),
+        )
+        for run in planned
+    }
 
 
 def _planned(
@@ -262,6 +276,7 @@ def conclude(
 def _check_ends(last: Sequence[Record]) -> None:
     """Raise an error instead of a verdict if every run had failed by its last round."""
     advice = "lower client_learning_rate or set gradient_clip"
+    last = [line for line in last if line["counted"] or line["refused"] or "clock" not in line]  # not: all too late
     if last and all(line["counted"] == 0 for line in last):
         refused = sum(len(line["refused"]) for line in last)
         none = f"no client's update could be averaged in the last round of any run ({refused} were refused)"

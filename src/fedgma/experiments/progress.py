@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from fedgma.experiments.plan import Planned, as_run
 from fedgma.records.format import Line
 from fedgma.statistics.arms import grouped
+from fedgma.statistics.labels import duration
 from fedgma.statistics.metrics import Metric, from_facts
 
 MOST_ARMS = 4  # that are shown
@@ -77,14 +78,3 @@ class Progress:
     def more_arms(self) -> str:
         """How many arms are not shown, in words."""
         return f" and {len(self.curves) - MOST_ARMS} more" if len(self.curves) > MOST_ARMS else ""
-
-
-def duration(seconds: float) -> str:
-    """A duration in words.
-
-    >>> duration(40), duration(400), duration(40_000)
-    ('40 s', '7 min', '11.1 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

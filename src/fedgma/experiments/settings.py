@@ -17,7 +17,8 @@ from fedgma.data.files.folders import SUFFIXES
 from fedgma.data.files.locate import existing
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.errors import ConfigError
-from fedgma.experiments import local_training, partition_settings, task_settings
+from fedgma.experiments import clock_settings, local_training, partition_settings, task_settings
+from fedgma.experiments.clock_settings import ClockSettings
 from fedgma.experiments.local_training import ScheduleSettings
 from fedgma.experiments.partition_settings import OWN, PartitionSettings
 from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
@@ -100,6 +101,7 @@ class Settings(Section):
     partition: PartitionSettings = PartitionSettings()
     shift: ShiftSettings = ShiftSettings()
     attack: AttackSettings = AttackSettings()
+    clock: ClockSettings = ClockSettings()
     round_schedule: ScheduleSettings = ScheduleSettings()
     step_schedule: ScheduleSettings = ScheduleSettings()
     model: str | None = Field(
@@ -147,6 +149,9 @@ class Settings(Section):
         default=None,
         description="an update of more than this many times the usual norm is refused, as in a deployment, where it "
         "is 10; by default none is",
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        default="samples", description="weight of a client in the mean: its number of samples, or the same for all"
     )
     mask_position: Literal["after", "before"] = Field(
         default="after", description="for adaptive servers: mask after the preconditioner (as in the paper) or before"
@@ -241,12 +246,13 @@ class Settings(Section):
         if unknown := unknown_rule(self.aggregator):
             raise ValueError(f"aggregator: {unknown}")
         task_settings.check_task(self.task)
+        clock_settings.check_clock(self.clock)
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
         return self
 
 
-SECTIONS = ("partition", "shift", "attack", *local_training.AXES)
+SECTIONS = ("partition", "shift", "attack", "clock", *local_training.AXES)
 
 
 def is_path(dataset: str) -> bool:
@@ -286,6 +292,7 @@ def complete(settings: Settings, *, own: bool = False) -> Settings:
             "partition": part,
             "shift": settings.shift.model_copy(update={"name": shift}),
             "attack": _complete_attack(settings.attack),
+            "clock": clock_settings.completed(settings.clock),
             "round_schedule": local_training.completed(settings.round_schedule, settings.rounds),
             "model": settings.model or (None if own else model),
             "local_epochs": settings.local_epochs or epochs,
@@ -348,9 +355,15 @@ USED: dict[str, Callable[[Settings], bool]] = {
     "attack.scale": _attacks(*(name for name in ATTACKS if name != "zero")),
     "attack.target": _attacks("backdoor"),
     "attack.poisoned": _attacks("backdoor"),
+    **clock_settings.USED,
     **local_training.USED,
     **task_settings.USED,
 }
+_PLACES = [(*dotted.rpartition(".")[::2], used) for dotted, used in USED.items()]  # section and name of each
+
+
+# settings that are recorded only where they differ from this: keeps fingerprints from before they existed
+LATER = {"augment": "none", "adapters": "apart", "server_average": 0.0, "weighting": "samples"}
 
 
 def record(settings: Settings) -> dict[str, Any]:
@@ -360,14 +373,13 @@ def record(settings: Settings) -> dict[str, Any]:
     True
     """
     nested = settings.model_dump()
-    for dotted, used in USED.items():
-        *section, name = dotted.split(".")
+    for section, name, used in _PLACES:
         if not used(settings):
-            (nested[section[0]] if section else nested)[name] = None
+            (nested[section] if section else nested)[name] = None
     if not settings.inverse_sparsity_scale:  # recorded only when it is on
         nested["inverse_sparsity_scale"] = None
-    for name, default in (("augment", "none"), ("adapters", "apart"), ("server_average", 0.0)):
-        if nested[name] == default:  # keeps fingerprints from before this setting existed
+    for name, default in LATER.items():
+        if nested[name] == default:
             del nested[name]
     if settings.attack.name == "none":
         nested["attack"] = dict.fromkeys(nested["attack"])
@@ -378,4 +390,4 @@ def record(settings: Settings) -> dict[str, Any]:
         file, sign, name = str(held.get(own)).rpartition(":")
         if file.endswith(".py"):
             held[own] = f"{PurePath(file).name}{sign}{name}"
-    return task_settings.trimmed(local_training.trimmed(nested, settings))
+    return task_settings.trimmed(local_training.trimmed(clock_settings.trimmed(nested), settings))

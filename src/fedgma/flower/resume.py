@@ -22,12 +22,12 @@ from fedgma.aggregation.gate import Refusal
 from fedgma.aggregation.server import MaskedServer, unpack_state
 from fedgma.errors import ConfigError, FedgmaError, IntegrityError
 from fedgma.records.checkpoints import checkpoint_rounds, digest, write_atomic, written_to
+from fedgma.records.lookup import FAILED
 from fedgma.records.reader import complete_lines, is_done, read_content, read_head, read_lines
 from fedgma.records.writer import RunFolder, dump, is_running
 
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
 INITIAL = "initial"  # the file with the SHA-256 of the initial model
-FAILED = "failed"  # the file that says why a server app gave up
 
 
 class SavedRun:

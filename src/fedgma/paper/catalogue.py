@@ -5,6 +5,7 @@ printed = [{ file, where }]     tables of printed numbers, and which of their ro
 splits = ["test", ...]          splits to compare
 seeds, first_seed               how many seeds, and the first of them
 search = "C5"                   the experiment that searches its learning rates, if they are its own
+universes = true                parts are the drawn universes (see `universes`)
 figures, axis                   figures to reproduce, and the setting on their horizontal axis
 analysis                        whether there is an analysis of that number in `fedgma.paper.analyses`
 [settings]                      as in a settings file: lists make a sweep; shared by all parts
@@ -19,10 +20,11 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from fedgma.errors import ConfigError, DataError
+from fedgma.paper import universes
 
 SEEDS = 4
 STATISTICS = ("best", "last10")
-RATES = ("shared", "own", "setting")
+RATES = ("shared", "own", "setting", "part")
 
 
 class Claim(NamedTuple):
@@ -46,8 +48,8 @@ class Part(NamedTuple):
 
     name: str
     settings: Mapping[str, Any] = {}
-    # one pair of learning rates for all arms ("shared"), each arm its own ("own"), or each arm its own for this very
-    # partition and number of clients ("setting")
+    # one pair of learning rates for all arms ("shared"), each arm its own ("own"), each arm its own for this very
+    # partition and number of clients ("setting"), or for this very part ("part")
     rates: str = "shared"
     printed: bool = True  # whether the printed tables have these cells
     printed_as: Mapping[str, str] = {}  # columns of the printed table whose values differ from our settings
@@ -56,6 +58,11 @@ class Part(NamedTuple):
     def own_rates(self) -> bool:
         """Whether each arm has its own rates."""
         return self.rates != "shared"
+
+    @property
+    def searched(self) -> bool:
+        """Whether its rates have to be searched for it."""
+        return self.rates in ("setting", "part")
 
 
 class Printed(NamedTuple):
@@ -80,8 +87,9 @@ class Experiment(NamedTuple):
     axis: str = ""
     seeds: int = SEEDS
     first_seed: int = 0  # another one for runs that share no draw with those of the other experiments
-    search: str = ""  # the experiment that searches the rates of its parts with `rates = "setting"`
+    search: str = ""  # the experiment that searches the rates of its parts with `rates = "setting"` or "part"
     analysis: bool = False
+    universes: bool = False  # whether its parts are the universes of the multiverse
     notes: tuple[str, ...] = ()
 
 
@@ -115,6 +123,8 @@ def _experiment(file: str, text: str) -> Experiment:
     parsed = tomllib.loads(text)
     common = parsed.pop("settings", {})
     stem = file.removesuffix(".toml")
+    if parsed.get("universes", False):
+        parsed["parts"] = [universes.part_of(one, search="search" not in parsed) for one in universes.read()]
     lists: dict[str, Any] = {
         "claims": tuple(_made(Claim, table, file) for table in parsed.pop("claims", [])),
         "printed": tuple(_made(Printed, table, file) for table in parsed.pop("printed", [])),

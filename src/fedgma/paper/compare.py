@@ -275,7 +275,7 @@ def _time(entries: Sequence[Entry]) -> list[str]:
 def _has_foreign_rates(cell: Cell) -> bool:
     """Whether the rates of a cell were searched with another partition than its own: E15 searches with label skew."""
     given = any(key in cell.part.settings for key in KEYS)
-    return not given and cell.part.rates != "setting" and cell.settings["partition.name"] == "iid"
+    return not given and not cell.part.searched and cell.settings["partition.name"] == "iid"
 
 
 def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, unfinished: int) -> list[str]:

@@ -7,6 +7,7 @@ import numpy as np
 from fedgma.aggregation.rules import BASELINE
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.kinds import lines, mask_step
+from fedgma.paper.multiverse import look, sentences, specifications
 from fedgma.paper.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
 from fedgma.paper.plots.robustness import draw_attacks
 from fedgma.paper.printed import DID_NOT_LEARN, Number
@@ -15,6 +16,7 @@ from fedgma.paper.robustness import matrices
 from fedgma.reports.pictures import Picture
 from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.grids import draw_rates
+from fedgma.reports.plots.specifications import draw_specifications
 from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
 from fedgma.statistics.arms import Spread, common
@@ -176,6 +178,14 @@ def _attacks(comparison: Comparison) -> Iterator[Picture]:
             yield _picture("attacks", split, f"Rules under attack: {split}", caption, draw_attacks(found))
 
 
+def _specifications(comparison: Comparison) -> Iterator[Picture]:
+    if (found := look(comparison)) is not None:
+        caption = "Masked minus plain averaging in every universe, sorted, with 95 % CIs; below, what each chose. "
+        said = ". ".join(one[0].upper() + one[1:] for one in sentences(found)[:2])
+        drawn = draw_specifications(specifications(found))
+        yield _picture("specifications", "multiverse", "Specification curve", f"{caption}{said}.", drawn)
+
+
 FIGURES: dict[str, Callable[[Comparison], Iterator[Picture]]] = {
     "differences": _differences,
     "curves": _curves,
@@ -184,4 +194,5 @@ FIGURES: dict[str, Callable[[Comparison], Iterator[Picture]]] = {
     "taus": _taus,
     "rates": _rates,
     "attacks": _attacks,
+    "specifications": _specifications,
 }

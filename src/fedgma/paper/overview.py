@@ -15,6 +15,7 @@ from fedgma.paper.plans import samples_a_round
 from fedgma.paper.plots.forest import Row
 from fedgma.paper.printed import DID_NOT_LEARN
 from fedgma.paper.rates import Chosen
+from fedgma.paper.universes import is_universe
 from fedgma.reports.tables import Table, Value
 from fedgma.statistics.labels import plain
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL
@@ -203,6 +204,8 @@ def rates_table(chosen: Chosen) -> Table:
     """The chosen pairs of client and server rate: for both arms together, for the mean, for GMA."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for (where, algorithm, rule), (client, server) in chosen.rates.items():
+        if is_universe(where):
+            continue  # `results/C24/universes.csv` has these
         groups.setdefault((where, algorithm), {})[rule] = f"{plain(client)}, {plain(server)}"
     rules = ("shared", "mean", "gma")
     rows = [(*key, *(pairs.get(rule) for rule in rules)) for key, pairs in groups.items()]

@@ -1,6 +1,8 @@
 """Plan the runs of an experiment: expand its parts, fill in learning rates, and apply the user's limits."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from fedgma.data.files.locate import availability
@@ -39,20 +41,26 @@ class Cut(NamedTuple):
 WHOLE = Cut()
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """The runs of an experiment, with the part that each belongs to."""
 
     runs: tuple[tuple[Part, Settings], ...]
     unrated: tuple[str, ...]  # data set and algorithm without chosen rates
     unsearched: tuple[str, ...] = ()  # those of them that have to be searched first
 
-    @property
-    def grid(self) -> Grid:
-        """The runs as a sweep, each once; seeds are not among the settings that tell runs apart."""
+    @cached_property
+    def named(self) -> Mapping[str, Settings]:
+        """Every run once, by the fingerprint of its settings."""
         once: dict[str, Settings] = {}
         for _, settings in self.runs:
             once.setdefault(fingerprint(record(settings)), settings)
-        return Grid(tuple(once.values()), ("dataset", "algorithm", "aggregator", "seed"))
+        return once
+
+    @property
+    def grid(self) -> Grid:
+        """The runs as a sweep, each once; seeds are not among the settings that tell runs apart."""
+        return Grid(tuple(self.named.values()), ("dataset", "algorithm", "aggregator", "seed"))
 
 
 def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
@@ -62,12 +70,12 @@ def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
     unrated: dict[str, bool] = {}
     for part in experiment.parts:
         for settings in _expanded(part, experiment, chosen, cut):
-            if not _fits(dict(flat(record(settings))), wanted):
+            if wanted and not _fits(dict(flat(record(settings))), wanted):
                 continue
             run, has_rates = rated(settings, part, chosen)
             runs.append((part, run))
             if not has_rates:
-                unrated[f"{run.dataset} {run.algorithm}"] = part.rates == "setting"
+                unrated[f"{run.dataset} {run.algorithm}"] = part.searched
     return Plan(tuple(runs), tuple(unrated), tuple(name for name, needed in unrated.items() if needed))
 
 

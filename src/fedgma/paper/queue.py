@@ -19,7 +19,6 @@ from fedgma.paper.index import Index
 from fedgma.paper.outdated import why_outdated
 from fedgma.paper.plans import Cut, plan_runs, samples, samples_a_round
 from fedgma.paper.rates import Chosen
-from fedgma.records.format import fingerprint
 from fedgma.records.reader import flat
 
 # settings that do not make another run: how often it is measured; a partition's seed is that of its run
@@ -91,11 +90,10 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[s
     outdated: Counter[str] = Counter()
     precisions: set[str] = set()
     missing, earlier = [], 0
-    for settings in plan.grid.runs:
+    for name, settings in plan.named.items():
         made = _made(settings, index)
         if any(not why_outdated(entry.settings, entry.facts) for entry in made):
             continue
-        name = fingerprint(record(settings))
         if name in asked:
             earlier += 1
             continue
@@ -105,11 +103,11 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[s
         precisions |= {str(entry.facts.get("precision", "fp32")) for entry in made}
     seconds = [speeds.seconds(settings) for settings in missing]
     total = None if None in seconds else sum(one for one in seconds if one is not None)
-    done = len(plan.grid.runs) - len(missing) - earlier
+    done = len(plan.named) - len(missing) - earlier
     trained = sum(samples(settings) for settings in missing)
     return Left(
         job=job,
-        planned=len(plan.grid.runs),
+        planned=len(plan.named),
         done=done,
         outdated=outdated,
         earlier=earlier,

@@ -92,6 +92,11 @@ def setting_of(settings: Mapping[str, Any]) -> str:
     return ", ".join(map(str, words))
 
 
+def where_searched(settings: Mapping[str, Any], part: Part) -> str:
+    """The key of rates that were searched for the runs of a part: its name, or their setting."""
+    return f"{settings['dataset']}, {part.name}" if part.rates == "part" else setting_of(settings)
+
+
 def rule_of(settings: Mapping[str, Any]) -> str:
     """The key of an arm's rates: its rule, with the settings of the aggregation that are not the usual ones.
 
@@ -112,7 +117,7 @@ def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, boo
         return settings, True
     values = dict(flat(record(settings)))
     like = ("mean" if settings.aggregator == BASELINE else "gma") if part.own_rates else "shared"
-    where = setting_of(values) if part.rates == "setting" else settings.dataset
+    where = where_searched(values, part) if part.searched else settings.dataset
     algorithms = [settings.algorithm, *([LIKE[settings.algorithm]] if _may_borrow(settings, part) else [])]
     own = [chosen.rates.get((where, settings.algorithm, rule_of(values)))] if part.own_rates else []
     found = (*own, *(chosen.pair(where, algorithm, like) for algorithm in algorithms))
@@ -123,7 +128,7 @@ def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, boo
 
 
 def _may_borrow(settings: Settings, part: Part) -> bool:
-    return part.rates == "setting" and settings.algorithm in LIKE
+    return part.searched and settings.algorithm in LIKE
 
 
 def written(rates: Mapping[tuple[str, str, str], Pair], shift: Mapping[str, Mapping[str, Any]] | None = None) -> str:

@@ -11,6 +11,8 @@ from fedgma.paper.compare import Comparison, compare
 from fedgma.paper.entries import ANALYSES_FOLDER, Entry, merged, read_export, write_export
 from fedgma.paper.figures import draw
 from fedgma.paper.findings import FILE, Finding, read_findings
+from fedgma.paper.multiverse import choices_table, universes_table
+from fedgma.paper.multiverse import look as look_at_universes
 from fedgma.paper.plans import Cut
 from fedgma.paper.printed import read_printed
 from fedgma.paper.rates import Chosen
@@ -29,7 +31,8 @@ def make_report(comparison: Comparison, findings: Sequence[Finding] = ()) -> Rep
     sensitivity = sensitivity_table(comparison)
     tables = [claims_table(answers), *([sensitivity] if sensitivity else [])]
     tables += [cells_table(comparison, split) for split in splits]
-    note = taus_note(comparison)
+    tables += _of_universes(comparison)
+    note = "" if experiment.universes else taus_note(comparison)
     return Report(
         title=f"{experiment.id}: {experiment.title} ({experiment.source})",
         verdicts=tuple(f"{answer.claim.text}: {answer.verdict}" for answer in answers),
@@ -39,6 +42,13 @@ def make_report(comparison: Comparison, findings: Sequence[Finding] = ()) -> Rep
         tables=tuple(tables),
         notes=(*comparison.notes, *([note] if note else [])),
     )
+
+
+def _of_universes(comparison: Comparison) -> list[Table]:
+    """The tables of a multiverse; empty for other experiments."""
+    found = look_at_universes(comparison) if comparison.experiment.universes else None
+    tables = [] if found is None else [choices_table(found), universes_table(found)]
+    return [table for table in tables if table is not None]
 
 
 def write_comparison(

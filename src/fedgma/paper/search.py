@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgma.paper.compare import Compared, Comparison
-from fedgma.paper.rates import KEYS, Chosen, Pair, rule_of, setting_of, written
+from fedgma.paper.rates import KEYS, Chosen, Pair, rule_of, where_searched, written
 from fedgma.reports.tables import Table, comma_separated
 
 SPLIT = "validation"
@@ -67,7 +67,7 @@ def _groups(comparison: Comparison, by_setting: bool) -> dict[tuple[str, str], l
     for compared in comparison.on(SPLIT):
         if all(scores for _, scores in _sides(compared)):
             settings = compared.cell.settings
-            where = setting_of(settings) if by_setting else str(settings["dataset"])
+            where = where_searched(settings, compared.cell.part) if by_setting else str(settings["dataset"])
             groups.setdefault((where, settings["algorithm"]), []).append(compared)
     return groups
 

@@ -12,7 +12,7 @@ in `run.json`, and the SHA-256 of `rounds.jsonl` up to its round. A finished run
 or resumed.
 
 The identity of a run is all that determines its outcome besides its settings: `data`, `clients`, `model`, `task`,
-`rule`, `precision`, `version`. The fingerprint, which names the folder, is a hash of settings and identity.
+`rule`, `clock`, `precision`, `version`. The fingerprint, which names the folder, is a hash of settings and identity.
 
 Format 2 had no checksums: its records are read as they are. Format 1 had no identity. The reader infers what it can
 from the record: the checksum of the data, and name and size of a built-in model. Other parts stay unknown, and an
@@ -42,6 +42,7 @@ class Identity(TypedDict, total=False):
     model: str  # name and size of a built-in model; SHA-256 of structure, initial weights and code of any other
     task: str  # SHA-256 of the code of a user's task
     rule: str  # SHA-256 of the code of the user's own rule
+    clock: str  # SHA-256 of the files of measured delays
     precision: str
     version: str  # the user's name for this version of their data and code
 
@@ -109,6 +110,7 @@ class Line(TypedDict, total=False):
     mask: dict[str, Any]
     counted: int
     refused: list[list[Any]]  # client and reason
+    clock: dict[str, float]  # simulated time, of a run that has a clock
     seconds: float
 
 
@@ -236,5 +238,6 @@ def upgrade(head: Record) -> dict[str, Any]:
 
 def present(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that are None, and without sections of which nothing is left."""
-    kept = {name: present(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
-    return {name: value for name, value in kept.items() if value is not None and value != {}}
+    given = {name: value for name, value in settings.items() if value is not None}
+    kept = {name: present(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+    return {name: value for name, value in kept.items() if value != {}}

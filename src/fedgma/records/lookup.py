@@ -15,16 +15,19 @@ from fedgma.records.reader import GONE, is_done, run_folders
 from fedgma.records.writer import is_running
 
 LEAST_DIGITS = 4  # of an id
-FILES = {"run.json", "rounds.jsonl", "checkpoints", SUMS, "done", "lock", LABEL, DAMAGED, "failed"}
+FAILED = "failed"  # the file that says why a Flower run gave up
+FILES = {"run.json", "rounds.jsonl", "checkpoints", SUMS, "done", "lock", LABEL, DAMAGED, FAILED}
 
-State = Literal["done", "running", "stopped"]
+State = Literal["done", "running", "stopped", "failed"]
 
 
 def state_of(folder: Path) -> State:
-    """Whether a run is done, running, or stopped and to be continued."""
+    """Whether a run is done, running, stopped and to be continued, or gave up with a reason."""
     if is_done(folder):
         return "done"
-    return "running" if is_running(folder) else "stopped"
+    if is_running(folder):
+        return "running"
+    return "failed" if (folder / FAILED).exists() else "stopped"
 
 
 def find_runs(word: str, folders: Sequence[PathLike] = ("runs",)) -> list[Path]:

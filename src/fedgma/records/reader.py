@@ -6,7 +6,6 @@ are converted to the current format on reading.
 """
 
 import hashlib
-import json
 import logging
 import math
 import os
@@ -14,14 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from fedgma.documents import PathLike
+from fedgma.documents import PathLike, parse_json
 from fedgma.errors import DataError, IntegrityError
 from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Head, Identity, Record, identity_of, is_intact, upgrade
 
 LARGEST = 2**30  # bytes; larger files are refused
 SUMMED = ("run.json", "rounds.jsonl", "done")  # the files in SHA256SUMS
 GONE = ".gone-"  # begins the name of a folder that is being deleted
-DEEPEST = 100  # levels of nested JSON
 RESTORE = "restore it from a copy, or delete the run's folder and run again"
 
 LOG = logging.getLogger(__name__)
@@ -66,7 +64,7 @@ def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     """The run folders at or below one or several paths, each once, sorted by name."""
     folders: dict[Path, None] = {}
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
-        here = sorted(_folders(path))
+        here = sorted(folders_below(path))
         if not here:
             what = "no run.json in it or its subfolders" if path.is_dir() else "no such folder"
             raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
@@ -74,7 +72,7 @@ def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     return list(folders)
 
 
-def _folders(path: Path) -> Iterator[Path]:
+def folders_below(path: Path) -> Iterator[Path]:
     """The run folders at or below a path; a subfolder that a process deletes, or that is half deleted, is skipped."""
     for folder, below, files in os.walk(path):
         below[:] = [name for name in below if not name.startswith(GONE)]
@@ -87,13 +85,19 @@ def read_run(folder: PathLike) -> Run:
     """Read one run folder; a broken file raises an error that names it."""
     folder = Path(folder)
     head = read_head(folder)
+    settings = settings_of(folder, head)
+    rounds, done = _rounds_and_end(folder, head, scored=_has_shares(head))
+    return Run(folder, head, settings, tuple(rounds), done)
+
+
+def settings_of(folder: Path, head: Head) -> dict[str, Any]:
+    """The settings of a run, flat; an error if one that every run of the simulator has is missing."""
     settings = dict(flat(head["settings"]))
     for name, kind in (("rounds", int), ("seed", int), ("aggregator", str), ("algorithm", str)):
         if not isinstance(settings.get(name), kind) or isinstance(settings.get(name), bool):
             got = settings.get(name)
             raise DataError(f"{folder / 'run.json'}: setting {name!r} should be {kind.__name__}, got {got!r}")
-    rounds, done = _rounds_and_end(folder, head, scored=_has_shares(head))
-    return Run(folder, head, settings, tuple(rounds), done)
+    return settings
 
 
 def _has_shares(head: Head) -> bool:
@@ -265,7 +269,7 @@ def _lines(path: Path, *, scored: bool = False) -> tuple[list[tuple[bytes, Recor
     read: list[tuple[bytes, Record]] = []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            record = _parsed(line, f"{path}, line {number},")
+            record = parse_object(line, f"{path}, line {number},")
             _check_line(record, number, path, scored=scored)
         except DataError as error:
             return read, error
@@ -300,33 +304,18 @@ def _part(record: Record, name: str, kind: type, path: Path) -> Any:
 
 def read_object(path: Path) -> Record:
     """The JSON object in a file."""
-    return _parsed(read_content(path), str(path))
+    return parse_object(read_content(path), str(path))
 
 
-def _parsed(content: bytes, where: str) -> Record:
+def parse_object(content: bytes, where: str) -> Record:
+    """The JSON object in a text; `where` names it in the error."""
     try:
-        text = content.decode("utf-8")
-        value = json.loads(text)
-        if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be written back
-    except UnicodeDecodeError:
-        raise IntegrityError(f"{where} is not UTF-8 text; the file is damaged, restore it or run again") from None
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not JSON ({error}); the file is damaged, restore it or run again") from None
-    if text.count("{") + text.count("[") > DEEPEST and _depth(value) > DEEPEST:
-        raise IntegrityError(f"{where} is nested more than {DEEPEST} levels deep, so it is not a record of a run")
+        value = parse_json(content, where)
+    except DataError as error:
+        raise IntegrityError(str(error)) from None
     if not isinstance(value, dict):
         raise IntegrityError(f"{where} should be a JSON object, got {type(value).__name__}")
     return value
-
-
-def _depth(value: Any) -> int:
-    """How deep lists and objects are nested; without recursion, which a deep value would exhaust."""
-    level, depth = [value], 0
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-        depth += 1
-    return depth
 
 
 def read_content(path: Path, largest: int = LARGEST) -> bytes:

@@ -248,11 +248,29 @@ def mismatch_in(folder: Path) -> Callable[[int, Record | None], str]:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process is writing this folder."""
+    """Whether a process is writing this folder; the folder itself may be read-only."""
+    try:
+        with (folder / "lock").open("rb") as lock:
+            return _is_locked(lock.fileno(), folder)
+    except OSError:  # no such file, or not for us to read
+        return False
+
+
+def _is_locked(handle: int, folder: Path) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return _is_locked_by_another(folder)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _is_locked_by_another(folder: Path) -> bool:
     from filelock import FileLock, Timeout
 
-    if not (folder / "lock").exists():
-        return False
     try:
         with FileLock(folder / "lock", timeout=0):
             return False

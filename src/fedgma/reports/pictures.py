@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from fedgma.errors import DataError, FedgmaError
 from fedgma.records.format import Record
 from fedgma.records.reader import Run, curve, number, numbers
-from fedgma.reports.plots.curves import BANDS, draw_accuracy
+from fedgma.reports.plots.curves import BANDS, draw_accuracy, draw_over_time
 from fedgma.reports.plots.federations import draw_classes
 from fedgma.reports.plots.grids import MARKS, draw_fairness, draw_rates
 from fedgma.reports.plots.masks import GRID_OF_TAUS, draw_agreement, draw_layers, draw_stability, draw_taus, same_mask
@@ -21,6 +21,7 @@ from fedgma.statistics.arms import Row, Spread, frozen
 from fedgma.statistics.comparisons import Comparison
 from fedgma.statistics.labels import AGGREGATION, arm, plain, short, spelt, title_of
 from fedgma.statistics.metrics import ACCURACY, Metric, metrics_of
+from fedgma.statistics.targets import times
 
 MOST = 12  # settings whose accuracy is drawn
 MANY_CELLS = 10  # settings; a comparison of more has a specification curve
@@ -93,7 +94,7 @@ def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
         for title, scene in settings[:most]:
             if picture := draw(title, scene):
                 yield picture._replace(caption=picture.caption + picked + left)
-    yield from [*_rates(rows), *_partitions(rows)]
+    yield from [*_over_time(chosen), *_rates(rows), *_partitions(rows)]
 
 
 def _with_own_names(pictures: Sequence[Picture]) -> Iterator[Picture]:
@@ -148,6 +149,30 @@ def _accuracy(title: str, scene: Scene, metric: Metric = ACCURACY) -> Picture | 
             caption += f" Below: the paired difference{verdict}" + ("; band: 95 % CI." if several else ".")
     drawn = draw_accuracy(_test_curves(scene, metric), metric=metric)
     return _picture(metric.name, title, f"{metric.title} by round", caption, drawn)
+
+
+def _over_time(rows: Sequence[Row]) -> Iterator[Picture]:
+    """The scores against simulated time, runs of different clocks in one figure."""
+    groups: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        clock = {name: value for name, value in row.label.items() if name.startswith("clock.")}
+        others = title_of({name: value for name, value in row.label.items() if name not in clock})
+        words = ", ".join(filter(None, [title_of(clock), arm(row.runs[0], list(row.label))]))
+        groups.setdefault(others, {})[words] = row
+    for title, scene in list(groups.items())[:MOST]:
+        metric = next(iter(scene.values())).metric
+        courses = {name: [_by_time(run, metric) for run in row.runs] for name, row in scene.items()}
+        arms = {name: seeds for name, seeds in courses.items() if all(course and max(course)[0] for course in seeds)}
+        if arms:
+            caption = f"Test {metric.name} against simulated time, mean over seeds."
+            drawn = draw_over_time(arms, metric)
+            yield _picture("time", title, f"{metric.title} by simulated time", caption, drawn)
+
+
+def _by_time(run: Run, metric: Metric) -> list[tuple[float, float]]:
+    """Time and score of every evaluated round."""
+    clock = times(run)
+    return [(clock[round], score) for round, score in curve(run, "test", metric.name).items() if round in clock]
 
 
 def _test_curves(scene: Scene, metric: Metric) -> dict[str, dict[int, dict[int, float]]]:

@@ -18,6 +18,7 @@ from fedgma.reports.tables import (
     splits_table,
     unfinished_table,
 )
+from fedgma.reports.targets import targets_table
 from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.comparisons import Comparison, against_baseline
 from fedgma.statistics.labels import NAMES, is_rule, plain, short, sortable
@@ -44,10 +45,12 @@ def make_report(
     split: str = "test",
     where: str | Sequence[str] = (),
     of: str | None = None,
+    targets: Sequence[float] = (),
 ) -> Report:
     """Read run folders and compute the report; `where` takes filters such as `dataset=t.npz` or `model=lenet,cnn`.
 
-    `of` names what is scored, such as "mae"; by default the first metric that the runs record.
+    `of` names what is scored, such as "mae"; by default the first metric that the runs record. `targets` are scores,
+    shares in percent, for the table of rounds and time to a target; runs with a clock have one without them too.
     """
     runs, extended = without_extended(filtered(read_runs(paths), where))
     finished = _finished(runs)
@@ -56,7 +59,12 @@ def make_report(
     comparisons = against_baseline(known, metric=metric, split=split, of=score.name)
     shown, apart = _set_apart(rows(finished, score), comparisons)
     versions = list(dict.fromkeys(words for pair in comparisons if pair.cells for words in pair.versions))
-    optional = [splits_table(shown), apart_table(apart, versions), unfinished_table(runs)]
+    optional = [
+        targets_table(shown, targets, split),
+        splits_table(shown),
+        apart_table(apart, versions),
+        unfinished_table(runs),
+    ]
     return Report(
         title=title(runs),
         verdicts=tuple(verdict_of(pair, alone=len(comparisons) == 1) for pair in comparisons)

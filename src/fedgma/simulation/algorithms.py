@@ -26,6 +26,7 @@ computed from unmasked means. `ALGORITHMS` is the only list of algorithms. This 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from fedgma.errors import ConfigError
@@ -161,11 +162,16 @@ class AlgorithmRow(NamedTuple):
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the algorithm's own, with their defaults."""
-        return {name: entry.default for name, entry in inspect.signature(self.make).parameters.items()}
+        return _defaults(self.make)
 
     def read(self, settings: object) -> Algorithm:
         """The algorithm with the values that the settings of a run have for its own settings."""
         return self.make(**{name: getattr(settings, name) for name in self.settings})
+
+
+@cache
+def _defaults(make: Callable[..., Algorithm]) -> Mapping[str, Any]:
+    return {name: entry.default for name, entry in inspect.signature(make).parameters.items()}
 
 
 # adaptive server steps have a size near 1, so their rates are small

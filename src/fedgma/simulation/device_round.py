@@ -12,6 +12,7 @@ from torch import Tensor
 from fedgma.errors import Diverged
 from fedgma.simulation.batched.tallies import Broken
 from fedgma.simulation.batched.votes import VoteCounts, VoteStatistics
+from fedgma.simulation.timeline import Attendance
 
 REASONS = ("nonfinite", "", "norm")  # why a lane was refused, by its verdict
 
@@ -31,6 +32,7 @@ class RoundRecord(NamedTuple):
     refused: tuple[tuple[int, str], ...] = ()  # clients whose update was refused, and why
     votes: VoteStatistics | None = None  # where measured
     client_scores: np.ndarray | None = None  # [client], where evaluated; NaN for a client without test samples
+    attendance: Attendance | None = None  # of a run with a clock
 
     @property
     def train_loss(self) -> float:
@@ -49,6 +51,7 @@ class Round:
     counted: tuple[tuple[np.ndarray, np.ndarray, Tensor], ...] = ()  # lanes' runs, clients and `verdicts`
     votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
     client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
+    attended: dict[int, Attendance] = field(default_factory=dict)  # of the runs with a clock
     names: tuple[str, ...] = ("loss", "accuracy")  # of the figures
     broken: Broken | None = None  # runs whose rule gave values that are not finite; None: no rule could
     state: Any = field(default=None, repr=False)  # the fleet's state after the round
@@ -116,6 +119,7 @@ class Round:
             refused=self._refused(run),
             votes=None if votes is None else votes.statistics(),
             client_scores=None if per_client is None else per_client.float().cpu().numpy(),
+            attendance=self.attended.get(run),
         )
 
     def _refused(self, run: int) -> tuple[tuple[int, str], ...]:

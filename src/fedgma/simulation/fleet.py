@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.data.augmentations import augment_pool
-from fedgma.data.pools import Pool
+from fedgma.data.pools import Pool, input_shape
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
+from fedgma.simulation import timeline, versions
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
-from fedgma.simulation.sampling import chunks_of, draw_batches, sample_all_clients, steps_of_a_round
+from fedgma.simulation.sampling import chunks, draw_batches, lay_lanes, sample_all_clients, steps_of_a_round
 from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
 from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
 from fedgma.simulation.spec import RunSpec, check_together
@@ -66,6 +67,7 @@ class Fleet:
     bounds: norm_bounds.Bounds | None  # None: no run bounds the norm of updates
     attackers: attacks.Attackers | None
     algorithms: carried.Algorithms | None  # None: no run's algorithm carries anything from round to round
+    clocks: tuple[timeline.RunClock | None, ...]  # per run; None: its rounds have no duration
     layers: votes.Layers
     server: ServerPart | None  # all that follows training in a round; None where there is more
     client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
@@ -96,7 +98,7 @@ def assemble(
     pools = tuple(augment_pool(train_pool, specs[0].augment) for train_pool in pools)
     sample = pools[0]
     device = sample.y.device
-    model = build(specs[0].model, _input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
+    model = build(specs[0].model, input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
     shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
     space = adapters.lay_out(specs, shapes)
     seen = shapes if space is None else space.seen
@@ -123,7 +125,8 @@ def assemble(
     ruling = rules.lay_out([spec.rule for spec in specs], most, seen, device)
     bounds, attackers = norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device), attacks.lay_out(specs)
     algorithms, server = carried.lay_out(specs, shapes, device), None
-    nothing = all(part is None for part in (space, bounds, attackers, algorithms))
+    clocks = timeline.lay_out(specs)
+    nothing = all(part is None for part in (space, bounds, attackers, algorithms, *clocks))
     if nothing and is_plain(ruling, stepping) and frozen >= named_tensors(model)[1].keys():
         server = ServerPart(ruling, stepping, task, columns, replay=can_replay(task, device))
     return Fleet(
@@ -151,6 +154,7 @@ def assemble(
         bounds=bounds,
         attackers=attackers,
         algorithms=algorithms,
+        clocks=clocks,
         layers=votes.lay_out(seen, device),
         server=server,
         client_tests=tuple(client_tests(spec, device) for spec in specs),
@@ -174,6 +178,7 @@ def start(fleet: Fleet) -> State:
         looks=(None,) * len(fleet.specs),
         medians=None if fleet.bounds is None else norm_bounds.no_medians(len(fleet.specs), fleet.device),
         rule=rules.first_state(fleet.rules, model),
+        timelines={run: timeline.START for run, clock in enumerate(fleet.clocks) if clock is not None},
     )
 
 
@@ -194,13 +199,15 @@ def play(
 def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
-    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy)
-    chunks = list(chunks_of(sampled, fleet.chunk, whole=fleet.attackers is not None))
+    timelines, attended = timeline.attend(fleet.clocks, state.timelines, state.rounds + 1, busy)
+    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy, attended)
+    lanes = lay_lanes(sampled, state.rounds + 1, attended)
+    pieces = list(chunks(lanes, fleet.chunk, whole=fleet.attackers is not None))
     early = any(state.rounds[run] < fleet.compile_after for run in busy)
     train, score = (fleet.early, fleet.early_score) if early else (fleet.train, fleet.score)
     measured = any(fleet.specs[run].is_measured(int(state.rounds[run]) + 1) for run in busy)
-    if fleet.server is not None and len(chunks) == 1 and not measured:
-        return _play_plain(fleet, fleet.server, train, score, state, sampled, chunks[0])
+    if fleet.server is not None and len(pieces) == 1 and not measured:
+        return _play_plain(fleet, fleet.server, train, score, state, sampled, lanes)
     model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
     sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
@@ -209,7 +216,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     norms = None
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
-    counted = [_train_chunk(fleet, train, state, lanes, sums, kept, gathered, zeros, norms) for lanes in chunks]
+    counted = [_train_chunk(fleet, train, state, piece, sums, kept, gathered, zeros, norms) for piece in pieces]
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
@@ -221,11 +228,14 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         moments=moments,
         carried=arrays,
         rule=merged.state,
+        timelines=timelines,
+        versions=versions.keep(state.versions, timelines, state.rounds + 1, state.params, state.buffers),
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
-    played = replace(_record(fleet, score, state, sampled, sums, merged, zeros), counted=tuple(counted))
-    return replace(state, looks=_look(fleet, state, sums)), played
+    played = _record(fleet, score, state, sampled, sums, merged, zeros)
+    state = replace(state, looks=_look(fleet, state, sums))
+    return state, replace(played, counted=tuple(counted), attended=attended)
 
 
 def _play_plain(
@@ -235,7 +245,7 @@ def _play_plain(
     score: Scorer,
     state: State,
     sampled: dict[int, np.ndarray],
-    lanes: list[tuple[int, int]],
+    lanes: np.ndarray,
 ) -> tuple[State, Round]:
     """A round of a fleet for which `server` is all that follows training."""
     batch, weights = lay_lane_batch(fleet, state, lanes)
@@ -257,7 +267,7 @@ def _train_chunk(
     fleet: Fleet,
     train: LocalTrainer,
     state: State,
-    lanes: list[tuple[int, int]],
+    lanes: np.ndarray,
     sums: tallies.Sums,
     kept: rules.Kept,
     gathered: carried.RoundSums | None,
@@ -266,16 +276,20 @@ def _train_chunk(
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Train some lanes and add them to the sums; returns the run and client of each, and which were counted."""
     lane_batch, weights = lay_lane_batch(fleet, state, lanes)
-    start = unflatten(carried.starts(fleet.algorithms, state.params, state.moments.z), fleet.shapes)
+    starts = carried.starts(fleet.algorithms, state.params, state.moments.z)
+    begun = versions.begin(state.versions, state.rounds + 1, lanes, starts, state.buffers)
     terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
-    trained = train(Assignment(fleet.model, lane_batch, fleet.pools, start, state.buffers, *terms))
+    task = (fleet.pools, unflatten(begun.params, fleet.shapes), begun.buffers, *terms)
+    trained = train(Assignment(fleet.model, replace(lane_batch, run=begun.rows), *task))
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
-    updates = adapters.lift_updates(fleet.space, state.params, lane_batch.run, updates)
+    updates = adapters.lift_updates(fleet.space, begun.params, begun.rows, updates)
+    updates = versions.discount(fleet.clocks, state.rounds + 1, lanes, updates)
     sent = trained._replace(flat=updates, buffers=without(trained.buffers, fleet.frozen))
     find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
     added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
+    versions.silence(fleet.clocks, state.rounds + 1, lanes, sums.votes, added.updates, added.counted)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):
@@ -286,15 +300,20 @@ def _train_chunk(
     return lane_batch.run, lane_batch.client, verdicts(added.counted, added.longer)
 
 
-def lay_lane_batch(fleet: Fleet, state: State, lanes: list[tuple[int, int]]) -> tuple[LaneBatch, np.ndarray]:
-    """The lanes of (run, client) pairs in their runs' next round, and their weights (sample counts)."""
-    runs, clients = np.array(lanes, np.int64).reshape(-1, 2).T
-    specs = [fleet.specs[run] for run, _ in lanes]
-    drawn = draw_batches(specs, state.rounds[runs] + 1, clients)
+def lay_lane_batch(
+    fleet: Fleet, state: State, lanes: np.ndarray | Sequence[tuple[int, ...]]
+) -> tuple[LaneBatch, np.ndarray]:
+    """The lanes of (run, client) or (run, client, round), by default the next, and their weights: samples, or ones."""
+    runs, clients, *given = np.asarray(lanes, np.int64).T
+    rounds = given[0] if given else state.rounds[runs] + 1
+    specs = [fleet.specs[run] for run in runs.tolist()]
+    drawn = draw_batches(specs, rounds, clients)
     rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
-    lr = learning_rates(fleet.specs, state.rounds + 1, runs, drawn.batches[2])
+    lr = learning_rates(fleet.specs, rounds, runs, drawn.batches[2])
     rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
-    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), drawn.samples
+    uniform = [spec.weighting == "uniform" for spec in specs]
+    weights = np.where(uniform, 1, drawn.samples) if any(uniform) else drawn.samples
+    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), weights
 
 
 def _record(
@@ -319,8 +338,7 @@ def _record(
 def _round(fleet: Fleet, score: Scorer, state: State, sampled: dict[int, np.ndarray], table: Tensor) -> Round:
     """A round with its scores."""
     scores, clients = _evaluate(fleet, score, state, sorted(sampled))
-    rounds = state.rounds.copy()
-    return Round(rounds, sampled, table, scores, client_scores=clients, names=fleet.task.names)
+    return Round(state.rounds.copy(), sampled, table, scores, client_scores=clients, names=fleet.task.names)
 
 
 def _count_votes(
@@ -328,8 +346,7 @@ def _count_votes(
 ) -> votes.VoteCounts:
     rule = fleet.rules.votes_needed(run)
     mask = None if rule is None or merged.mask is None else merged.mask[run]
-    counts, clients, mean = sums.votes[run], sums.clients[run], merged.mean[run]
-    before = state.looks[run]
+    counts, clients, mean, before = sums.votes[run], sums.clients[run], merged.mean[run], state.looks[run]
     most = fleet.specs[run].clients_per_round
     return votes.count(counts, clients, fleet.layers, mean, mask, most=most, zeros=zeros, rule=rule, before=before)
 
@@ -379,11 +396,6 @@ def restore(fleet: Fleet, states: Sequence[dict[str, np.ndarray]]) -> State:
 
 def _initial(fleet: Fleet, spec: RunSpec) -> tuple[Stacked, Stacked]:
     sample = spec.federation.train
-    model = build(spec.model, _input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
+    model = build(spec.model, input_shape(sample), sample.classes, seed(spec.seed, "init")).to(fleet.device)
     params, buffers = named_tensors(model)
     return {name: value.detach() for name, value in params.items()}, buffers
-
-
-def _input_shape(pool: Pool) -> tuple[int, ...]:
-    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
-    return tuple(pool.batch(none, none)[0].shape[1:])

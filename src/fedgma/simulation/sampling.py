@@ -4,7 +4,7 @@ A draw depends only on federation, seed, round and client, so the arms of a comp
 made once and shared by all runs that need it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from fedgma.data.augmentations import draw_variants
 from fedgma.seeds import generator, seed
 from fedgma.simulation.spec import RunSpec
+from fedgma.simulation.timeline import Attendance
 from fedgma.training.batches import batch_order, stack_orders
 
 
@@ -33,11 +34,19 @@ def sample_clients(spec: RunSpec, round: int) -> np.ndarray:
     return np.array([client for client in np.sort(drawn) if len(holdings[client]) >= spec.smallest_batch], np.int64)
 
 
-def sample_all_clients(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Sequence[int]) -> dict[int, np.ndarray]:
-    """The clients of some runs in their rounds [run]; runs with the same draw share one array."""
+def sample_all_clients(
+    specs: Sequence[RunSpec], rounds: np.ndarray, runs: Sequence[int], attended: Mapping[int, Attendance] | None = None
+) -> dict[int, np.ndarray]:
+    """The clients of some runs in their rounds [run]; runs with the same draw share one array.
+
+    A run with a clock is in `attended`, which says who is counted.
+    """
     drawn: dict[tuple[int, ...], np.ndarray] = {}
     sampled = {}
     for run in runs:
+        if attended and run in attended:
+            sampled[run] = attended[run].clients
+            continue
         spec, round = specs[run], int(rounds[run])
         key = (id(spec.federation), spec.seed, round, spec.clients_per_round, spec.smallest_batch)
         if key not in drawn:
@@ -46,20 +55,32 @@ def sample_all_clients(specs: Sequence[RunSpec], rounds: np.ndarray, runs: Seque
     return sampled
 
 
-def chunks_of(sampled: dict[int, np.ndarray], size: int, *, whole: bool = False) -> Iterator[list[tuple[int, int]]]:
-    """(run, client) pairs in order, at most `size` at a time and no piece much smaller than the others.
+def lay_lanes(sampled: Mapping[int, np.ndarray], rounds: np.ndarray, attended: Mapping[int, Attendance]) -> np.ndarray:
+    """Run, client and round of every lane, int64 [lane, 3]; with a clock, the round in which the client started."""
+    parts = [
+        np.stack(np.broadcast_arrays(run, clients, attended[run].rounds if run in attended else rounds[run]), 1)
+        for run, clients in sampled.items()
+    ]
+    return np.concatenate([np.empty((0, 3), np.int64), *parts])
+
+
+def chunks(lanes: np.ndarray, size: int, *, whole: bool = False) -> Iterator[np.ndarray]:
+    """The lanes [lane, 3] in order, at most `size` at a time and no piece much smaller than the others.
 
     With `whole`, all clients of a run are in one piece, even if they are more than `size`.
     """
-    lanes = [[(run, int(client)) for client in clients] for run, clients in sampled.items()]
+    if not len(lanes):
+        return
+    ends = np.arange(1, len(lanes) + 1)
     if whole:
-        size = max(1, size // max(map(len, lanes), default=1))  # in runs
-    else:
-        lanes = [[lane] for clients in lanes for lane in clients]
-    pieces = -(-len(lanes) // size)
-    step = -(-len(lanes) // max(pieces, 1))  # all but the last have the same size: one shape to compile
-    for begin in range(0, len(lanes), max(step, 1)):
-        yield [lane for clients in lanes[begin : begin + step] for lane in clients]
+        ends = np.append(np.flatnonzero(np.diff(lanes[:, 0])) + 1, len(lanes))
+        size = max(1, size // int(np.diff(ends, prepend=0).max()))  # in runs
+    pieces = -(-len(ends) // size)
+    step = -(-len(ends) // pieces)  # all but the last have the same size: one shape to compile
+    begin = 0
+    for last in [*range(step - 1, len(ends) - 1, step), len(ends) - 1]:
+        yield lanes[begin : ends[last]]
+        begin = int(ends[last])
 
 
 def steps_of_a_round(specs: Sequence[RunSpec], chunk: int) -> int:

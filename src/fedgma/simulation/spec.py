@@ -15,6 +15,7 @@ from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.simulation.algorithms import Algorithm, fedavg
 from fedgma.simulation.attacks import Attack
+from fedgma.simulation.clock import Clock
 from fedgma.training.local_steps import OPTIMIZERS
 from fedgma.training.models import Model
 from fedgma.training.schedules import CONSTANT, Schedule, check_last_rate
@@ -38,6 +39,7 @@ class Federation(Protocol):
         """Each client's samples, as indices into the training split."""
 
 
+WEIGHTINGS = ("samples", "uniform")
 # settings that are equal in all runs of a fleet; so are input shape and device of their data
 SHARED = ("task", "model", "batch_size", "augment", "client_optimizer", "label_smoothing", "adapters")
 
@@ -72,8 +74,10 @@ class RunSpec:
     algorithm: Algorithm = field(default_factory=fedavg)  # what it adds to federated averaging
     rule: Rule = field(default_factory=masked_mean)  # how updates become one step
     optimizer: ServerOptimizer = field(default_factory=sgd)  # how the server applies the step
+    weighting: str = "samples"  # of clients in the mean: their numbers of samples, or "uniform"
     norm_factor: float | None = None  # an update of more than this many times the usual norm is refused
     attack: Attack | None = None  # what malicious clients send
+    clock: Clock | None = None  # how long clients take; None: rounds have no duration
     evaluate_every: int = 1  # rounds; the last round is always evaluated; 0 is never
     evaluate_on: tuple[str, ...] = ("test",)
     evaluate_last: int = 0  # this many rounds at the end are all evaluated
@@ -98,12 +102,28 @@ class RunSpec:
                 f"{self.client_learning_rate}"
             )
         self._check_local_training()
+        if self.weighting not in WEIGHTINGS:
+            raise ConfigError(f"unknown weighting {self.weighting!r}; known: {', '.join(WEIGHTINGS)}")
         if self.algorithm.lookahead and self.optimizer.name != "momentum":
             raise ConfigError(
                 f"a lookahead (FedACG) needs the server optimiser 'momentum', got {self.optimizer.name!r}"
             )
         if self.norm_factor is not None and not self.norm_factor > 0:
             raise ConfigError(f"norm_factor must be a number above 0, or None for no bound, got {self.norm_factor!r}")
+        if self.clock is not None:
+            self._check_clock(self.clock, known)
+
+    def _check_clock(self, clock: Clock, known: int) -> None:
+        asked = clock.asked(self.clients_per_round)
+        if asked > known:
+            raise ConfigError(
+                f"the clock asks {asked} clients at a time (over_sample or concurrency), but there are {known}"
+            )
+        if clock.concurrency is not None and (self.algorithm.keeps != "nothing" or self.algorithm.lookahead):
+            raise ConfigError(
+                "asynchronous rounds have no form for algorithms that carry arrays from round to round or look ahead; "
+                "use fedavg, fedprox, fedsam or an adaptive server, or a synchronous clock"
+            )
 
     def _check_local_training(self) -> None:
         if self.client_optimizer not in OPTIMIZERS:

@@ -1,6 +1,6 @@
 """The state of a fleet's runs, and its export as plain arrays: enough to stop and to resume bit-identically."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,9 @@ from fedgma.aggregation.optimizers import State as OptimizerState
 from fedgma.simulation.batched.carried import Carried
 from fedgma.simulation.batched.optimizers import Moments, kept_moments
 from fedgma.simulation.spec import RunSpec
-from fedgma.training.stacked import Shapes, Stacked, flatten, unflatten
+from fedgma.simulation.timeline import Timeline
+from fedgma.simulation.versions import Version, Versions, exported
+from fedgma.training.stacked import Shapes, Stacked, flatten, stack, unflatten
 
 
 class Layout(Protocol):
@@ -48,6 +50,8 @@ class State:
     looks: tuple[tuple[Tensor, Tensor] | None, ...]
     medians: Tensor | None = None  # float64 [run, round], norms of the last rounds; None where no run bounds them
     rule: Stacked = field(default_factory=dict)  # [run, entry] by name: what rules handed to the next round
+    timelines: Mapping[int, Timeline] = field(default_factory=dict)  # of the runs that have a clock
+    versions: Versions = field(default_factory=dict)  # earlier models that clients still work on
 
 
 def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
@@ -66,7 +70,22 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
         plain["medians"] = state.medians[run].cpu().numpy().copy()
     if (look := state.looks[run]) is not None and int(look[0]):
         plain |= {"look/round": np.array(int(look[0])), "look/passed": np.packbits(look[1].cpu().numpy())}
-    return plain
+    return plain | _clocked(fleet, state, run)
+
+
+def _clocked(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
+    """Where a run's clock stands, and the versions of its model that clients work on, stacked."""
+    if run not in state.timelines:
+        return {}
+    plain = {f"clock/{part}": np.array(value) for part, value in state.timelines[run]._asdict().items()}
+    kept = exported(state.versions, run)
+    if not kept:
+        return plain
+    params = unflatten(torch.stack([version.params for version in kept.values()]), fleet.shapes)
+    buffers = stack([version.buffers for version in kept.values()])
+    plain |= {f"versions/params/{name}": value.cpu().numpy().copy() for name, value in params.items()}
+    plain |= {f"versions/buffers/{name}": value.cpu().numpy().copy() for name, value in buffers.items()}
+    return {**plain, "versions/rounds": np.array(list(kept), np.int64)}
 
 
 def _carried_by(fleet: Layout, carried: Carried, run: int) -> dict[str, Tensor]:
@@ -119,7 +138,32 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         looks=tuple(_restored_look(fleet, plain, fresh.moments.z.shape[1]) for plain in states),
         medians=medians,
         rule={name: rows(f"rule/{name}", given) for name, given in fresh.rule.items()},
+        timelines={run: _restored_timeline(states[run]) for run in fresh.timelines},
+        versions={
+            (run, round): version
+            for run in fresh.timelines
+            for round, version in _restored_versions(fleet, states[run], buffers).items()
+        },
     )
+
+
+def _restored_timeline(plain: dict[str, np.ndarray]) -> Timeline:
+    time, *parts = (plain[f"clock/{part}"] for part in Timeline._fields)
+    return Timeline(float(time), *parts)
+
+
+def _restored_versions(fleet: Layout, plain: dict[str, np.ndarray], buffers: Stacked) -> dict[int, Version]:
+    def rows(part: str, names: Iterable[str]) -> Stacked:
+        return {name: torch.from_numpy(plain[f"versions/{part}/{name}"]).to(fleet.device) for name in names}
+
+    if "versions/rounds" not in plain:
+        return {}
+    params = flatten(rows("params", [name for name, _ in fleet.shapes]))
+    held = rows("buffers", buffers)
+    return {
+        round: Version(params[place], {name: value[place] for name, value in held.items()})
+        for place, round in enumerate(plain["versions/rounds"].tolist())
+    }
 
 
 def _restored_own(fleet: Layout, plain: dict[str, np.ndarray], fresh: OptimizerState | None) -> OptimizerState | None:

@@ -135,7 +135,7 @@ def traits(run: Run) -> dict[str, Any]:
 
 
 def trait(run: Run, name: str) -> Any:
-    """A trait as shown in a label; empty for a setting of another aggregator or attack."""
+    """A trait as shown in a label; empty for a setting of another aggregator, attack or clock."""
     known = traits(run)
     if name in known:
         return known[name]
@@ -143,6 +143,8 @@ def trait(run: Run, name: str) -> Any:
         return LEFT_OUT[name]
     if name.startswith("attack."):
         return "no attack" if name == "attack.name" else ""
+    if name.startswith("clock."):
+        return "no clock" if name == "clock.name" else ""
     if name in AGGREGATION_SETTINGS or name.endswith(".seed"):
         return ""
     return "unknown" if name in (VERSIONS["data"], VERSIONS["model"]) else None

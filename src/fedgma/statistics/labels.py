@@ -22,12 +22,14 @@ VERSIONS = {
     "model": "model_version",
     "task": "task_version",
     "rule": "rule_version",
+    "clock": "clock_version",
     "precision": "precision",
     "version": "version",
 }
 # settings that a record leaves out, and what they are then
 LEFT_OUT = {
     "adapters": "apart",
+    "weighting": "samples",
     "client_optimizer": "sgd",
     "nesterov": False,
     "weight_decay": 0.0,
@@ -45,6 +47,7 @@ ALONE = (
     "client_optimizer",
     "aggregator",
     "attack.name",
+    "clock.name",
 )  # shown without their name
 FIRST = (
     "dataset",
@@ -58,6 +61,7 @@ FIRST = (
     "attack.name",
     "attack.share",
     "attack.scale",
+    "clock.name",
 )  # in labels
 
 
@@ -133,6 +137,26 @@ def plain(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(plain, value))
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A duration in words.
+
+    >>> duration(40), duration(400), duration(40_000)
+    ('40 s', '7 min', '11.1 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def short(name: str) -> str:

@@ -108,7 +108,8 @@ class Verdict(NamedTuple):
         tested = f", {self.correction}" if self.tests > 1 else ""
         match self.outcome:
             case "preliminary" if self.of == 1:
-                return f"preliminary: {apart}, one seed, no interval; {self.advice}"
+                equal = f"{first} equal to {second}"
+                return f"preliminary: {apart if self.mean else equal}, one seed, no interval; {self.advice}"
             case "equal":
                 return f"{first} and {second} are equal in {self.of} of {self.of} seeds"
             case "first ahead":
@@ -144,6 +145,8 @@ def paired(
     >>> paired([-3.75, -10.61, -10.88]).text
     'preliminary: GMA behind by 8.41 points, 95 % CI -18.45 to 1.62, 3 seeds; a verdict needs at least 4 seeds; \
 about 5 seeds would resolve a difference of this size'
+    >>> paired([0.0]).text
+    'preliminary: GMA equal to the mean, one seed, no interval; a verdict needs at least 4 seeds'
     """
     values = _checked(differences)
     mean, p = math.fsum(values) / len(values), p_value(values)

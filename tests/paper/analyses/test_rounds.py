@@ -154,7 +154,7 @@ def test_a_federation_trained_on_noise_of_its_own_knows_nothing_of_the_others():
     assert own["auc_%"] == pytest.approx(50, abs=12)  # 8 targets of 150 samples
 
 
-@pytest.mark.parametrize("name", ["E7", "E11", "E16", "E17", "E18"])
+@pytest.mark.parametrize("name", ["E7", "E11", "E16", "E17", "E18", "C25"])
 def test_a_quick_look_ends_in_tables_findings_and_pictures(name, tmp_path):
     result = ANALYSES[name](AnalysisRequest("cpu", tmp_path, seeds=1, quick=True))
     files = save(result, tmp_path / name, name)

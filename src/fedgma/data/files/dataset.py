@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.shifts import Shift
-from fedgma.errors import DataError
+from fedgma.errors import ConfigError, DataError
+from fedgma.seeds import generator
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
@@ -54,6 +55,26 @@ def histogram(split: Split, classes: int) -> tuple[int, ...]:
     (1, 0, 2)
     """
     return tuple(np.bincount(split.y, minlength=classes).tolist())
+
+
+def split_test(samples: Split, groups: npt.NDArray[Any] | None, share: float, seed: int) -> tuple[Split, Split]:
+    """The samples, and a random share of each group (of all samples, if there are no groups) as test samples.
+
+    >>> samples = Split(np.zeros((10, 2), np.float32), np.arange(10), np.repeat([0, 1], 5))
+    >>> [part.client.tolist() for part in split_test(samples, samples.client, 0.4, seed=0)]
+    [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1]]
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"test_share must be between 0 and 1, got {share}")
+    rng, in_test = generator(seed, "own", "test"), np.zeros(len(samples.y), bool)
+    everyone = [np.arange(len(samples.y))]
+    for members in everyone if groups is None else [np.flatnonzero(groups == group) for group in np.unique(groups)]:
+        in_test[rng.permutation(members)[: round(share * len(members)) or int(groups is None)]] = True
+    return _select(samples, ~in_test), _select(samples, in_test)
+
+
+def _select(samples: Split, mask: npt.NDArray[np.bool_]) -> Split:
+    return Split(samples.x[mask], samples.y[mask], None if samples.client is None else samples.client[mask])
 
 
 def check_split(name: str, part: str, split: Split, classes: int) -> Split:

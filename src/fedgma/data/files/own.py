@@ -1,21 +1,19 @@
 """A data set from a user's arrays: layouts are unified, labels numbered, a test part split off, everything checked."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.dataset import Dataset, Source, Split, check_split
+from fedgma.data.files.dataset import Dataset, Split, check_split, split_test
 from fedgma.data.files.npy import read_npz
 from fedgma.data.files.numbering import number_clients, number_labels
-from fedgma.data.files.reader import sha256_of
+from fedgma.data.files.reader import source_of
 from fedgma.data.files.roles import Parts, parts_of
 from fedgma.data.files.targets import guess, with_targets
 from fedgma.documents import PathLike
-from fedgma.errors import ConfigError, DataError
-from fedgma.seeds import generator
+from fedgma.errors import DataError
 
 Test = tuple[npt.ArrayLike, npt.ArrayLike | None] | tuple[npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike]
 CHANNELS = (1, 3)
@@ -64,7 +62,7 @@ def dataset_of(
     """
     kind = target if target != "any" else "tokens" if parts.y is None else guess(parts.y)
     if kind != "class":
-        return _with_targets(parts, kind, name, test_share, seed, files)
+        return _with_targets(parts, kind, name, test_share, seed, files, own)
     has_test = parts.x_test is not None
     if parts.client is None and parts.client_test is not None:
         raise DataError(f"{name}: the test samples have client ids, but the training samples have none; add theirs")
@@ -75,7 +73,7 @@ def dataset_of(
     if has_test:
         test = Split(_samples(parts.x_test, name)[0], labels.parts[1], client_test)
     else:
-        train, test = _split_test(train, test_share, seed, by_client=own)
+        train, test = split_test(train, train.client if own and train.client is not None else train.y, test_share, seed)
     check_split(name, "test", test, len(labels.classes))
     if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         raise DataError(
@@ -83,20 +81,14 @@ def dataset_of(
             f"{train.x.dtype}{list(train.x.shape[1:])} and {test.x.dtype}{list(test.x.shape[1:])}"
         )
     reading = tuple(remark for remark in (layout, labels.remark, clients) if remark is not None)
-    source = _source(train, test, name, files)
+    source = source_of(train, test, name, files)
     own = own or client_test is not None
     return Dataset(name, train, test, labels.classes, source, parts.remarks, reading=reading, own_tests=own)
 
 
-def _source(train: Split, test: Split, name: str, files: tuple[Path, ...]) -> Source:
-    if files:
-        first = files[0]
-        return Source("folder", first.resolve().name if first.is_dir() else first.name, sha256_of(files))
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for s in (train, test) for a in s[:2]))
-    return Source("arrays", name, digest.hexdigest())
-
-
-def _with_targets(parts: Parts, kind: str, name: str, test_share: float, seed: int, files: tuple[Path, ...]) -> Dataset:
+def _with_targets(
+    parts: Parts, kind: str, name: str, test_share: float, seed: int, files: tuple[Path, ...], own: bool
+) -> Dataset:
     """A data set whose targets are not classes; clients are numbered as for classes."""
     (client, client_test), clients = number_clients([parts.client, parts.client_test], name)
 
@@ -106,12 +98,11 @@ def _with_targets(parts: Parts, kind: str, name: str, test_share: float, seed: i
     test = None if parts.x_test is None else (read(parts.x_test)[0], parts.y_test)
     samples, layout = read(parts.x)
     shared: Any = {"client": client, "classes": parts.classes, "name": name, "test_share": test_share, "seed": seed}
-    data = with_targets(samples, parts.y, kind, test=test, **shared)
+    data = with_targets(samples, parts.y, kind, test=test, by_client=own, files=files, **shared)
     if client_test is not None:
-        data = data._replace(test=data.test._replace(client=client_test), own_tests=True)
-    source = _source(data.train, data.test, name, files) if files else data.source
+        data = data._replace(test=data.test._replace(client=client_test))
     reading = tuple(remark for remark in (layout, clients) if remark is not None)
-    return data._replace(source=source, notes=parts.remarks, reading=reading)
+    return data._replace(notes=parts.remarks, reading=reading, own_tests=own or client_test is not None)
 
 
 def load_npz(path: PathLike, *, test_share: float = 0.2, seed: int = 0, target: str = "class") -> Dataset:
@@ -143,19 +134,3 @@ def _samples(x: npt.ArrayLike, name: str) -> tuple[Any, str | None]:
     if array.ndim == 3:
         return array[:, None], None
     return (np.ascontiguousarray(array.transpose(0, 3, 1, 2)) if last else array), None
-
-
-def _split_test(samples: Split, share: float, seed: int, *, by_client: bool) -> tuple[Split, Split]:
-    """The samples, and a random share of each class (or of each client) as test samples."""
-    if not 0 < share < 1:
-        raise ConfigError(f"test_share must be between 0 and 1, got {share}")
-    rng = generator(seed, "own", "test")
-    in_test = np.zeros(len(samples.y), bool)
-    groups = samples.client if by_client and samples.client is not None else samples.y
-    for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
-        in_test[rng.permutation(members)[: round(share * len(members))]] = True
-    parts = []
-    for mask in (~in_test, in_test):
-        parts.append(Split(samples.x[mask], samples.y[mask], None if samples.client is None else samples.client[mask]))
-    return parts[0], parts[1]

@@ -6,11 +6,13 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from fedgma.data.files.dataset import Split
+import numpy as np
+
+from fedgma.data.files.dataset import Source, Split
 from fedgma.errors import ConfigError, DataError, IntegrityError
 
 BLOCK = 1 << 20
@@ -49,6 +51,15 @@ def sha256_of(files: Iterable[Path]) -> str:
     if len(digests) == 1:
         return digests[0][0]
     return hashlib.sha256("".join(f"{digest}  {name}\n" for digest, name in digests).encode()).hexdigest()
+
+
+def source_of(train: Split, test: Split, name: str, files: Sequence[Path]) -> Source:
+    """The source of a user's data: the `files` that they were read from, or else the arrays themselves."""
+    if files:
+        first = files[0]
+        return Source("folder", first.resolve().name if first.is_dir() else first.name, sha256_of(files))
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for s in (train, test) for a in s[:2]))
+    return Source("arrays", name, digest.hexdigest())
 
 
 def _sha256(path: Path) -> str:

@@ -6,15 +6,15 @@ labels   float32 [sample, label], each 0 or 1
 tokens   int64 [sample, position], and so are the samples; PADDING in a target is ignored
 """
 
-import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.dataset import Dataset, Labels, Source, Split, integers
-from fedgma.errors import ConfigError, DataError
-from fedgma.seeds import generator
+from fedgma.data.files.dataset import Dataset, Labels, Split, integers, split_test
+from fedgma.data.files.reader import source_of
+from fedgma.errors import DataError
 
 TARGETS = ("class", "float", "labels", "tokens")
 PADDING = -100  # of a target of tokens: no token is to be predicted there
@@ -52,10 +52,13 @@ def with_targets(
     name: str = "own",
     test_share: float = 0.2,
     seed: int = 0,
+    by_client: bool = False,
+    files: tuple[Path, ...] = (),
 ) -> Dataset:
     """A data set with targets of one of the other kinds; without `test`, a random share of the samples is the test.
 
-    Without targets of tokens, each sample's next tokens are its targets. `classes` names what the model puts out.
+    With `by_client`, it is a share of each client's samples. `files` are those that the arrays were read from. Without
+    targets of tokens, each sample's next tokens are its targets. `classes` names what the model puts out.
 
     >>> data = with_targets(np.zeros((10, 3), np.float32), np.arange(10.0), "float")
     >>> data.train.y.shape, data.classes, data.target
@@ -67,11 +70,16 @@ def with_targets(
     classes = classes or _outputs(parts, target, name)
     for split in parts:
         _check(split, target, len(classes), name)
-    train, held_out = parts if test is not None else _split_at_random(parts[0], test_share, seed)
+    train, held_out = (
+        parts if test is not None else split_test(parts[0], owners if by_client else None, test_share, seed)
+    )
+    if not len(train.y) or not len(held_out.y):
+        raise DataError(
+            f"{name}: too few samples for a training and a test part, got {len(parts[0].y)}; give a test set"
+        )
     if train.x.shape[1:] != held_out.x.shape[1:] or train.y.shape[1:] != held_out.y.shape[1:]:
         raise DataError(f"{name}: training and test samples, and their targets, must have the same shapes")
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for s in (train, held_out) for a in s[:2]))
-    return Dataset(name, train, held_out, classes, Source("arrays", name, digest.hexdigest()), target=target)
+    return Dataset(name, train, held_out, classes, source_of(train, held_out, name, files), target=target)
 
 
 def _split(x: Any, y: Any, target: str, name: str, client: Labels | None = None) -> Split:
@@ -139,18 +147,3 @@ def _check(split: Split, target: str, outputs: int, name: str) -> None:
             raise DataError(f"{name}: x and y must have the same shape, got {split.x.shape} and {split.y.shape}")
     elif split.y.shape[1] != outputs:
         raise DataError(f"{name}: expected {outputs} names for {split.y.shape[1]} columns of the targets")
-
-
-def _split_at_random(samples: Split, share: float, seed: int) -> tuple[Split, Split]:
-    if not 0 < share < 1:
-        raise ConfigError(f"test_share must be between 0 and 1, got {share}")
-    order = generator(seed, "own", "test").permutation(len(samples.y))
-    held_out = np.zeros(len(samples.y), bool)
-    held_out[order[: max(1, round(share * len(order)))]] = True
-    if held_out.all():
-        raise DataError("expected two samples or more, of which one is for testing, got one; give a test set")
-    return _select(samples, ~held_out), _select(samples, held_out)
-
-
-def _select(split: Split, mask: npt.NDArray[np.bool_]) -> Split:
-    return Split(split.x[mask], split.y[mask], None if split.client is None else split.client[mask])

@@ -49,4 +49,5 @@ ANALYSES: dict[str, Callable[[AnalysisRequest], AnalysisResult]] = {
     "E16": _analysis("membership"),
     "E17": _analysis("stability"),
     "E18": _analysis("quadratic"),
+    "C25": _analysis("usefulness"),
 }

@@ -1,6 +1,6 @@
 """Access to the inside of a round: the specs of an analysis, every client's update, and the resulting mask."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,12 +69,17 @@ def retrain(fleet: Fleet, state: State, run: int, clients: Sequence[int], repeat
         yield train_clients(fleet, replace(state, rounds=state.rounds + ahead), run, clients)[0].flat
 
 
-def open_round(fleet: Fleet, state: State) -> tuple[State, tallies.Sums, tallies.Merged]:
-    """Run one round as `fleet.play_round` does, return its votes and mask too, and skip evaluation; no SCAFFOLD."""
+def open_round(
+    fleet: Fleet, state: State, sampled: Callable[[RunSpec, int], np.ndarray] = sample_clients
+) -> tuple[State, tallies.Sums, tallies.Merged]:
+    """Run one round as `fleet.play_round` does, return its votes and mask too, and skip evaluation; no SCAFFOLD.
+
+    `sampled` gives the clients of a run in a round.
+    """
     sums = tallies.empty(state.params, state.buffers, fleet.columns.number, fleet.rules.further)
     kept: rules.Kept = {}
     for run, spec in enumerate(fleet.specs):
-        clients = sample_clients(spec, int(state.rounds[run]) + 1)
+        clients = sampled(spec, int(state.rounds[run]) + 1)
         trained, weights = train_clients(fleet, state, run, clients.tolist())
         rules.add(fleet.rules, sums, kept, np.full(len(clients), run), weights, trained, clients)
     merged = rules.merge(fleet.rules, sums, kept, state.buffers, state.rule)

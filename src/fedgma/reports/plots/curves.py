@@ -17,6 +17,9 @@ Seeds = Mapping[int, Mapping[int, float]]  # seed -> round -> share
 DOTS = 30  # evaluations; a curve with more has no dots
 BANDS = 3  # arms; with more, the bands would hide each other
 Curve = npt.NDArray[np.float64]
+Course = Sequence[tuple[float, float]]  # simulated seconds and share
+MOMENTS = 200  # at which curves against time are drawn
+UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 def draw_accuracy(arms: Mapping[str, Seeds], title: str = "", split: str = "test", metric: Metric = ACCURACY) -> Figure:
@@ -41,6 +44,35 @@ def draw_accuracy(arms: Mapping[str, Seeds], title: str = "", split: str = "test
         figure.legend(*panels[0].get_legend_handles_labels(), fontsize=SIZE, **legend)
         figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(arms) // 2))
     return figure
+
+
+def draw_over_time(arms: Mapping[str, Sequence[Course]], metric: Metric = ACCURACY) -> Figure:
+    """One line per arm against simulated time: at every moment the last evaluation before it, mean over seeds."""
+    figure, (axes,) = new_figure(2.6, "", (1,))
+    unit, seconds = next((unit for unit in UNITS if _latest(arms) >= 2 * unit[1]), UNITS[-1])
+    for name, seeds in arms.items():
+        moments, values = _held(seeds, metric.factor)
+        look = colour_of(name, list(arms))
+        axes.plot(moments / seconds, values.mean(axis=0), color=look[0], linestyle=look[1], lw=1.6, label=name)
+    name_axes(axes, f"simulated time, {unit}", f"test {metric.label}")
+    key(axes, 1, "lower right" if metric.better == "higher" else "upper right")
+    return figure
+
+
+def _latest(arms: Mapping[str, Sequence[Course]]) -> float:
+    return max(time for seeds in arms.values() for course in seeds for time, _ in course)
+
+
+def _held(seeds: Sequence[Course], factor: float) -> tuple[Curve, Curve]:
+    """Moments that all seeds cover, and the last score of each before them, [seed, moment]."""
+    first = max(min(time for time, _ in course) for course in seeds)
+    last = max(first, min(max(time for time, _ in course) for course in seeds))
+    moments = np.linspace(first, last, MOMENTS)
+    rows = []
+    for course in seeds:
+        known, scores = np.array(sorted(course)).T
+        rows.append(factor * scores[np.searchsorted(known, moments, side="right") - 1])
+    return moments, np.array(rows)
 
 
 def _line(axes: Axes, name: str, seeds: Seeds, look: tuple[str, Any], metric: Metric, *, band: bool) -> None:

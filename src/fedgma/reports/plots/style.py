@@ -11,14 +11,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedgma.aggregation.rules import BASELINE
+from fedgma.reports.colours import BASE as BASE  # for the drawers, which take their style from here
+from fedgma.reports.colours import COLOURS as COLOURS
+from fedgma.reports.colours import is_plain as is_plain
+from fedgma.reports.colours import place_of
 
 WIDTH = 4.4  # inches: nearly full size on a phone, two side by side on a desktop
 INK = "#1d2329"  # text and axes; an HTML page replaces it by its text colour
 GRID = "#d9dee4"  # grid lines; an HTML page replaces it too
-BASE = "#d07c00"  # the plain mean
-# after Okabe and Ito, with enough contrast on white and on black; the plain mean always has the colour BASE
-COLOURS = ("#2b83c6", "#159a73", "#c3609b", "#8b6fd4", "#a3760c", "#2f93a6")
 DASHES = ("-", "-.", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), ":", "-")
 SEQUENCE = "viridis"
 SIZE = 8.5  # points
@@ -30,15 +30,8 @@ def colour_of(name: str, names: Sequence[str]) -> tuple[str, object]:
     >>> colour_of("mean", ["GMA", "mean"]), colour_of("GMA", ["GMA", "mean"])
     (('#d07c00', '--'), ('#2b83c6', '-'))
     """
-    if is_plain(name):
-        return BASE, "--"
-    index = [other for other in names if not is_plain(other)].index(name) % len(COLOURS)
-    return COLOURS[index], DASHES[index]
-
-
-def is_plain(name: str) -> bool:
-    """Whether an arm is the plain mean."""
-    return name == BASELINE
+    place = place_of(name, names)
+    return (BASE, "--") if place is None else (COLOURS[place], DASHES[place])
 
 
 def new_figure(height: float, title: str, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:

@@ -1,0 +1,199 @@
+"""What the multiverse says: differences in all universes, how many are ahead or behind, and which choices decide it."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedgma.errors import DataError
+from fedgma.paper.compare import Compared, Comparison
+from fedgma.paper.rates import KEYS
+from fedgma.paper.universes import CHOICES, Universe, name_of, read
+from fedgma.reports.plots.specifications import Specification
+from fedgma.reports.tables import Table, Value
+from fedgma.statistics.additive import Additive, fit_additive
+from fedgma.statistics.power import LEAST_SEEDS, LEVEL
+from fedgma.statistics.verdicts import Verdict, paired, sign_test
+
+MARGIN = 0.3  # points; a smaller difference hardly matters to a user
+
+
+class Shares(NamedTuple):
+    """How many universes are ahead and behind: by the difference alone, by its 95 % CI, after the correction."""
+
+    of: int
+    alone: tuple[int, int]
+    interval: tuple[int, int]
+    corrected: tuple[int, int]
+
+
+class Multiverse(NamedTuple):
+    """The universes that were run in both arms with enough seeds, and what follows from them."""
+
+    cells: tuple[tuple[Universe, Compared, Verdict], ...]
+    drawn: int
+    shares: Shares
+    overall: Verdict  # over universes, not over seeds
+    median: float
+    deviation: float  # of the true differences: what is left of the spread without the noise of the seeds
+    model: Additive | None  # None: too few universes
+
+    @property
+    def settled(self) -> list[float]:
+        """The differences of universes in which no run diverged."""
+        return [verdict.mean for _, compared, verdict in self.cells if not compared.lost]
+
+
+def look(comparison: Comparison) -> Multiverse | None:
+    """What the universes of a comparison say; None where none was run."""
+    by_name = {name_of(universe): universe for universe in read()}
+    cells = [
+        (_merged(by_name[one.cell.part.name]), one, one.verdict)
+        for one in comparison.on()
+        if one.verdict is not None and one.verdict.of >= LEAST_SEEDS
+    ]
+    if len(cells) < 2:
+        return None
+    means = [verdict.mean for *_, verdict in cells]
+    noise = float(np.mean([verdict.deviation**2 / verdict.of for *_, verdict in cells]))
+    spread = math.sqrt(max(0.0, float(np.var(means, ddof=1)) - noise))
+    return Multiverse(
+        cells=tuple(cells),
+        drawn=len(by_name),
+        shares=_shares([verdict for *_, verdict in cells]),
+        overall=paired(means),
+        median=float(np.median(means)),
+        deviation=spread,
+        model=_model([universe for universe, *_ in cells], means),
+    )
+
+
+def _merged(universe: Universe) -> dict[str, str]:
+    """The choices of a universe for figures and the model: where the mask sits is a choice of an adaptive server."""
+    adaptive = universe["server"] == "FedAdam"
+    server = f"{universe['server']}, mask {universe['position']}" if adaptive else universe["server"]
+    chosen = {name: universe[name] for name in CHOICES if name != "position"}
+    return {"number": universe["number"], **chosen, "server": server}
+
+
+def _choices(universe: Universe) -> dict[str, str]:
+    return {name: level for name, level in universe.items() if name != "number"}
+
+
+def _shares(verdicts: Sequence[Verdict]) -> Shares:
+    return Shares(
+        of=len(verdicts),
+        alone=(sum(one.mean > 0 for one in verdicts), sum(one.mean < 0 for one in verdicts)),
+        interval=(sum(one.low > 0 for one in verdicts), sum(one.high < 0 for one in verdicts)),
+        corrected=(
+            sum(one.outcome == "first ahead" for one in verdicts),
+            sum(one.outcome == "second ahead" for one in verdicts),
+        ),
+    )
+
+
+def _model(universes: Sequence[Universe], means: Sequence[float]) -> Additive | None:
+    try:
+        return fit_additive([_choices(universe) for universe in universes], means)
+    except DataError:
+        return None
+
+
+def specifications(found: Multiverse) -> list[Specification]:
+    """The universes for a specification curve."""
+    return [Specification(_choices(universe), verdict) for universe, _, verdict in found.cells]
+
+
+def sentences(found: Multiverse) -> list[str]:
+    """The findings, each in a sentence without its full stop."""
+    return [_run_ones(found), _counted(found.shares), *_overall(found), *_decided(found.model)]
+
+
+def _run_ones(found: Multiverse) -> str:
+    seeds = " or ".join(map(str, sorted({verdict.of for *_, verdict in found.cells})))
+    return f"{found.shares.of} of {found.drawn} drawn universes were run in both arms, with {seeds} seeds"
+
+
+def _counted(shares: Shares) -> str:
+    ahead, behind = shares.alone
+    return (
+        f"masked averaging is ahead in {ahead} and behind in {behind} (sign test p {_p(sign_test(ahead, behind))}); "
+        f"the 95 % CI excludes zero in {shares.interval[0]} and {shares.interval[1]}; after Holm's correction for "
+        f"{shares.of} tests {shares.corrected[0]} are ahead and {shares.corrected[1]} behind"
+    )
+
+
+def _overall(found: Multiverse) -> list[str]:
+    overall, settled = found.overall, found.settled
+    small = sum(abs(verdict.mean) < MARGIN for *_, verdict in found.cells)
+    converged = sum(one.converged for _, one, _ in found.cells)
+    lost = len(found.cells) - len(settled)
+    without = f", and without these the mean is {float(np.mean(settled)):+.2f} points" if lost and settled else ""
+    return [
+        f"the mean over universes is {overall.mean:+.2f} points (95 % CI {overall.low:+.2f} to {overall.high:+.2f}), "
+        f"the median {found.median:+.2f}; in {small} universes the difference is below {MARGIN:g} points",
+        f"without the noise of the seeds, universes differ by a standard deviation of {found.deviation:.2f} points",
+        f"{converged} universes have converged; a run diverged in {lost}{without}",
+    ]
+
+
+def _decided(model: Additive | None) -> list[str]:
+    if model is None:
+        return []
+    tested = sorted(model.decided, key=lambda one: one.p)
+    sure = [f"{one.choice} (p {_p(one.corrected)})" for one in tested if one.corrected < LEVEL]
+    return [
+        f"an additive model of the choices explains {100 * model.explained:.0f} % of the variance; choices that decide "
+        f"it after Holm's correction: {', '.join(sure) or 'none'}"
+    ]
+
+
+def _p(value: float) -> str:
+    return f"= {value:.2g}" if value >= 1e-4 else "< 0.0001"
+
+
+def choices_table(found: Multiverse) -> Table | None:
+    """The effect of every level of every choice."""
+    if found.model is None:
+        return None
+    tests = {one.choice: one for one in found.model.decided}
+    rows: list[tuple[Value, ...]] = []
+    for one in found.model.effects:
+        first = not rows or rows[-1][0] != one.choice
+        test = tests[one.choice]
+        rows.append(
+            (
+                *(one.choice, one.level, one.settings, f"{one.mean:+.2f}", f"{one.effect:+.2f}"),
+                f"{one.low:+.2f} to {one.high:+.2f}",
+                *((_p(test.p).removeprefix("= "), _p(test.corrected).removeprefix("= ")) if first else (None, None)),
+            )
+        )
+    header = ("choice", "level", "universes", "mean difference", "effect", "95 % CI", "p of the choice", "corrected")
+    note = (
+        "Effects of an additive model, in points of masked minus plain averaging, relative to the mean over the levels "
+        "of a choice, with HC3 intervals."
+    )
+    return Table("choices", "Which choices decide it", header, tuple(rows), note)
+
+
+def universes_table(found: Multiverse) -> Table:
+    """Every universe with its choices, the rates of both arms, levels, difference and test."""
+    rows = []
+    for universe, one, verdict in sorted(found.cells, key=lambda cell: cell[2].mean):
+        plain, masked = one.levels
+        assert plain is not None
+        assert masked is not None
+        rates = [f"{side[key]:g}" for side in (one.cell.plain, one.cell.masked) if side for key in KEYS]
+        rows.append(
+            (
+                *universe.values(),
+                *rates,
+                *(f"{value:.2f}" for value in (plain.mean, masked.mean, verdict.mean, verdict.low, verdict.high)),
+                *(f"{verdict.p:.2g}", f"{verdict.corrected:.2g}", verdict.of),
+                *("yes" if one.converged else "no", len(one.lost)),
+            )
+        )
+    rates_of = [f"{side} {which} rate" for side in ("mean", "masked") for which in ("client", "server")]
+    names = [*found.cells[0][0], *rates_of, "mean", "masked", "difference", "low", "high", "p", "corrected p"]
+    return Table("universes", "Universes", (*names, "seeds", "converged", "diverged seeds"), tuple(rows))

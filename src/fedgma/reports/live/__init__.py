@@ -1,0 +1,1 @@
+"""A local page that shows the runs of folders while they are written."""

@@ -1,0 +1,138 @@
+"""Run the multiverse (C19 and C24) universe by universe, in several processes that share one GPU.
+
+python tools/run_multiverse.py --out runs/multiverse --workers 8 --minutes 5
+python tools/run_multiverse.py --quick --rounds 12 --universes 12 --out /tmp/tiny     # a trial on the CPU
+
+A universe is searched, its rates are chosen, and its arms are compared before the next one begins. Universes are taken
+in their order, which is random, so those that are complete when the time is over are a random sample. The same command
+resumes; `--done` names exports or folders of another machine whose runs are not made again. `fedgma paper search --plan
+C19` and `fedgma paper run C24` make the same runs in one process.
+"""
+
+import argparse
+import gc
+import logging
+import multiprocessing
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedgma.experiments import plan as plans
+from fedgma.experiments.grid import Grid
+from fedgma.experiments.materials import Materials
+from fedgma.experiments.play import play_fleet
+from fedgma.paper.catalogue import Experiment, experiment
+from fedgma.paper.compare import compare
+from fedgma.paper.entries import Entry, merged, read_entries
+from fedgma.paper.plans import Cut, plan_runs
+from fedgma.paper.queue import not_made
+from fedgma.paper.rates import Chosen, read_chosen, written
+from fedgma.paper.search import choose
+
+SEARCH, TEST = "C19", "C24"
+CHOSEN = "chosen.toml"
+
+
+class How(NamedTuple):
+    """The options of the command line."""
+
+    out: Path
+    cut: Cut
+    device: str
+    precision: str
+    deadline: float  # by `time.time`
+    done: tuple[Path, ...]
+
+
+def play_universe(place: int, how: How, materials: Materials, earlier: Sequence[Entry]) -> str:
+    """Search the rates of a universe, choose them, and compare its arms; returns what was done in words."""
+    search, test = (_only(experiment(name), place) for name in (SEARCH, TEST))
+    folder, chosen = how.out / search.parts[0].name.replace(" ", "-"), read_chosen()
+    began = time.monotonic()
+    searched = _play(search, Chosen(shift=chosen.shift), folder, how, materials, earlier)
+    entries = merged([*(read_entries([folder])[0] if any(folder.glob("*/done")) else []), *earlier])
+    rates = choose(compare(search, entries, chosen, how.cut), by_setting=True)
+    (folder / CHOSEN).write_text(written(rates), encoding="utf-8")
+    middle = time.monotonic()
+    tested = _play(test, Chosen(rates, chosen.shift), folder, how, materials, earlier)
+    times = f"{middle - began:.1f} + {time.monotonic() - middle:.1f} s"
+    return f"{search.parts[0].name}: {searched} + {tested} runs in {times}"
+
+
+def _only(one: Experiment, place: int) -> Experiment:
+    return one._replace(parts=one.parts[place : place + 1])
+
+
+def _play(
+    one: Experiment, chosen: Chosen, folder: Path, how: How, materials: Materials, earlier: Sequence[Entry]
+) -> int:
+    """Train the missing runs of one universe; returns their number."""
+    runs = tuple(not_made(plan_runs(one, chosen, how.cut).grid.runs, earlier))
+    folder.mkdir(parents=True, exist_ok=True)
+    left = plans.missing(plans.plan(Grid(runs, ("seed",)), materials, folder))
+    for members in plans.pack(left, materials):
+        for _ in play_fleet(members, materials, checkpoint_seconds=300.0, keep_state=False):
+            pass
+        _free(materials)
+    return len(left)
+
+
+def _free(materials: Materials) -> None:
+    """Return the memory of a fleet: other processes share the device."""
+    gc.collect()
+    if materials.device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def work(number: int, following: Any, last: int, how: How) -> None:
+    """Take universe after universe until all are taken or the time is over."""
+    logging.basicConfig(level=logging.WARNING)
+    materials = Materials(how.device, precision=how.precision)
+    earlier = merged(read_entries(how.done)[0]) if how.done else []
+    while time.time() < how.deadline:
+        with following.get_lock():
+            place = following.value
+            following.value += 1
+        if place >= last:
+            return
+        try:
+            print(f"worker {number}: {play_universe(place, how, materials, earlier)}", flush=True)
+        except Exception:  # one universe must not cost the others
+            print(f"worker {number}: universe {place + 1} failed\n{traceback.format_exc()}", flush=True)
+
+
+def main() -> None:
+    """Start the workers and wait for them."""
+    parser = argparse.ArgumentParser(description="Run the multiverse, universe by universe.")
+    parser.add_argument("--out", type=Path, default=Path("runs/multiverse"))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no universe after this time")
+    parser.add_argument("--universes", type=int, default=None, help="only the first ones")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--done", type=Path, action="append", default=[])
+    parser.add_argument("--quick", action="store_true", help="embedded images in place of the data sets")
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--seeds", type=int, default=None)
+    given = parser.parse_args()
+    cut = Cut(given.rounds, given.seeds, "", given.quick)
+    deadline = time.time() + 60 * given.minutes
+    how = How(given.out, cut, given.device, given.precision, deadline, tuple(given.done))
+    last = min(len(experiment(TEST).parts), given.universes or len(experiment(TEST).parts))
+    context = multiprocessing.get_context("spawn")
+    following = context.Value("i", 0)
+    arguments = [(number, following, last, how) for number in range(given.workers)]
+    workers = [context.Process(target=work, args=one) for one in arguments]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    print(f"{min(following.value, last)} of {last} universes were begun", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Write the measured parts of docs/masks.md, and its pictures, from the exported runs in results/.
+
+python tools/write_masks.py
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedgma.paper.catalogue import experiment
+from fedgma.paper.contest import ABOVE, BELOW, Arm, Gain, earns, gains_of, is_candidate, label, ranked, scores_of
+from fedgma.paper.entries import Entry, read_export
+from fedgma.paper.findings import read_findings
+from fedgma.paper.plots.contest import draw_gains
+from fedgma.reports.plots.style import save
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "masks.md"
+PICTURES = ROOT / "docs" / "pictures"
+RESULTS = ROOT / "results"
+SEARCH, CONFIRMATION, WHY = "C21", "C24", "C25"
+CLAIMED = ("noise/gma", "noise/magnitude", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
+TRAINED = ("trained/uniform", "trained/balanced", "trained/saved")
+
+
+def exported(name: str) -> list[Entry]:
+    """The exported runs of an experiment; empty if there are none."""
+    return read_export(RESULTS / name) if (RESULTS / name / "runs.jsonl").is_file() else []
+
+
+def gains(name: str) -> list[Gain]:
+    """What the arms of a contest gain."""
+    return gains_of(scores_of(exported(name)))
+
+
+def answer() -> str:
+    """The verdict on every finalist by the criterion written beforehand."""
+    found = gains(CONFIRMATION)
+    arms = list(dict.fromkeys(gain.arm for gain in found if is_candidate(gain.arm)))
+    if not arms:
+        return "Not measured yet."
+    said = [f"**{label(arm)}** {_verdict(found, arm)}" for arm in arms]
+    return "\n".join(f"- {line}." for line in said)
+
+
+def _verdict(found: Sequence[Gain], arm: Arm) -> str:
+    own = [gain for gain in found if gain.arm == arm]
+    ahead = [gain for gain in own if gain.verdict.outcome == "first ahead"]
+    behind = [gain for gain in own if gain.verdict.outcome == "second ahead"]
+    lows = [gain for gain in own if gain.interval[0] < -BELOW]
+    highs = [gain for gain in own if gain.interval[0] >= ABOVE]
+    earned = "earns its place" if earns(found, arm) else "does not earn its place"
+    mean = sum(gain.verdict.mean for gain in own) / len(own)
+    return (
+        f"{earned}: {mean:+.2f} points on average over {len(own)} settings, ahead of the mean in {len(ahead)} and "
+        f"behind in {len(behind)} after correction; the corrected interval reaches more than {BELOW} points below the "
+        f"mean in {len(lows)}, and lies at least {ABOVE} above it in {len(highs)}"
+    )
+
+
+def finalists() -> str:
+    """The candidates of the search, the best first."""
+    best = ranked(gains(SEARCH))
+    if not best:
+        return "Not measured yet."
+    words = ", ".join(f"{label(arm)} {gain:+.2f}" for arm, gain in best)
+    return f"Mean gain of the candidates over the mean of their server, in points: {words}."
+
+
+def table(name: str) -> str:
+    """Gain of every arm in every setting, with its 95 % CI; bold where it holds after the correction."""
+    found = gains(name)
+    if not found:
+        return "Not measured yet."
+    settings = list(dict.fromkeys(gain.setting for gain in found))
+    cells = {(gain.arm, gain.setting): gain for gain in found}
+    lines = ["| | " + " | ".join(_short(setting) for setting in settings) + " |", "| --- |" + " ---: |" * len(settings)]
+    for arm in dict.fromkeys(gain.arm for gain in found):
+        lines.append("| " + " | ".join([label(arm), *(_cell(cells.get((arm, one))) for one in settings)]) + " |")
+    levels = [f"{_short(setting)} {_level(name, setting):.1f}" for setting in settings]
+    return "\n".join([*lines, "", f"The mean with FedAvg has, in percent: {', '.join(levels)}. {_effort(name)}"])
+
+
+def _short(setting: str) -> str:
+    words = [word for word in setting.split(", ") if word not in ("100", "20 steps")]
+    return ", ".join(words).replace("_", " ")
+
+
+def _cell(gain: Gain | None) -> str:
+    if gain is None:
+        return ""
+    said = f"{gain.verdict.mean:+.2f}"
+    between = "" if gain.verdict.interval is None else f" ({gain.verdict.low:+.2f} to {gain.verdict.high:+.2f})"
+    return (f"**{said}**" if gain.verdict.significant else said) + between
+
+
+def _level(name: str, setting: str) -> float:
+    by_seed = scores_of(exported(name))[setting]["fedavg", "mean"]
+    return sum(by_seed.values()) / len(by_seed)
+
+
+def _effort(name: str) -> str:
+    """How many runs and seeds, and the time on their device."""
+    search = experiment(name).search
+    entries, searched = exported(name), exported(search) if search else []
+    seeds = len({entry.seed for entry in entries})
+    minutes = sum(float(entry.facts.get("seconds", 0)) for entry in (*entries, *searched)) / 60
+    device = str(entries[0].facts.get("device", "an unknown device"))
+    words = f"{len(entries)} runs with {seeds} seeds, after {len(searched)} runs for the learning rates"
+    return f"{words}: {minutes:.1f} minutes on one {device}."
+
+
+def why() -> str:
+    """Findings of the analysis of entries and classes."""
+    folder = RESULTS / WHY
+    if not (folder / "findings.json").is_file():
+        return "Not measured yet."
+    known = {finding.id: finding.text for finding in read_findings(folder)}
+    return "\n".join(f"- {known[name]}" for name in (*CLAIMED, *TRAINED) if name in known)
+
+
+def parts() -> dict[str, str]:
+    """The measured parts of the page by name."""
+    return {
+        "answer": answer(),
+        "finalists": finalists(),
+        "search": table(SEARCH),
+        "confirmation": table(CONFIRMATION),
+        "why": why(),
+    }
+
+
+def page_with(measured: dict[str, str], page: str) -> str:
+    """The page with the measured parts in their places."""
+    for name, text in measured.items():
+        begin, end = f"<!-- {name}: written by tools/write_masks.py -->", f"<!-- end of {name} -->"
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
+    return page
+
+
+def draw() -> None:
+    """The pictures of the page."""
+    if found := gains(CONFIRMATION):
+        save(draw_gains(found, "Confirmation: gain over the mean"), PICTURES / "masks-confirmation.png")
+    if (source := RESULTS / WHY / "usefulness.png").is_file():
+        shutil.copyfile(source, PICTURES / "masks-why.png")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with(parts(), PAGE.read_text()))
+    draw()
