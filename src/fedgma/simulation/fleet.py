@@ -26,7 +26,7 @@ from fedgma.simulation.sampling import chunks, draw_batches, lay_lanes, sample_a
 from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
 from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
 from fedgma.simulation.spec import RunSpec, check_together
-from fedgma.simulation.state import State, restored
+from fedgma.simulation.state import State, advanced, restored
 from fedgma.training import memory
 from fedgma.training.choose import choose, choose_scorer, early_form
 from fedgma.training.compile import rounds_before_compiling
@@ -53,7 +53,7 @@ class Fleet:
     train: LocalTrainer
     early: LocalTrainer  # of the first rounds, in which nothing is compiled
     score: Scorer
-    early_score: Scorer
+    early_score: Scorer  # for one run the module itself: no kernels to wait for
     compile_after: int  # how many those are; 0 where nothing is ever compiled
     task: Task
     columns: Columns  # of the task's measures
@@ -139,7 +139,6 @@ def assemble(
         train=train,
         early=early or train,
         score=choose_scorer(trainer, model, sample, form=form, task=task),
-        # one run is evaluated by the module itself at first: no kernels to wait for
         early_score=choose_scorer(trainer, model, sample, form=form and len(specs) > 1, task=task, compile=False),
         compile_after=compile_after,
         task=task,
@@ -222,7 +221,7 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
-        rounds=_advanced(state.rounds, busy),
+        rounds=advanced(state.rounds, busy),
         params=adapters.lower(fleet.space, after, model, state.params),
         buffers={**state.buffers, **merged.buffers},
         moments=moments,
@@ -252,15 +251,9 @@ def _play_plain(
     start = unflatten(state.params, fleet.shapes)
     trained = train(Assignment(fleet.model, batch, fleet.pools, start, state.buffers))
     done = server(batch.run, weights, trained, state.params, state.moments)
-    state = replace(state, rounds=_advanced(state.rounds, [*sampled]), params=done.params, moments=done.moments)
+    state = replace(state, rounds=advanced(state.rounds, [*sampled]), params=done.params, moments=done.moments)
     counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
     return state, replace(_round(fleet, score, state, sampled, done.table), counted=counted)
-
-
-def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
-    after = rounds.copy()
-    after[busy] += 1
-    return after
 
 
 def _train_chunk(
