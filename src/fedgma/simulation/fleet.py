@@ -117,8 +117,8 @@ def assemble(
     )
     early = early_form(train)
     if compile_after is None:
-        steps = steps_of_a_round(specs, chunk or cost.lanes)
-        compile_after = 0 if early is None else rounds_before_compiling(steps)
+        steps, lanes = steps_of_a_round(specs, chunk or cost.lanes)
+        compile_after = 0 if early is None else rounds_before_compiling(steps, lanes * cost.activations)
     frozen = frozenset(name for name, value in model.named_parameters() if not value.requires_grad)
     stepping = optimizers.lay_out([spec.optimizer for spec in specs], seen, device)
     most = max(spec.clients_per_round for spec in specs)

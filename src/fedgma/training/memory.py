@@ -19,6 +19,7 @@ class Capacity(NamedTuple):
 
     lanes: int
     samples: int  # of one run, in evaluation
+    activations: int  # bytes that a lane keeps of a batch for the backward pass
 
 
 def measure(
@@ -37,7 +38,7 @@ def measure(
     activations = activation_bytes(model, pool, batch, task)
     # weights, anchor, gradient, correction and update, and what is kept; activations and their gradients
     lane = (5 + kept) * (weights - frozen) + frozen + 2 * activations
-    return Capacity(max(1, budget // lane), max(1, budget // (4 * max(1, activations // batch))))
+    return Capacity(max(1, budget // lane), max(1, budget // (4 * max(1, activations // batch))), activations)
 
 
 def activation_bytes(model: nn.Module, pool: Pool, batch: int, task: Task = CLASSIFICATION) -> int:
