@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "masks.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
-SEARCH, CONFIRMATION, WHY = "C21", "C24", "C25"
+SEARCH, CONFIRMATION, WHY = "C21", "C23", "C25"
 CLAIMED = ("noise/gma", "noise/magnitude", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
 TRAINED = ("trained/uniform", "trained/balanced", "trained/saved")
 

@@ -20,12 +20,14 @@ from fedgma.paper.catalogue import catalogue
 from fedgma.paper.claims import Answer
 from fedgma.paper.compare import Comparison
 from fedgma.paper.entries import Entry, merged
+from fedgma.paper.multiverse import choices_table, look, sentences, specifications
 from fedgma.paper.outdated import why_outdated
 from fedgma.paper.plots.forest import draw_forest
 from fedgma.paper.rates import read_chosen
 from fedgma.paper.results import answers_to, comparisons_in, findings_of, make_report, write_comparison
 from fedgma.paper.tables import CLAIMS
-from fedgma.reports.plots.style import save
+from fedgma.reports.plots.specifications import draw_specifications
+from fedgma.reports.plots.style import plain_text, save
 from fedgma.reports.report import write_tables
 from fedgma.reports.tables import Table, markdown
 from fedgma.statistics.labels import plain, short
@@ -35,6 +37,7 @@ RESULTS = ROOT / "results"
 DOCS = ROOT / "docs"
 WORDS = ROOT / "tools" / "replication"
 PICTURE = DOCS / "pictures" / "replication.png"
+MULTIVERSE = DOCS / "pictures" / "multiverse.png"
 MOST_CELLS = 60  # of a page; longer tables are in results/ alone
 
 
@@ -180,6 +183,7 @@ def experiment_page(name: str, found: Found) -> str:
     parts += ["## Notes", "\n".join(f"- {note[0].upper()}{note[1:]}." for note in comparison.notes)] * bool(
         comparison.notes
     )
+    parts += universes_of(comparison)
     if cells := _cells(comparison):
         parts += [
             "## Cells",
@@ -193,6 +197,26 @@ def experiment_page(name: str, found: Found) -> str:
         "[Back to the replication](../replication.md)",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def universes_of(comparison: Comparison) -> list[str]:
+    """What the universes of a multiverse say, as Markdown; empty for other experiments."""
+    found = look(comparison) if comparison.experiment.universes else None
+    if found is None:
+        return []
+    said = "\n".join(wrapped(f"- {one[0].upper()}{one[1:]}.") for one in sentences(found))
+    alt = "Differences in all universes, sorted, above the choices of each"
+    parts = ["## Universes", said, f"![{alt}](../pictures/{MULTIVERSE.name})"]
+    table = choices_table(found)
+    return parts if table is None else [*parts, f"## {table.title}", _bare(table), wrapped(table.note)]
+
+
+def draw_multiverse(found: Found) -> None:
+    """The specification curve of the multiverse, if it was run."""
+    comparisons = [one for one in found.comparisons.values() if one.experiment.universes]
+    for multiverse in filter(None, map(look, comparisons)):
+        with plain_text():
+            save(draw_specifications(specifications(multiverse)), MULTIVERSE)
 
 
 def _cells(comparison: Comparison) -> str:
@@ -242,5 +266,6 @@ if __name__ == "__main__":
     for path, text in pages(everything).items():
         path.write_text(text, encoding="utf-8")
     save(draw_forest(overview.differences(everything.answers)), PICTURE)
+    draw_multiverse(everything)
     if "--page" not in sys.argv:
         write_results(everything, figures="--tables" not in sys.argv)

@@ -5,7 +5,8 @@
     ├── DataError               3   an invalid file or array
     │   └── IntegrityError      3   bytes that do not match their checksum or manifest
     ├── NotEnoughClients        4   too few valid updates for a round
-    └── Diverged                5   a result that is not finite; nothing was committed
+    ├── Diverged                5   a result that is not finite; nothing was committed
+    └── RankLost                6   another process of the same run ended; it can be resumed
 
 The number is the exit code of the command line. `FedgmaError` catches them all. Each message is one sentence: what was
 expected, what came, what to do.
@@ -44,3 +45,9 @@ class Diverged(FedgmaError, ArithmeticError):
     """A result that is not finite; nothing was committed."""
 
     exit_code = 5
+
+
+class RankLost(FedgmaError):
+    """Another process of the same run ended; the run can be resumed."""
+
+    exit_code = 6

@@ -20,6 +20,7 @@ from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.lines import line_of
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.plan import pack
 from fedgma.records.reader import read_head, read_lines
 from fedgma.simulation.fleet import assemble, play
 from fedgma.statistics.verdicts import Outcome
@@ -158,7 +159,7 @@ def test_shifted_data_are_scored_where_colours_are_new_and_where_they_are_not(sm
 def test_runs_of_other_models_are_played_in_fleets_of_their_own(small):
     grid = expand({**small, "model": ["logistic", "lenet"], "tau": [0.2, 0.4]})
     materials = Materials("cpu")
-    packed = experiments.pack(experiments.plan(grid, materials, None), materials)
+    packed = pack(experiments.plan(grid, materials, None), materials)
     assert [len(members) for members in packed] == [6, 6]
 
 

@@ -271,7 +271,7 @@ def test_the_identity_of_a_run_stands_in_its_record(tmp_path):
 def test_a_model_is_looked_at_on_inputs_of_the_shape_that_it_will_see(shift):
     (settings,) = expand({**TINY, "shift": {"name": shift}}).runs
     materials = Materials("cpu")
-    assert materials._input_shape(settings) == input_shape(materials.federation(settings).train)
+    assert materials.input_shape(settings) == input_shape(materials.federation(settings).train)
 
 
 PROBE = """

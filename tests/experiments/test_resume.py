@@ -19,6 +19,7 @@ from fedgma.errors import ConfigError, DataError, IntegrityError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.plan import missing, pack
 from fedgma.records import checkpoints
 from fedgma.records.checkpoints import read_checkpoint, write_checkpoint
 from fedgma.records.reader import read_lines
@@ -40,7 +41,7 @@ def play(settings, out, rounds=None, every=0.0, **options):
     materials = Materials("cpu")
     planned = experiments.plan(grid, materials, out)
     seen = []
-    for members in experiments.pack(experiments.missing(planned), materials):
+    for members in pack(missing(planned), materials):
         last = None if rounds is None else rounds * len(members)
         stop = functools.partial(lambda last: len(seen) == last, last)
         for played in experiments.play_fleet(members, materials, checkpoint_seconds=every, stop=stop, **options):

@@ -9,9 +9,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 import fedgma
 from fake_grids import Clock, Nodes, failure, record, reply
+from fedgma.aggregation.own import as_rule
 from fedgma.flower import Masked, identify
 from fedgma.flower import messages as messages_module
 from fedgma.flower.resume import SavedRun
+from fedgma.records.lookup import check_removable
 
 START = {"w": np.linspace(-1, 1, 6, dtype=np.float32), "steps": np.array(0)}
 
@@ -165,6 +167,29 @@ def test_a_changed_train_config_is_refused(tmp_path):
     start(0.1)
     with pytest.raises(fedgma.ConfigError, match=r"\(differing: train_config\)"):
         start(0.2)
+
+
+def own_rule(factor):
+    def shrunk(mean, votes, clients):
+        return mean * factor  # another factor is other code: the rule keeps its name
+
+    return shrunk
+
+
+@pytest.mark.parametrize("wrap", [lambda rule: rule, lambda rule: fedgma.keep_norm(as_rule(rule))])
+def test_other_code_of_ones_own_rule_is_refused(tmp_path, wrap):
+    play(1, tmp_path, aggregator=wrap(own_rule(0.5)))
+    play(2, tmp_path, aggregator=wrap(own_rule(0.5)))
+    with pytest.raises(fedgma.ConfigError, match="began with other code of the rule; use another folder, or restore"):
+        play(3, tmp_path, aggregator=wrap(own_rule(0.25)))
+    (tmp_path / "rule").write_bytes(b"0" * 64 + b" python3.1\n")  # what another Python compiles is not comparable
+    play(3, tmp_path, aggregator=wrap(own_rule(0.25)))
+    check_removable(tmp_path)
+
+
+def test_a_rule_of_the_library_has_no_code_of_ones_own(tmp_path):
+    play(1, tmp_path, aggregator=fedgma.smoothed(fedgma.masked_mean(0.3), 0.9))
+    assert not (tmp_path / "rule").exists()
 
 
 def test_the_time_to_wait_may_change(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 from made_runs import write_run
 
+from fedgma.experiments.materials import Materials
 from fedgma.paper import universes
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
@@ -14,6 +15,7 @@ from fedgma.paper.rates import Chosen, read_chosen
 from fedgma.paper.results import make_report
 from fedgma.paper.search import choose
 from fedgma.statistics.additive import fit_additive
+from scripts import load_script
 
 FEW = 8
 ROUNDS = Cut(rounds=10)
@@ -141,3 +143,19 @@ def test_few_universes_have_no_model_and_none_no_multiverse(made):
     assert few.model is None
     assert choices_table(few) is None
     assert look(comparison._replace(compared=comparison.compared[:1])) is None
+
+
+@pytest.mark.slow
+def test_a_universe_is_searched_and_compared_once_wherever_its_runs_are(tmp_path):
+    tool = load_script("tools/run_multiverse.py")
+    small = {"local work": "5 steps", "batch": "10", "a round": "5"}
+    place = next(i for i, one in enumerate(universes.read()) if {**one, **small} == one)
+    how = tool.How(tmp_path / "here", Cut(rounds=1, seeds=1, quick=True), "cpu", "fp32", 0.0, ())
+    materials, name = Materials("cpu"), universes.name_of(universes.read()[place])
+    assert tool.play_universe(place, how, materials, []).startswith(f"{name}: 16 + 2 runs in")
+    assert tool.play_universe(place, how, materials, []).startswith(f"{name}: 0 + 0 runs in")
+    chosen = read_chosen(tmp_path / "here" / name.replace(" ", "-") / tool.CHOSEN)
+    assert {where for where, *_ in chosen.rates} == {f"fmnist-mini, {name}"}
+    elsewhere = how._replace(out=tmp_path / "there")
+    earlier = read_entries([tmp_path / "here"])[0]
+    assert tool.play_universe(place, elsewhere, materials, earlier).startswith(f"{name}: 0 + 0 runs in")

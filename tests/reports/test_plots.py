@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -121,3 +123,31 @@ def test_pictures_are_the_same_bytes_every_time(tmp_path):
         return save(draw_agreement({"a": coins(4)}), tmp_path / name).read_bytes()
 
     assert once("a.svg") == once("a.svg")
+
+
+def hovered(drawn):
+    """The words of each invisible shape of an SVG with its first coordinates."""
+    shapes = re.findall(r'<(?:circle c|rect )x="([\d.-]+)" c?y="([\d.-]+)"[^>]*><title>([^<]*)', drawn)
+    return {words: (float(x), float(y)) for x, y, words in shapes}
+
+
+def test_a_pointer_finds_the_value_of_each_point_where_it_is_drawn():
+    arms = {"GMA <b>": {0: {1: 0.25, 2: 0.5, 4: 0.625}}, "mean": {0: {1: 0.25, 2: 0.75, 4: 0.5}}}
+    drawn = svg(draw_accuracy(arms), "one")
+    found = hovered(drawn)
+    words = [f"GMA &lt;b&gt;, round {r}: {v} (test accuracy, %)" for r, v in ((1, "25"), (2, "50"), (4, "62.5"))]
+    assert set(words) < set(found)
+    assert found["round 2: -25 (ahead of mean, points)"][0] == found[words[1]][0]
+    marks = re.findall(r'<use xlink:href="#\S+" x="([\d.]+)" y="([\d.]+)"[^>]*fill: #2b83c6', drawn)
+    apart = np.subtract.outer(
+        [complex(*found[word]) for word in words], [complex(float(x), float(y)) for x, y in marks]
+    )
+    assert abs(apart).min(axis=1).max() < 0.1
+
+
+def test_a_pointer_reads_bars_cells_and_rows():
+    counts = np.array([12.0, 0, 24, 0, 4])
+    bars = hovered(svg(draw_agreement({"round 1": counts / counts.sum()}, tau=0.5), "two"))
+    assert any(words.startswith("round 1, agreement") and ": 60 (share of entries, %)" in words for words in bars)
+    cells = hovered(svg(draw_layers(np.array([[0.5, 0.25], [0.1, 0.2]]), [1, 2], ["conv", "fc"]), "three"))
+    assert set(cells) == {"conv, round 1: 50", "conv, round 2: 25", "fc, round 1: 10", "fc, round 2: 20"}

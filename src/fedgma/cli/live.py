@@ -49,10 +49,14 @@ class Stopping:
 
 
 @contextlib.contextmanager
-def obeying_signals(*, training: bool = False) -> Iterator[Stopping]:
-    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round; `training` as in `Stopping`."""
+def obeying_signals(*, training: bool = False, following: bool = False) -> Iterator[Stopping]:
+    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round; `training` as in `Stopping`.
+
+    A process that is `following` another one ignores them, and ends when that one does.
+    """
     stopping = Stopping(training=training)
-    before = {number: signal.signal(number, stopping.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    receive = signal.SIG_IGN if following else stopping.receive
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stopping
     finally:

@@ -1,9 +1,10 @@
 """What `fedgma run` and `fedgma sweep` share: options, training with progress bars, printing the outcome."""
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fedgma.experiments.grid import Grid
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.outcome import Outcome
+    from fedgma.experiments.places import Place
     from fedgma.experiments.plan import Planned
     from fedgma.records.label import Label
     from fedgma.records.reader import Run
@@ -109,26 +111,32 @@ def grid_of_words(words: list[str] | None) -> "Grid":
     return read_grid(Path(files[0]) if files else None, [word for word in words or [] if "=" in word])
 
 
-def play_grid(grid: "Grid", manner: Manner) -> None:
-    """Train the missing runs of a grid on this machine and print the outcome; after a signal they can be resumed.
+def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> None:
+    """Train the missing runs of a grid and print the outcome; after a signal they can be resumed.
 
-    A long job is estimated first; at a terminal, a very long one is begun only if the user agrees.
+    A long job is estimated first; at a terminal, a very long one is begun only if the user agrees. `place` is that of
+    this process among several (ranks), of which the first speaks and writes.
     """
     from fedgma.cli.live import Watch, obeying_signals
 
-    console = manner.console
-    with obeying_signals(training=True) as stopping:
+    console, speaks = manner.console, place is None or place.rank == 0
+    with obeying_signals(training=True, following=not speaks) as stopping, contextlib.ExitStack() as opened:
+        from fedgma.experiments.agreement import fleets_of
         from fedgma.experiments.materials import Materials
-        from fedgma.experiments.plan import missing, pack, plan
+        from fedgma.experiments.plan import plan
         from fedgma.experiments.progress import arm_names
+        from fedgma.experiments.rendezvous import joined
+        from fedgma.training.ranks import agreed as asked_first
 
-        materials = Materials(manner.device, folder=grid.folder, precision=manner.precision, version=manner.version)
+        ranks, device = opened.enter_context(joined(place, manner.device))
+        materials = Materials(device, folder=grid.folder, precision=manner.precision, version=manner.version)
         planned = plan(grid, materials, manner.out)
-        left = missing(planned)
-        packed = pack(left, materials)
+        packed = fleets_of(planned, materials, ranks)
+        left = [run for members in packed for run in members]
         for remark in materials.remarks:
             console.print(remark, soft_wrap=True)
-        say_plan(console, planned, left, len(packed), str(materials.device))
+        over = f", {ranks.size} ranks" if ranks.size > 1 else ""
+        say_plan(console, planned, left, len(packed), f"{materials.device}{over}")
         if manner.dry:
             facts = {"out": str(manner.out), "runs": len(planned), "device": str(materials.device)}
             say_estimate(console, packed, materials, facts=facts if manner.as_json else None)
@@ -137,9 +145,10 @@ def play_grid(grid: "Grid", manner: Manner) -> None:
             return
         put_label(planned, manner)
         watch = Watch(console, quiet=manner.silent, names=arm_names(planned))
-        options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state}
-        play_fleets(packed, materials, watch, stopping, **options)
-    end(planned, manner, stopping)
+        options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state, "ranks": ranks}
+        play_fleets(packed, materials, watch, asked_first(ranks, stopping), **options)
+    if speaks:
+        end(planned, manner, stopping)
 
 
 def put_label(planned: "Sequence[Planned]", manner: Manner) -> None:
@@ -155,7 +164,7 @@ def play_fleets(
     packed: "Sequence[Sequence[Planned]]",
     materials: "Materials",
     watch: "Watch",
-    stopping: "Stopping",
+    stopping: Callable[[], bool],
     **options: Any,
 ) -> None:
     """Train fleets one after the other, with a bar for each, until all are done or a signal arrives.

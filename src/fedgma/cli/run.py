@@ -6,12 +6,27 @@ from typing import Annotated
 import typer
 
 from fedgma.cli import play
+from fedgma.cli.ranks import on_ranks, play_on_ranks
 from fedgma.cli.runs import Yes
+
+On = Annotated[
+    str, typer.Option(help="`here` (one process), or `torchrun`: several, which share the clients of each round.")
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option(help="With --on torchrun: the number of processes to start; by default one for each GPU."),
+]
+Replace = Annotated[
+    bool, typer.Option("--replace-lost", help="With --on torchrun: go on with as many processes when one is killed.")
+]
 
 
 def run(
     words: play.Words = None,
     show: Annotated[bool, typer.Option("--show", help="Print every setting without training.")] = False,
+    on: On = "here",
+    ranks: Ranks = None,
+    replace: Replace = False,
     out: play.Out = Path("runs"),
     device: play.Device = "auto",
     precision: play.Precision = "fp32",
@@ -40,4 +55,8 @@ def run(
     from fedgma.records.label import make_label
 
     manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
-    play.play_grid(grid, manner._replace(label=make_label(name, note), dry=dry_run, yes=yes))
+    manner = manner._replace(label=make_label(name, note), dry=dry_run, yes=yes)
+    if dry_run or not on_ranks(on, ranks, replace):
+        play.play_grid(grid, manner)
+    else:
+        play_on_ranks(grid, manner, ranks, replace=replace)

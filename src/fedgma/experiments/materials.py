@@ -24,7 +24,7 @@ from fedgma.data.shifts import Colour
 from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
 from fedgma.experiments.clock_settings import clock_identity, clock_of, located_clock
-from fedgma.experiments.identity import ModelIdentity, code_identity, data_identity, model_identity, task_identity
+from fedgma.experiments.identity import code_identity, data_identity, model_identity, task_identity
 from fedgma.experiments.own_code import file_of, import_code, load_code
 from fedgma.experiments.own_defaults import fit
 from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
@@ -32,6 +32,7 @@ from fedgma.experiments.run_tasks import fitting, make_task, task_name
 from fedgma.experiments.settings import MODELS, Settings, is_path
 from fedgma.experiments.spec_parts import attack_of, device_of, local_of, optimizer_of, shift_of, wrapped
 from fedgma.experiments.task_settings import check_model
+from fedgma.records.code import ModelIdentity
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, malicious

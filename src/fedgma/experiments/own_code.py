@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgma.errors import ConfigError
-from fedgma.experiments.identity import is_installed
+from fedgma.records.code import is_installed
 
 
 def file_of(name: str) -> str | None:

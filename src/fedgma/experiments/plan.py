@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fedgma.aggregation.kernels.plain import FURTHER
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import BASELINE
+from fedgma.data.pools import input_shape
 from fedgma.experiments.grid import Grid, expand, read_file
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.run_tasks import metric_facts
@@ -151,12 +152,9 @@ def _bytes_of_rule(rule: Rule) -> int:
 
 def entries_of(settings: Settings, materials: Materials) -> int:
     """The number of trainable entries of a run's model; for products of adapters, no more than all of its entries."""
-    import torch
-
     spec = materials.spec(settings)
     pool = spec.federation.train
-    none = torch.zeros(1, dtype=torch.int64, device=pool.y.device)
-    model = build(spec.model, tuple(pool.batch(none, none)[0].shape[1:]), pool.classes, 0)
+    model = build(spec.model, input_shape(pool), pool.classes, 0)
     return parameter_count(model) if spec.adapters is None else sum(value.numel() for value in model.parameters())
 
 

@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 from fedgma.aggregation.own import AnyRule
 from fedgma.data.partitions import Divider
 from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
+from fedgma.experiments.agreement import fleets_of, share_checkpoints, share_lines
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials, own_name
 from fedgma.experiments.notebook import NotebookBar, notebook
 from fedgma.experiments.outcome import Network, Outcome
-from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, missing, pack, plan
+from fedgma.experiments.places import Place, find_place
+from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, plan
 from fedgma.experiments.progress import Progress, arm_names
+from fedgma.experiments.rendezvous import joined
 from fedgma.experiments.run_tasks import task_name
 from fedgma.records.checkpoints import Checkpoint, State, checkpoint_rounds, read_checkpoint
 from fedgma.records.format import Line, Record
@@ -41,6 +44,7 @@ from fedgma.statistics.arms import rows, summary_of
 from fedgma.statistics.comparisons import against_baseline
 from fedgma.training.gradients import tied_names
 from fedgma.training.models import Model, parameter_count
+from fedgma.training.ranks import ALONE, Ranks
 
 CHECKPOINT_SECONDS = 10.0
 SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads
@@ -64,27 +68,29 @@ def play_fleet(
     wait: float = 0.5,
     stop: Callable[[], bool] = lambda: False,
     ahead: bool | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Played]:
     """Train the runs of one fleet to their last round, or until `stop`; runs with a folder are recorded and resumed.
 
     `wait` is the number of seconds to wait for another process that writes to a folder. Without `keep_state`, finished
     runs take less disk space and cannot be extended. With `ahead`, the default on a GPU, a round starts before the
-    previous one is read and written, so that host and device work at the same time.
+    previous one is read and written, so that host and device work at the same time. With several `ranks`, each of them
+    calls this function with the same runs; the first one writes, and `stop` gives all of them the same answers.
     """
     with contextlib.ExitStack() as opened:
         specs = [materials.spec(run.settings) for run in members]
         if materials.precision != "fp32" and materials.device.type == "cpu":
             raise ConfigError(f"precision {materials.precision!r} is for a GPU; on a CPU everything is 'fp32'")
-        fleet = fleets.assemble(specs, precision=materials.precision)
+        fleet = fleets.assemble(specs, precision=materials.precision, ranks=ranks)
         parameters = parameter_count(fleet.model)
         opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
         facts = {"parameters": parameters, **({"tied": tied} if (tied := tied_names(fleet.model)) else {})}
         if fleet.compile_after:
             facts["compiled_after"] = fleet.compile_after
-        folders = [_open(run, materials, facts, wait, opened) for run in members]
+        folders = [_open(run, materials, facts, wait, opened) if ranks.first else None for run in members]
         extend([(run, spec, path) for run, spec, path in zip(members, specs, folders, strict=True) if path is not None])
         checkpoints = [None if folder is None else folder.resume() for folder in folders]
-        state = _resume(fleet, checkpoints)
+        state = _resume(fleet, share_checkpoints(ranks, checkpoints))
         for run, folder in enumerate(folders):
             if state.rounds[run] >= specs[run].rounds:  # killed after its last checkpoint, before it was marked as done
                 _finish(folder, fleet, state, run, keep_state)
@@ -181,6 +187,7 @@ def rounds(
     device: str = "auto",
     precision: str = "fp32",
     version: str | None = None,
+    on: str = "here",
 ) -> Iterator[Played]:
     """Train every run of a configuration and yield each round; with `out`, write run folders and skip finished runs.
 
@@ -189,12 +196,14 @@ def rounds(
     generator) that returns the sample indices of each client. `aggregator` is your own rule (docs/rules.md): runs with
     it are added to those of the configuration, by default to runs of the plain mean. Runs are identified by their
     settings and by the content of their data, model, task and rule. Give a `version`, and change it with your code,
-    where that content cannot be fingerprinted.
+    where that content cannot be fingerprinted. With `on="torchrun"`, in a script that torchrun or Slurm's srun starts
+    several times, the clients of each round are shared out over these processes, and the first one writes.
     """
     own = {"data": data, "model": model, "task": task, "aggregator": aggregator, "partition": partition}
-    planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
-    for members in pack(missing(planned), materials):
-        yield from play_fleet(members, materials)
+    with joined(_place(on), device) as (ranks, device):
+        planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
+        for members in fleets_of(planned, materials, ranks):
+            yield from play_fleet(members, materials, ranks=ranks)
 
 
 def run(
@@ -209,6 +218,7 @@ def run(
     device: str = "auto",
     precision: str = "fp32",
     version: str | None = None,
+    on: str = "here",
     progress: bool = True,
 ) -> Outcome:
     """Train every run of a configuration and return the results; arguments are those of `rounds`.
@@ -216,21 +226,39 @@ def run(
     In a Jupyter notebook a line shows the progress, unless `progress` is false.
     """
     own = {"data": data, "model": model, "task": task, "aggregator": aggregator, "partition": partition}
-    planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
-    packed = pack(missing(planned), materials)
-    seen = Progress(arm_names(planned))
-    seen.begin([run for members in packed for run in members], "training")
-    bar = NotebookBar(seen) if progress and packed and notebook() is not None else None
-    lines: dict[str, list[Record]] = {}
-    models: dict[str, State] = {}
-    for played in (played for members in packed for played in play_fleet(members, materials)):
-        lines.setdefault(played.run.fingerprint, []).append(played.line)
-        if played.model is not None:
-            models[played.run.fingerprint] = played.model
-        seen.see(played.run, played.line)
-        if bar is not None:
-            bar.update()
-    return conclude(planned, lines, models)._replace(networks=_networks(planned, materials))
+    with joined(_place(on), device) as (ranks, device):
+        planned, materials = _planned(config, out, device, **own, precision=precision, version=version)
+        packed = fleets_of(planned, materials, ranks)
+        seen = Progress(arm_names(planned))
+        seen.begin([run for members in packed for run in members], "training")
+        bar = NotebookBar(seen) if progress and packed and notebook() is not None else None
+        lines: dict[str, list[Record]] = {}
+        models: dict[str, State] = {}
+        for played in (played for members in packed for played in play_fleet(members, materials, ranks=ranks)):
+            lines.setdefault(played.run.fingerprint, []).append(played.line)
+            if played.model is not None:
+                models[played.run.fingerprint] = played.model
+            seen.see(played.run, played.line)
+            if bar is not None:
+                bar.update()
+        outcome = conclude(*share_lines(ranks, planned, lines), models)
+        return outcome._replace(networks=_networks(planned, materials))
+
+
+def _place(on: str) -> Place | None:
+    """Which of several processes this is; None for the only one."""
+    if on not in ("here", "torchrun"):
+        raise ConfigError(
+            f"on: expected 'here' or 'torchrun', got {on!r}; sweeps run on Ray by `fedgma sweep --on ray`"
+        )
+    if on == "here":
+        return None
+    if (place := find_place(os.environ)) is None:
+        raise ConfigError(
+            "on='torchrun' needs a script that torchrun or srun starts, e.g. `torchrun --nproc-per-node 4 script.py`; "
+            "for runs of a settings file, `fedgma run FILE --on torchrun --ranks 4` starts the processes itself"
+        )
+    return place
 
 
 def _networks(planned: Sequence[Planned], materials: Materials) -> dict[str, Network]:

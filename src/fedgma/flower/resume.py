@@ -1,11 +1,12 @@
 """The folder of a federated run: one line per round, checkpoints, and a mark at the end; a server app resumes from it.
 
 It is a run folder as the simulator writes them (`fedgma.records.writer`): it can be resumed after a kill at any moment,
-and one process writes it at a time. It belongs to one run: other settings, another initial model or fewer rounds than
-it already has are refused.
+and one process writes it at a time. It belongs to one run: other settings, another initial model, other code of a rule
+of your own or fewer rounds than it already has are refused.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from logging import WARNING
@@ -22,25 +23,32 @@ from fedgma.aggregation.gate import Refusal
 from fedgma.aggregation.server import MaskedServer, unpack_state
 from fedgma.errors import ConfigError, FedgmaError, IntegrityError
 from fedgma.records.checkpoints import checkpoint_rounds, digest, write_atomic, written_to
-from fedgma.records.lookup import FAILED
+from fedgma.records.code import own_code
+from fedgma.records.lookup import FAILED, INITIAL, RULE
 from fedgma.records.reader import complete_lines, is_done, read_content, read_head, read_lines
 from fedgma.records.writer import RunFolder, dump, is_running
 
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # whose compiler the checksum of code depends on
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
-INITIAL = "initial"  # the file with the SHA-256 of the initial model
 
 
 class SavedRun:
     """A run's folder, open for writing; without a folder, nothing is saved."""
 
     def __init__(
-        self, folder: str | Path | None, settings: Mapping[str, Any], params: Mapping[str, np.ndarray]
+        self,
+        folder: str | Path | None,
+        settings: Mapping[str, Any],
+        params: Mapping[str, np.ndarray],
+        rule: object = None,
     ) -> None:
         self.path = None if folder is None or folder == "" else Path(folder)
         shapes = {name: [*np.shape(array), str(array.dtype)] for name, array in params.items()}
         settings = {"engine": "flower", **settings}
         self._head: dict[str, Any] = {"settings": settings, "parameters": shapes}
         self._initial = f"{digest(params)}\n".encode()
+        code = own_code(rule)
+        self._rule = None if code is None else f"{code} {PYTHON}\n".encode()
         self._folder: RunFolder | None = None
 
     def __enter__(self) -> "SavedRun":
@@ -52,6 +60,7 @@ class SavedRun:
             try:
                 self._folder = RunFolder(self.path, self._head).__enter__()
                 self._check_initial_model()
+                self._check_rule()
             except FedgmaError as error:
                 self.__exit__(type(error), error, None)
                 raise
@@ -75,14 +84,33 @@ class SavedRun:
         if list(read_head(self.path)["parameters"]) != list(self._head["parameters"]):
             raise ConfigError(f"{self.path} has the arrays of the model in another order; use another folder")
         file = self.path / INITIAL
-        if not file.exists():
-            with written_to(self.path):
-                write_atomic(file, self._initial)
-        elif read_content(file) != self._initial:
+        if self._kept(file, self._initial) != self._initial:
             raise ConfigError(
                 f"{self.path} began with another initial model; use another folder, or fix the seed of the initial "
                 f"model so that each start makes the same one; to go on all the same, delete {file}"
             )
+
+    def _check_rule(self) -> None:
+        """Compare the code of a user's own rule with that which the folder began with, if this Python compiled it."""
+        assert self.path is not None
+        file = self.path / RULE
+        if self._rule is None and not file.exists():
+            return
+        kept = self._kept(file, self._rule or b"")
+        if kept != self._rule and kept.endswith(f" {PYTHON}\n".encode()):
+            raise ConfigError(
+                f"{self.path} began with other code of the rule; use another folder, or restore the code of the rule; "
+                f"to go on all the same, delete {file}"
+            )
+
+    def _kept(self, file: Path, content: bytes) -> bytes:
+        """What a file of the folder says; if there is none yet, it is written."""
+        if file.exists():
+            return read_content(file)
+        assert self.path is not None
+        with written_to(self.path):
+            write_atomic(file, content)
+        return content
 
     def resume(self, server: MaskedServer, rounds: int) -> tuple[int, dict[str, np.ndarray] | None, Result]:
         """Rounds played, the model after them (None: the initial one), and the metrics so far.

@@ -190,7 +190,7 @@ class Masked(FedAvg):
         self.summary()
         first = {name: array.numpy() for name, array in initial_arrays.items()}
         configs = {"train_config": dict(train_config or {}), "evaluate_config": dict(evaluate_config or {})}
-        with SavedRun(folder, {**self.settings, **_plain(configs)}, first) as saved:
+        with SavedRun(folder, {**self.settings, **_plain(configs)}, first, self.server.rule) as saved:
             completed, params, result = saved.resume(self.server, num_rounds)
             arrays = initial_arrays if params is None else to_record(params)
             if completed == 0 and evaluate_fn is not None:

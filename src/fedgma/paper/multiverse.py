@@ -9,7 +9,7 @@ import numpy as np
 from fedgma.errors import DataError
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.rates import KEYS
-from fedgma.paper.universes import CHOICES, Universe, name_of, read
+from fedgma.paper.universes import CHOICES, CLIENT_RATES, Universe, name_of, read
 from fedgma.reports.plots.specifications import Specification
 from fedgma.reports.tables import Table, Value
 from fedgma.statistics.additive import Additive, fit_additive
@@ -107,7 +107,7 @@ def specifications(found: Multiverse) -> list[Specification]:
 
 def sentences(found: Multiverse) -> list[str]:
     """The findings, each in a sentence without its full stop."""
-    return [_run_ones(found), _counted(found.shares), *_overall(found), *_decided(found.model)]
+    return [_run_ones(found), _counted(found.shares), *_overall(found), _edges(found), *_decided(found.model)]
 
 
 def _run_ones(found: Multiverse) -> str:
@@ -136,6 +136,14 @@ def _overall(found: Multiverse) -> list[str]:
         f"without the noise of the seeds, universes differ by a standard deviation of {found.deviation:.2f} points",
         f"{converged} universes have converged; a run diverged in {lost}{without}",
     ]
+
+
+def _edges(found: Multiverse) -> str:
+    """How many arms chose a client rate at an end of the grid."""
+    sides = [side for _, one, _ in found.cells for side in (one.cell.plain, one.cell.masked) if side]
+    grids = [CLIENT_RATES[f"{side['momentum']:g}"] for side in sides]
+    low, high = (sum(side[KEYS[0]] == end(grid) for side, grid in zip(sides, grids, strict=True)) for end in (min, max))
+    return f"of {len(sides)} arms {low} chose the smallest client rate of the grid and {high} the largest"
 
 
 def _decided(model: Additive | None) -> list[str]:

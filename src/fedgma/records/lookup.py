@@ -16,7 +16,9 @@ from fedgma.records.writer import is_running
 
 LEAST_DIGITS = 4  # of an id
 FAILED = "failed"  # the file that says why a Flower run gave up
-FILES = {"run.json", "rounds.jsonl", "checkpoints", SUMS, "done", "lock", LABEL, DAMAGED, FAILED}
+INITIAL = "initial"  # the file with the SHA-256 of the model that a Flower run began with
+RULE = "rule"  # the file with the SHA-256 of the code of a Flower run's own rule
+FILES = {"run.json", "rounds.jsonl", "checkpoints", SUMS, "done", "lock", LABEL, DAMAGED, FAILED, INITIAL, RULE}
 
 State = Literal["done", "running", "stopped", "failed"]
 

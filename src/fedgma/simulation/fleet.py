@@ -6,16 +6,16 @@ are the same whichever other runs are in the fleet. The state is passed in and r
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedgma.data.augmentations import augment_pool
-from fedgma.data.pools import Pool, input_shape
+from fedgma.data.pools import input_shape
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
 from fedgma.simulation import timeline, versions
@@ -25,55 +25,22 @@ from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
 from fedgma.simulation.sampling import chunks, draw_batches, lay_lanes, sample_all_clients, steps_of_a_round
 from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
 from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
+from fedgma.simulation.setup import Fleet as Fleet
 from fedgma.simulation.spec import RunSpec, check_together
-from fedgma.simulation.state import State, advanced, restored
+from fedgma.simulation.state import State, restored
+from fedgma.simulation.versions import Laid
 from fedgma.training import memory
 from fedgma.training.choose import choose, choose_scorer, early_form
 from fedgma.training.compile import rounds_before_compiling
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
-from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer
+from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
 from fedgma.training.models import build
+from fedgma.training.ranks import ALONE, Ranks, train_shared
 from fedgma.training.same_pools import distinct
-from fedgma.training.stacked import Shapes, Stacked, flatten, ship, stack, unflatten, without
-from fedgma.training.task import Columns, Task, columns_of, figures, sample_means
-
-
-@dataclass(frozen=True, eq=False)
-class Fleet:
-    """What is the same in every round: runs, model, trainer, tables on the device."""
-
-    specs: tuple[RunSpec, ...]
-    model: nn.Module
-    shapes: Shapes  # of the trainable parameters, in order
-    frozen: frozenset[str]  # names of the others, which stay as they are
-    space: adapters.Space | None  # None: rules see the parameters themselves
-    seen: Shapes  # what rules and server optimisers see
-    train: LocalTrainer
-    early: LocalTrainer  # of the first rounds, in which nothing is compiled
-    score: Scorer
-    early_score: Scorer  # for one run the module itself: no kernels to wait for
-    compile_after: int  # how many those are; 0 where nothing is ever compiled
-    task: Task
-    columns: Columns  # of the task's measures
-    precision: str
-    pools: tuple[Pool, ...]  # distinct training pools
-    pool: np.ndarray  # [run], position in `pools`
-    rates: dict[str, np.ndarray]  # of local training, float32 [run] each
-    tests: tuple[dict[str, Pool], ...]  # per run, by name; equal pools are one object
-    optimizers: optimizers.Optimizers
-    rules: rules.Rules
-    bounds: norm_bounds.Bounds | None  # None: no run bounds the norm of updates
-    attackers: attacks.Attackers | None
-    algorithms: carried.Algorithms | None  # None: no run's algorithm carries anything from round to round
-    clocks: tuple[timeline.RunClock | None, ...]  # per run; None: its rounds have no duration
-    layers: votes.Layers
-    server: ServerPart | None  # all that follows training in a round; None where there is more
-    client_tests: tuple[Tensor | None, ...]  # per run [client, sample] into its test pool, -1 is none
-    chunk: int  # lanes trained at a time
-    eval_batch: int
-    device: torch.device
+from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten, without
+from fedgma.training.task import columns_of, figures, sample_means
 
 
 def assemble(
@@ -85,12 +52,14 @@ def assemble(
     chunk: int | None = None,
     form: bool = True,
     compile_after: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Fleet:
     """Check that the runs can share a fleet, and prepare all that is the same in every round.
 
     `trainer`, `precision` and `form` are those of `training.choose.choose`. `budget` is the memory for lanes in bytes,
     by default a share of the device's. `chunk` is the number of lanes trained at a time; it replaces the budget.
     `compile_after` is the number of rounds before steps are compiled; by default it follows from the number of steps.
+    `ranks` are the processes over which lanes are shared out.
     """
     specs = tuple(specs)
     check_together(specs)
@@ -157,9 +126,10 @@ def assemble(
         layers=votes.lay_out(seen, device),
         server=server,
         client_tests=tuple(client_tests(spec, device) for spec in specs),
-        chunk=chunk or cost.lanes,
-        eval_batch=max(1, cost.samples // len(specs)),
+        chunk=chunk or max(1, cost.lanes // ranks.beside),
+        eval_batch=max(1, cost.samples // (ranks.beside * len(specs))),
         device=device,
+        ranks=ranks,
     )
 
 
@@ -215,13 +185,15 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     norms = None
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
-    counted = [_train_chunk(fleet, train, state, piece, sums, kept, gathered, zeros, norms) for piece in pieces]
+    counted = []
+    for laid, trained in _trained(fleet, train, state, pieces):
+        counted.append(_count_lanes(fleet, state, laid, trained, sums, kept, gathered, zeros, norms))
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
-        rounds=advanced(state.rounds, busy),
+        rounds=_advanced(state.rounds, busy),
         params=adapters.lower(fleet.space, after, model, state.params),
         buffers={**state.buffers, **merged.buffers},
         moments=moments,
@@ -247,33 +219,51 @@ def _play_plain(
     lanes: np.ndarray,
 ) -> tuple[State, Round]:
     """A round of a fleet for which `server` is all that follows training."""
-    batch, weights = lay_lane_batch(fleet, state, lanes)
-    start = unflatten(state.params, fleet.shapes)
-    trained = train(Assignment(fleet.model, batch, fleet.pools, start, state.buffers))
-    done = server(batch.run, weights, trained, state.params, state.moments)
-    state = replace(state, rounds=advanced(state.rounds, [*sampled]), params=done.params, moments=done.moments)
+    ((laid, trained),) = _trained(fleet, train, state, [lanes])
+    batch = laid.batch
+    done = server(batch.run, laid.weights, trained, state.params, state.moments)
+    state = replace(state, rounds=_advanced(state.rounds, [*sampled]), params=done.params, moments=done.moments)
     counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
     return state, replace(_round(fleet, score, state, sampled, done.table), counted=counted)
 
 
-def _train_chunk(
+def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
+    after = rounds.copy()
+    after[busy] += 1
+    return after
+
+
+def _trained(
+    fleet: Fleet, train: LocalTrainer, state: State, pieces: Sequence[np.ndarray]
+) -> Iterator[tuple[Laid, Trained]]:
+    """Pieces of the lanes of a round with the results of their training, in order."""
+    starts = carried.starts(fleet.algorithms, state.params, state.moments.z)
+
+    def lay(lanes: np.ndarray) -> Laid:
+        begun = versions.begin(state.versions, state.rounds + 1, lanes, starts, state.buffers)
+        return Laid(lanes, *lay_lane_batch(fleet, state, lanes), begun)
+
+    def train_lanes(laid: Laid) -> Trained:
+        terms = carried.lane_terms(fleet.algorithms, state.carried, laid.batch)
+        task = (fleet.pools, unflatten(laid.begun.params, fleet.shapes), laid.begun.buffers, *terms)
+        return train(Assignment(fleet.model, replace(laid.batch, run=laid.begun.rows), *task))
+
+    return train_shared(fleet.ranks, map(lay, pieces), train_lanes, state.params)
+
+
+def _count_lanes(
     fleet: Fleet,
-    train: LocalTrainer,
     state: State,
-    lanes: np.ndarray,
+    laid: Laid,
+    trained: Trained,
     sums: tallies.Sums,
     kept: rules.Kept,
     gathered: carried.RoundSums | None,
     zeros: Tensor,
     norms: norm_bounds.RoundNorms | None,
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """Train some lanes and add them to the sums; returns the run and client of each, and which were counted."""
-    lane_batch, weights = lay_lane_batch(fleet, state, lanes)
-    starts = carried.starts(fleet.algorithms, state.params, state.moments.z)
-    begun = versions.begin(state.versions, state.rounds + 1, lanes, starts, state.buffers)
-    terms = carried.lane_terms(fleet.algorithms, state.carried, lane_batch)
-    task = (fleet.pools, unflatten(begun.params, fleet.shapes), begun.buffers, *terms)
-    trained = train(Assignment(fleet.model, replace(lane_batch, run=begun.rows), *task))
+    """Add trained lanes to the sums; returns the run and client of each, and which were counted."""
+    lanes, lane_batch, weights, begun = laid
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
@@ -369,7 +359,7 @@ def _evaluate(
         params = unflatten(optimizers.evaluated(fleet.optimizers, state.moments, state.params)[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
-            loss, found = sample_scores(score, params, buffers, pool, batch=fleet.eval_batch)
+            loss, found = sample_scores(score, params, buffers, pool, batch=fleet.eval_batch, over=fleet.ranks.map)
         means = sample_means(fleet.task, loss, found, pool.y)
         scores.setdefault(name, []).append((rows, figures(fleet.task, fleet.columns, *means)))
         weight = None if fleet.task.weight is None else fleet.task.weight(pool.y)

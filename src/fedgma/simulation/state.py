@@ -54,13 +54,6 @@ class State:
     versions: Versions = field(default_factory=dict)  # earlier models that clients still work on
 
 
-def advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
-    """The completed rounds [run] after one more of some runs."""
-    after = rounds.copy()
-    after[busy] += 1
-    return after
-
-
 def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
     """One run's state as plain arrays: enough to resume bit-identically, alone or in another fleet."""
     plain = {"round": np.array(state.rounds[run])}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedgma.simulation.timeline import RunClock, Timeline
+from fedgma.training.lane_batch import LaneBatch
 from fedgma.training.stacked import Stacked, ship
 
 
@@ -31,6 +32,20 @@ class Begun(NamedTuple):
     params: Tensor  # [row, entry]
     buffers: Stacked
     rows: np.ndarray  # int64 [lane]
+
+
+class Laid(NamedTuple):
+    """Lanes that are ready to train: their batches, their weights in the mean, and what they start from."""
+
+    lanes: np.ndarray  # int64 [lane, 3]: run, client, round
+    batch: LaneBatch
+    weights: np.ndarray  # [lane]
+    begun: Begun
+
+    def take(self, rows: np.ndarray) -> "Laid":
+        """Some of the lanes."""
+        begun = self.begun._replace(rows=self.begun.rows[rows])
+        return Laid(self.lanes[rows], self.batch.take(rows), self.weights[rows], begun)
 
 
 def begin(versions: Versions, rounds: np.ndarray, lanes: np.ndarray, params: Tensor, buffers: Stacked) -> Begun:

@@ -1,6 +1,7 @@
 """Evaluation: loss and measures of all runs of a fleet at once, on a pool of samples and per client."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -60,15 +61,25 @@ def scorer(forward: Forward, task: Task = CLASSIFICATION) -> Scorer:
 
 
 def sample_scores(
-    score: Scorer, params: Stacked, buffers: Stacked, pool: Pool, index: Tensor | None = None, *, batch: int = 1000
+    score: Scorer,
+    params: Stacked,
+    buffers: Stacked,
+    pool: Pool,
+    index: Tensor | None = None,
+    *,
+    batch: int = 1000,
+    over: Callable[..., Iterable[tuple[Tensor, ...]]] = map,
 ) -> tuple[Tensor, Tensor]:
-    """Loss [run, sample] and measures [run, sample, column] on every sample of `index`, or of the whole pool."""
+    """Loss [run, sample] and measures [run, sample, column] on every sample of `index`, or of the whole pool.
+
+    `over` is a `map` that scores the pieces, which are of equal size.
+    """
     chosen = torch.arange(len(pool.y), device=pool.y.device) if index is None else index
     size = even_batch(len(chosen), batch)
     pieces = list(torch.split(chosen, size))
     short = size - len(pieces[-1]) if len(pieces) > 1 else 0
     pieces[-1] = chosen[-size:] if short else pieces[-1]  # a shorter batch would be another shape to compile
-    losses, found = zip(*(score(params, buffers, pool, part) for part in pieces), strict=True)
+    losses, found = zip(*over(partial(score, params, buffers, pool), pieces), strict=True)
     return _joined(losses, short), _joined(found, short)
 
 

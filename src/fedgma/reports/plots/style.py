@@ -15,6 +15,7 @@ from fedgma.reports.colours import BASE as BASE  # for the drawers, which take t
 from fedgma.reports.colours import COLOURS as COLOURS
 from fedgma.reports.colours import is_plain as is_plain
 from fedgma.reports.colours import place_of
+from fedgma.reports.plots.tips import tips
 
 WIDTH = 4.4  # inches: nearly full size on a phone, two side by side on a desktop
 INK = "#1d2329"  # text and axes; an HTML page replaces it by its text colour
@@ -72,12 +73,12 @@ def plain_text() -> AbstractContextManager[None]:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """A figure as an `<svg>` element with the page's text colour, unique ids and no date."""
+    """A figure as an `<svg>` element with the page's text colour, unique ids, no date, and words under the pointer."""
     out = io.StringIO()
     with plain_text(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
-    text = text[text.index("<svg") :]
+    text = text[text.index("<svg") :].replace("</svg>", f"{tips(figure)}</svg>")
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
     text = text.replace(INK, "currentColor").replace(GRID, "var(--line)")
