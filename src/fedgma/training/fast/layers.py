@@ -32,14 +32,17 @@ class Product(NamedTuple):
     def subtract_from(self, weight: Tensor, rates: Tensor) -> None:
         """Subtract `rates` [lane] times the gradient from the weights, in place."""
         per_lane = rates[:, None, None]
-        if self.left.dtype == weight.dtype:
-            torch.ops.fedgma.subtract_product(weight, self.left * per_lane, self.right)
+        if self.left.dtype == weight.dtype or self.left.is_cuda:
+            scaled = (self.left * per_lane).to(self.left.dtype)
+            torch.ops.fedgma.subtract_product(weight, scaled, self.right)
         else:
             weight.sub_(self.tensor() * per_lane)
 
 
 def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
-    torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
+    # factors in half precision have their product in that of the weights, which only a GPU can do
+    wide = {} if left.dtype == weight.dtype else {"out_dtype": weight.dtype}
+    torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight, **wide)
 
 
 for _device in ("CPU", "CUDA"):
