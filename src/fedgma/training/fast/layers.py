@@ -40,9 +40,10 @@ class Product(NamedTuple):
 
 
 def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
-    # factors in half precision have their product in that of the weights, which only a GPU can do
-    wide = {} if left.dtype == weight.dtype else {"out_dtype": weight.dtype}
-    torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight, **wide)
+    if left.dtype == weight.dtype:
+        torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
+    else:  # factors in half precision, their product in that of the weights: only a GPU can do it
+        torch.ops.aten.baddbmm.dtype_out(weight, left.transpose(1, 2), right, weight.dtype, alpha=-1, out=weight)
 
 
 for _device in ("CPU", "CUDA"):
