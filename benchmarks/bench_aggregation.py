@@ -3,6 +3,7 @@
     python benchmarks/bench_aggregation.py cpu        # 100 clients x ResNet18 streamed; Flower's own beside it
     python benchmarks/bench_aggregation.py memory     # 10,000 clients x 1 M parameters streamed
     python benchmarks/bench_aggregation.py gpu        # 10 and 100 clients x ResNet18 stacked, on a CUDA device
+    python benchmarks/bench_aggregation.py call       # one call of `masked_mean` of 10 clients there, and where it goes
     python benchmarks/bench_aggregation.py import     # what `import fedgma` takes
 
 Every way is checked to give the same mean (and the mask the oracle's bits) before any of them is timed. Ways are
@@ -11,7 +12,10 @@ date, are in docs/performance.md.
 """
 
 import argparse
+import cProfile
+import io
 import platform
+import pstats
 import resource
 import statistics
 import subprocess
@@ -239,14 +243,69 @@ def gpu(repeats):
         del flat, arrays, listed, tally
 
 
+def call(repeats):
+    """Wall time of a whole call, device and host, and of the parts of it, on a CUDA device."""
+    import torch
+
+    from fedgma.aggregation import gpu_stack
+    from fedgma.aggregation.kernels import gpu as kernels
+
+    def microseconds(way, wait=True):
+        spans = []
+        for repeat in range(repeats + 10):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            way()
+            if wait:
+                torch.cuda.synchronize()
+            if repeat >= 10:
+                spans.append(time.perf_counter() - begun)
+        return statistics.median(spans) * 1e6
+
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, 10 clients x 11,173,962 float32, medians")
+    print("| arrays | part | microseconds |\n| --- | --- | --- |")
+    step, weights = fedgma.masked_mean(0.4), np.random.default_rng(0).integers(100, 1000, 10).astype(float)
+    share = torch.tensor(weights / weights.sum(), dtype=torch.float32, device="cuda")
+    flat = torch.randn(10, 11_173_962, device="cuda")
+    for _ in range(3000):  # until the device's clocks are up
+        share @ flat
+    for shapes in ({"w": (11_173_962,)}, resnet18_shapes()):
+        sizes = [int(np.prod(shape)) for shape in shapes.values()]
+        pieces = zip(shapes.items(), flat.split(sizes, 1), strict=True)
+        arrays = {name: piece.reshape(10, *shape).contiguous() for (name, shape), piece in pieces}
+        listed, amounts, rule = list(arrays.values()), weights.tolist(), step.mask
+
+        def launch(listed=listed, rule=rule):
+            return kernels.aggregate(listed, weights, weights.sum(), rule)
+
+        rows = {
+            "whole call": (partial(step, arrays, weights), True),
+            "plain average, matrix-vector product": (lambda: share @ flat, True),
+            "pass, launched and waited for": (launch, True),
+            "pass, launch alone": (launch, False),
+            "weights sent": (partial(kernels._send, flat.device, amounts, [0] * len(sizes)), False),
+            "look at the stack": (partial(gpu_stack._ordinary, step.open(), arrays, weights, None), False),
+            "whole call again": (partial(step, arrays, weights), True),
+            "an empty kernel launch and its flag read": (lambda: bool(torch.zeros(1, device="cuda")), False),
+        }
+        for name, (way, wait) in rows.items():
+            print(f"| {len(sizes)} | {name} | {microseconds(way, wait):.0f} |", flush=True)
+        watched = cProfile.Profile()
+        watched.runcall(lambda way=rows["whole call"][0]: [way() for _ in range(repeats)])
+        lines = io.StringIO()
+        pstats.Stats(watched, stream=lines).sort_stats("tottime").print_stats(16)
+        print(f"\nprofile of {repeats} whole calls\n{lines.getvalue()[:3000]}", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["cpu", "memory", "gpu", "import"])
+    parser.add_argument("part", choices=["cpu", "memory", "gpu", "call", "import"])
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     {
         "cpu": lambda: cpu(given.repeats),
         "memory": memory,
         "gpu": lambda: gpu(max(30, given.repeats)),
+        "call": lambda: call(max(200, given.repeats)),
         "import": imports,
     }[given.part]()

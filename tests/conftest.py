@@ -1,5 +1,6 @@
 """Shared settings of the tests: helpers can be imported, hypothesis has no deadlines, long tests begin."""
 
+import os
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +16,24 @@ if find_spec("hypothesis") is not None:  # a GPU machine may have pytest alone
     slow = [HealthCheck.too_slow]  # drawing takes longer beside other processes
     settings.register_profile("steady", deadline=None, max_examples=40, derandomize=True, suppress_health_check=slow)
     settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick():
+    """Nothing waits for the disk, since no test cuts the power, and the embedded images are decoded once."""
+    from fedgma.data.files import locate
+
+    decoded = cache(locate.load_mini)
+
+    def load_mini():
+        images = decoded()
+        train, test = (part._replace(x=part.x.copy(), y=part.y.copy()) for part in (images.train, images.test))
+        return images._replace(train=train, test=test)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr(locate, "load_mini", load_mini)
+        yield
 
 
 @pytest.hookimpl(trylast=True)  # after those that are not wanted were taken out

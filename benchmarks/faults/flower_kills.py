@@ -39,7 +39,7 @@ from fedgma.records.checkpoints import digest  # noqa: E402
 from kills_app import task  # noqa: E402
 
 TARGETS = ("superlink", "server app", "node", "supervisor")
-NODES, ROUNDS = 2, 3
+NODES = 2
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "flower", "up", str(APP), "--insecure"]
 PORTS: Iterator[int] = count(10000 + os.getpid() % 500 * 40, NODES + 2)  # below those of outgoing connections
 
@@ -55,10 +55,10 @@ class Outcome(NamedTuple):
     said: str
 
 
-def undisturbed() -> str:
+def undisturbed(rounds: int) -> str:
     """SHA-256 of the model after the same rounds, without Flower."""
     params, state = task.initial(), None
-    for round in range(1, ROUNDS + 1):
+    for round in range(1, rounds + 1):
         models = [task.train(params, round, client) for client in range(NODES)]
         weights = [task.SAMPLES] * NODES
         params, state, _ = fedgma.server_round(
@@ -80,9 +80,9 @@ def free_port() -> int:
     raise AssertionError
 
 
-def start(state: Path, timeout: float) -> subprocess.Popen[str]:
+def start(state: Path, rounds: int, timeout: float) -> subprocess.Popen[str]:
     """The command that supervises the run."""
-    settings = f"rounds={ROUNDS} nodes={NODES} timeout={timeout} pause=0.5"
+    settings = f"rounds={rounds} nodes={NODES} timeout={timeout} pause=0.5"
     words = ["--state", str(state), "--port", str(free_port()), "--nodes", str(NODES), "-c", settings]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     with (state.with_suffix(".log")).open("a") as log:
@@ -119,28 +119,28 @@ def kill(process: subprocess.Popen[str], state: Path, target: str, after: int, r
     return f"{target} too late"
 
 
-def trial(folder: Path, number: int, targets: list[str], seed: int) -> Outcome:
+def trial(folder: Path, number: int, targets: list[str], rounds: int, seed: int) -> Outcome:
     """One run with a kill of each of these targets; repeated with other moments if a kill came after its end."""
     rng = random.Random(seed * 1000 + number)
     for attempt in count():
-        outcome = disturbed(folder / f"run-{number}-{attempt}", targets, rng)
+        outcome = disturbed(folder / f"run-{number}-{attempt}", targets, rounds, rng)
         if not any("too late" in one for one in outcome.killed) or outcome.code != 0:
             break
     return outcome
 
 
-def disturbed(state: Path, targets: list[str], rng: random.Random) -> Outcome:
+def disturbed(state: Path, targets: list[str], rounds: int, rng: random.Random) -> Outcome:
     """One run with a kill of each of these targets."""
-    moments = sorted(rng.sample(range(-1, ROUNDS), len(targets)))
+    moments = sorted(rng.sample(range(-1, rounds), len(targets)))
     pace, began = measured_pace(), time.monotonic()
-    process = start(state, timeout=max(10.0, 10 * pace))
+    process = start(state, rounds, timeout=max(10.0, 10 * pace))
     killed = []
     for target, after in zip(targets, moments, strict=True):
         killed.append(kill(process, state, target, after, rng, pace))
         if target == "supervisor" and process.wait() == -signal.SIGKILL:
             while processes.find(state):
                 time.sleep(0.1)
-            process = start(state, timeout=max(10.0, 10 * pace))
+            process = start(state, rounds, timeout=max(10.0, 10 * pace))
     code = process.wait()
     left = processes.find(state)
     done = state / "run" / "done"
@@ -157,19 +157,24 @@ def measured_pace() -> float:
 
 
 def main() -> None:
+    global NODES
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--count", type=int, default=3, help="kills in all")
-    asked.add_argument("--a-run", type=int, default=1, help=f"kills in each run, at most {ROUNDS + 1}")
+    asked.add_argument("--a-run", type=int, default=1, help="kills in each run, at most one more than rounds")
+    asked.add_argument("--rounds", type=int, default=3)
+    asked.add_argument("--nodes", type=int, default=NODES)
+    asked.add_argument("--only", nargs="+", choices=TARGETS, default=TARGETS, help="what is killed, in turn")
     asked.add_argument("--workers", type=int, default=1, help="runs at a time")
     asked.add_argument("--seed", type=int, default=0)
     own = asked.parse_args()
-    wanted, folder = undisturbed(), Path(tempfile.mkdtemp(prefix="flower-kills-"))
-    targets = [TARGETS[number % len(TARGETS)] for number in range(own.count)]
+    NODES = own.nodes
+    wanted, folder = undisturbed(own.rounds), Path(tempfile.mkdtemp(prefix="flower-kills-"))
+    targets = [own.only[number % len(own.only)] for number in range(own.count)]
     runs = [targets[first : first + own.a_run] for first in range(0, own.count, own.a_run)]
     right = 0
     with ThreadPoolExecutor(own.workers) as pool:
         for number, outcome in enumerate(
-            pool.map(lambda number: trial(folder, number, runs[number], own.seed), range(len(runs)))
+            pool.map(lambda number: trial(folder, number, runs[number], own.rounds, own.seed), range(len(runs)))
         ):
             holds = outcome.code == 0 and outcome.sha256 == wanted and not outcome.left
             right += len(runs[number]) * holds

@@ -44,6 +44,8 @@ class Placement(NamedTuple):
 
 def is_torch(array: Array) -> bool:
     """Whether this is a torch tensor."""
+    if type(array) is np.ndarray:
+        return False
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 

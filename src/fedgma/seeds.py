@@ -5,6 +5,7 @@ same numbers alone and in a fleet. fedgma never draws from a global generator.
 """
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -17,6 +18,23 @@ def seed(root: int, *path: str | int) -> int:
     """
     text = "/".join(part if isinstance(part, str) else str(int(part)) for part in (int(root), *path))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def seeds(root: int, *path: str | int, last: Iterable[int]) -> np.ndarray:
+    """The seeds of many paths that differ in their last part, int64; faster than one by one.
+
+    >>> seeds(0, "batches", 57, last=[3]).tolist() == [seed(0, "batches", 57, 3)]
+    True
+    """
+    text = "/".join(str(part) for part in (int(root), *path, ""))
+    shared = hashlib.blake2b(text.encode(), digest_size=8)
+
+    def digest(part: int) -> bytes:
+        own = shared.copy()
+        own.update(b"%d" % part)
+        return own.digest()
+
+    return (np.frombuffer(b"".join(map(digest, last)), ">u8") >> np.uint64(1)).astype(np.int64)
 
 
 def generator(root: int, *path: str | int) -> np.random.Generator:

@@ -17,6 +17,7 @@ from fedgma.reports.pictures import make_pictures
 from fedgma.reports.report import make_report
 
 SLOW = {"compute": "lognormal", "compute_seconds": 0.1, "network": "exponential", "network_seconds": 2.0}
+SETTINGS = {**SMALL, "client_test_size": 0, "seed": 0}
 CLOCK = {**SLOW, "name": "asynchronous", "concurrency": 7, "dropout": 0.2, "deadline": 60.0}
 
 
@@ -27,7 +28,7 @@ def train(settings, out, rounds=None):
     (members,) = experiments.pack(planned, materials)
     seen = []
     last = None if rounds is None else rounds * len(members)
-    for played in experiments.play_fleet(members, materials, checkpoint_seconds=0, stop=lambda: len(seen) == last):
+    for played in experiments.play_fleet(members, materials, stop=lambda: len(seen) == last):
         seen.append(played)
 
 
@@ -46,21 +47,22 @@ def told(out):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
-    train({**SMALL, "clock": CLOCK, "seed": [0, 1]}, out)
+    train({**SETTINGS, "clock": CLOCK}, out)
     return out
 
 
 def test_a_stopped_run_continues_with_the_same_events_and_bits(undisturbed, tmp_path):
-    settings = {**SMALL, "clock": CLOCK, "seed": [0, 1]}
-    train(settings, tmp_path, rounds=2)
-    train({**settings, "rounds": 4}, tmp_path)  # a shorter run, which is then extended
-    train(settings, tmp_path)
+    settings = {**SETTINGS, "clock": CLOCK}
+    train({**settings, "rounds": 4}, tmp_path, rounds=2)
+    train({**settings, "rounds": 4}, tmp_path)
+    train(settings, tmp_path)  # the same with more rounds continues it
     assert {name: ends for name, ends in told(tmp_path).items() if name in told(undisturbed)} == told(undisturbed)
 
 
 def test_rounds_are_recorded_with_their_time_and_both_arms_have_the_same(undisturbed):
     lines = [[line["clock"] for line in lines] for _, lines in told(undisturbed).values()]
-    assert len({json.dumps(line) for line in lines}) == 2  # one for each seed
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
     for line in lines:
         times = [entry["time"] for entry in line]
         assert times == sorted(times)
@@ -76,12 +78,12 @@ def test_a_report_tells_the_time_to_a_target_beside_the_rounds(undisturbed):
     assert "Accuracy by simulated time" in {picture.kind for picture in make_pictures(made.rows)}
     (twice,) = (table for table in make_report(undisturbed, targets=[1.0, 99.9]).tables if table.name == "targets")
     reached = [row[twice.header.index("reached")] for row in twice.rows]
-    assert reached == ["2 of 2", "2 of 2", "0 of 2", "0 of 2"]
+    assert reached == ["1 of 1", "1 of 1", "0 of 1", "0 of 1"]
 
 
 def test_a_round_that_all_miss_is_recorded_and_no_failure(tmp_path):
     clock = {"name": "synchronous", "network_seconds": 2.0, "deadline": 1.0}
-    outcome = experiments.run({**SMALL, "rounds": 2, "clock": clock, "seed": 0, "aggregator": "mean"}, out=tmp_path)
+    outcome = experiments.run({**SETTINGS, "rounds": 2, "clock": clock, "aggregator": "mean"}, out=tmp_path)
     lines = outcome.runs[0].rounds
     assert [line["counted"] for line in lines] == [0, 0]
     assert lines[1]["clock"] == {"time": 2.0, "seconds": 1.0, "asked": 4, "lost": 4}
@@ -127,7 +129,7 @@ def test_delays_are_read_from_arrays_and_bad_ones_refused(tmp_path):
     assert [seconds.tolist() for seconds in read_delays(file)] == [[1.0, 2.0], [3.0, 4.0]]
     for arrays, said in (
         ({"time": np.ones(3)}, "must hold `seconds`"),
-        ({"seconds": np.array([1.0, np.nan])}, "finite and not negative"),
+        ({"seconds": np.array([1.0, np.nan])}, "must be from 0 to 1e\\+12"),
         ({"seconds": np.ones((2, 2, 2))}, "must be numbers"),
         ({"seconds": np.ones(3), "client": np.arange(2)}, "a device for each of 3"),
     ):

@@ -99,12 +99,14 @@ def test_the_trained_model_loads_into_plain_torch_with_a_folder_and_without(kept
     assert not torch.equal(outcome.state_dict("GMA", seed=0)["last.bias"], outcome.state_dict("mean")["last.bias"])
 
 
-@pytest.mark.parametrize("model", ["logistic", nn.Linear(5, 2)])
-def test_a_trained_module_predicts_what_its_run_recorded(model):
-    outcome = fedgma.run({**SETTINGS, "seed": 0, "aggregator": "gma"}, data=arrays(), model=model)
-    test = from_arrays(*arrays()).test
-    right = outcome.model()(torch.from_numpy(test.x)).argmax(1) == torch.from_numpy(test.y)
-    assert float(right.float().mean()) == pytest.approx(outcome.runs[0].rounds[-1]["test"]["accuracy"])
+@pytest.mark.parametrize("out", [None, "runs"])
+@pytest.mark.parametrize(("model", "beta"), [("logistic", 0.0), (nn.Linear(5, 2), 0.9)])
+def test_a_trained_module_predicts_what_its_run_recorded(model, beta, out, tmp_path):
+    settings = {**SETTINGS, "seed": 0, "aggregator": "gma", "server_average": beta}
+    outcome = fedgma.run(settings, data=arrays(), model=model, out=out and tmp_path / out)
+    x, y = map(torch.from_numpy, from_arrays(*arrays()).test[:2])
+    loss = nn.functional.cross_entropy(outcome.model()(x), y)
+    assert loss.item() == pytest.approx(outcome.runs[0].rounds[-1]["test"]["loss"], rel=1e-5)
     with pytest.raises(ConfigError, match="is not at hand; build it, and load its state_dict"):
         outcome._replace(networks={}).model()
 

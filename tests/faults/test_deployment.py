@@ -64,13 +64,63 @@ def wait_until(condition):
     "and the final model is the undisturbed one",
     seen="`node-N died`, `node-N started`",
 )
-@pytest.mark.long(60)
-def test_f1_f2_f3_superlink_server_app_and_node_killed_the_model_is_the_undisturbed_one():
-    script = ROOT / "benchmarks" / "faults" / "flower_kills.py"
-    words = ["--count", "3", "--a-run", "3", "--seed", "0"]
+@pytest.mark.long(30)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--only", "superlink", "--count", "1", "--rounds", "2", "--nodes", "1", "--seed", "3"],  # after round 1
+        # below, stand-ins of the server app and of a node are killed
+        pytest.param(["--count", "3", "--a-run", "3"], marks=pytest.mark.slow),
+    ],
+    ids=["the SuperLink", "all three"],
+)
+def test_f1_f2_f3_superlink_server_app_and_node_killed_the_model_is_the_undisturbed_one(words):
+    script, count = ROOT / "benchmarks" / "faults" / "flower_kills.py", words[words.index("--count") + 1]
     done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 of 3 kills" in done.stdout
+    assert f"{count} of {count} kills" in done.stdout
+
+
+@row("F3")
+def test_f3_a_node_that_was_killed_is_started_again(stage, monkeypatch):
+    monkeypatch.setattr(supervisor, "STATUS_INTERVAL", 1e9)  # the run is not asked for, and goes on
+    killed = []
+
+    def stopping():
+        if not killed and (alive := processes.find(stage.state, home="node-0")):
+            os.kill(alive[0], signal.SIGKILL)
+            killed.append(alive[0])
+        return len(killed) == 1 and processes.find(stage.state, home="node-0") not in ([], killed)
+
+    _, messages, code = supervised(replace(stage, nodes=1), ["nothing"], stopping=stopping)
+    assert (code, len(killed)) == (0, 1)
+    assert "node-0 died (exit code -9)" in messages
+    assert len([text for text in messages if text.startswith("node-0 started")]) == 2
+
+
+@row("F2")
+def test_f2_a_server_app_that_was_killed_is_submitted_again(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "STATUS_INTERVAL", 1e9)  # its death is seen, not asked for
+    (tmp_path / "flwr-serverapp").write_text("import time; time.sleep(3600)")
+    apps, find = [], processes.find
+
+    def killing(*places, **wanted):
+        found = find(*places, **wanted)
+        for app in apps if found and "program" in wanted else ():  # it was seen alive
+            app.kill()
+            app.wait()
+        return found
+
+    def stopping():
+        if not apps and (stage.folder / "rounds.jsonl").exists():  # the first submission
+            words = [sys.executable, tmp_path / "flwr-serverapp"]
+            apps.append(subprocess.Popen(words, env=stage.environment(), start_new_session=True))
+        return False
+
+    monkeypatch.setattr(processes, "find", killing)
+    watched, messages, code = supervised(stage, ["round", "done"], stopping=stopping)
+    assert (code, watched.starts, len(apps)) == (0, 2, 1)
+    assert "the server app died; restarting after round 1" in messages
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path):

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgma.errors import DataError, FedgmaError
-from fedgma.records.reader import read_run, read_runs
+from fedgma.records.format import FORMAT
+from fedgma.records.reader import read_head, read_run, read_runs
+from fedgma.records.writer import write_head
 from fedgma.reports.report import make_report
 from fedgma.statistics.arms import rows, score, telling
 from run_folders import write_duel, write_run
@@ -16,6 +18,14 @@ def test_a_folder_is_read_with_all_runs_below_it_each_once(tmp_path):
     folders = write_duel(tmp_path / "a" / "b", seeds=2)
     runs = read_runs([tmp_path, folders[0], tmp_path / "a"])
     assert sorted(run.folder for run in runs) == sorted(folders)
+
+
+@pytest.mark.parametrize("text", ["fedgma run 'seed=[0,1]'", "[ 0,\n1 ]", "[]", "[1 2]"])
+def test_a_text_that_looks_like_a_list_is_recorded_as_it_is(tmp_path, text):
+    write_head(tmp_path, {"format": FORMAT, "settings": {"seed": [0, 1]}, "command": text})
+    assert '"seed": [0, 1]' in (tmp_path / "run.json").read_text()  # a list of numbers is one line
+    head = read_head(tmp_path)
+    assert (head["command"], head["settings"]) == (text, {"seed": [0, 1]})
 
 
 def test_a_finished_run_holds_its_settings_flat_and_its_rounds(tmp_path):

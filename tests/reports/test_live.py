@@ -143,7 +143,7 @@ def test_a_look_reports_what_has_changed_since_another(tmp_path):
     write_duel(tmp_path / "runs", seeds=2, stop=5)
     first = runs.since(0)
     assert (len(first["runs"]), len(first["changed"])) == (4, 4)
-    assert [arm["colour"] for arm in first["summary"]["arms"]] == [None, 0]
+    assert first["summary"]["arms"] == [{"name": "mean", "plain": True}, {"name": "GMA", "plain": False}]
     assert runs.since(first["number"])["changed"] == []
     write_label(next((tmp_path / "runs").iterdir()), Label("mine", "a note"))
     second = runs.since(first["number"])

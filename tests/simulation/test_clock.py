@@ -21,7 +21,7 @@ from fedgma.simulation.fleet import assemble, lay_lane_batch, play, play_round, 
 from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
-from fedgma.simulation.timeline import START, RunClock, buffered, synchronous
+from fedgma.simulation.timeline import START, RunClock, buffered, pick, synchronous
 from fedgma.training.batches import batch_order
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.stacked import unflatten
@@ -49,7 +49,7 @@ def kinds():
     rules = [fedgma.masked_mean(0.4), fedgma.mean(), fedgma.median(), fedgma.clipped(fedgma.masked_mean(0.6), 0.5)]
     for place, row in enumerate(ALGORITHMS.values()):
         yield run_of(
-            rounds=3,
+            rounds=2,
             algorithm=row.make(),
             optimizer=server_optimizer(row.server, row.learning_rate, "after"),
             rule=rules[place % len(rules)],
@@ -61,10 +61,10 @@ def kinds():
 def test_every_algorithm_has_the_same_bits_with_a_clock_that_delays_nothing():
     plain = list(kinds())
     on_time = Clock(compute=Delays("lognormal", 0.1, 1.0))  # slow clients, but the server waits for all
-    _, state = played([*plain, *(replace(spec, clock=Clock()) for spec in plain)])
-    _, later = played([replace(spec, clock=on_time) for spec in plain])
+    clocked = [replace(spec, clock=(Clock(), on_time)[place % 2]) for place, spec in enumerate(plain)]
+    _, state = played([*plain, *clocked])
     assert torch.equal(state.params[: len(plain)], state.params[len(plain) :])
-    assert torch.equal(state.params[: len(plain)], later.params)
+    assert state.timelines[len(plain)].time == 0 < state.timelines[len(plain) + 1].time
 
 
 def test_a_full_buffer_of_equal_clients_has_the_synchronous_bits():
@@ -74,7 +74,7 @@ def test_a_full_buffer_of_equal_clients_has_the_synchronous_bits():
     first, *others = state.params.split(len(plain))
     assert len(plain) == 7
     assert all(torch.equal(first, other) for other in others)
-    assert state.timelines[2 * len(plain)].time == 6.0  # three rounds of two seconds
+    assert state.timelines[2 * len(plain)].time == 4.0  # two rounds of two seconds
     assert not state.versions
 
 
@@ -109,8 +109,13 @@ def test_events_are_those_of_a_literal_simulation(seed, wanted, more, dropout, a
     def is_there(client, time):
         return bool(present(clock, seed, np.array([time]), np.array([client]))[0])
 
+    sources = {}
+
     def choose(round, draw, candidates, count):
-        source = generator(seed, "cohort", *((round, draw) if draw else (round,)))
+        if draw:
+            source = sources.setdefault(round, generator(seed, "cohort", round, "again"))
+            return pick(source, np.isin(np.arange(number), candidates), count).tolist()
+        source = generator(seed, "cohort", round)
         return sorted(source.choice(candidates, min(count, len(candidates)), replace=False).tolist())
 
     is_there.seconds = clock.away_seconds
@@ -254,9 +259,19 @@ def test_of_those_asked_the_first_to_answer_are_counted():
         assert done.attended[0].seconds == len(FEDERATION.clients[fastest[-1]])
 
 
+def test_whom_the_server_picks_is_free_and_everybody_has_the_same_chance():
+    source, free = np.random.default_rng(0), np.arange(40) % 10 == 3  # often nobody is found by trying
+    picked = np.concatenate([pick(source, free, 1) for _ in range(4000)])
+    chosen, counts = np.unique(picked, return_counts=True)
+    assert chosen.tolist() == [3, 13, 23, 33]
+    assert counts.min() > 850
+    assert pick(source, free, 9).tolist() == [3, 13, 23, 33]
+    assert pick(source, np.zeros(5, bool), 1).tolist() == []
+
+
 def test_whoever_is_away_comes_back():
     clock = Clock(away=0.5, away_seconds=10.0, deadline=5.0)
-    there = np.array([present(clock, 0, time, np.arange(50)) for time in range(0, 1000, 5)])
+    there = np.array([present(clock, 0, np.full(50, time), np.arange(50)) for time in np.arange(0.0, 1000.0, 5.0)])
     np.testing.assert_array_equal(there[0::2], there[1::2])  # for a whole stretch
     assert 0.4 < there.mean() < 0.6
     assert there.any(0).all()
@@ -283,7 +298,8 @@ def test_the_work_of_a_client_is_what_its_batches_hold(size, epochs, batch, step
         ({"concurrency": 3, "over_sample": 2.0}, "for synchronous rounds only"),
         ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"voters": "some"}, "voters one of all, fresh"),
-        ({"deadline": 0.0}, "deadline must be above 0"),
+        ({"deadline": 0.0}, "a deadline above 0"),
+        ({"away": 0.5, "away_seconds": 1e-9, "deadline": 1.0}, "away_seconds of at least"),
     ],
 )
 def test_a_clock_that_cannot_be_is_refused(words, said):
@@ -298,5 +314,7 @@ def test_runs_that_a_clock_does_not_fit_are_refused():
         run_of(Clock(concurrency=9))
     with pytest.raises(ConfigError, match="at most 1"):
         Delays("uniform", 1.0, 2.0)
+    with pytest.raises(ConfigError, match=r"lower clock\.away"):
+        list(play([run_of(Clock(away=1 - 1e-9, deadline=1.0, concurrency=3))]))
     with pytest.raises(ConfigError, match="round 1 never ends"):
         list(play([run_of(Clock(compute=Delays(mean=1.0), deadline=0.1, concurrency=3))]))

@@ -18,6 +18,7 @@ from fedgma.data.files import load
 from fedgma.data.partitions import iid
 from fedgma.simulation.algorithms import Algorithm, fedsmoo, fedspeed, mofedsam
 from fedgma.simulation.batched import adapters, rules, tallies
+from fedgma.simulation.clock import Clock, Delays
 from fedgma.simulation.fleet import assemble, play, play_round, restore, start
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
@@ -199,3 +200,22 @@ def test_products_of_adapters_on_the_gpu_are_those_of_the_cpu():
             state, _ = play_round(fleet, state)
         ends.append(adapters.lift(fleet.space, state.params).cpu())  # pairs may turn where singular values are close
     assert (ends[0] - ends[1]).norm() < 1e-3 * ends[0].norm()
+
+
+def test_clients_of_several_versions_train_as_on_the_cpu():
+    """Asynchronous runs, one with votes of fresh updates alone: the engine beside the loop, stopped and resumed."""
+    made = make_federation([20, 13, 30, 8, 25, 40], (1, 12, 12))
+    slow = Clock(compute=Delays("lognormal", 0.1, 1.0), concurrency=5)
+    words = {"rounds": 5, "clients_per_round": 3, "batch_size": 8, "evaluate_every": 0, "model": "logistic"}
+    clocks = [slow, replace(slow, voters="fresh"), None]
+    states = {}
+    for device, options in (("cpu", {"trainer": "loop"}), ("cuda", {"trainer": "engine", "compile_after": 10})):
+        fleet = assemble([make_spec(made.to(device), clock=clock, **words) for clock in clocks], **options)
+        state = start(fleet)
+        for _ in range(5):
+            state, _ = play_round(fleet, state)
+            state = restore(fleet, [export(fleet, state, run) for run in range(3)])
+        states[device] = state
+    assert states["cuda"].versions.keys() == states["cpu"].versions.keys() != set()
+    moved = states["cuda"].params.cpu() - states["cpu"].params
+    assert moved.norm() < 1e-3 * states["cpu"].params.norm()

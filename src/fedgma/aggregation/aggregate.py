@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation import kernels
-from fedgma.aggregation.kernels.plain import Sums, mean
+from fedgma.aggregation.kernels.plain import Sums
 from fedgma.aggregation.masks import MASKS, Mask, VoteMask
 from fedgma.aggregation.tally import Tally
 from fedgma.arrays import (
     Array,
     Spec,
-    blocks,
     cast,
     copy,
     flatten,
@@ -22,7 +21,6 @@ from fedgma.arrays import (
     spec,
     to_native,
     to_user,
-    zeros,
 )
 from fedgma.errors import ConfigError, Diverged
 
@@ -152,15 +150,12 @@ def _mask_function(mask: str | Mask, tau: float) -> Mask | None:
 def _compute_mask(function: Mask, votes: Array, clients: int, kind: str) -> Array:
     if not isinstance(function, VoteMask):  # a user's function may need all of the array
         return function(copy(votes), clients, kind)  # and may write to it
-    mask = zeros(len(votes), kind, votes)
-    for part in blocks(len(votes)):
-        mask[part] = function(votes[part], clients, kind)
-    return mask
+    return kernels.mask(function, votes, clients, kind)
 
 
 def _compute_mean(name: str, sums: Sums, tally: Tally, entry: Spec, reuse: bool) -> Array:
     native_type = "float32" if entry.dtype == "bfloat16" else entry.dtype
-    value = mean(sums, tally.weight, native_type, reuse=reuse)
+    value = kernels.mean(sums, tally.weight, native_type, reuse=reuse)
     # sums of float32 or smaller types cannot overflow float64, and their rounding errors float32 for great weights only
     may_overflow = entry.dtype == "float64" or tally.heaviest * tally.clients**2 > 2**51
     if may_overflow and kernels.first_nonfinite([value]) is not None:

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedgma.aggregation import kernels
 from fedgma.aggregation.aggregate import Aggregate, finish
-from fedgma.aggregation.gate import entry_kind
+from fedgma.aggregation.gate import Gate, entry_kind
 from fedgma.aggregation.masks import VoteMask
-from fedgma.aggregation.stack import Stack, Weights
+from fedgma.aggregation.stack import Stack, Weights, plain_numbers
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params, Spec, is_torch
+from fedgma.arrays import FLOATS, Array, NotDense, Params, Spec, is_torch, spec
 from fedgma.errors import Diverged
+
+FLOAT = Spec((), "float32")
 
 
 def finish_stack(
@@ -20,12 +23,21 @@ def finish_stack(
 ) -> Aggregate | None:
     """The result of `add_many` and `finish` on an empty tally, in one pass; None where that pass does not apply.
 
-    It needs triton and a stack on a GPU whose entries are all trainable and of one floating type.
+    It needs triton and a stack on a GPU whose entries are all trainable and of one floating type. The pass of an
+    ordinary stack is begun before its names and shapes are read, so that the device does not wait for the host.
     """
-    sample = next(iter(updates.values()), None)
-    gpu = kernels.load_gpu_kernels() if is_torch(sample) and sample.device.type == "cuda" else None  # type: ignore[union-attr]
+    gpu = _gpu_kernels_for(next(iter(updates.values()), None))
     if gpu is None:
         return None
+    if (begun := _ordinary(tally, updates, weights, clients)) is not None:
+        arrays, amounts = begun
+        means, masks, nonfinite = gpu.aggregate(arrays, np.array(amounts), math.fsum(amounts), mask)
+        shapes = {name: array.shape[1:] for name, array in updates.items()}
+        result = _result(means, masks, shapes)  # while the device works
+        if not bool(nonfinite):
+            tally.count(amounts, [])
+            tally.check_share()
+            return result._replace(notes=tally.notes)
     stack = tally.read_stack(updates, weights, clients)
     if not _is_uniform(stack, tally):
         return None
@@ -37,18 +49,65 @@ def finish_stack(
         if not bool(nonfinite):
             tally.count(kept_weights, [stack.clients[row] for row in keep] if stack.named else [])
             tally.check_round()
-            reshaped = None if masks is None else _reshape(masks, stack.schema)
-            return Aggregate(_reshape(means, stack.schema), reshaped, tally.notes)
+            shapes = {name: entry.shape for name, entry in stack.schema.items()}
+            return _result(means, masks, shapes)._replace(notes=tally.notes)
         if not tally.refuse_nonfinite(stack, keep):
             raise Diverged("a weighted sum overflows float64; nothing was changed, scale the updates down")
     return finish(tally)  # no client is left: raises NotEnoughClients
+
+
+def _ordinary(
+    tally: Tally, updates: Params, weights: Weights, clients: Sequence[Hashable] | None
+) -> tuple[list[Array], list[float]] | None:
+    """Arrays and weights of a stack that needs no closer look before its pass; None for any other.
+
+    That is: clients without names, a gate that limits weights alone, plain weights, and tensors in one piece, of one
+    floating type, on one device, all of them trainable.
+    """
+    gate, first = tally.gate, next(iter(updates.values()))
+    looks = (gate.selected, tally.schema, clients) != (None, None, None) or gate.cast or gate.max_norm < math.inf
+    if looks or not first.dim() or not len(first) or not _is_dense_float(first):
+        return None
+    size, layout = len(first), (first.dtype, first.device, first.layout)
+    for name, array in updates.items():
+        if not isinstance(name, str) or entry_kind(name, FLOAT, tally.buffers) != "masked" or not is_torch(array):
+            return None
+        if (array.dtype, array.device, array.layout) != layout or array.is_nested or not array.is_contiguous():
+            return None
+        if array.shape[:1] != (size,):
+            return None
+    values = [1.0] * size if weights is None else _listed(weights, gate)
+    return None if values is None or len(values) != size else (list(updates.values()), values)
+
+
+def _listed(weights: Weights, gate: Gate) -> list[float] | None:
+    """Plain weights in a list or an array; None for any others."""
+    listed = weights.tolist() if isinstance(weights, np.ndarray) else weights
+    return plain_numbers(listed, gate) if isinstance(listed, list | tuple) else None
+
+
+def _gpu_kernels_for(sample: Any) -> Any:
+    return kernels.load_gpu_kernels() if is_torch(sample) and sample.device.type == "cuda" else None
+
+
+def _is_dense_float(tensor: Any) -> bool:
+    try:
+        return spec(tensor).dtype in FLOATS
+    except NotDense:
+        return False
+
+
+def _result(means: Sequence[Array], masks: Sequence[Array] | None, shapes: Mapping[str, Any]) -> Aggregate:
+    reshaped = [
+        None
+        if arrays is None
+        else {n: array.view(shape) for (n, shape), array in zip(shapes.items(), arrays, strict=True)}
+        for arrays in (means, masks)
+    ]
+    return Aggregate(reshaped[0] or {}, reshaped[1], {})
 
 
 def _is_uniform(stack: Stack, tally: Tally) -> bool:
     kinds = {entry.dtype for entry in stack.schema.values()}
     trainable = all(entry_kind(name, entry, tally.buffers) == "masked" for name, entry in stack.schema.items())
     return len(kinds) == 1 and trainable and tally.gate.cast is False
-
-
-def _reshape(arrays: Sequence[Array], schema: Mapping[str, Spec]) -> dict[str, Array]:
-    return {name: array.view(entry.shape) for (name, entry), array in zip(schema.items(), arrays, strict=True)}

@@ -38,6 +38,15 @@ def _as_list(values: Any, name: str) -> list[Any]:
         raise DataError(f"{name}: expected a list with one value for each client, got {values!r:.60}") from None
 
 
+def plain_numbers(weights: Sequence[object], gate: Gate) -> list[float] | None:
+    """Weights as floats, if all of them are plain numbers that pass the gate; else None."""
+    if not {type(weight) for weight in weights} <= PLAIN_NUMBERS:
+        return None
+    values = np.array(weights, np.float64)
+    valid = bool(((values >= MIN_WEIGHT) & (values <= gate.max_weight)).all())
+    return values.tolist() if valid else None
+
+
 class Stack(NamedTuple):
     """A stack of updates: native entries [client, entry], raw weights, client names."""
 
@@ -64,11 +73,8 @@ class Stack(NamedTuple):
     def plain_weights(self, gate: Gate) -> dict[int, float] | None:
         """All rows with weights, if only weights need a check and all of them pass the gate; else None."""
         only_weights = not self.named and gate.selected is None and gate.max_norm == math.inf
-        if not only_weights or not {type(weight) for weight in self.weights} <= PLAIN_NUMBERS:
-            return None
-        values = np.array(self.weights, np.float64)
-        valid = bool(((values >= MIN_WEIGHT) & (values <= gate.max_weight)).all())
-        return dict(enumerate(values.tolist())) if valid else None
+        values = plain_numbers(self.weights, gate) if only_weights else None
+        return None if values is None else dict(enumerate(values))
 
     @staticmethod
     def read(

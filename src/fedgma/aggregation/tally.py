@@ -264,6 +264,10 @@ class Tally:
             raise NotEnoughClients(
                 f"no valid update to average ({len(self.refused)} refused: {reasons}); nothing was changed"
             )
+        self.check_share()
+
+    def check_share(self) -> None:
+        """Raise `NotEnoughClients` if one client has more than its share of the weight."""
         share = self.heaviest / self.weight
         if share > self.gate.max_share:
             raise NotEnoughClients(

@@ -45,9 +45,9 @@ from fedgma.statistics.comparisons import against_baseline
 from fedgma.training.gradients import tied_names
 from fedgma.training.models import Model, parameter_count
 from fedgma.training.ranks import ALONE, Ranks
+from fedgma.training.threads import SMALL, one_thread
 
 CHECKPOINT_SECONDS = 10.0
-SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads
 LOG = logging.getLogger(__name__)
 
 
@@ -83,7 +83,8 @@ def play_fleet(
             raise ConfigError(f"precision {materials.precision!r} is for a GPU; on a CPU everything is 'fp32'")
         fleet = fleets.assemble(specs, precision=materials.precision, ranks=ranks)
         parameters = parameter_count(fleet.model)
-        opened.enter_context(_few_threads(fleet.device.type == "cpu" and parameters < SMALL))
+        if fleet.device.type == "cpu" and parameters < SMALL:
+            opened.enter_context(one_thread())
         facts = {"parameters": parameters, **({"tied": tied} if (tied := tied_names(fleet.model)) else {})}
         if fleet.compile_after:
             facts["compiled_after"] = fleet.compile_after
@@ -326,24 +327,6 @@ def _open(
         **facts,
     }
     return opened.enter_context(RunFolder(run.folder, head, wait=wait))
-
-
-@contextlib.contextmanager
-def _few_threads(small: bool) -> Iterator[None]:
-    """Inside, torch uses one thread for small models: as fast, the same bits on any machine, and no waiting.
-
-    Several threads synchronise at every small sum. On a busy machine each waits for the slowest: minutes instead of
-    seconds. The CPU kernels have their own threads, each of which trains entire clients.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    if small:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _resume(fleet: fleets.Fleet, checkpoints: Sequence[Checkpoint | None]) -> FleetState:

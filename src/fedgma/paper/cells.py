@@ -61,7 +61,8 @@ def _pairs(plan: Plan) -> list[tuple[Part, Flat | None, Flat | None]]:
     groups: dict[str, tuple[Part, list[Flat]]] = {}
     for part, settings in plan.runs:
         values = dict(flat(record(settings)))
-        free = (*AGGREGATION, *LOOSE, *(KEYS if part.own_rates else ()))
+        chosen = part.own_rates and not any(key in part.settings for key in KEYS)  # the arms have other rates
+        free = (*AGGREGATION, *LOOSE, *(KEYS if chosen else ()))
         groups.setdefault(f"{part.name}{frozen(values, free)}", (part, []))[1].append(values)
     pairs: list[tuple[Part, Flat | None, Flat | None]] = []
     for part, members in groups.values():

@@ -18,6 +18,7 @@ from fedgma.records.reader import is_done, read_head, read_object
 from fedgma.records.writer import mismatch_in
 
 PARTS = ("params/", "buffers/", "arrays/")  # of a state that belong to the model; `arrays/` is a Flower run's
+AVERAGE = "average/"  # of the parameters over rounds, which runs with `server_average` are evaluated by
 
 
 class Trained(NamedTuple):
@@ -31,10 +32,14 @@ class Trained(NamedTuple):
 def model_arrays(state: Mapping[str, np.ndarray], tied: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
     """The arrays of a state that make up the model, by the names that the model gives them, `tied` ones too.
 
+    With `server_average`, the average is the model that was evaluated, and so it is here.
+
     >>> model_arrays({"round": np.array(3), "params/fc.weight": np.ones(1), "z/fc.weight": np.ones(1)})
     {'fc.weight': array([1.])}
     """
     own = {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
+    averages = {name.removeprefix(AVERAGE): value for name, value in state.items() if name.startswith(AVERAGE)}
+    own |= {name: value.astype(own[name].dtype) for name, value in averages.items()}
     return own | {name: own[str(first)] for name, first in (tied or {}).items() if str(first) in own}
 
 

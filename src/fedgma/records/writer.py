@@ -225,7 +225,8 @@ def write_head(folder: Path, head: Mapping[str, Any]) -> str:
 def head_text(head: Mapping[str, Any]) -> bytes:
     """The text of `run.json`, with its checksum: one entry per line, each list of numbers on one line."""
     text = json.dumps(with_checksum(_plain(head)), indent=1)
-    text = re.sub(r"\[([\d\s,]+)\]", lambda match: "[" + ", ".join(match[1].replace(",", " ").split()) + "]", text)
+    # only a list is followed by a line break: in a text, such as the command `fedgma run seed=[0,1]`, it is escaped
+    text = re.sub(r"\[\n([\d\s,]+)\]", lambda match: "[" + ", ".join(match[1].replace(",", " ").split()) + "]", text)
     return text.encode() + b"\n"
 
 

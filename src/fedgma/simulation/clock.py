@@ -16,6 +16,7 @@ from fedgma.seeds import generator
 
 DISTRIBUTIONS = ("constant", "uniform", "exponential", "lognormal")
 VOTERS = ("all", "fresh")
+SHORTEST = 0.001  # seconds of a stretch of time
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +57,11 @@ class Clock:
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1 or not 0 <= self.away < 1:
             raise ConfigError(f"expected 0 <= dropout < 1 and 0 <= away < 1, got {self.dropout} and {self.away}")
-        if not self.away_seconds > 0 or not self.deadline > 0:
-            raise ConfigError(f"away_seconds and deadline must be above 0, got {self.away_seconds} and {self.deadline}")
+        if not SHORTEST <= self.away_seconds < math.inf or not self.deadline > 0:
+            raise ConfigError(
+                f"expected away_seconds of at least {SHORTEST} and a deadline above 0, got {self.away_seconds} and "
+                f"{self.deadline}"
+            )
         if (self.dropout or self.away) and self.deadline == math.inf:
             raise ConfigError("a client that drops out or goes away never answers: set clock.deadline, in seconds")
         if not 1 <= self.over_sample < math.inf or (self.over_sample > 1 and self.concurrency is not None):
@@ -144,15 +148,24 @@ def _observed(measured: tuple[np.ndarray, ...], clients: int, seed: int, what: s
     return np.asarray(np.concatenate(measured)[starts[device] + which], np.float64)
 
 
-def present(clock: Clock, seed: int, times: np.ndarray | float, clients: np.ndarray) -> np.ndarray:
-    """Which of these clients are there at these times, bool [client]; infinite times are never."""
-    moments = np.broadcast_to(np.asarray(times, np.float64), clients.shape)
-    there = np.isfinite(moments)
+def stretch_of(clock: Clock, time: float) -> int:
+    """Which stretch of time a moment is in; the same clients are away in the whole of it."""
+    return math.floor(time / clock.away_seconds) if clock.away else 0
+
+
+def those_there(clock: Clock, seed: int, stretch: int, clients: int) -> np.ndarray:
+    """Which of so many clients are there in a stretch, bool [client]."""
     if not clock.away:
-        return there
-    stretches = np.floor(np.where(there, moments, 0) / clock.away_seconds).astype(np.int64)
-    population = int(clients.max(initial=-1)) + 1
-    for stretch in np.unique(stretches[there]).tolist():
-        gone = generator(seed, "away", stretch).random(population) < clock.away
-        there &= (stretches != stretch) | ~gone[clients]
-    return there
+        return np.ones(clients, bool)
+    return np.asarray(generator(seed, "away", stretch).random(clients) >= clock.away)
+
+
+def present(clock: Clock, seed: int, times: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """Which of these clients are there at these times, bool [client]; infinite times are never."""
+    there = np.isfinite(times)
+    if clock.away:
+        stretches = np.floor(np.where(there, times, 0) / clock.away_seconds)
+        for stretch in np.unique(stretches[there]).tolist():
+            known = those_there(clock, seed, int(stretch), int(clients.max()) + 1)
+            there &= (stretches != stretch) | known[clients]
+    return np.asarray(there)

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.data.augmentations import draw_variants
-from fedgma.seeds import generator, seed
+from fedgma.seeds import generator, seeds
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.timeline import Attendance
 from fedgma.training.batches import batch_order, stack_orders
+from fedgma.training.many_orders import batch_orders
 
 
 class Drawn(NamedTuple):
@@ -100,27 +101,60 @@ def steps_of_a_round(specs: Sequence[RunSpec], chunk: int) -> tuple[int, int]:
 
 
 def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> Drawn:
-    """The batches of lanes, given the spec, round and client of each lane."""
+    """The batches of lanes, given the spec, round and client of each lane; those of one run are distinct."""
     holdings = [spec.federation.clients[client] for spec, client in zip(specs, clients.tolist(), strict=True)]
-    rows: dict[tuple[int | None, ...], int] = {}  # of `orders`
-    firsts: list[int] = []  # the first lane of each draw
+    order, firsts = _distinct_draws(specs, rounds.tolist(), clients.tolist(), holdings)
+    picked = [specs[lane] for lane in firsts.tolist()], rounds[firsts], clients[firsts]
+    orders, counts = _draw_all(*picked, [holdings[lane] for lane in firsts.tolist()])
+    samples = np.array([len(samples) for samples in holdings], np.int64)
+    return Drawn((order, orders, counts[order]), _seeds_of("dropout", *picked)[order], samples)
+
+
+def _lengths(spec: RunSpec) -> tuple[int | None, ...]:
+    """What decides how many batches a client draws; augmentation is the same in a fleet."""
+    return spec.local_epochs, spec.batch_size, spec.local_steps, spec.smallest_batch
+
+
+def _distinct_draws(
+    specs: Sequence[RunSpec], rounds: list[int], clients: list[int], holdings: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which draw every lane has, and the first lane of each."""
+    if all(spec is specs[0] for spec in specs):
+        return np.arange(len(specs)), np.arange(len(specs))
+    rows: dict[tuple[int | None, ...], int] = {}
+    firsts: list[int] = []
     order = np.empty(len(specs), np.int64)
-    for lane, (spec, round, client) in enumerate(zip(specs, rounds.tolist(), clients.tolist(), strict=True)):
-        lengths = (
-            spec.local_epochs,
-            spec.batch_size,
-            spec.local_steps,
-            spec.smallest_batch,
-        )  # augmentation is the same in a fleet
-        key = (id(holdings[lane]), spec.seed, round, client, *lengths)
+    for lane, (spec, round, client) in enumerate(zip(specs, rounds, clients, strict=True)):
+        key = (id(holdings[lane]), spec.seed, round, client, *_lengths(spec))
         order[lane] = rows.setdefault(key, len(rows))
         if len(rows) > len(firsts):
             firsts.append(lane)
-    drawn = [_draw(specs[lane], int(rounds[lane]), int(clients[lane]), holdings[lane]) for lane in firsts]
-    orders, counts = stack_orders(drawn, specs[0].batch_size)
-    seeds = [seed(specs[lane].seed, "dropout", int(rounds[lane]), int(clients[lane])) for lane in firsts]
-    samples = np.array([len(samples) for samples in holdings], np.int64)
-    return Drawn((order, orders, counts[order]), np.array(seeds, np.int64)[order], samples)
+    return order, np.array(firsts, np.int64)
+
+
+def _draw_all(
+    specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray, holdings: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The batches of distinct draws [draw, step, batch] and their counts [draw, step]; at once where they are many."""
+    first = specs[0]
+    if first.augment == "none" and all(spec is first or _lengths(spec) == _lengths(first) for spec in specs):
+        lengths = {"epochs": first.local_epochs, "batch": first.batch_size, "least": first.smallest_batch}
+        keys = _seeds_of("batches", specs, rounds, clients).astype(np.uint64)
+        if (found := batch_orders(holdings, keys, steps=first.local_steps, **lengths)) is not None:
+            return found
+    lanes = zip(specs, rounds.tolist(), clients.tolist(), holdings, strict=True)
+    return stack_orders([_draw(*lane) for lane in lanes], first.batch_size)
+
+
+def _seeds_of(purpose: str, specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """The seed for this purpose of every lane, int64."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for lane, (spec, round) in enumerate(zip(specs, rounds.tolist(), strict=True)):
+        groups.setdefault((spec.seed, round), []).append(lane)
+    found = np.empty(len(specs), np.int64)
+    for (root, round), lanes in groups.items():
+        found[lanes] = seeds(root, purpose, round, last=clients[lanes].tolist())
+    return found
 
 
 def _draw(spec: RunSpec, round: int, client: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

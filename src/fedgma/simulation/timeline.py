@@ -12,6 +12,8 @@ arrived, the server steps, which is a round. At one moment, answers come first, 
 whose answer waits in the buffer is not asked again before the step, so it has one vote in it.
 """
 
+import heapq
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ import numpy as np
 
 from fedgma.errors import ConfigError
 from fedgma.seeds import generator
-from fedgma.simulation.clock import Clock, durations, present, samples_trained
+from fedgma.simulation.clock import Clock, durations, present, samples_trained, stretch_of, those_there
 from fedgma.simulation.spec import RunSpec
 
 
@@ -57,7 +59,8 @@ class Attendance(NamedTuple):
     time: float  # at its end
 
 
-PATIENCE = 1000  # starts of one client in one round
+PATIENCE = 1000  # starts of one client in one round, or waits for anybody to be there
+TRIES = 8  # clients that are tried before all are looked at
 START = Timeline(0.0, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
@@ -97,7 +100,9 @@ def attend(
 def synchronous(run: RunClock, timeline: Timeline, round: int) -> tuple[Timeline, Attendance]:
     """A round in which the server waits for clients that all start at once."""
     clock, begun = run.clock, timeline.time
-    asked = _draw(run, round, 0, clock.asked(run.wanted), begun, np.empty(0, np.int64))
+    there = those_there(clock, run.seed, stretch_of(clock, begun), len(run.able))
+    drawn = draw(generator(run.seed, "cohort", round), np.flatnonzero(there), clock.asked(run.wanted))
+    asked = drawn[run.able[drawn]]  # as in a run without a clock, a client without samples may be drawn
     seconds = durations(clock, run.seed, run.work, round)[asked]
     seconds[~present(clock, run.seed, begun + seconds, asked)] = math.inf
     first = np.argsort(seconds, kind="stable")[: run.wanted]
@@ -114,79 +119,130 @@ def synchronous(run: RunClock, timeline: Timeline, round: int) -> tuple[Timeline
 
 def buffered(run: RunClock, timeline: Timeline, round: int) -> tuple[Timeline, Attendance]:
     """The events from one step of the server to the next."""
-    clock = run.clock
-    assert clock.concurrency is not None
-    begun, asked, lost, group = timeline.time, 0, 0, 0
-    starts = np.zeros(len(run.work), np.int64)  # of each client in this round
-    drawn: dict[int, np.ndarray] = {}  # seconds [client] of the first, second, ... start
-    while (here := timeline.arrivals <= timeline.time).sum() < run.wanted:
-        missing = clock.concurrency - int((~here).sum())
-        started = _draw(run, round, group, missing, timeline.time, timeline.clients)
-        group, asked = group + (missing > 0), asked + len(started)
-        seconds = _seconds(run, round, started, starts, drawn)
-        timeline = _start(run, timeline, round, started, seconds)
-        starts[started] += 1
-        awaited = timeline.ends[np.append(~here, np.ones(len(started), bool))]
-        if len(awaited):
-            timeline = timeline._replace(time=float(awaited.min()))
-        else:  # nobody is there to be asked: wait until some may be back
-            stretch = math.floor(timeline.time / clock.away_seconds) + 1
-            timeline = timeline._replace(time=stretch * clock.away_seconds)
-        timeline, ended = _drop(timeline, (timeline.ends <= timeline.time) & np.isinf(timeline.arrivals))
-        lost += ended
-    arrived = np.flatnonzero(here)
-    # the first to arrive, of several at one moment the first to start
-    first = arrived[np.argsort(timeline.arrivals[arrived], kind="stable")][: run.wanted]
-    first = first[np.argsort(timeline.clients[first])]
-    clients, rounds = timeline.clients[first], timeline.rounds[first]
-    timeline, _ = _drop(timeline, np.isin(np.arange(len(timeline.clients)), first))
-    return timeline, Attendance(clients, rounds, asked, lost, timeline.time - begun, timeline.time)
+    desk = Desk(run, timeline, round)
+    while len(desk.buffer) < run.wanted:
+        desk.start_clients()
+        desk.wait()
+    return desk.close()
 
 
-def _draw(run: RunClock, round: int, group: int, number: int, time: float, busy: np.ndarray) -> np.ndarray:
-    """Clients to start, rising, out of those that are there and not busy; `group` counts the draws of a round.
+class Flight(NamedTuple):
+    """A client at work, or in the buffer; flights are sorted by the moment at which they end."""
 
-    The draw of a synchronous round is that of a run without a clock: clients without samples are left out after it.
-    """
-    if number <= 0:
-        return np.empty(0, np.int64)
-    free = present(run.clock, run.seed, time, np.arange(len(run.able)))
-    free[busy] = False
-    if run.clock.concurrency is not None:
-        free &= run.able
-    candidates = np.flatnonzero(free)
-    path = (round, group) if group else (round,)
-    drawn = generator(run.seed, "cohort", *path).choice(candidates, min(number, len(candidates)), replace=False)
-    return np.sort(drawn[run.able[drawn]])
+    end: float
+    number: int  # in the order of their starts
+    client: int
+    round: int
+    arrival: float
 
 
-def _seconds(
-    run: RunClock, round: int, clients: np.ndarray, starts: np.ndarray, drawn: dict[int, np.ndarray]
-) -> np.ndarray:
-    """How long these clients take; one that was lost and starts again on the same model has another draw."""
-    taken = np.empty(len(clients))
-    for before in np.unique(starts[clients]).tolist():
+class Desk:
+    """The server between two steps: who is at work, what has arrived, and who may be asked."""
+
+    def __init__(self, run: RunClock, timeline: Timeline, round: int) -> None:
+        self.run, self.round, self.begun, self.time = run, round, timeline.time, timeline.time
+        parts = (part.tolist() for part in timeline[1:])
+        flights = [Flight(end, n, c, r, a) for n, (c, r, a, end) in enumerate(zip(*parts, strict=True))]
+        self.buffer = sorted(flight for flight in flights if flight.arrival <= timeline.time)
+        self.working = sorted(flight for flight in flights if flight.arrival > timeline.time)  # a heap
+        self.free = run.able.copy()  # neither at work nor in the buffer
+        self.free[timeline.clients] = False
+        self.numbers = itertools.count(len(flights))
+        self.asked = self.lost = self.empty = 0
+        self.starts: dict[int, int] = {}  # of each client in this round
+        self.seconds: dict[int, np.ndarray] = {}  # [client], of the first, second, ... start
+        self.there: dict[int, np.ndarray] = {}  # [client], by stretch of time
+        self.again: np.random.Generator | None = None  # of all draws but the first
+
+    def start_clients(self) -> None:
+        """Start as many clients as are missing, out of those that are there."""
+        clock = self.run.clock
+        missing = clock.asked(self.run.wanted) - len(self.working)
+        if missing <= 0:
+            return
+        free = self.free & self._there(self.time) if clock.away else self.free
+        if self.again is None:
+            drawn = draw(generator(self.run.seed, "cohort", self.round), np.flatnonzero(free), missing)
+            self.again = generator(self.run.seed, "cohort", self.round, "again")
+        else:
+            drawn = pick(self.again, free, missing)
+        for client in drawn.tolist():
+            self._start(client)
+
+    def _start(self, client: int) -> None:
+        before = self.starts.get(client, 0)
+        seconds = float(self._durations(before)[client])
+        self.starts[client] = before + 1
+        arrival = self.time + seconds
+        clock = self.run.clock
+        heard = seconds <= clock.deadline and arrival < math.inf
+        if clock.away and heard:
+            heard = bool(self._there(arrival)[client])
+        end = arrival if heard else self.time + clock.deadline
+        flight = Flight(end, next(self.numbers), client, self.round, arrival if heard else math.inf)
+        heapq.heappush(self.working, flight)
+        self.free[client] = False
+        self.asked += 1
+
+    def wait(self) -> None:
+        """Move on to the next moment at which a client answers or is given up; arrivals go into the buffer."""
+        clock = self.run.clock
+        if not self.working:  # nobody is there to be asked: until some may be back
+            self.empty += 1
+            if self.empty > PATIENCE:
+                raise ConfigError(f"nobody was there in {PATIENCE} stretches of time; lower clock.away = {clock.away}")
+            self.time = (stretch_of(clock, self.time) + 1) * clock.away_seconds
+            return
+        self.time = self.working[0].end
+        while self.working and self.working[0].end == self.time:
+            flight = heapq.heappop(self.working)
+            if flight.arrival == self.time:
+                self.buffer.append(flight)
+            else:
+                self.free[flight.client] = True
+                self.lost += 1
+
+    def close(self) -> tuple[Timeline, Attendance]:
+        """Take the first arrivals out of the buffer, of several at one moment the first to start."""
+        counted = sorted(self.buffer[: self.run.wanted], key=lambda flight: flight.client)
+        left = sorted([*self.buffer[self.run.wanted :], *self.working], key=lambda flight: flight.number)
+        clients, rounds = (np.array([getattr(f, part) for f in counted], np.int64) for part in ("client", "round"))
+        attendance = Attendance(clients, rounds, self.asked, self.lost, self.time - self.begun, self.time)
+        return Timeline(
+            self.time,
+            np.array([flight.client for flight in left], np.int64),
+            np.array([flight.round for flight in left], np.int64),
+            np.array([flight.arrival for flight in left], np.float64),
+            np.array([flight.end for flight in left], np.float64),
+        ), attendance
+
+    def _there(self, time: float) -> np.ndarray:
+        stretch = stretch_of(self.run.clock, time)
+        if stretch not in self.there:
+            self.there[stretch] = those_there(self.run.clock, self.run.seed, stretch, len(self.run.able))
+        return self.there[stretch]
+
+    def _durations(self, before: int) -> np.ndarray:
+        """Seconds [client]; a client that was lost and starts again on the same model has another draw."""
+        run = self.run
         if before >= PATIENCE:
             raise ConfigError(
-                f"round {round} never ends: fewer than clients_per_round = {run.wanted} clients answer within the "
-                f"deadline of {run.clock.deadline:g} s; set a longer clock.deadline"
+                f"round {self.round} never ends: fewer than clients_per_round = {run.wanted} clients answer within "
+                f"the deadline of {run.clock.deadline:g} s; set a longer clock.deadline"
             )
-        if before not in drawn:
-            drawn[before] = durations(run.clock, run.seed, run.work, *((round, before) if before else (round,)))
-        rows = starts[clients] == before
-        taken[rows] = drawn[before][clients[rows]]
-    return taken
+        if before not in self.seconds:
+            when = (self.round, before) if before else (self.round,)
+            self.seconds[before] = durations(run.clock, run.seed, run.work, *when)
+        return self.seconds[before]
 
 
-def _start(run: RunClock, timeline: Timeline, round: int, clients: np.ndarray, seconds: np.ndarray) -> Timeline:
-    """The timeline with clients that start now and take this long."""
-    arrivals = timeline.time + seconds
-    heard = (seconds <= run.clock.deadline) & present(run.clock, run.seed, arrivals, clients)
-    ends = np.where(heard, arrivals, timeline.time + run.clock.deadline)
-    new = (clients, np.full(len(clients), round, np.int64), np.where(heard, arrivals, math.inf), ends)
-    return Timeline(timeline.time, *(np.concatenate(pair) for pair in zip(timeline[1:], new, strict=True)))
+def draw(source: np.random.Generator, candidates: np.ndarray, number: int) -> np.ndarray:
+    """So many of the candidates, or all if they are fewer, rising."""
+    return np.sort(source.choice(candidates, min(number, len(candidates)), replace=False))
 
 
-def _drop(timeline: Timeline, which: np.ndarray) -> tuple[Timeline, int]:
-    """The timeline without these clients, and how many they are."""
-    return Timeline(timeline.time, *(part[~which] for part in timeline[1:])), int(which.sum())
+def pick(source: np.random.Generator, free: np.ndarray, number: int) -> np.ndarray:
+    """So many of the free clients [client], or all; few are found by trying, without a pass over all clients."""
+    tried = source.integers(len(free), size=TRIES) if number == 1 else np.empty(0, np.int64)
+    found = tried[free[tried]]
+    return found[:1] if len(found) else draw(source, np.flatnonzero(free), number)

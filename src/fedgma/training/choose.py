@@ -23,13 +23,14 @@ from fedgma.training.fast.cpu.trainer import kernel_of, kernel_scorer, kernel_tr
 from fedgma.training.fast.written import Form, cnn_form, form_gradients, lenet_form, logistic_form
 from fedgma.training.gradients import check_precision, lane_gradients, why_not_lanes
 from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
-from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN
+from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN, parameter_count
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, columns_of
 from fedgma.training.tasks import CLASSIFICATION, smoothed
+from fedgma.training.threads import SMALL, Threads, why_not_threads
 
 log = logging.getLogger(__name__)
-TRAINERS = ("auto", "engine", "kernels", "lanes", "loop")
+TRAINERS = ("auto", "engine", "kernels", "lanes", "loop", "threads")
 FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {  # models that are written out by hand
     Logistic: lambda model: logistic_form(),
     LeNet: lambda model: lenet_form(),
@@ -51,9 +52,10 @@ def choose(
 ) -> LocalTrainer:
     """The trainer with the given name.
 
-    "loop" trains one client at a time, "lanes" all at once, "engine" the same compiled and captured for a GPU,
-    "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU; on a CPU the
-    kernels where there are any, else the loop (lanes for dense layers alone). `form=False` uses torch's own gradients
+    "loop" trains one client at a time, "threads" one on each core, "lanes" all at once, "engine" the same compiled and
+    captured for a GPU, "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU;
+    on a CPU the kernels where there are any, else threads for small models and the loop for others (lanes for dense
+    layers alone). `form=False` uses torch's own gradients
     where hand-written ones exist; these and the kernels are for classification. `smoothing` is that of the labels.
     `beyond_kernels` names settings of the runs that the CPU kernels do not have.
     """
@@ -71,21 +73,35 @@ def choose(
         what = type(model).__name__ if classifies else f"the task {task.name}"
         raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
     on_gpu = pools[0].y.device.type == "cuda"
-    if trainer == "auto":  # lanes of convolutions are slower than the loop on a CPU
-        trainer = "engine" if on_gpu else "lanes" if type(model) in (Logistic, MLP) else "loop"
     goal = smoothed(task, smoothing)
-    written = written_form(model) if form and classifies and trainer != "loop" else None
-    reason = why_not_lanes(model, pools[0], goal) if trainer != "loop" and written is None else None
+    if trainer == "auto":
+        trainer = "engine" if on_gpu else _on_cpu(model, pools, goal)
+    reason, written = None, written_form(model) if form and classifies else None
+    if trainer == "threads":
+        reason = why_not_threads(model, pools[0], goal)
+    elif trainer != "loop" and written is None:
+        reason = why_not_lanes(model, pools[0], goal)
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
     if trainer == "loop" or reason is not None:
         return _under(precision, functools.partial(loop.train, task=goal))
+    if trainer == "threads":
+        return _under(precision, Threads(goal))
     gradients = form_gradients(written, precision, smoothing) if written else lane_gradients(model, precision, goal)
     shared: dict[str, Any] = {"padding": written is not None, "measures": columns_of(task, model, pools[0]).number}
     if trainer == "lanes":
         return _under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
     rehearse = gpu.rehearse if written is not None and on_gpu else None
     return Engine(gradients, precision=precision, compile=on_gpu, rehearse=rehearse, **shared)
+
+
+def _on_cpu(model: nn.Module, pools: Sequence[Pool], task: Task) -> str:
+    """The trainer of a model without a CPU kernel; lanes of convolutions are slower than the loop there."""
+    if type(model) in (Logistic, MLP):
+        return "lanes"
+    # larger models use all threads of torch for one client: their bits stay as they are
+    small = parameter_count(model) < SMALL
+    return "threads" if small and why_not_threads(model, pools[0], task) is None else "loop"
 
 
 def early_form(train: LocalTrainer) -> LocalTrainer | None:

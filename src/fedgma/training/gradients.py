@@ -14,8 +14,10 @@ from torch.func import functional_call, grad, vmap
 
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
+from fedgma.training.attention_rules import add_attention_rules
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import keyed_generators
+from fedgma.training.recurrent import written_out
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, batch_loss
 from fedgma.training.tasks import CLASSIFICATION
@@ -44,7 +46,8 @@ def multiplied(grads: Found) -> Stacked:
 
 def lane_gradients(model: nn.Module, precision: str = "fp32", task: Task = CLASSIFICATION) -> GradientFunction:
     """The gradient function of any module, by `torch.func`: one forward and backward for all lanes."""
-    half = precision == "bf16"
+    add_attention_rules()
+    half, vectorised = precision == "bf16", written_out(model)
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
 
     def loss(
@@ -57,7 +60,7 @@ def lane_gradients(model: nn.Module, precision: str = "fp32", task: Task = CLASS
             {n: value.bfloat16() if value.is_floating_point() else value for n, value in used.items()} if half else used
         )
         seen = x.bfloat16() if half and x.is_floating_point() else x
-        output = functional_call(model, {**used, **after}, (seen,))
+        output = functional_call(vectorised, {**used, **after}, (seen,))
         mean, total, measures = batch_loss(task, output.float() if half else output, y, count)
         return mean, (after, total.detach(), measures.detach())
 

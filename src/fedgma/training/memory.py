@@ -11,6 +11,7 @@ from fedgma.training.task import Task, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
 
 CPU_BUDGET = 512 * 2**20  # bytes; lanes do not get faster beyond a few on a CPU
+CUDA_LANES = 8192  # more at a time are no faster; while these train, the host draws the batches of the next
 CUDA_SHARE = 0.6  # of the total memory, not the free: the same chunks, and so the same bits, at each start
 
 
@@ -38,7 +39,9 @@ def measure(
     activations = activation_bytes(model, pool, batch, task)
     # weights, anchor, gradient, correction and update, and what is kept; activations and their gradients
     lane = (5 + kept) * (weights - frozen) + frozen + 2 * activations
-    return Capacity(max(1, budget // lane), max(1, budget // (4 * max(1, activations // batch))), activations)
+    most = CUDA_LANES if device.type == "cuda" else budget
+    samples = max(1, budget // (4 * max(1, activations // batch)))
+    return Capacity(max(1, min(most, budget // lane)), samples, activations)
 
 
 def activation_bytes(model: nn.Module, pool: Pool, batch: int, task: Task = CLASSIFICATION) -> int:

@@ -16,10 +16,13 @@ import numpy as np
 from fedgma.aggregation.kernels.plain import Sums
 from fedgma.aggregation.kernels.plain import add as plain_add
 from fedgma.aggregation.kernels.plain import add_rows as plain_add_rows
-from fedgma.arrays import Array, all_finite, is_torch
+from fedgma.aggregation.kernels.plain import mean as plain_mean
+from fedgma.aggregation.masks import VoteMask
+from fedgma.arrays import Array, all_finite, blocks, is_torch, zeros
 
 TRITON = importlib.util.find_spec("triton") is not None  # a constant, since torch.compile cannot trace find_spec
 LARGE = 1 << 18  # entries from which importing the compiled CPU loops pays
+MOST_VALUES = 1 << 14  # of a mask that is looked up in a table: it stays in the cache
 
 
 @cache
@@ -74,6 +77,27 @@ def first_nonfinite(arrays: Sequence[Array]) -> int | None:
     return next((position for position, array in enumerate(arrays) if not all_finite(array)), None)
 
 
+def mean(sums: Sums, weight: float, dtype: str, *, reuse: bool = False) -> Array:
+    """The weighted mean, rounded to `dtype`; `reuse` overwrites `rest` with it if the types match."""
+    cpu = _cpu_kernels_for([sums.rest])
+    if cpu is None or is_torch(sums.rest) or sums.rest.dtype != dtype:
+        return plain_mean(sums, weight, dtype, reuse=reuse)
+    result = sums.rest if reuse else sums.rest.copy()
+    cpu.mean(sums.total, result, weight)
+    return result
+
+
+def mask(function: VoteMask, votes: Array, clients: int, dtype: str) -> Array:
+    """The mask of these votes, in number type `dtype`; it has only clients + 1 values."""
+    cpu = _cpu_kernels_for([votes])
+    if cpu is not None and not is_torch(votes) and clients < min(len(votes), MOST_VALUES):
+        return cpu.look_up(function(np.arange(clients + 1), clients, dtype), votes)
+    result = zeros(len(votes), dtype, votes)
+    for part in blocks(len(votes)):
+        result[part] = function(votes[part], clients, dtype)
+    return result
+
+
 def _cpu_kernels_for(arrays: Sequence[Array]) -> ModuleType | None:
     """The compiled loops, if they are imported already or the arrays are large enough to import them."""
     imported = load_cpu_kernels.cache_info().currsize > 0 or "numba" in sys.modules
@@ -82,7 +106,7 @@ def _cpu_kernels_for(arrays: Sequence[Array]) -> ModuleType | None:
 
 
 def _is_supported(array: Array) -> bool:
-    return not is_torch(array) and array.dtype in (np.float32, np.float64)
+    return not is_torch(array) and array.dtype.char in ("f", "d")  # float32 or float64
 
 
 def _gpu_kernels_for(array: Array, sums: Sums) -> ModuleType | None:

@@ -211,7 +211,7 @@ def add_rows(sums: Sums, updates: Any, weights: np.ndarray[Any, Any]) -> bool:
 
 
 def _add_stack(sums: Sums, updates: Any, weights: np.ndarray[Any, Any]) -> Any:
-    amounts, edges, _ = _send(updates.device, weights, [0, len(updates)], [])
+    amounts, edges, _ = _send(updates.device, weights.tolist(), [0, len(updates)])
     return add_runs(select(sums, None), updates, amounts, None, edges)
 
 
@@ -238,22 +238,21 @@ def add_runs(sums: Sums, updates: Any, weights: Any, keep: Any, edges: Any) -> A
 def aggregate(
     updates: Sequence[Any], weights: np.ndarray[Any, Any], weight: float, mask: VoteMask | None
 ) -> tuple[list[Any], list[Any] | None, Any]:
-    """Flat means and masks of arrays [client, entry] of one number type, in one pass; and a flag on the device.
+    """Flat means and masks of contiguous arrays [client, ...] of one number type, in one pass; a flag on the device.
 
     The flag is not zero if a sum is not finite: then find the clients, leave them out and call again.
     """
-    clients, kind, device = updates[0].shape[0], updates[0].dtype, updates[0].device
-    sizes = tuple(array.shape[1] for array in updates)
+    clients, kind, device = len(updates[0]), updates[0].dtype, updates[0].device
+    sizes = tuple([array.numel() // clients for array in updates])
     blocks, lengths, starts = _plan(sizes, device)
     wide = "float64" if kind == torch.float64 else "float32"
-    values = np.empty(0) if mask is None else mask(np.arange(clients + 1), clients, wide)
-    amounts = np.concatenate([weights, [weight, 1 / weight]])  # an array, since a scalar argument would become float32
-    base = updates[0].data_ptr()
-    shifts = [(array.data_ptr() - base) // array.element_size() for array in updates]  # offsets from the first array
-    amounts, shifts, values = _send(device, amounts, shifts, values)
+    values = _mask_values(mask, clients, wide, device)
+    base, width = updates[0].data_ptr(), kind.itemsize
+    shifts = [(array.data_ptr() - base) // width for array in updates]  # offsets from the first array
+    # weights in an array, since a scalar argument would become float32
+    amounts, shifts, flag = _send(device, [*weights.tolist(), weight, 1 / weight], shifts)
     mean = torch.empty(sum(sizes), dtype=kind, device=device)
     masks = mean if mask is None else torch.empty_like(mean, dtype=getattr(torch, wide))
-    flag = torch.zeros(1, dtype=torch.int32, device=device)
     _aggregate[(len(blocks),)](
         blocks, lengths, starts, updates[0], shifts, amounts, mean, masks, values, flag,
         clients, sizes[0], MANY=len(sizes) > 1, MASKED=mask is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS,
@@ -261,14 +260,23 @@ def aggregate(
     return list(mean.split(sizes)), None if mask is None else list(masks.split(sizes)), flag
 
 
-def _send(device: Any, weights: Any, offsets: list[int], values: Any) -> tuple[Any, Any, Any]:
-    """Copy weights, offsets (integers) and mask values to the device, in one transfer."""
-    parts = [np.asarray(weights, np.float64), np.array(offsets, np.int64), np.asarray(values, np.float64)]
-    packed = torch.from_numpy(np.concatenate([part.view(np.int64) for part in parts]))
+def _send(device: Any, weights: Sequence[float], offsets: Sequence[int]) -> tuple[Any, Any, Any]:
+    """Copy weights, offsets and a flag of zero to the device, in one transfer."""
+    packed = np.zeros(len(weights) + len(offsets) + 1, np.int64)
+    packed.view(np.float64)[: len(weights)] = weights
+    packed[len(weights) : -1] = offsets
+    sent = torch.from_numpy(packed)
     if device.type == "cuda":  # triton's interpreter runs on the CPU
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    sent = packed.split([len(part) for part in parts])
-    return sent[0].view(torch.float64), sent[1], sent[2].view(torch.float64)
+        sent = sent.pin_memory().to(device, non_blocking=True)
+    amounts, places, flag = sent.split([len(weights), len(offsets), 1])
+    return amounts.view(torch.float64), places, flag.view(torch.int32)[:1]
+
+
+@lru_cache(maxsize=64)
+def _mask_values(mask: VoteMask | None, clients: int, dtype: str, device: Any) -> Any:
+    """The mask of 0 to `clients` votes, on the device."""
+    values = np.empty(0) if mask is None else mask(np.arange(clients + 1), clients, dtype)
+    return torch.as_tensor(np.asarray(values, np.float64), device=device)
 
 
 @lru_cache(maxsize=64)

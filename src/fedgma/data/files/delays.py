@@ -10,6 +10,7 @@ from fedgma.data.files.tables import read_csv
 from fedgma.errors import DataError
 
 SUFFIXES = (".csv", ".npz")
+LONGEST = 1e12  # seconds
 
 
 def read_delays(path: Path) -> tuple[np.ndarray, ...]:
@@ -25,8 +26,8 @@ def read_delays(path: Path) -> tuple[np.ndarray, ...]:
     if seconds.dtype.kind not in "iuf" or seconds.ndim not in (1, 2) or not seconds.size:
         raise DataError(f"{path.name}: `seconds` must be numbers, [device] or [device, measurement]")
     seconds = seconds.astype(np.float64)
-    if not np.isfinite(seconds).all() or (seconds < 0).any():
-        raise DataError(f"{path.name}: `seconds` must be finite and not negative")
+    if not ((seconds >= 0) & (seconds <= LONGEST)).all():
+        raise DataError(f"{path.name}: `seconds` must be from 0 to {LONGEST:g}")
     named = next((columns[name] for name in columns if name.lower() in CLIENTS), None)
     if named is None or seconds.ndim == 2:
         return tuple(np.atleast_1d(row) for row in seconds)

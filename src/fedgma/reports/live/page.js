@@ -1,12 +1,12 @@
 "use strict";
 // Asks the server what has changed, and draws it. Text from run folders only ever becomes text of the page.
 
-const SECONDS = 1.5, PATIENCE = 4, MOST_ARMS = 8, MOST_LINES = 60;
+const SECONDS = 1.5, PATIENCE = 4, COLOURS = 6, MOST_LINES = 60;
 const WIDTH = 360, HEIGHT = 210, LEFT = 42, RIGHT = 16, TOP = 10, BOTTOM = 34;
 const SVG = "http://www.w3.org/2000/svg";
 const runs = new Map();
 let order = [], summary = null, seen = 0, paused = false, cursor = null, marked = null, timer = 0;
-let sorted = { column: null, up: true };
+let sorted = { column: null, up: true }, drawnArms = [], colours = new Map();  // arm -> its class
 
 // -- elements ---------------------------------------------------------------------------------------------------------
 
@@ -48,16 +48,24 @@ const latest = (run, name) => run.curves[name] ? run.curves[name].at(-1)[1] : nu
 const far = run => run.planned === null ? `${run.round}` : `${run.round} of ${run.planned}`;
 const same = values => new Set(values).size === 1 ? values[0] : null;
 
-function colour(arm) {
-  const found = summary.arms.find(one => one.name === arm);
-  return !found || found.colour === null ? "plain" : `arm${found.colour}`;
+const colour = arm => colours.get(arm) ?? "none";
+
+const swatch = arm => draw("svg", { class: `swatch ${colour(arm)}`, viewBox: "0 0 22 6", "aria-hidden": "true" },
+  draw("path", { d: "M0 3H22" }));
+
+function choose(found) {  // the arms that are drawn: the plain mean, and as many others as there are colours
+  const here = new Set(found.map(run => run.arm)), known = summary.arms.filter(one => here.has(one.name));
+  const others = known.filter(one => !one.plain).slice(0, COLOURS).map(one => one.name);
+  drawnArms = known.map(one => one.name).filter(name => others.includes(name) || known.find(one => one.name === name).plain);
+  colours = new Map(drawnArms.map(name => [name, others.includes(name) ? `arm${others.indexOf(name)}` : "plain"]));
+  return known.length - drawnArms.length;
 }
 
 // -- the table --------------------------------------------------------------------------------------------------------
 
 const COLUMNS = [
   { name: "arm", value: run => run.arm, show: (cell, run) => {
-    cell.replaceChildren(make("span", { class: `swatch ${colour(run.arm)}`, "aria-hidden": "true" }),
+    cell.replaceChildren(swatch(run.arm),
       make("span", { class: "arm", title: run.arm }, run.arm));
   } },
   { name: "seed", number: true, value: run => run.seed },
@@ -127,7 +135,7 @@ function row(run) {
     made.onpointerleave = () => mark(null);
     rows.set(run.key, made);
   }
-  const stamp = `${run.stamp} ${summary.arms.length}`;
+  const stamp = `${run.stamp} ${run.arm} ${colour(run.arm)}`;
   if (made.dataset.stamp !== stamp) {
     made.dataset.stamp = stamp;
     COLUMNS.forEach((column, place) => {
@@ -179,13 +187,14 @@ function point(chart, round) {
   for (const one of CHARTS) trace(one);
 }
 
-function mean(found, name) {  // of the runs of an arm: [round, mean, number of runs] of each round that was measured
+function mean(found, name) {  // of an arm: [round, mean, number of runs] of each round that half of its runs have measured
+  const least = found.filter(run => run.curves[name]).length / 2;
   const sums = new Map();
   for (const run of found) for (const [round, value] of run.curves[name] ?? []) {
     const sum = sums.get(round) ?? [0, 0];
     sums.set(round, [sum[0] + value, sum[1] + 1]);
   }
-  return [...sums].sort((a, b) => a[0] - b[0]).map(([round, [sum, count]]) => [round, sum / count, count]);
+  return [...sums].filter(one => one[1][1] >= least).sort((a, b) => a[0] - b[0]).map(([round, [sum, count]]) => [round, sum / count, count]);
 }
 
 function ticks(low, high, most) {
@@ -257,7 +266,7 @@ function trace(chart) {  // the values in the round under the cursor, or the lat
     if (found && cursor !== null) marks.push(draw("circle", { class: colour(line.arm), r: 3.5,
       cx: chart.across(found[0]).toFixed(1), cy: chart.place(found[1]).toFixed(1) }));
     const part = found && found[2] < line.all ? ` (${found[2]} of ${many(line.all, "run")})` : "";
-    return make("li", {}, make("span", { class: `swatch ${colour(line.arm)}`, "aria-hidden": "true" }),
+    return make("li", {}, swatch(line.arm),
       make("span", { class: "name", title: line.arm }, line.arm),
       make("span", { class: "value" }, found ? ` ${digits(found[1])}${part}` : ""));
   });
@@ -272,14 +281,12 @@ const alert = make("p", { id: "alert", role: "alert" }), spoken = make("p", { cl
 const pause = make("button", { type: "button", "aria-pressed": "false" }, "pause");
 const filter = make("input", { type: "search", class: "filter", placeholder: "filter runs: arm, name, running, seed=3 ...",
   "aria-label": "show the runs that contain these words" });
-const pictures = make("div", { class: "pictures" }, ...CHARTS.map(chart => chart.figure)), drawn = make("p", { class: "note" });
+const pictures = make("div", { class: "pictures" }, ...CHARTS.map(chart => chart.figure)), caption = make("p", { class: "note" });
 const table = make("div", { id: "runs", class: "wide", tabindex: "0", role: "region", "aria-label": "Runs" },
   make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
 
 function show() {
-  const found = shown(), arms = [...new Set(found.map(run => run.arm))].filter(Boolean);
-  const known = summary.arms.map(one => one.name).filter(name => arms.includes(name)), few = known.slice(0, MOST_ARMS);
-  const inFew = found.filter(run => few.includes(run.arm));
+  const found = shown(), left = choose(found), drawn = found.filter(run => colours.has(run.arm));
   const states = Object.entries(summary.states).map(([state, count]) => `${count} ${state}`).join(", ");
   write(status, runs.size ? `${many(runs.size, "run")}: ${states}` : "No run yet. The page fills when runs begin.");
   const rest = summary.left === null ? "" : `, about ${duration(summary.left)} left`;
@@ -289,10 +296,9 @@ function show() {
   bar.hidden = !summary.planned;
   filter.hidden = table.hidden = !runs.size;
   write(heads[SCORE].firstChild, same(found.map(run => run.metric.label)) ?? "score");
-  for (const chart of CHARTS) picture(chart, inFew, few);
-  const left = known.length - few.length;
-  write(drawn, left ? `${few.length} of ${many(known.length, "arm")} are drawn; the filter chooses others.` : "");
-  drawn.hidden = !left;
+  for (const chart of CHARTS) picture(chart, drawn, drawnArms);
+  write(caption, left ? `${drawnArms.length} of ${many(drawnArms.length + left, "arm")} are drawn; the filter chooses others.` : "");
+  caption.hidden = !left;
   const wanted = found.map(row);
   if (wanted.length !== body.rows.length || wanted.some((one, place) => body.rows[place] !== one)) body.replaceChildren(...wanted);
 }
@@ -337,6 +343,6 @@ pause.onclick = () => {
 };
 filter.oninput = show;
 document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
-document.getElementById("live").append(make("header", {}, status, bar, time, pause, make("a", { href: "#runs" }, "table of runs"), alert), filter, drawn, pictures, table, spoken);
+document.getElementById("live").append(make("header", {}, status, bar, time, pause, make("a", { href: "#runs" }, "table of runs"), alert), filter, caption, pictures, table, spoken);
 document.getElementById("plain").remove();
 ask();

@@ -10,7 +10,7 @@ from typing import Any
 from fedgma.documents import PathLike
 from fedgma.records.reader import folders_below
 from fedgma.records.tail import PIECE
-from fedgma.reports.colours import place_of
+from fedgma.reports.colours import is_plain
 from fedgma.reports.live.run import LiveRun
 from fedgma.reports.tables import Table, Value
 from fedgma.statistics.arms import grouped
@@ -121,7 +121,7 @@ class LiveRuns:
             "rounds": sum(run.round for run in planned),
             "planned": sum(run.planned or 0 for run in planned),
             "left": max(lefts) if lefts else None,
-            "arms": [{"name": name, "colour": place_of(name, self._arms)} for name in self._arms],
+            "arms": [{"name": name, "plain": is_plain(name)} for name in self._arms],
             "unread": self._unread,
         }
 

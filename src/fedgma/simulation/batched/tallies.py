@@ -112,7 +112,7 @@ def add(
     weights, where these have been sent to the device before.
     """
     owners = owners or owners_of(run, weights, len(sums.weight), updates.device)
-    fine: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1).isfinite()  # one pass; a NaN makes the norm NaN
+    fine = _are_finite(updates)
     if refused is not None:
         fine = fine & ~refused
     for value in buffers.values():
@@ -129,6 +129,14 @@ def add(
                 _add_buffer(sums.buffers[name], rows, value[lanes], fine[lanes], weight[lanes])
     _add_numbers(sums, owners.owner, fine, weight, metrics)
     return fine
+
+
+def _are_finite(updates: Tensor) -> Tensor:
+    """Which rows hold neither a NaN nor an infinity, without a copy of them."""
+    if updates.device.type == "cpu":  # a norm takes ten times as long there; a NaN is the largest of all
+        return updates.amax(1).isfinite() & updates.amin(1).isfinite()
+    largest: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1)
+    return largest.isfinite()
 
 
 def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:

@@ -36,14 +36,16 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
         _, lane_batch, pools, start, _, correction, _ = task
         flat = flatten(start).numpy()
         fixes = flatten(correction).numpy() if correction else None
-        updates = torch.empty(lane_batch.size, flat.shape[1])
+        used, updates = np.unique(lane_batch.pool), torch.empty(0)
+        if len(used) > 1:  # else the kernel's own array is handed on
+            updates = torch.empty(lane_batch.size, flat.shape[1])
         loss, accuracy = torch.empty(lane_batch.size), torch.empty(lane_batch.size)
-        for which in np.unique(lane_batch.pool):
+        for which in used:
             rows = np.flatnonzero(lane_batch.pool == which)
             part = lane_batch.take(rows)
             results = kernels.train_clients(
                 name,
-                flat[part.run],
+                flat[part.run[0]] if (part.run == part.run[0]).all() else flat[part.run],
                 images[id(pools[which])],
                 _batches(part),
                 classes=pools[which].classes,
@@ -55,7 +57,10 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
                 clip=part.clip,
                 corrections=None if fixes is None else fixes[rows],
             )
-            updates[rows] = torch.from_numpy(results.updates)
+            if len(used) > 1:
+                updates[rows] = torch.from_numpy(results.updates)
+            else:
+                updates = torch.from_numpy(results.updates)
             loss[rows], accuracy[rows] = (_single(v) for v in (results.losses, results.accuracies))
         return Trained(updates, shapes_of(start), {}, loss, accuracy[:, None])
 

@@ -1,0 +1,192 @@
+"""Batches of many clients at once: the same numbers as `batches.batch_order` draws for one, without a loop over them.
+
+A generator of numpy costs some 20 microseconds to make, more than a GPU needs to train a small client. Here the
+generators of all clients are the rows of arrays: numpy's `SeedSequence` and PCG64 (M. E. O'Neill, PCG: A Family of
+Simple Fast Space-Efficient Statistically Good Algorithms for Random Number Generation, 2014), and the shuffle of
+`Generator.permutation`. Before its first use the result is compared with numpy's; where a version of numpy draws
+differently, this module is not used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+Whole = npt.NDArray[np.int64]
+
+LOW = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+MULTIPLIER = (np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645))  # of PCG64, high and low
+BLOCK = 32  # numbers that all generators draw at a time
+FEWEST = 4  # clients for each number drawn: with fewer, one generator after the other is as fast
+
+
+@dataclass
+class Streams:
+    """PCG64, one for each client, and the 32-bit integers that were drawn so far; changed in place."""
+
+    state: tuple[Words, Words]  # high and low halves
+    step: tuple[Words, Words]  # the increment
+    drawn: Words  # [draw, client]
+    used: Whole  # [client]: how many of them were
+
+    def take(self, rows: Whole) -> Words:
+        """The next integer of each of these streams."""
+        places = self.used[rows]
+        if places.max(initial=-1) >= len(self.drawn):
+            self.state, more = _integers(self.state, self.step, BLOCK)
+            self.drawn = np.concatenate([self.drawn, more])
+        self.used[rows] = places + 1
+        return np.asarray(self.drawn[places, rows])
+
+
+def batch_orders(
+    samples: Sequence[np.ndarray], seeds: Words, *, epochs: int, batch: int, steps: int | None = None, least: int = 1
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Batches int32 [client, step, batch] and counts [client, step], given the seed of each client's generator.
+
+    None where drawing them one by one is as fast, or the numbers are not known to be numpy's.
+    """
+    sizes = np.array([len(own) for own in samples], np.int64)
+    longest = int(sizes.max(initial=0))
+    if not longest or len(sizes) < FEWEST * epochs * longest or not agrees_with_numpy():
+        return None
+    shuffled = permutations(seeds, sizes, epochs)
+    table = np.zeros((len(sizes), longest), np.int32)
+    inside = np.arange(longest) < sizes[:, None]
+    table[inside] = np.concatenate(samples)
+    per_epoch = -(-sizes // batch)
+    kept = per_epoch - ((sizes % batch > 0) & (sizes % batch < least))
+    total = epochs * kept if steps is None else np.minimum(epochs * kept, steps)
+    orders = np.zeros((len(sizes), int(total.max()), batch), np.int32)
+    counts = np.zeros(orders.shape[:2], np.int64)
+    for epoch in range(epochs):
+        order = np.take_along_axis(table, shuffled[epoch].T, 1)
+        _put(orders, counts, np.where(inside, order, 0), sizes, (epoch * kept, kept, total))
+    return orders, counts
+
+
+def _put(
+    orders: np.ndarray, counts: np.ndarray, order: np.ndarray, sizes: Whole, where: tuple[Whole, Whole, Whole]
+) -> None:
+    """Write the batches of an epoch, given its first step, its number of batches and the number of all steps."""
+    first, kept, total = where
+    batch, most = orders.shape[2], int(kept.max())
+    blocks = np.zeros((len(sizes), most * batch), np.int32)
+    width = min(order.shape[1], most * batch)
+    blocks[:, :width] = order[:, :width]
+    place = np.arange(most)
+    step = first[:, None] + place
+    real = (place < kept[:, None]) & (step < total[:, None])
+    client = np.broadcast_to(np.arange(len(sizes))[:, None], step.shape)[real]
+    orders[client, step[real]] = blocks.reshape(len(sizes), most, batch)[real]
+    counts[client, step[real]] = np.minimum(batch, sizes[:, None] - place * batch)[real]
+
+
+def permutations(seeds: Words, sizes: Whole, times: int) -> list[Whole]:
+    """`times` shuffles [place, client] of range(size), as `default_rng(seed).permutation` draws one after the other."""
+    longest, clients = int(sizes.max()), np.arange(len(sizes))
+    streams = _seeded(seeds)
+    shuffles = []
+    for _ in range(times):
+        order = np.repeat(np.arange(longest)[:, None], len(sizes), 1)
+        for last in range(longest - 1, 0, -1):
+            rows = clients[sizes > last] if sizes.min() <= last else clients
+            place = _bounded(streams, rows, last)
+            order[last, rows], order[place, rows] = order[place, rows], order[last, rows].copy()
+        shuffles.append(order)
+    return shuffles
+
+
+def _bounded(streams: Streams, rows: Whole, last: int) -> Whole:
+    """Integers from 0 to `last` for these clients: as many bits as `last` has, drawn until they are not above it."""
+    mask = np.uint64((1 << last.bit_length()) - 1)
+    place = streams.take(rows) & mask
+    while len(again := np.flatnonzero(place > last)):
+        place[again] = streams.take(rows[again]) & mask
+    return place.astype(np.int64)
+
+
+def _seeded(seeds: Words) -> Streams:
+    """PCG64 as `default_rng` seeds it."""
+    high, low, step_high, step_low = _seed_words(seeds)
+    step = ((step_high << np.uint64(1)) | (step_low >> np.uint64(63)), (step_low << np.uint64(1)) | np.uint64(1))
+    begun = _sum(step, (high, low))  # a step from the state 0, plus the seed
+    none = np.empty((0, len(seeds)), np.uint64)
+    return Streams(_advanced(begun, step), step, none, np.zeros(len(seeds), np.int64))
+
+
+def _seed_words(seeds: Words) -> list[Words]:
+    """The four words of `SeedSequence(seed).generate_state(4, np.uint64)`."""
+    constant = 0x43B0D7E5
+
+    def hashed(value: Words) -> Words:
+        nonlocal constant
+        value = value ^ np.uint64(constant)
+        constant = constant * 0x931E8875 & 0xFFFFFFFF
+        value = value * np.uint64(constant) & LOW
+        return value ^ (value >> np.uint64(16))
+
+    def mixed(x: Words, y: Words) -> Words:
+        value = (x * np.uint64(0xCA01F9DD) - y * np.uint64(0x4973F715)) & LOW
+        return value ^ (value >> np.uint64(16))
+
+    zero = np.zeros_like(seeds)
+    pool = [hashed(word) for word in (seeds & LOW, seeds >> HALF, zero, zero)]
+    for source in range(4):
+        for target in range(4):
+            if source != target:
+                pool[target] = mixed(pool[target], hashed(pool[source]))
+    constant, words = 0x8B51F9DD, []
+    for place in range(8):
+        value = pool[place % 4] ^ np.uint64(constant)
+        constant = constant * 0x58F38DED & 0xFFFFFFFF
+        value = value * np.uint64(constant) & LOW
+        words.append(value ^ (value >> np.uint64(16)))
+    return [words[place] | (words[place + 1] << HALF) for place in range(0, 8, 2)]
+
+
+def _integers(state: tuple[Words, Words], step: tuple[Words, Words], number: int) -> tuple[tuple[Words, Words], Words]:
+    """The state after an even number of draws, and these [draw, client]: of 64 bits the low half, then the high one."""
+    drawn = np.empty((number, len(state[0])), np.uint64)
+    for row in range(0, number, 2):
+        state = _advanced(state, step)
+        high, low = state
+        mixed, turn = high ^ low, high >> np.uint64(58)
+        value = np.asarray((mixed >> turn) | (mixed << (-turn & np.uint64(63))), np.uint64)
+        drawn[row], drawn[row + 1] = value & LOW, value >> HALF
+    return state, drawn
+
+
+def _advanced(state: tuple[Words, Words], step: tuple[Words, Words]) -> tuple[Words, Words]:
+    """The state times the multiplier plus the increment, modulo 2^128."""
+    high, low = state
+    factor_high, factor_low = MULTIPLIER
+    a, b = low & LOW, low >> HALF
+    c, d = factor_low & LOW, factor_low >> HALF
+    cross, other = a * d, b * c
+    middle = ((a * c) >> HALF) + (cross & LOW) + (other & LOW)
+    carried = b * d + (cross >> HALF) + (other >> HALF) + (middle >> HALF)
+    return _sum((carried + high * factor_low + low * factor_high, low * factor_low), step)
+
+
+def _sum(first: tuple[Words, Words], second: tuple[Words, Words]) -> tuple[Words, Words]:
+    low = first[1] + second[1]
+    return first[0] + second[0] + (low < first[1]), low
+
+
+@cache
+def agrees_with_numpy() -> bool:
+    """Whether this version of numpy draws the same permutations."""
+    seeds = np.array([0, 1, 2**32 - 1, 2**32, 2**63 - 1, 6364136223846793005], np.uint64)
+    sizes = np.array([1, 2, 7, 33, 64, 65], np.int64)
+    shuffled = permutations(seeds, sizes, 2)
+    sources = [np.random.default_rng(int(seed)) for seed in seeds]
+    return all(
+        np.array_equal(shuffled[time][:size, client], sources[client].permutation(np.arange(size)))
+        for time in range(2)
+        for client, size in enumerate(sizes.tolist())
+    )

@@ -1,0 +1,208 @@
+"""The loop in threads: each thread trains whole clients with its own copy of the model and one thread of torch.
+
+A client's training is the same sequence of operations as in `loop` on one thread of torch, so the bits are the same,
+whatever the number of threads. Threads share torch's random generator and the memory of the process. A model that draws
+random numbers, or that remembers something from batch to batch beside its parameters and buffers, stays with the loop.
+"""
+
+import copy
+import os
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgma.data.pools import Pool
+from fedgma.training import loop
+from fedgma.training.lane_batch import Assignment, Trained
+from fedgma.training.task import Task, mean_loss
+from fedgma.training.tasks import CLASSIFICATION
+
+SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads of torch
+GAIN = (
+    1.05  # threads that train fewer steps a second than the loop times this are not used until they are measured again
+)
+OFTEN = 32  # calls after which they are
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+OWN = ("_parameters", "_buffers", "_modules")  # what `state_dict` is made of
+
+
+def cores() -> int:
+    """How many cores this process may use; not every system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class Threads:
+    """A local trainer, called like `loop.train`. It keeps no state of a run, only whether threads are of use."""
+
+    task: Task = CLASSIFICATION
+    workers: int | None = None  # None: as many as cores
+    calls: int = 0
+    useful: bool = True  # whether threads train faster than the loop: not where Python takes most of the time
+    draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
+
+    def __call__(self, assignment: Assignment) -> Trained:
+        """Train each lane of the batch."""
+        workers, steps = self.workers or cores(), assignment.lane_batch.steps
+        self.calls += 1
+        measured = self.calls % OFTEN == 2 and len(steps) > 2 * workers and steps.min() > 0
+        with one_thread():
+            if self.draws or min(workers, len(steps)) < 2 or not (self.useful or measured):
+                return loop.train(assignment, task=self.task)
+            before = random_states()
+            train = self._measure if measured else self._train
+            trained = train(loop.own_tilt(assignment), loop.room_for(assignment), workers)
+            self.draws = not same(before, random_states())
+            if not self.draws:
+                return trained
+            restore(before)
+            return loop.train(assignment, task=self.task)
+
+    def _train(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
+        """All lanes in threads."""
+        return loop.gather(self._share(assignment, _longest_first(assignment), flat, workers), flat, assignment)
+
+    def _measure(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
+        """One lane alone, then the others in threads: are they faster?"""
+        steps, order = assignment.lane_batch.steps, _longest_first(assignment)
+        begun = time.perf_counter()
+        first = self._share(assignment, order[:1], flat, 1)
+        middle = time.perf_counter()
+        others = self._share(assignment, order[1:], flat, workers)
+        alone, together = middle - begun, time.perf_counter() - middle
+        self.useful = bool(steps[order[1:]].sum() * alone > GAIN * steps[order[0]] * together)
+        return loop.gather([b if a is None else a for a, b in zip(first, others, strict=True)], flat, assignment)
+
+    def _share(self, assignment: Assignment, lanes: Sequence[int], flat: Tensor, workers: int) -> list[Any]:
+        """The results of these lanes at their places; threads take lanes from one queue."""
+        results: list[Any] = [None] * assignment.lane_batch.size
+        waiting = list(reversed(lanes))
+
+        def work() -> None:
+            model = copy.deepcopy(assignment.model)
+            while waiting:
+                try:
+                    lane = waiting.pop()
+                except IndexError:  # another thread took the last one
+                    return
+                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task)
+
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            try:
+                for done in [pool.submit(work) for _ in range(workers)]:
+                    done.result()
+            except BaseException:  # an error, or Ctrl-C: no further lane begins
+                waiting.clear()
+                raise
+        return results
+
+
+def _longest_first(assignment: Assignment) -> list[int]:
+    lanes: list[int] = np.argsort(-assignment.lane_batch.steps, kind="stable").tolist()
+    return lanes
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes on one thread: for small models as fast, the same bits on any machine, and no waiting.
+
+    Several threads synchronise at every small sum. On a busy machine each waits for the slowest: minutes instead of
+    seconds.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def why_not_threads(model: nn.Module, pool: Pool, task: Task = CLASSIFICATION) -> str | None:
+    """Why clients of this model cannot be trained in threads, found by a trial on a few samples; None if they can."""
+    name = type(model).__name__
+    if pool.y.device.type != "cpu":
+        return f"threads train on a CPU, but the data are on {pool.y.device.type}"
+    if any(getattr(part, hooks) for part in model.modules() for hooks in HOOKS):
+        return f"{name} has hooks"
+    model = copy.deepcopy(model).train()
+    before = random_states()
+    try:
+        _pass(model, pool, task, 0)  # what a model computes once and keeps is there after the first pass
+        kept = copy.deepcopy(_remembered(model, task))
+        _pass(model, pool, task, 2)
+        if not same(kept, _remembered(model, task)):
+            return f"{name} remembers something from batch to batch"
+        if not same(before, random_states()):
+            return f"{name} draws random numbers"
+    except Exception as error:  # a module may raise anything; the loop shows it where it is of use
+        return f"{name} could not be tried ({type(error).__name__})"
+    finally:
+        restore(before)
+    return None
+
+
+def _pass(model: nn.Module, pool: Pool, task: Task, first: int) -> None:
+    index = torch.arange(first, first + 2) % len(pool.y)
+    x, y = pool.batch(index, torch.zeros_like(index))
+    mean_loss(task, model(x), y).backward()  # type: ignore[no-untyped-call]
+
+
+def _remembered(model: nn.Module, task: Task) -> list[Any]:
+    """What a model and a task hold beside parameters and the buffers of `state_dict`."""
+    kept: list[Any] = [vars(owner) for owner in _owners(task.loss, task.metrics)]
+    for part in model.modules():
+        kept.append({name: value for name, value in vars(part).items() if name not in OWN})
+        kept.append({name: part._buffers[name] for name in part._non_persistent_buffers_set})
+    return kept
+
+
+def _owners(*functions: Callable[..., Any]) -> list[Any]:
+    """The objects whose methods these are."""
+    owners = [getattr(function, "__self__", None) for function in functions]
+    return [owner for owner in owners if hasattr(owner, "__dict__")]
+
+
+def same(one: Any, two: Any) -> bool:
+    """Whether two values are equal, looked at part by part.
+
+    >>> same({"a": [torch.ones(2), np.ones(2)]}, {"a": [torch.ones(2), np.ones(2)]}), same([1], [2])
+    (True, False)
+    """
+    if one is two:
+        return True
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == two.shape and torch.equal(one, two)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, two)
+    if isinstance(one, weakref.ref):
+        return same(one(), two())
+    if isinstance(one, Mapping):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, nn.Module):
+        return True  # every module of a model is looked at by itself
+    return bool(one == two) or (bool(getattr(one, "__dict__", None)) and same(vars(one), vars(two)))
+
+
+def random_states() -> tuple[Any, ...]:
+    """The states of the generators that a module may draw from without being given one."""
+    return torch.default_generator.get_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+
+
+def restore(states: tuple[Any, ...]) -> None:
+    """Put the generators back."""
+    torch.default_generator.set_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])  # noqa: NPY002

@@ -1,0 +1,46 @@
+"""On a GPU: attention and recurrent layers of lanes, compiled and captured, against the loop."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedgma.training import loop
+from fedgma.training.choose import choose
+from fedgma.training.cuda_graphs import float32_precision
+from fedgma.training.lane_batch import Assignment
+from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
+from lane_twins import distance, make_lane_batch, start_of
+from plain_pools import make_federation
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(*ALL_BUT_HINTS)]
+
+
+class Model(nn.Module):
+    """One layer of torch's over steps, and a head."""
+
+    def __init__(self, kind):
+        super().__init__()
+        layers = {
+            "encoder": lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True),
+            "gru": lambda: nn.GRU(16, 16, batch_first=True),
+            "lstm": lambda: nn.LSTM(16, 16, num_layers=2, batch_first=True),
+        }
+        self.layer, self.out = layers[kind](), nn.Linear(16, 10)
+
+    def forward(self, x):
+        found = self.layer(x)
+        return self.out((found[0] if isinstance(found, tuple) else found).mean(1))
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-3), ("bf16", 0.2)])
+@pytest.mark.parametrize("kind", ["encoder", "gru", "lstm"])
+def test_lanes_of_these_layers_equal_the_loop(kind, precision, bound, caplog):
+    torch.manual_seed(0)
+    federation, model = make_federation([8, 8, 8], (6, 16)), Model(kind).cuda()
+    pools = [federation.train.to("cuda")]
+    task = Assignment(model, make_lane_batch(federation, range(3)), pools, *start_of(model))
+    with float32_precision("fp32"):
+        wanted = loop.train(task)
+    found = choose("engine", model, pools, precision=precision)(task)
+    assert distance(wanted.updates, found.updates) < bound
+    assert_compiled_and_captured(caplog)

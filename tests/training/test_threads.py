@@ -1,0 +1,205 @@
+"""Clients in threads train to the bits of the loop, and models that threads would disturb stay with the loop."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedgma.simulation.fleet import assemble, play_round, start
+from fedgma.training import loop, threads
+from fedgma.training.choose import choose
+from fedgma.training.lane_batch import Assignment, Tilt
+from fedgma.training.threads import Threads, why_not_threads
+from lane_twins import correction_like, make_lane_batch, start_of
+from plain_pools import make_federation
+from run_specs import make_spec
+
+SIZES = [9, 3, 17, 8, 5, 1]
+
+
+class Net(nn.Module):
+    """A small convolution with batch normalisation."""
+
+    def __init__(self, shape=(1, 6, 6), classes=10):
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Linear(48, classes)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.norm(self.conv(x))).flatten(1))
+
+
+class Drops(Net):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+class Counts(Net):
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x) / self.calls
+
+
+class Caches(Net):
+    """Computes something once, and keeps it."""
+
+    table = None
+
+    def forward(self, x):
+        self.table = torch.ones(()) if self.table is None else self.table
+        return super().forward(x) * self.table
+
+
+class Chances(Net):
+    def forward(self, x):
+        return super().forward(x) * random.random()
+
+
+class Rarely(Net):
+    """Draws at the third batch only."""
+
+    def forward(self, x):
+        if int(self.norm.num_batches_tracked) == 2:
+            x = x + torch.rand(())
+        return super().forward(x)
+
+
+def task_of(model, sizes=SIZES, **settings):
+    torch.manual_seed(0)
+    federation = make_federation(sizes, (1, 6, 6))
+    batch = make_lane_batch(federation, range(len(sizes)), **settings)
+    return Assignment(model, batch, [federation.train], *start_of(model))
+
+
+def assert_same(one, two):
+    assert torch.equal(one.flat, two.flat)
+    assert torch.equal(one.loss, two.loss)
+    assert torch.equal(one.measures, two.measures)
+    assert all(torch.equal(one.buffers[name], two.buffers[name]) for name in one.buffers)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mu": 0.1, "clip": 0.5}, {"optimizer": "adamw", "lr": 0.01}], ids=str)
+def test_threads_give_the_bits_of_the_loop(settings):
+    task = task_of(Net(), **settings)
+    trainer = Threads(workers=3)
+    with threads.one_thread():
+        wanted = loop.train(task)
+    for _ in range(3):  # the second call measures, the third goes by what it found
+        assert_same(wanted, trainer(task))
+    for useful in (True, False):
+        assert_same(wanted, Threads(workers=2, useful=useful)(task))
+
+
+def test_corrections_and_tilts_are_those_of_the_lane():
+    task = task_of(Net(), rho=0.1, blend=1.0, tilted=1.0)
+    tilt = Tilt(*(correction_like(task.start, len(SIZES), seed) for seed in (1, 2, 3)))
+    task = task._replace(correction=correction_like(task.start, len(SIZES)), tilt=tilt)
+    before = tilt.mapped(lambda part: {name: value.clone() for name, value in part.items()})
+    one, two = (trainer(task) for trainer in (loop.train, Threads(workers=2)))
+    assert_same(one, two)
+    assert threads.same(tuple(one.tilt), tuple(two.tilt))
+    assert threads.same(tuple(before), tuple(tilt))
+
+
+def test_a_fleet_chooses_threads_for_a_small_module_of_a_user():
+    specs = [make_spec(make_federation(SIZES, (1, 6, 6)), model=Net, clients_per_round=6)]
+    fleets = [assemble(specs, trainer=name) for name in ("auto", "threads", "loop")]
+    ends = [play_round(fleet, start(fleet))[0].params for fleet in fleets]
+    assert torch.equal(ends[0], ends[1])
+    assert torch.get_num_threads() > 1 or torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Net, None),
+        (Caches, None),
+        (Drops, "Drops draws random numbers"),
+        (Chances, "Chances draws random numbers"),
+        (Counts, "Counts remembers something from batch to batch"),
+    ],
+)
+def test_what_threads_would_disturb_is_found_in_a_trial(kind, reason):
+    pool, model = make_federation(SIZES, (1, 6, 6)).train, kind()
+    before = threads.random_states()
+    assert why_not_threads(model, pool) == reason
+    assert threads.same(before, threads.random_states())
+
+
+def test_hooks_and_errors_stay_with_the_loop():
+    pool, model = make_federation(SIZES, (1, 6, 6)).train, Net()
+    model.conv.register_forward_hook(lambda *_: None)
+    assert why_not_threads(model, pool) == "Net has hooks"
+    assert why_not_threads(nn.Linear(2, 2), pool) == "Linear could not be tried (RuntimeError)"
+    recurrent = nn.Sequential(nn.Flatten(1, 2), nn.GRU(6, 10, batch_first=True))
+    assert "could not be tried" in why_not_threads(recurrent, pool)  # its output is a pair
+
+
+def test_a_recurrent_layer_remembers_nothing():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.GRU(6, 10, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x[:, 0])[0][:, -1]
+
+    assert why_not_threads(Reads(), make_federation(SIZES, (1, 6, 6)).train) is None
+
+
+def test_a_named_trainer_says_why_it_is_the_loop(caplog):
+    pool = make_federation(SIZES, (1, 6, 6)).train
+    choose("threads", Drops(), [pool])
+    assert [record.message for record in caplog.records] == [
+        "Drops draws random numbers; training one client at a time"
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "useful"), [([0.0, 1.0, 2.0], True), ([0.0, 1.0, 9.0], False)])
+def test_threads_that_are_slower_than_the_loop_are_not_used(monkeypatch, seconds, useful):
+    ticks = iter(seconds)
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: next(ticks))
+    task, trainer = task_of(Net(), sizes=[4] * 6), Threads(workers=2, calls=1)
+    trainer(task)  # five clients in one second, or in eight; the one alone took one
+    assert trainer.useful is useful
+
+
+def test_a_model_that_draws_later_is_trained_again_by_the_loop():
+    task, trainer = task_of(Rarely()), Threads(workers=2)
+    assert why_not_threads(task.model, task.pools[0]) is None
+    states = threads.random_states()
+    assert_same(loop.train(task), trainer(task))
+    assert trainer.draws
+    assert threads.same(states, threads.random_states())
+
+
+def test_an_error_in_a_thread_reaches_the_caller_and_no_further_client_begins():
+    begun = []
+
+    class Fails(Net):
+        def forward(self, x):
+            begun.append(len(x))
+            raise ArithmeticError("a user's error")
+
+    with pytest.raises(ArithmeticError, match="a user's error"):
+        Threads(workers=2)(task_of(Fails()))
+    assert len(begun) <= 4
+
+
+def test_the_number_of_torch_threads_is_as_before():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        Threads(workers=2)(task_of(Net()))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_numpy_draws_count_as_random_numbers():
+    before = threads.random_states()
+    np.random.rand()  # noqa: NPY002
+    assert not threads.same(before, threads.random_states())
+    threads.restore(before)
+    assert threads.same(before, threads.random_states())
