@@ -89,7 +89,7 @@ def setting_of(settings: Mapping[str, Any]) -> str:
     words += [f"{epochs} epochs"] if epochs not in (None, usual) else []
     words += [f"{steps} steps"] if (steps := settings.get("local_steps")) is not None else []
     words += [augment] if augment not in (None, "none") else []
-    return ", ".join(map(str, words))
+    return ", ".join(str(word) for word in words if word is not None)
 
 
 def where_searched(settings: Mapping[str, Any], part: Part) -> str:

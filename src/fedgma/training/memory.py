@@ -20,6 +20,7 @@ class Capacity(NamedTuple):
 
     lanes: int
     samples: int  # of one run, in evaluation
+    bytes: int  # of a lane while it trains
 
 
 def measure(
@@ -39,7 +40,7 @@ def measure(
     # weights, anchor, gradient, correction and update, and what is kept; activations and their gradients
     lane = (5 + kept) * (weights - frozen) + frozen + 2 * activations
     most = CUDA_LANES if device.type == "cuda" else budget
-    return Capacity(max(1, min(most, budget // lane)), max(1, budget // (4 * max(1, activations // batch))))
+    return Capacity(max(1, min(most, budget // lane)), max(1, budget // (4 * max(1, activations // batch))), lane)
 
 
 def activation_bytes(model: nn.Module, pool: Pool, batch: int, task: Task = CLASSIFICATION) -> int:
