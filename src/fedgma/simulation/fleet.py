@@ -30,7 +30,7 @@ from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
 from fedgma.simulation.versions import Laid
 from fedgma.training import memory
-from fedgma.training.choose import choose, choose_scorer, early_form
+from fedgma.training.choose import choose, choose_scorer, early_form, lanes_of_a_chunk
 from fedgma.training.compile import rounds_before_compiling
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
@@ -83,11 +83,12 @@ def assemble(
         task=task,
         smoothing=specs[0].label_smoothing,
         beyond_kernels=beyond_kernels(specs),
+        lane_bytes=cost.bytes,
     )
     early = early_form(train)
     if compile_after is None:
-        steps = steps_of_a_round(specs, chunk or cost.lanes)
-        compile_after = 0 if early is None else rounds_before_compiling(steps)
+        steps, lanes = steps_of_a_round(specs, chunk or cost.lanes)
+        compile_after = 0 if early is None else rounds_before_compiling(steps, lanes * cost.activations)
     frozen = frozenset(name for name, value in model.named_parameters() if not value.requires_grad)
     stepping = optimizers.lay_out([spec.optimizer for spec in specs], seen, device)
     most = max(spec.clients_per_round for spec in specs)
@@ -108,7 +109,7 @@ def assemble(
         train=train,
         early=early or train,
         score=choose_scorer(trainer, model, sample, form=form, task=task),
-        early_score=choose_scorer(trainer, model, sample, form=form, task=task, compile=False),
+        early_score=choose_scorer(trainer, model, sample, form=form and len(specs) > 1, task=task, compile=False),
         compile_after=compile_after,
         task=task,
         columns=columns,
@@ -126,7 +127,7 @@ def assemble(
         layers=votes.lay_out(seen, device),
         server=server,
         client_tests=tuple(client_tests(spec, device) for spec in specs),
-        chunk=chunk or max(1, cost.lanes // ranks.beside),
+        chunk=chunk or max(1, lanes_of_a_chunk(train, cost.lanes) // ranks.beside),
         eval_batch=max(1, cost.samples // (ranks.beside * len(specs))),
         device=device,
         ranks=ranks,
