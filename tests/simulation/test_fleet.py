@@ -445,7 +445,10 @@ def test_the_first_rounds_are_those_in_which_nothing_is_compiled_however_a_run_c
 
 @pytest.mark.parametrize(
     ("settings", "chunk", "steps"),
-    [({}, 99, 5), ({"local_epochs": 3}, 99, 15), ({"local_epochs": 3, "local_steps": 7}, 99, 7), ({}, 3, 15)],
+    [
+        *(({}, 99, (5, 8)), ({"local_epochs": 3}, 99, (15, 8)), ({}, 3, (15, 3))),
+        ({"local_epochs": 3, "local_steps": 7}, 99, (7, 8)),
+    ],
 )
 def test_steps_of_a_round_are_those_of_the_largest_client_for_each_chunk(settings, chunk, steps):
     federation = make_federation(UNEVEN, SHAPE)

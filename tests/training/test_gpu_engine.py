@@ -7,6 +7,7 @@ from torch import nn
 from fedgma.training import loop
 from fedgma.training.choose import choose, choose_scorer, written_form
 from fedgma.training.cuda_graphs import Engine, float32_precision
+from fedgma.training.fast import gpu
 from fedgma.training.fast.written import form_gradients
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import build
@@ -126,6 +127,32 @@ def test_the_engine_equals_the_loop_there(name, shape, precision, caplog):
         slow = loop.train(task)
     fast = Engine(form_gradients(written_form(model)), precision=precision, compile=False)(task)
     assert distance(slow.updates, fast.updates) < BOUNDS[precision]
+    assert_compiled_and_captured(caplog)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 28, 28)), ("cnn", (3, 32, 32))])
+def test_kernels_that_are_compiled_together_and_graphs_of_several_steps_change_no_bit(name, shape, caplog):
+    federation, model = make_federation([29, 33, 17, 28], shape), build(name, shape, 10, seed=0).cuda()
+    (start, _), pool = start_of(model), federation.train.to("cuda")
+    task = Assignment(model, make_lane_batch(federation, range(4), lr=0.01), [pool], start, {})
+    plain = Engine(form_gradients(written_form(model)), padding=True, compile=False, graphs=False)
+    engine = Engine(form_gradients(written_form(model)), padding=True, compile=False, rehearse=gpu.rehearse)
+    wanted = (plain if name == "lenet" else engine)(task).flat  # the small CNN draws random numbers
+    for _ in range(4):
+        assert torch.equal(engine(task).flat, wanted)
+    assert any(len(steps.graphs) > 1 for steps in engine._stations[0].graphs.values())
+    assert_compiled_and_captured(caplog)
+
+
+def test_the_small_cnn_is_compiled_in_half_precision(caplog):
+    federation, model = make_federation([20, 15, 10], (3, 32, 32)), build("cnn", (3, 32, 32), 10, seed=0).cuda()
+    model.dropout = (0.0, 0.0)
+    (start, _), pool = start_of(model), federation.train.to("cuda")
+    task = Assignment(model, make_lane_batch(federation, range(3), batch=10, lr=0.01, momentum=0.0), [pool], start, {})
+    with float32_precision("fp32"):
+        wanted = loop.train(task)
+    found = choose("engine", model, [pool], precision="bf16")(task)
+    assert distance(wanted.updates, found.updates) < 0.2
     assert_compiled_and_captured(caplog)
 
 

@@ -87,8 +87,8 @@ def assemble(
     )
     early = early_form(train)
     if compile_after is None:
-        steps = steps_of_a_round(specs, chunk or cost.lanes)
-        compile_after = 0 if early is None else rounds_before_compiling(steps)
+        steps, lanes = steps_of_a_round(specs, chunk or cost.lanes)
+        compile_after = 0 if early is None else rounds_before_compiling(steps, lanes * cost.activations)
     frozen = frozenset(name for name, value in model.named_parameters() if not value.requires_grad)
     stepping = optimizers.lay_out([spec.optimizer for spec in specs], seen, device)
     most = max(spec.clients_per_round for spec in specs)
@@ -109,7 +109,7 @@ def assemble(
         train=train,
         early=early or train,
         score=choose_scorer(trainer, model, sample, form=form, task=task),
-        early_score=choose_scorer(trainer, model, sample, form=form, task=task, compile=False),
+        early_score=choose_scorer(trainer, model, sample, form=form and len(specs) > 1, task=task, compile=False),
         compile_after=compile_after,
         task=task,
         columns=columns,

@@ -84,16 +84,20 @@ def chunks(lanes: np.ndarray, size: int, *, whole: bool = False) -> Iterator[np.
         begin = int(ends[last])
 
 
-def steps_of_a_round(specs: Sequence[RunSpec], chunk: int) -> int:
-    """Steps that are called one after the other in a round: those of the largest client, for each chunk of lanes."""
-    largest = {id(spec.federation): 0 for spec in specs}
+def steps_of_a_round(specs: Sequence[RunSpec], chunk: int) -> tuple[int, int]:
+    """How many steps are called one after the other in a round, and how many lanes the largest of them has.
+
+    The steps are those of the largest client, for each chunk of lanes.
+    """
+    largest: dict[int, int] = {}
     longest = 1
     for spec in specs:
-        key = id(spec.federation)
-        largest[key] = largest[key] or max(map(len, spec.federation.clients))
-        steps = spec.local_epochs * -(-largest[key] // spec.batch_size)
+        size = largest.setdefault(id(spec.federation), 0) or max(map(len, spec.federation.clients))
+        largest[id(spec.federation)] = size
+        steps = spec.local_epochs * -(-size // spec.batch_size)
         longest = max(longest, steps if spec.local_steps is None else min(steps, spec.local_steps))
-    return longest * -(-sum(spec.clients_per_round for spec in specs) // chunk)
+    lanes = sum(spec.clients_per_round for spec in specs)
+    return longest * -(-lanes // chunk), min(lanes, chunk)
 
 
 def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> Drawn:

@@ -31,7 +31,7 @@ class Fleet:
     train: LocalTrainer
     early: LocalTrainer  # of the first rounds, in which nothing is compiled
     score: Scorer
-    early_score: Scorer
+    early_score: Scorer  # for one run the module itself: no kernels to wait for
     compile_after: int  # how many those are; 0 where nothing is ever compiled
     task: Task
     columns: Columns  # of the task's measures

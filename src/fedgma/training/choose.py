@@ -19,7 +19,7 @@ from fedgma.training import lanes, loop
 from fedgma.training.compile import compiled
 from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.evaluation import Scorer, run_forward, scorer
-from fedgma.training.fast import resnet18
+from fedgma.training.fast import gpu, resnet18
 from fedgma.training.fast.cpu.trainer import kernel_of, kernel_scorer, kernel_trainer
 from fedgma.training.fast.written import Form, cnn_form, form_gradients, lenet_form, logistic_form
 from fedgma.training.gradients import check_precision, lane_gradients, why_not_lanes
@@ -79,21 +79,23 @@ def choose(
     goal = smoothed(task, smoothing)
     if trainer == "auto":
         trainer = "engine" if on_gpu else _on_cpu(model, pools, goal)
-    reason = None
-    if trainer != "loop":
-        reason = (why_not_threads if trainer == "threads" else why_not_lanes)(model, pools[0], goal)
+    reason, written = None, written_form(model) if form and classifies else None
+    if trainer == "threads":
+        reason = why_not_threads(model, pools[0], goal)
+    elif trainer != "loop" and written is None:
+        reason = why_not_lanes(model, pools[0], goal)
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
     if trainer == "loop" or reason is not None:
         return Under(precision, functools.partial(loop.train, task=goal))
     if trainer == "threads":
         return Under(precision, Threads(goal, workers_for(lane_bytes)))
-    written = written_form(model) if form and classifies else None
     gradients = form_gradients(written, precision, smoothing) if written else lane_gradients(model, precision, goal)
     shared: dict[str, Any] = {"padding": written is not None, "measures": columns_of(task, model, pools[0]).number}
     if trainer == "lanes":
         return Under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
-    return Engine(gradients, precision=precision, compile=on_gpu, **shared)
+    rehearse = gpu.rehearse if written is not None and on_gpu else None
+    return Engine(gradients, precision=precision, compile=on_gpu, rehearse=rehearse, **shared)
 
 
 def _on_cpu(model: nn.Module, pools: Sequence[Pool], task: Task) -> str:
@@ -165,7 +167,21 @@ def choose_scorer(
     if written is None:
         plain = scorer(run_forward(copy.deepcopy(model).eval()), task)
         return kernel_scorer(model, plain) if classifies and trainer in ("auto", "kernels") else plain
-    return compiled(form_scorer(written)) if compile else form_scorer(written)
+    return compiled(form_scorer(written)) if compile else _rehearsed(form_scorer(written))
+
+
+def _rehearsed(score: Scorer) -> Scorer:
+    """The scorer, whose kernels are compiled at the same time at the first call of every shape."""
+    known = set()
+
+    def call(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (len(index), len(next(iter(params.values()))))
+        if shape not in known:
+            known.add(shape)
+            gpu.rehearse(lambda: score(params, buffers, pool, index))
+        return score(params, buffers, pool, index)
+
+    return call
 
 
 @functools.cache

@@ -1,9 +1,10 @@
 """torch.compile, called once per function and process, so that fleets with the same shapes share the compiled code.
 
 Compiling takes 10 to 60 s the first time on a machine and some seconds from the compiler's cache; a compiled step saves
-a fraction of a millisecond to a few milliseconds. So a run begins uncompiled, and is compiled once it has gone on for
-so long that compiling would have paid by then. Which rounds those are depends on the shape of the run alone, never on
-the clock: rounding differs between the two, and a run must give the same bits whenever it is repeated or resumed.
+a fraction of a millisecond to a few milliseconds: launches, and passes over the activations. So a run begins
+uncompiled, and is compiled once it has gone on for so long that compiling would have paid by then. Which rounds those
+are depends on the shape of the run alone, never on the clock: rounding differs between the two, and a run must give the
+same bits whenever it is repeated or resumed.
 """
 
 import functools
@@ -13,7 +14,8 @@ from typing import Any
 from fedgma.training.hints import without_hints
 
 SHAPES = 1024  # compiled versions of one function; torch would stop at 8
-PATIENCE = 10_000  # local steps that a run trains uncompiled
+PATIENCE = 10_000  # light local steps that a run trains uncompiled
+LIGHT = 1 << 28  # bytes of activations that make a step twice as heavy
 
 
 @functools.cache
@@ -39,10 +41,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def rounds_before_compiling(steps: int) -> int:
-    """The rounds that a run begins with uncompiled, if so many steps are called in a round.
+def rounds_before_compiling(steps: int, activations: int) -> int:
+    """The rounds that a run begins with uncompiled, by the steps called in a round and the bytes of their activations.
 
-    >>> rounds_before_compiling(steps=19), rounds_before_compiling(steps=50_000)
-    (526, 1)
+    >>> rounds_before_compiling(19, 0), rounds_before_compiling(19, 1 << 28), rounds_before_compiling(50_000, 0)
+    (526, 263, 1)
     """
-    return max(1, PATIENCE // max(1, steps))
+    return max(1, PATIENCE * LIGHT // (max(1, steps) * (LIGHT + activations)))

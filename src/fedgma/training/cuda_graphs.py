@@ -33,7 +33,8 @@ from fedgma.training.stacked import Stacked, ship, ship_many
 log = logging.getLogger(__name__)
 SHRINK = 4  # each number of lanes is compiled separately, so there should be few
 FEWEST = 8  # steps that are worth compiling a further size
-WARM_UP = 3  # calls before a capture: compilation, autotuning, workspaces
+WARM_UP = 3  # calls before a capture: autotuning, workspaces
+FIRST_WARM_UP = 1  # the same where nothing is compiled
 MANY = 64  # steps of the longest graph
 SOON = 2  # rounds before graphs of several steps are captured, so that the first ones do not wait for them
 SHORT = 0.05  # seconds that capturing a step takes at most for that: beyond, the device is busy with one step
@@ -92,12 +93,14 @@ class Engine:
         compile: bool = True,
         graphs: bool = True,
         measures: int = 1,
+        rehearse: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
         self.precision = precision
         self.graphs = graphs
         self.measures = measures  # columns that the gradient function returns beside the loss
+        self.rehearse = rehearse  # called with a step before it is first taken; what the step computes is forgotten
         self.compiles = compile
         self.learn: Callable[..., None] = compiled(_step) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
@@ -187,6 +190,9 @@ class Engine:
         def step_with(learn: Callable[..., None]) -> Callable[[], None]:
             return lambda: learn(part, station.step, pool, station.features, self.gradients, work.batch, work.all_busy)
 
+        if self.rehearse is not None:
+            self.rehearse(step_with(_step))
+            restore()
         call = step_with(_step if early else self.learn)
         try:
             call()
@@ -198,21 +204,21 @@ class Engine:
             self.learn = _step
             call = step_with(self.learn)
         restore()
-        taken, capturing = call, time.perf_counter()
+        taken, capturing, warm_up = call, time.perf_counter(), FIRST_WARM_UP if early else WARM_UP
         if self.graphs and station.step.device.type == "cuda":
-            taken = self._captured(call, restore)
+            taken = self._captured(call, restore, warm_up)
         seconds = time.perf_counter() - begun
         self.start_up += seconds
         how = "without compiling" if early else "with its compiling"
         log.info("prepared a step of %d lanes x %d samples %s in %.1f s", work.lanes, work.batch, how, seconds)
-        return Steps(call, {1: taken}, (time.perf_counter() - capturing) / (1 + WARM_UP))
+        return Steps(call, {1: taken}, (time.perf_counter() - capturing) / (1 + warm_up))
 
-    def _captured(self, step: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
+    def _captured(self, step: Callable[[], None], restore: Callable[[], None], warm_up: int) -> Callable[[], None]:
         """The step, warmed up and captured in a CUDA graph."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
+            for _ in range(warm_up):
                 step()
                 restore()
         torch.cuda.current_stream().wait_stream(stream)

@@ -111,9 +111,9 @@ def schedule(counts: np.ndarray, *, exact: bool, batch: int, shrink: int = 2, fe
     >>> [(w.lanes, w.all_busy) for w in schedule(np.array([[2, 2, 1], [2, 0, 0], [2, 0, 0]]), exact=False, batch=2)]
     [(3, True), (1, True), (1, True)]
     """
-    works, size = [], len(counts)
-    for step in range(counts.shape[1]):
-        busy = int((counts[:, step] > 0).sum())
+    works: list[Work] = []
+    size = len(counts)
+    for step, busy in enumerate((counts > 0).sum(0).tolist()):
         if exact:
             works += _equal_batches(counts[:busy, step], step)
             continue

@@ -21,6 +21,7 @@ class Capacity(NamedTuple):
     lanes: int
     samples: int  # of one run, in evaluation
     bytes: int  # of a lane while it trains
+    activations: int  # of these, what a lane keeps of a batch for the backward pass
 
 
 def measure(
@@ -40,7 +41,8 @@ def measure(
     # weights, anchor, gradient, correction and update, and what is kept; activations and their gradients
     lane = (5 + kept) * (weights - frozen) + frozen + 2 * activations
     most = CUDA_LANES if device.type == "cuda" else budget
-    return Capacity(max(1, min(most, budget // lane)), max(1, budget // (4 * max(1, activations // batch))), lane)
+    samples = max(1, budget // (4 * max(1, activations // batch)))
+    return Capacity(max(1, min(most, budget // lane)), samples, lane, activations)
 
 
 def activation_bytes(model: nn.Module, pool: Pool, batch: int, task: Task = CLASSIFICATION) -> int:
