@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgma.paper.catalogue import experiment
+from fedgma.paper.compare import compare
 from fedgma.paper.contest import ABOVE, BELOW, Arm, Gain, earns, gains_of, is_candidate, label, ranked, scores_of
 from fedgma.paper.entries import Entry, read_export
 from fedgma.paper.findings import read_findings
+from fedgma.paper.multiverse import look, most_telling, sentences
 from fedgma.paper.plots.contest import draw_gains
+from fedgma.paper.rates import read_chosen
 from fedgma.reports.plots.style import save
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "masks.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
-SEARCH, CONFIRMATION, WHY = "C21", "C23", "C25"
+SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
 CLAIMED = ("noise/gma", "noise/magnitude", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
 TRAINED = ("trained/uniform", "trained/balanced", "trained/saved")
 
@@ -34,13 +37,12 @@ def gains(name: str) -> list[Gain]:
 
 
 def answer() -> str:
-    """The verdict on every finalist by the criterion written beforehand."""
+    """The verdict on every arm of the confirmation by the criterion written beforehand; the finalists first."""
     found = gains(CONFIRMATION)
-    arms = list(dict.fromkeys(gain.arm for gain in found if is_candidate(gain.arm)))
+    arms = sorted(dict.fromkeys(gain.arm for gain in found), key=lambda arm: not is_candidate(arm))
     if not arms:
         return "Not measured yet."
-    said = [f"**{label(arm)}** {_verdict(found, arm)}" for arm in arms]
-    return "\n".join(f"- {line}." for line in said)
+    return "\n".join(f"- **{label(arm)}** {_verdict(found, arm)}." for arm in arms)
 
 
 def _verdict(found: Sequence[Gain], arm: Arm) -> str:
@@ -52,9 +54,9 @@ def _verdict(found: Sequence[Gain], arm: Arm) -> str:
     earned = "earns its place" if earns(found, arm) else "does not earn its place"
     mean = sum(gain.verdict.mean for gain in own) / len(own)
     return (
-        f"{earned}: {mean:+.2f} points on average over {len(own)} settings, ahead of the mean in {len(ahead)} and "
-        f"behind in {len(behind)} after correction; the corrected interval reaches more than {BELOW} points below the "
-        f"mean in {len(lows)}, and lies at least {ABOVE} above it in {len(highs)}"
+        f"{earned}: {mean:+.2f} points over {len(own)} settings, significantly ahead in {len(ahead)} and behind in "
+        f"{len(behind)}; its corrected interval reaches below -{BELOW} in {len(lows)} and begins above +{ABOVE} in "
+        f"{len(highs)}"
     )
 
 
@@ -91,6 +93,8 @@ def _cell(gain: Gain | None) -> str:
         return ""
     said = f"{gain.verdict.mean:+.2f}"
     between = "" if gain.verdict.interval is None else f" ({gain.verdict.low:+.2f} to {gain.verdict.high:+.2f})"
+    if gain.lost:
+        return f"{gain.lost} of {gain.verdict.of} runs diverged"
     return (f"**{said}**" if gain.verdict.significant else said) + between
 
 
@@ -119,6 +123,14 @@ def why() -> str:
     return "\n".join(f"- {known[name]}" for name in (*CLAIMED, *TRAINED) if name in known)
 
 
+def universes() -> str:
+    """What the universes say, and the levels that shift the difference most."""
+    found = look(compare(experiment(UNIVERSES), exported(UNIVERSES), read_chosen()))
+    if found is None:
+        return "Not measured yet."
+    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found), *most_telling(found)])
+
+
 def parts() -> dict[str, str]:
     """The measured parts of the page by name."""
     return {
@@ -126,6 +138,7 @@ def parts() -> dict[str, str]:
         "finalists": finalists(),
         "search": table(SEARCH),
         "confirmation": table(CONFIRMATION),
+        "universes": universes(),
         "why": why(),
     }
 

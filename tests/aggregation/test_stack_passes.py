@@ -23,9 +23,13 @@ class Passes:
         finite = all(np.isfinite(part).all() for part in rows.values())
         tally = fedgma.Tally()
         tally.add_many({name: np.nan_to_num(part, posinf=0) for name, part in rows.items()}, weights)
-        merged = fedgma.finish(tally, mask="none" if mask is None else mask)
-        means, masks = ([torch.as_tensor(v) for v in (part or {}).values()] for part in (merged.mean, merged.mask))
-        return means, masks or None, torch.tensor([int(not finite)])
+        merged = fedgma.finish(tally, mask=mask)
+        mean, mask = (torch.cat([torch.as_tensor(v) for v in part.values()]) for part in (merged.mean, merged.mask))
+        return mean, mask, torch.tensor([int(not finite)])
+
+    def shaped(self, flat, shapes):
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        return [part.view(tuple(shape)) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
 @pytest.fixture

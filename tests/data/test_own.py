@@ -31,9 +31,14 @@ def test_float_features_stay_unchanged():
     ("x", "y", "reason"),
     [
         (np.zeros((3, 2, 2), np.int32), [0, 1, 0], "must be uint8 images or float features, got int32"),
-        (np.zeros((3, 2, 2), np.uint8), [0, 1], "one label for each of 3 images, got 2 labels"),
+        (np.zeros((3, 2, 2), np.uint8), [0, 1], "one label for each of 3 samples, got 2 labels"),
         (np.zeros((3, 2, 2), np.uint8), [0.0, 1.0, 1.0], "integers or texts, got float64; .* set task=regression"),
-        (np.full((3, 2), np.nan), [0, 1, 1], "features must be finite"),
+        (
+            np.array([[0.0], [0.0], [np.nan]]),
+            [0, 1, 1],
+            "must be finite, .* in 1 of 3 samples, first in sample 2",
+        ),
+        (np.zeros((3, 2)), [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], "integers or texts, got float64"),
         (np.zeros((3, 2), np.uint8), [0, 1, 1], r"\[sample, channel, height, width\]"),
     ],
 )

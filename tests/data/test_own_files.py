@@ -51,6 +51,7 @@ def test_arrays_that_are_not_used_are_named(tmp_path):
         (np.array(["b", "a"], object), ("a", "b"), [1, 0]),
         ([True, False, True], ("0", "1"), [1, 0, 1]),
         ([[3], [4]], ("3", "4"), [0, 1]),
+        ([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], ("0", "1", "2"), [2, 0]),  # one-hot
     ],
 )
 def test_labels_of_any_kind_are_numbered_from_zero(labels, classes, first):

@@ -11,6 +11,7 @@ from fedgma.errors import ConfigError, DataError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import check, expand, read_grid
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.plan import missing, pack, plan
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.reader import read_lines
 from fedgma.reports.pictures import make_pictures
@@ -24,8 +25,7 @@ CLOCK = {**SLOW, "name": "asynchronous", "concurrency": 7, "dropout": 0.2, "dead
 def train(settings, out, rounds=None):
     """The runs of settings, stopped after so many rounds."""
     materials = Materials("cpu")
-    planned = experiments.missing(experiments.plan(expand(settings), materials, out))
-    (members,) = experiments.pack(planned, materials)
+    (members,) = pack(missing(plan(expand(settings), materials, out)), materials)
     seen = []
     last = None if rounds is None else rounds * len(members)
     for played in experiments.play_fleet(members, materials, stop=lambda: len(seen) == last):

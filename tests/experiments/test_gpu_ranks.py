@@ -16,5 +16,5 @@ def test_a_rank_with_a_gpu_of_its_own_sends_by_nccl(tmp_path):
         assert torch.distributed.get_backend(fast) == "nccl"
         for kind, group in ((torch.float32, fast), (torch.int64, fast), (torch.float32, None)):
             numbers = torch.arange(10, dtype=kind, device=device)
-            ranks.send.func(talk, group, numbers, 0)
+            ranks.send.func(talk, group, [(numbers, 0)])
             assert numbers.tolist() == list(range(10))

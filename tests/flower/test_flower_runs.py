@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 import fedgma
+from commands import call
 from fake_grids import Clock, Nodes, failure, record, reply
 from fedgma.aggregation.own import as_rule
 from fedgma.flower import Masked, identify
@@ -185,6 +186,19 @@ def test_other_code_of_ones_own_rule_is_refused(tmp_path, wrap):
     (tmp_path / "rule").write_bytes(b"0" * 64 + b" python3.1\n")  # what another Python compiles is not comparable
     play(3, tmp_path, aggregator=wrap(own_rule(0.25)))
     check_removable(tmp_path)
+
+
+def test_the_folder_of_a_flower_run_on_the_command_line(tmp_path):
+    play(2, tmp_path / "run")
+    code, _, said = call("ls", tmp_path)
+    assert (code, "holds a run of a Flower app, which belongs to no arm; `fedgma watch` shows its rounds" in said) == (
+        0,
+        True,
+    )
+    (row,) = json.loads(call("watch", tmp_path, "--once", "--json")[1])
+    assert (row["arm"], row["state"], row["round"]) == ("GMA (Flower)", "done", "2")
+    assert call("export", tmp_path / "run", "--out", tmp_path / "net.safetensors")[0] == 0
+    assert call("rm", tmp_path / "run", "--yes")[0] == 0
 
 
 def test_a_rule_of_the_library_has_no_code_of_ones_own(tmp_path):

@@ -87,9 +87,11 @@ def check_aggregates(fused, dtype, device="cpu"):
         drawn = [draw(clients, size, dtype, device, seed=size) for size in SIZES]
         arrays, weights = [updates for updates, _ in drawn], drawn[0][1]
         for mask, chosen in ((None, arrays), *((mask, arrays) for mask in MASKS), (MASKS[0], arrays[-1:])):
-            means, masks, found = fused.aggregate(chosen, weights, math.fsum(weights), mask)
+            flat, masks, found = fused.aggregate(chosen, weights, math.fsum(weights), mask)
             assert found.item() == 0
             assert (masks is None) == (mask is None)
+            shapes = tuple(updates.shape[1:] for updates in chosen)
+            means, masks = (None if part is None else fused.shaped(part, shapes) for part in (flat, masks))
             for place, updates in enumerate(chosen):
                 sums = summed(updates, weights)
                 check_mean(means[place], sums, math.fsum(weights), dtype)

@@ -13,12 +13,14 @@ def on_ranks(size, work):
     """What `work(ranks)` returns on each of so many ranks; an error of one rank ends all."""
     barrier, slot = threading.Barrier(size), {}
 
-    def send(rank, tensor, source):
-        assert tensor.is_contiguous()
-        if rank == source:
-            slot["sent"] = tensor.clone()
+    def send(rank, sent):
+        for place, (tensor, source) in enumerate(sent):
+            assert tensor.is_contiguous()
+            if rank == source:
+                slot[place] = tensor.clone()
         barrier.wait(LONGEST)
-        tensor.copy_(slot["sent"])
+        for place, (tensor, _) in enumerate(sent):
+            tensor.copy_(slot[place])
         barrier.wait(LONGEST)
 
     def play(rank):

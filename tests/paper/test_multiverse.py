@@ -9,7 +9,7 @@ from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
 from fedgma.paper.entries import read_entries
 from fedgma.paper.figures import draw
-from fedgma.paper.multiverse import choices_table, look, sentences, specifications, universes_table
+from fedgma.paper.multiverse import choices_table, look, most_telling, sentences, specifications, universes_table
 from fedgma.paper.plans import Cut, plan_runs
 from fedgma.paper.rates import Chosen, read_chosen
 from fedgma.paper.results import make_report
@@ -141,6 +141,10 @@ def test_the_choices_have_one_line_a_level_and_one_test_each(made):
     assert [row[:2] for row in table.rows][-3:] == [("tau", "0.2"), ("tau", "0.4"), ("tau", "0.8")]
     assert sum(row[-1] is not None for row in table.rows) == 2
     assert sentences(found._replace(model=model))[-1].endswith("partition (p < 0.0001)")
+    (telling,) = most_telling(found._replace(model=model))
+    assert "partition shards -1.67 (" in telling
+    assert "tau" not in telling
+    assert most_telling(found) == []
 
 
 def test_few_universes_have_no_model_and_none_no_multiverse(made):

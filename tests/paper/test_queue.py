@@ -84,14 +84,15 @@ def test_runs_that_are_made_again_have_the_precision_of_the_arms_beside_them():
 
 
 def test_the_command_says_what_is_left_as_a_table_and_as_json(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     write_export(read_entries([made(tmp_path / "runs", chosen=read_chosen())])[0], tmp_path / "results" / "E12")
     words = ("paper", "queue", "E12", "C18", "--runs", tmp_path / "results")
     code, printed, said = call(*words)
     assert (code, said) == (0, "")
     rows = [line.split() for line in printed.splitlines()]
-    assert rows[1][:5] == ["C18", "16", "0", "16", "48"]
+    assert rows[1][:6] == ["C18", "1", "16", "0", "16", "48"]
     assert rows[2][:5] == ["total", "16", "0", "16", "48"]
+    assert rows[3][:3] == ["step", "1,", "C18:"]  # why, below a table that fits into 80 columns
     assert f"not queued: E12 3 of {PLANNED} runs done" in printed
     assert f"next: fedgma paper run C18 --done {tmp_path / 'results'} --precision tf32" in printed
     document = json.loads(call(*words, "--json")[1])

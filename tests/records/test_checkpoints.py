@@ -10,6 +10,7 @@ import pytest
 from fedgma.errors import DataError, IntegrityError
 from fedgma.records.checkpoints import drop_checkpoints, read_checkpoint, write_checkpoint, written_to
 from fedgma.records.format import with_checksum
+from fedgma.records.label import Label, write_label
 
 STATE = {"w": np.arange(3.0), "b": np.zeros(1)}
 
@@ -73,3 +74,9 @@ def test_the_digest_of_the_payload_is_checked(tmp_path):
     change_manifest(tmp_path / "00000003", files={"state.safetensors": hashlib.sha256(b"other").hexdigest()})
     with pytest.raises(IntegrityError, match="does not match its manifest"):
         read_checkpoint(tmp_path)
+
+
+def test_a_folder_below_a_file_is_refused_with_the_name_of_the_file(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(DataError, match=r"cannot write to .*runs' is a file; give another folder"):
+        write_label(tmp_path / "runs" / "ab12", Label("mine"))

@@ -10,8 +10,11 @@ import sys
 import threading
 from html import escape
 
+import numpy as np
 import pytest
 from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commands import call
 from fedgma.errors import ConfigError
@@ -71,6 +74,21 @@ def test_a_resumed_run_with_the_same_lines_is_read_on(tmp_path):
     file.write_bytes(line(1) + line(2) + line(3))
     records, place = read_on(file, place)
     assert (rounds_of(records), place.again) == ([3], False)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(60, 200))
+def test_however_a_file_is_written_and_read_every_line_is_read_once(tmp_path_factory, writes, most):
+    file = tmp_path_factory.mktemp("tail") / "rounds.jsonl"
+    content, place, found = b"".join(line(round, seconds=round / 7) for round in range(1, 15)), Place(), []
+    for end in [*np.cumsum(writes).tolist(), len(content)]:
+        file.write_bytes(content[:end])
+        records, place = read_on(file, place, most)
+        found += records
+    while place.more:
+        records, place = read_on(file, place, most)
+        found += records
+    assert found == [json.loads(one) for one in content.splitlines()]
+    assert (place.problem, place.offset, place.line) == ("", len(content), 14)
 
 
 def test_a_long_file_is_read_in_pieces(tmp_path):

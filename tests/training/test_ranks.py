@@ -30,6 +30,7 @@ def test_rows_of_any_type_come_in_the_order_of_the_ranks(size):
         "count": torch.arange(4) * 2**40,
         "wide": torch.arange(24.0, dtype=torch.float64).view(4, 3, 2),
         "none": torch.zeros(4, 0),
+        "large": torch.arange(4.0 * 2**15).view(4, 2**15),
     }
     edges = cuts(np.array([5, 1, 1, 1]), size)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedgma.simulation.fleet import assemble, play_round, start
 from fedgma.training import loop, threads
-from fedgma.training.choose import choose
+from fedgma.training.choose import choose, lanes_of_a_chunk
 from fedgma.training.lane_batch import Assignment, Tilt
 from fedgma.training.threads import Threads, why_not_threads
 from lane_twins import correction_like, make_lane_batch, start_of
@@ -107,6 +107,7 @@ def test_a_fleet_chooses_threads_for_a_small_module_of_a_user():
     fleets = [assemble(specs, trainer=name) for name in ("auto", "threads", "loop")]
     ends = [play_round(fleet, start(fleet))[0].params for fleet in fleets]
     assert torch.equal(ends[0], ends[1])
+    assert [isinstance(fleet.train.train, Threads) for fleet in fleets] == [True, True, False]
     assert torch.get_num_threads() > 1 or torch.equal(ends[0], ends[2])
 
 
@@ -195,6 +196,34 @@ def test_the_number_of_torch_threads_is_as_before():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, 8),
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "4,2"}, 4),
+        ({"OMP_NUM_THREADS": "many"}, 8),
+        ({"LOCAL_WORLD_SIZE": "4"}, 2),
+        ({"LOCAL_WORLD_SIZE": "16", "OMP_NUM_THREADS": "5"}, 1),
+    ],
+)
+def test_the_environment_limits_the_threads(monkeypatch, variables, wanted):
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda process: range(8), raising=False)
+    for name in ("OMP_NUM_THREADS", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    assert threads.cores() == wanted
+
+
+def test_threads_take_a_quarter_of_the_memory_and_chunks_that_keep_them_busy(monkeypatch):
+    monkeypatch.setattr(threads, "cores", lambda: 16)
+    monkeypatch.setattr(threads.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1024}[name])
+    assert [threads.workers_for(size) for size in (0, 2**10, 2**18, 2**30)] == [16, 16, 4, 1]
+    pool = make_federation(SIZES, (1, 6, 6)).train
+    trainers = [choose(name, Net(), [pool]) for name in ("threads", "loop")]
+    assert [lanes_of_a_chunk(trainer, 3) for trainer in trainers] == [64, 3]
+    assert lanes_of_a_chunk(trainers[0], 100) == 100
 
 
 def test_numpy_draws_count_as_random_numbers():

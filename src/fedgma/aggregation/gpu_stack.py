@@ -1,7 +1,7 @@
 """Tally and finish a stack of updates on a GPU in one pass, with the same result."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,9 @@ def finish_stack(
         return None
     if (begun := _ordinary(tally, updates, weights, clients)) is not None:
         arrays, amounts = begun
-        means, masks, nonfinite = gpu.aggregate(arrays, np.array(amounts), math.fsum(amounts), mask)
-        shapes = {name: array.shape[1:] for name, array in updates.items()}
-        result = _result(means, masks, shapes)  # while the device works
+        mean, masks, nonfinite = gpu.aggregate(arrays, np.array(amounts), math.fsum(amounts), mask)
+        shapes = tuple([array.shape[1:] for array in arrays])
+        result = _result(gpu, updates, shapes, mean, masks)  # while the device works
         if not bool(nonfinite):
             tally.count(amounts, [])
             tally.check_share()
@@ -45,12 +45,12 @@ def finish_stack(
     while keep:
         kept_weights = list(keep.values())
         arrays = [stack.select(name, keep) for name in stack.schema]
-        means, masks, nonfinite = gpu.aggregate(arrays, np.array(kept_weights), math.fsum(kept_weights), mask)
+        mean, masks, nonfinite = gpu.aggregate(arrays, np.array(kept_weights), math.fsum(kept_weights), mask)
         if not bool(nonfinite):
             tally.count(kept_weights, [stack.clients[row] for row in keep] if stack.named else [])
             tally.check_round()
-            shapes = {name: entry.shape for name, entry in stack.schema.items()}
-            return _result(means, masks, shapes)._replace(notes=tally.notes)
+            shapes = tuple([entry.shape for entry in stack.schema.values()])
+            return _result(gpu, stack.schema, shapes, mean, masks)._replace(notes=tally.notes)
         if not tally.refuse_nonfinite(stack, keep):
             raise Diverged("a weighted sum overflows float64; nothing was changed, scale the updates down")
     return finish(tally)  # no client is left: raises NotEnoughClients
@@ -97,14 +97,10 @@ def _is_dense_float(tensor: Any) -> bool:
         return False
 
 
-def _result(means: Sequence[Array], masks: Sequence[Array] | None, shapes: Mapping[str, Any]) -> Aggregate:
-    reshaped = [
-        None
-        if arrays is None
-        else {n: array.view(shape) for (n, shape), array in zip(shapes.items(), arrays, strict=True)}
-        for arrays in (means, masks)
-    ]
-    return Aggregate(reshaped[0] or {}, reshaped[1], {})
+def _result(gpu: Any, names: Iterable[str], shapes: tuple[Any, ...], mean: Array, mask: Array | None) -> Aggregate:
+    means = dict(zip(names, gpu.shaped(mean, shapes), strict=True))
+    masks = None if mask is None else dict(zip(names, gpu.shaped(mask, shapes), strict=True))
+    return Aggregate(means, masks, {})
 
 
 def _is_uniform(stack: Stack, tally: Tally) -> bool:

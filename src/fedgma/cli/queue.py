@@ -96,31 +96,33 @@ def _say(queued: "Sequence[Left]", others: "Sequence[Left]", unfinished: int, ex
 
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold")
-    for name in ("id", "cells"):
-        table.add_column(name)
-    for name in ("planned", "done", "left", "M samples", "k/s", "GPU min"):
+    table.add_column("id")
+    for name in ("step", "planned", "done", "left", "M samples", "k/s", "GPU min"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why")
-    for one in queued:
-        table.add_row(*_cells(one))
+    for step, one in enumerate(queued, 1):
+        table.add_row(one.job.id, str(step), *_numbers(one))
     total = _document(queued, (), 0, exports)["total"]
     counts = [f"{total[name]:,}" for name in ("planned", "done", "runs_left")]
-    table.add_row("total", "", *counts, f"{total['samples_left'] / 1e6:,.0f}", "", f"{total['gpu_minutes']:,.0f}", "")
+    table.add_row("total", "", *counts, f"{total['samples_left'] / 1e6:,.0f}", "", f"{total['gpu_minutes']:,.0f}")
     console.print(table)
-    for line in _notes(queued, others, unfinished, exports):
+    reasons = [f"step {step}, {one.job.id}: {_reason(one)}" for step, one in enumerate(queued, 1)]
+    for line in (*reasons, *_notes(queued, others, unfinished, exports)):
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _cells(left: "Left") -> tuple[str, ...]:
-    from fedgma.paper.catalogue import experiment
-
+def _numbers(left: "Left") -> tuple[str, ...]:
     rate = "" if left.rate is None else f"{left.rate / 1e3:,.0f}"
     minutes = ("?" if left.runs else "0") if left.seconds is None else f"{left.seconds / 60:,.1f}"
-    why = left.job.why
-    if left.unsearched and left.runs:
-        why += f"; needs the rates of {experiment(left.job.id).search}"
-    counts = (f"{left.planned:,}", f"{left.done:,}", f"{left.runs:,}", f"{left.samples / 1e6:,.0f}")
-    return (left.job.id, left.job.cells, *counts, rate, minutes, why)
+    return f"{left.planned:,}", f"{left.done:,}", f"{left.runs:,}", f"{left.samples / 1e6:,.0f}", rate, minutes
+
+
+def _reason(left: "Left") -> str:
+    """Why a job is in the queue, its cells, and the rates that it waits for."""
+    from fedgma.paper.catalogue import experiment
+
+    cells = f" (cells {left.job.cells})" if left.job.cells else ""
+    needed = f"; needs the rates of {experiment(left.job.id).search}" if left.unsearched and left.runs else ""
+    return f"{left.job.why}{cells}{needed}"
 
 
 def _notes(

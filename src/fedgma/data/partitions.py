@@ -230,6 +230,8 @@ def _check_clients(labels: Labels, clients: int, min_size: int) -> None:
         raise ConfigError(f"a federation needs at least 1 client, got {clients}")
     if min_size < 0:
         raise ConfigError(f"min_size must be 0 or more, got {min_size}")
+    if not len(labels):
+        raise ConfigError(f"there is no sample to divide among {clients} clients; give data with samples")
     if clients > len(labels):
         raise ConfigError(f"{len(labels)} samples cannot be divided among {clients} clients; ask for fewer")
     if clients * min_size > len(labels):

@@ -13,11 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedgma.errors import ConfigError, RankLost
 from fedgma.experiments.places import Place
-from fedgma.training.ranks import ALONE, Ranks, gather
+from fedgma.training.ranks import ALONE, Ranks, Sent, gather
 
 
 @contextlib.contextmanager
@@ -85,12 +84,18 @@ def _neighbours(ranks: Ranks, device: str) -> tuple[int, bool]:
     return int((keys == key).sum()) if key else 1, bool(key) and len(set(keys.tolist())) == ranks.size
 
 
-def _send(talk: Any, fast: Any, tensor: Tensor, source: int) -> None:
-    """Send a tensor of one rank to all others; an error means that one of them has ended."""
+def _send(talk: Any, fast: Any, sent: Sent) -> None:
+    """Send tensors of some ranks to all others; an error means that one of them has ended."""
     import torch.distributed as dist
 
     try:
-        dist.broadcast(tensor.view(torch.uint8), source, group=fast if fast is not None and tensor.is_cuda else talk)
+        groups = [fast if fast is not None and tensor.is_cuda else talk for tensor, _ in sent]
+        waiting = [
+            dist.broadcast(tensor.view(torch.uint8), source, group=group, async_op=True)
+            for (tensor, source), group in zip(sent, groups, strict=True)
+        ]
+        for one in waiting:
+            one.wait()
     except RuntimeError as error:
         raise RankLost(
             f"another rank ended in the middle of a round ({_first(error)}); run the same command again to continue"

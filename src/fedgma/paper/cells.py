@@ -9,6 +9,7 @@ from fedgma.paper.catalogue import Experiment, Part
 from fedgma.paper.plans import WHOLE, Cut, Plan, plan_runs
 from fedgma.paper.printed import Number, number_of, printed_rows
 from fedgma.paper.rates import KEYS, Chosen
+from fedgma.paper.universes import name_of, read
 from fedgma.records.reader import flat
 from fedgma.statistics.arms import frozen, telling_names
 from fedgma.statistics.labels import AGGREGATION
@@ -52,7 +53,8 @@ def cells_of(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> list[C
             if settings is not None and (number := number_of(rows, settings, part, split)) is not None
         }
         cells.append(Cell(part, {}, plain, masked, printed))
-    named = [cell._replace(label=label) for cell, label in zip(cells, _labels(cells), strict=True)]
+    labels = _universe_labels(cells) if experiment.universes else _labels(cells)
+    named = [cell._replace(label=label) for cell, label in zip(cells, labels, strict=True)]
     return sorted(named, key=_in_order([cell.label for cell in named]))
 
 
@@ -95,3 +97,10 @@ def _labels(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         rows.append({**shown, "rates": cell.part.rates})
     names = telling_names(rows)
     return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _universe_labels(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The number and the choices of each cell's universe, and the rates where they are given."""
+    known = {name_of(universe): {**universe, "number": int(universe["number"])} for universe in read()}
+    given = [{key: cell.settings[key] for key in KEYS if key in cell.part.settings} for cell in cells]
+    return [{**known[cell.part.name], **rates} for cell, rates in zip(cells, given, strict=True)]

@@ -6,6 +6,7 @@ or an average of models, with the mean of FedAvg. Runs are paired by seed.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
@@ -32,6 +33,7 @@ class Gain(NamedTuple):
     arm: Arm
     level: float  # mean over seeds, in percent
     verdict: Verdict
+    lost: int = 0  # runs that diverged: below half of the median over the runs of the setting
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -69,12 +71,14 @@ def gains_of(scores: Scores) -> list[Gain]:
     """What every arm gains in every setting; tests are corrected together."""
     found = []
     for setting, arms in scores.items():
+        half = median(value for by_seed in arms.values() for value in by_seed.values()) / 2
         for arm, by_seed in arms.items():
             plain = arms.get(baseline_of(arm), {})
             shared = sorted(set(by_seed) & set(plain))
             if arm != baseline_of(arm) and shared:
                 verdict = paired([by_seed[seed] - plain[seed] for seed in shared], (label(arm), "the mean"))
-                found.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict))
+                lost = sum(value < half for value in by_seed.values())
+                found.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict, lost))
     corrected = correct([gain.verdict for gain in found])
     return [gain._replace(verdict=verdict) for gain, verdict in zip(found, corrected, strict=True)]
 

@@ -161,6 +161,20 @@ def _p(value: float) -> str:
     return f"= {value:.2g}" if value >= 1e-4 else "< 0.0001"
 
 
+def most_telling(found: Multiverse) -> list[str]:
+    """The levels of choices that decide it, those with the largest effects, as a sentence; empty if there are none."""
+    model = found.model
+    sure = [] if model is None else [one.choice for one in model.decided if one.corrected < LEVEL]
+    effects = (
+        [] if model is None else [one for one in model.effects if one.choice in sure and not one.low < 0 < one.high]
+    )
+    if not effects:
+        return []
+    ranked = sorted(effects, key=lambda one: one.effect)
+    words = [f"{one.choice} {one.level} {one.effect:+.2f} ({one.low:+.2f} to {one.high:+.2f})" for one in ranked]
+    return [f"effects of levels on the difference, in points with 95 % CI: {', '.join(words)}"]
+
+
 def choices_table(found: Multiverse) -> Table | None:
     """The effect of every level of every choice."""
     if found.model is None:

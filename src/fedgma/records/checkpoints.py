@@ -165,6 +165,8 @@ def written_to(folder: Path) -> Iterator[None]:
     """Turn an operating system error into a `DataError` of one sentence."""
     try:
         yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise DataError(f"cannot write to {str(folder)!r}: {error.filename!r} is a file; give another folder") from None
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"cannot write to {str(folder)!r}: {reason}; nothing finished is lost, run it again") from None

@@ -93,6 +93,9 @@ def read_run(folder: PathLike) -> Run:
 def settings_of(folder: Path, head: Head) -> dict[str, Any]:
     """The settings of a run, flat; an error if one that every run of the simulator has is missing."""
     settings = dict(flat(head["settings"]))
+    if settings.get("engine") == "flower":
+        do = "`fedgma watch` shows its rounds, and `fedgma export` writes its model"
+        raise DataError(f"{folder} holds a run of a Flower app, which belongs to no arm; {do}")
     for name, kind in (("rounds", int), ("seed", int), ("aggregator", str), ("algorithm", str)):
         if not isinstance(settings.get(name), kind) or isinstance(settings.get(name), bool):
             got = settings.get(name)

@@ -30,7 +30,7 @@ from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
 from fedgma.simulation.versions import Laid
 from fedgma.training import memory
-from fedgma.training.choose import choose, choose_scorer, early_form
+from fedgma.training.choose import choose, choose_scorer, early_form, lanes_of_a_chunk
 from fedgma.training.compile import rounds_before_compiling
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
@@ -83,6 +83,7 @@ def assemble(
         task=task,
         smoothing=specs[0].label_smoothing,
         beyond_kernels=beyond_kernels(specs),
+        lane_bytes=cost.bytes,
     )
     early = early_form(train)
     if compile_after is None:
@@ -126,7 +127,7 @@ def assemble(
         layers=votes.lay_out(seen, device),
         server=server,
         client_tests=tuple(client_tests(spec, device) for spec in specs),
-        chunk=chunk or max(1, cost.lanes // ranks.beside),
+        chunk=chunk or max(1, lanes_of_a_chunk(train, cost.lanes) // ranks.beside),
         eval_batch=max(1, cost.samples // (ranks.beside * len(specs))),
         device=device,
         ranks=ranks,

@@ -8,6 +8,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN, par
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, columns_of
 from fedgma.training.tasks import CLASSIFICATION, smoothed
-from fedgma.training.threads import SMALL, Threads, why_not_threads
+from fedgma.training.threads import SMALL, Threads, why_not_threads, workers_for
 
 log = logging.getLogger(__name__)
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop", "threads")
@@ -49,6 +50,7 @@ def choose(
     task: Task = CLASSIFICATION,
     smoothing: float = 0.0,
     beyond_kernels: Sequence[str] = (),
+    lane_bytes: int = 0,
 ) -> LocalTrainer:
     """The trainer with the given name.
 
@@ -57,7 +59,8 @@ def choose(
     on a CPU the kernels where there are any, else threads for small models and the loop for others (lanes for dense
     layers alone). `form=False` uses torch's own gradients
     where hand-written ones exist; these and the kernels are for classification. `smoothing` is that of the labels.
-    `beyond_kernels` names settings of the runs that the CPU kernels do not have.
+    `beyond_kernels` names settings of the runs that the CPU kernels do not have. `lane_bytes` is the memory that a lane
+    takes, if it is known.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
@@ -84,13 +87,13 @@ def choose(
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
     if trainer == "loop" or reason is not None:
-        return _under(precision, functools.partial(loop.train, task=goal))
+        return Under(precision, functools.partial(loop.train, task=goal))
     if trainer == "threads":
-        return _under(precision, Threads(goal))
+        return Under(precision, Threads(goal, workers_for(lane_bytes)))
     gradients = form_gradients(written, precision, smoothing) if written else lane_gradients(model, precision, goal)
     shared: dict[str, Any] = {"padding": written is not None, "measures": columns_of(task, model, pools[0]).number}
     if trainer == "lanes":
-        return _under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
+        return Under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
     rehearse = gpu.rehearse if written is not None and on_gpu else None
     return Engine(gradients, precision=precision, compile=on_gpu, rehearse=rehearse, **shared)
 
@@ -115,14 +118,27 @@ def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _under(precision: str, train: LocalTrainer) -> LocalTrainer:
-    """The trainer with the given precision of float32 products, independent of torch's global settings."""
+@dataclass(frozen=True)
+class Under:
+    """A trainer with the given precision of float32 products, independent of torch's global settings."""
 
-    def call(task: Assignment) -> Trained:
-        with float32_precision(precision):
-            return train(task)
+    precision: str
+    train: LocalTrainer
 
-    return call
+    def __call__(self, task: Assignment) -> Trained:
+        """Train all lanes of the batch."""
+        with float32_precision(self.precision):
+            return self.train(task)
+
+
+def lanes_of_a_chunk(train: LocalTrainer, together: int) -> int:
+    """How many lanes to hand to a trainer at a time, where so many can train together within the memory.
+
+    Threads take more, so that none of them waits: of lanes that are not in training they keep the updates alone.
+    """
+    if isinstance(train, Under) and isinstance(train.train, Threads):
+        return max(together, 32, 4 * train.train.workers)
+    return together
 
 
 def written_form(model: nn.Module) -> Form | None:

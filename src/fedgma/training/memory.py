@@ -20,7 +20,8 @@ class Capacity(NamedTuple):
 
     lanes: int
     samples: int  # of one run, in evaluation
-    activations: int  # bytes that a lane keeps of a batch for the backward pass
+    bytes: int  # of a lane while it trains
+    activations: int  # of these, what a lane keeps of a batch for the backward pass
 
 
 def measure(
@@ -41,7 +42,7 @@ def measure(
     lane = (5 + kept) * (weights - frozen) + frozen + 2 * activations
     most = CUDA_LANES if device.type == "cuda" else budget
     samples = max(1, budget // (4 * max(1, activations // batch)))
-    return Capacity(max(1, min(most, budget // lane)), samples, activations)
+    return Capacity(max(1, min(most, budget // lane)), samples, lane, activations)
 
 
 def activation_bytes(model: nn.Module, pool: Pool, batch: int, task: Task = CLASSIFICATION) -> int:

@@ -20,8 +20,11 @@ from fedgma.errors import ConfigError
 from fedgma.training.lane_batch import LaneBatch, Tilt, Trained
 from fedgma.training.stacked import Stacked
 
+Sent = Sequence[tuple[Tensor, int]]  # contiguous tensors, and the rank that each is taken from
+LARGE = 1 << 16  # bytes of a row that are sent as they are; smaller rows are packed
 
-def _alone(tensor: Tensor, source: int) -> None:
+
+def _alone(sent: Sent) -> None:
     """With one rank there is nobody to send to."""
 
 
@@ -31,7 +34,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    send: Callable[[Tensor, int], None] = _alone  # a contiguous tensor of one rank to all others, in place
+    send: Callable[[Sent], None] = _alone  # tensors of some ranks to all others, in place; all ranks call it alike
     beside: int = 1  # ranks on the same GPU, this one included
 
     @property
@@ -109,8 +112,7 @@ def _gathered(ranks: Ranks, edges: Sequence[int], own: Trained, model: Tensor) -
     stacks: list[Stacked] = [own.buffers, *tilts]
     began = model.view(torch.int32).sum(dtype=torch.int64).expand(len(own.loss))
     small = [began, own.loss, own.measures, *(value for stack in stacks for value in stack.values())]
-    (flat,) = gather(ranks, edges, [own.flat])
-    began, loss, measures, *rest = gather(ranks, edges, small)
+    flat, began, loss, measures, *rest = gather(ranks, edges, [own.flat, *small])
     _check_same(began, edges)
     values = iter(rest)
     buffers, *turned = [{name: next(values) for name in stack} for stack in stacks]
@@ -132,24 +134,29 @@ def _check_same(began: Tensor, edges: Sequence[int]) -> None:
 
 def gather(ranks: Ranks, edges: Sequence[int], parts: Sequence[Tensor]) -> list[Tensor]:
     """The rows of all ranks, in order, of each part; rank r has rows edges[r] to edges[r + 1] of the result."""
-    if len(parts) == 1:
-        return [_exchanged(ranks, edges, parts[0])]
     tables = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts]
     rows = [table.contiguous().view(torch.uint8) for table in tables]
-    packed = _exchanged(ranks, edges, torch.cat(rows, 1))
-    pieces = torch.split(packed, [row.shape[1] for row in rows], 1)
-    shaped = zip(parts, pieces, strict=True)
-    # the copy is aligned, as the view needs it
-    return [piece.flatten().clone().view(part.dtype).view(edges[-1], *part.shape[1:]) for part, piece in shaped]
+    large = [place for place, row in enumerate(rows) if row.shape[1] >= LARGE]
+    small = [place for place in range(len(rows)) if place not in large]
+    packed = [torch.cat([rows[place] for place in small], 1)] if small else []
+    whole = _exchanged(ranks, edges, [*(rows[place] for place in large), *packed])
+    found = dict(zip(large, whole, strict=False))
+    if small:
+        pieces = torch.split(whole[-1], [rows[place].shape[1] for place in small], 1)
+        found |= {place: piece.flatten().clone() for place, piece in zip(small, pieces, strict=True)}  # aligned
+    shapes = [(edges[-1], *part.shape[1:]) for part in parts]
+    return [found[place].flatten().view(part.dtype).view(shapes[place]) for place, part in enumerate(parts)]
 
 
-def _exchanged(ranks: Ranks, edges: Sequence[int], rows: Tensor) -> Tensor:
-    whole = torch.empty((edges[-1], *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+def _exchanged(ranks: Ranks, edges: Sequence[int], tables: Sequence[Tensor]) -> list[Tensor]:
+    """Tables with the rows of all ranks, of which this one has filled in its own."""
+    whole = [torch.empty((edges[-1], *table.shape[1:]), dtype=table.dtype, device=table.device) for table in tables]
     begin, end = edges[ranks.rank : ranks.rank + 2]
-    whole[begin:end] = rows[: end - begin]
-    for source, (begin, end) in enumerate(itertools.pairwise(edges)):
-        if whole[begin:end].numel():
-            ranks.send(whole[begin:end], source)
+    for table, own in zip(whole, tables, strict=True):
+        table[begin:end] = own[: end - begin]
+    ranges = [(source, slice(*ends)) for source, ends in enumerate(itertools.pairwise(edges))]
+    sent = [(table[rows], source) for source, rows in ranges for table in whole]
+    ranks.send([(table, source) for table, source in sent if table.numel()])
     return whole
 
 
@@ -160,7 +167,7 @@ def agreed(ranks: Ranks, ask: Callable[[], bool]) -> Callable[[], bool]:
 
     def answer() -> bool:
         said = torch.tensor([ask()], dtype=torch.uint8)
-        ranks.send(said, 0)
+        ranks.send([(said, 0)])
         return bool(said)
 
     return answer
@@ -171,8 +178,8 @@ def from_first(ranks: Ranks, data: bytes) -> bytes:
     if ranks.size == 1:
         return data
     length = torch.tensor([len(data)], dtype=torch.int64)
-    ranks.send(length, 0)
+    ranks.send([(length, 0)])
     content = np.frombuffer(data, np.uint8).copy() if ranks.first else np.empty(int(length), np.uint8)
     if len(content):
-        ranks.send(torch.from_numpy(content), 0)
+        ranks.send([(torch.from_numpy(content), 0)])
     return content.tobytes()

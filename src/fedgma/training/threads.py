@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,25 @@ OWN = ("_parameters", "_buffers", "_modules")  # what `state_dict` is made of
 
 
 def cores() -> int:
-    """How many cores this process may use; not every system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many threads to use: the cores of this process, or fewer where the environment says so.
+
+    OMP_NUM_THREADS limits a process's threads. torchrun starts LOCAL_WORLD_SIZE processes, which share the cores.
+    """
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shared = max(1, mine // _number("LOCAL_WORLD_SIZE", 1))
+    return min(shared, _number("OMP_NUM_THREADS", shared))
+
+
+def workers_for(lane_bytes: int) -> int:
+    """How many lanes of this size to train at a time: one on each core, in a quarter of the machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    return min(cores(), max(1, memory // 4 // lane_bytes)) if memory > 0 and lane_bytes else cores()
+
+
+def _number(name: str, otherwise: int) -> int:
+    """A number above zero in the environment."""
+    first = os.environ.get(name, "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else otherwise
 
 
 @dataclass
@@ -45,14 +62,14 @@ class Threads:
     """A local trainer, called like `loop.train`. It keeps no state of a run, only whether threads are of use."""
 
     task: Task = CLASSIFICATION
-    workers: int | None = None  # None: as many as cores
+    workers: int = field(default_factory=cores)
     calls: int = 0
     useful: bool = True  # whether threads train faster than the loop: not where Python takes most of the time
     draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
 
     def __call__(self, assignment: Assignment) -> Trained:
         """Train each lane of the batch."""
-        workers, steps = self.workers or cores(), assignment.lane_batch.steps
+        workers, steps = self.workers, assignment.lane_batch.steps
         self.calls += 1
         measured = self.calls % OFTEN == 2 and len(steps) > 2 * workers and steps.min() > 0
         with one_thread():

@@ -318,6 +318,9 @@ def _add_rows(total: Array, rest: Array, votes: Array, updates: Array, weights: 
     return finite
 
 
+# one loop over rows for each sum: numba does not find a function again in its cache that takes, or closes over, another
+
+
 @numba.njit(nogil=True, cache=True)
 def _add_positive_rows(total: Array, rest: Array, updates: Array, weights: Array, first: int, last: int) -> None:
     for start in range(first, last, BLOCK):

@@ -237,10 +237,11 @@ def add_runs(sums: Sums, updates: Any, weights: Any, keep: Any, edges: Any) -> A
 
 def aggregate(
     updates: Sequence[Any], weights: np.ndarray[Any, Any], weight: float, mask: VoteMask | None
-) -> tuple[list[Any], list[Any] | None, Any]:
-    """Flat means and masks of contiguous arrays [client, ...] of one number type, in one pass; a flag on the device.
+) -> tuple[Any, Any, Any]:
+    """Mean and mask (or None) of contiguous arrays [client, ...] of one number type: flat, side by side, in one pass.
 
-    The flag is not zero if a sum is not finite: then find the clients, leave them out and call again.
+    The third result is a flag on the device. It is not zero if a sum is not finite: then find the clients, leave them
+    out and call again.
     """
     clients, kind, device = len(updates[0]), updates[0].dtype, updates[0].device
     sizes = tuple([array.numel() // clients for array in updates])
@@ -257,7 +258,18 @@ def aggregate(
         blocks, lengths, starts, updates[0], shifts, amounts, mean, masks, values, flag,
         clients, sizes[0], MANY=len(sizes) > 1, MASKED=mask is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS,
     )  # fmt: skip
-    return list(mean.split(sizes)), None if mask is None else list(masks.split(sizes)), flag
+    return mean, None if mask is None else masks, flag
+
+
+def shaped(flat: Any, shapes: tuple[Any, ...]) -> Sequence[Any]:
+    """Arrays of these shapes that lie side by side, as views: one call for all of them."""
+    return torch._utils._unflatten_dense_tensors(flat, _examples(shapes))  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def _examples(shapes: tuple[Any, ...]) -> list[Any]:
+    """Tensors of these shapes that take no memory."""
+    return [torch.empty(1).expand(shape) if 0 not in shape else torch.empty(shape) for shape in shapes]
 
 
 def _send(device: Any, weights: Sequence[float], offsets: Sequence[int]) -> tuple[Any, Any, Any]:

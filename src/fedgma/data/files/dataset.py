@@ -85,13 +85,17 @@ def check_split(name: str, part: str, split: Split, classes: int) -> Split:
     if split.x.dtype == np.uint8 and split.x.ndim != 4:
         raise DataError(f"{where}: images must be [sample, channel, height, width], got shape {split.x.shape}")
     if len(split.x) != len(split.y):
-        raise DataError(f"{where}: expected one label for each of {len(split.x)} images, got {len(split.y)} labels")
+        raise DataError(f"{where}: expected one label for each of {len(split.x)} samples, got {len(split.y)} labels")
     if len(split.y) and not 0 <= int(split.y.min()) <= int(split.y.max()) < classes:
         raise DataError(f"{where}: labels must be from 0 to {classes - 1}, got {split.y.min()} to {split.y.max()}")
     if split.client is not None and len(split.client) != len(split.y):
         raise DataError(f"{where}: expected one client id for each of {len(split.y)} labels, got {len(split.client)}")
     if split.x.dtype == np.float32 and not np.isfinite(split.x).all():
-        raise DataError(f"{where}: features must be finite, got a NaN or an infinity")
+        bad = np.flatnonzero(~np.isfinite(split.x.reshape(len(split.x), -1)).all(axis=1))
+        count = f"{len(bad)} of {len(split.x)} samples, first in sample {bad[0]}"
+        raise DataError(
+            f"{where}: features must be finite, got NaN or infinity in {count}; leave them out or fill them"
+        )
     return split
 
 

@@ -28,8 +28,15 @@ def number_labels(parts: Sequence[Any], classes: tuple[str, ...] | None, where: 
     Numbered(parts=[array([1, 0, 1])], classes=('ant', 'cat'), remark='the labels ant, cat are numbered from 0')
     >>> number_labels([[1, 2, 3], [3]], None, "mine.csv").classes
     ('1', '2', '3')
+    >>> number_labels([[[0.0, 1.0], [1.0, 0.0]]], None, "mine.npz").parts
+    [array([1, 0])]
     """
     arrays = [_column(part, where) for part in parts]
+    if all(map(_is_one_hot, arrays)):
+        width = arrays[0].shape[1]
+        names = tuple(map(str, range(width))) if classes is None else classes
+        remark = f"the labels are one-hot rows of {width} numbers, of which the place of the 1 is the class"
+        return Numbered([array.argmax(axis=1).astype(np.int64) for array in arrays], names, remark)
     texts = [array.dtype.kind == "U" for array in arrays]
     if all(texts):
         names = tuple(np.unique(np.concatenate(arrays)).tolist()) if classes is None else classes
@@ -82,6 +89,13 @@ def _column(values: Any, where: str) -> npt.NDArray[Any]:
     if array.ndim == 1 and array.dtype.kind == "S":
         return np.char.decode(array, "utf-8", "replace")
     return array.astype(np.int64) if array.dtype.kind == "b" else array
+
+
+def _is_one_hot(array: npt.NDArray[Any]) -> bool:
+    """Whether each row of a table of numbers holds one 1 and else zeros."""
+    if array.ndim != 2 or array.shape[1] < 2 or not len(array) or array.dtype.kind not in "iuf":
+        return False
+    return bool(((array == 0) | (array == 1)).all() and (array.sum(axis=1) == 1).all())
 
 
 def _typed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
