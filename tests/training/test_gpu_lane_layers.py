@@ -7,6 +7,7 @@ from torch import nn
 from fedgma.training import loop
 from fedgma.training.choose import choose
 from fedgma.training.cuda_graphs import float32_precision
+from fedgma.training.evaluation import run_forward
 from fedgma.training.lane_batch import Assignment
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
 from lane_twins import distance, make_lane_batch, start_of
@@ -44,3 +45,14 @@ def test_lanes_of_these_layers_equal_the_loop(kind, precision, bound, caplog):
     found = choose("engine", model, pools, precision=precision)(task)
     assert distance(wanted.updates, found.updates) < bound
     assert_compiled_and_captured(caplog)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "gru", "lstm"])
+def test_runs_of_these_models_are_evaluated_together(kind):
+    torch.manual_seed(0)
+    model, x = Model(kind).cuda().eval(), torch.randn(5, 6, 16, device="cuda")
+    params = {name: torch.stack([value.detach(), value.detach() + 0.1]) for name, value in model.named_parameters()}
+    forward = run_forward(model)
+    with torch.no_grad(), float32_precision("fp32"):
+        alone = [forward({name: value[[run]] for name, value in params.items()}, {}, x)[0] for run in range(2)]
+        torch.testing.assert_close(forward(params, {}, x), torch.stack(alone), rtol=1e-4, atol=1e-4)

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedgma.training import loop
 from fedgma.training.attention_rules import OPERATORS, add_attention_rules
 from fedgma.training.choose import choose
+from fedgma.training.evaluation import run_forward
 from fedgma.training.gradients import lane_gradients, why_not_lanes
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.recurrent import run_layers, written_out
@@ -157,6 +158,16 @@ def test_a_recurrent_model_trains_in_lanes_as_in_the_loop(kind, options):
     assert why_not_lanes(task.model, task.pools[0]) is None
     found = choose("lanes", task.model, task.pools)(task)
     assert distance(loop.train(task).updates, found.updates) < 1e-4
+
+
+def test_runs_of_a_recurrent_model_are_evaluated_together():
+    torch.manual_seed(0)
+    model, x = Reads(nn.GRU, num_layers=2, dropout=0.5, batch_first=True).eval(), torch.randn(3, *SHAPE)
+    params = {name: torch.stack([value.detach(), value.detach() + 0.1]) for name, value in model.named_parameters()}
+    wanted = run_forward(model)(params, {}, x)
+    twin = written_out(model)
+    found = vmap(lambda own: functional_call(twin, own, (x,)))(params)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_only_a_model_with_recurrent_layers_is_copied():

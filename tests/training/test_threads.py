@@ -72,6 +72,12 @@ def task_of(model, sizes=SIZES, **settings):
     return Assignment(model, batch, [federation.train], *start_of(model))
 
 
+def by_the_loop(task):
+    """What the loop gives on one thread of torch."""
+    with threads.one_thread():
+        return loop.train(task)
+
+
 def assert_same(one, two):
     assert torch.equal(one.flat, two.flat)
     assert torch.equal(one.loss, two.loss)
@@ -83,8 +89,7 @@ def assert_same(one, two):
 def test_threads_give_the_bits_of_the_loop(settings):
     task = task_of(Net(), **settings)
     trainer = Threads(workers=3)
-    with threads.one_thread():
-        wanted = loop.train(task)
+    wanted = by_the_loop(task)
     for _ in range(3):  # the second call measures, the third goes by what it found
         assert_same(wanted, trainer(task))
     for useful in (True, False):
@@ -96,7 +101,7 @@ def test_corrections_and_tilts_are_those_of_the_lane():
     tilt = Tilt(*(correction_like(task.start, len(SIZES), seed) for seed in (1, 2, 3)))
     task = task._replace(correction=correction_like(task.start, len(SIZES)), tilt=tilt)
     before = tilt.mapped(lambda part: {name: value.clone() for name, value in part.items()})
-    one, two = (trainer(task) for trainer in (loop.train, Threads(workers=2)))
+    one, two = (trainer(task) for trainer in (by_the_loop, Threads(workers=2)))
     assert_same(one, two)
     assert threads.same(tuple(one.tilt), tuple(two.tilt))
     assert threads.same(tuple(before), tuple(tilt))
@@ -170,7 +175,7 @@ def test_a_model_that_draws_later_is_trained_again_by_the_loop():
     task, trainer = task_of(Rarely()), Threads(workers=2)
     assert why_not_threads(task.model, task.pools[0]) is None
     states = threads.random_states()
-    assert_same(loop.train(task), trainer(task))
+    assert_same(by_the_loop(task), trainer(task))
     assert trainer.draws
     assert threads.same(states, threads.random_states())
 

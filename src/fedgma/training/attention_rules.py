@@ -6,7 +6,7 @@ has such rules for most forward passes and for no backward pass: without one, `v
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ BATCHED = "FuncTorchBatched"  # torch's name for the place where rules of `vmap`
 @functools.cache
 def add_attention_rules() -> tuple[str, ...]:
     """Give torch the rules that it lacks, once a process; returns the operators that got one."""
+    if _parts_of_torch() is None:
+        return ()
     missing = [name for name in OPERATORS if _has_no_rule(f"aten::{name}")]
     for name in missing:
         operator = getattr(torch.ops.aten, name).default
@@ -39,6 +41,20 @@ def _library() -> torch.library.Library:
     return torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
 
+@functools.cache
+def _parts_of_torch() -> tuple[Any, Any] | None:
+    """What `torch.library.register_vmap` is made of, which itself takes no operator with a mask as a keyword.
+
+    None in a version of torch without them: then attention is called once a lane.
+    """
+    try:
+        from torch._functorch.autograd_function import custom_function_call_vmap_helper
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    except ImportError:
+        return None
+    return custom_function_call_vmap_helper, retrieve_current_functorch_interpreter
+
+
 def _has_no_rule(name: str) -> bool:
     try:
         return not torch._C._dispatch_has_kernel_for_dispatch_key(name, BATCHED)
@@ -48,17 +64,14 @@ def _has_no_rule(name: str) -> bool:
 
 def _apply(operator: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
     """The rule as torch calls it: arguments are unwrapped, results are wrapped again."""
-    from torch._functorch.autograd_function import custom_function_call_vmap_helper
-    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-
+    helper, interpreter = cast(tuple[Any, Any], _parts_of_torch())
     names = [argument.name for argument in operator._schema.arguments]
     given: dict[str, Any] = {**dict(zip(names, arguments, strict=False)), **options}
 
     def rule(info: Any, lane_axes: tuple[int | None, ...], *values: Any) -> tuple[Any, Any]:
         return folded(operator, info.batch_size, dict(zip(given, zip(values, lane_axes, strict=True), strict=True)))
 
-    interpreter: Any = retrieve_current_functorch_interpreter()
-    return custom_function_call_vmap_helper(interpreter, rule, operator, *given.values())
+    return helper(interpreter(), rule, operator, *given.values())
 
 
 def folded(

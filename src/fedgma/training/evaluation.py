@@ -11,6 +11,7 @@ from torch.func import functional_call, vmap
 
 from fedgma.data.pools import Pool
 from fedgma.training.hints import without_hints
+from fedgma.training.recurrent import written_out
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, losses, measures
 from fedgma.training.tasks import CLASSIFICATION
@@ -30,10 +31,14 @@ class Metrics(NamedTuple):
 def run_forward(model: nn.Module) -> Forward:
     """Outputs [run, batch, ...] of all runs on the same samples, for any module."""
 
-    def one(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
-        return functional_call(model, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
+    def outputs_of(module: nn.Module) -> Forward:
+        def outputs(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
+            return functional_call(module, {**params, **buffers}, (x,))  # type: ignore[no-any-return]
 
-    together = without_hints()(vmap(one, in_dims=(0, 0, None), randomness="different"))
+        return outputs
+
+    one, vectorised = outputs_of(model), outputs_of(written_out(model))
+    together = without_hints()(vmap(vectorised, in_dims=(0, 0, None), randomness="different"))
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))

@@ -48,6 +48,8 @@ def lane_gradients(model: nn.Module, precision: str = "fp32", task: Task = CLASS
     """The gradient function of any module, by `torch.func`: one forward and backward for all lanes."""
     add_attention_rules()
     half, vectorised = precision == "bf16", written_out(model)
+    if vectorised is not model:
+        vectorised.train()
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
 
     def loss(

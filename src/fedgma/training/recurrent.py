@@ -18,10 +18,10 @@ Cell = Callable[[Tensor, Tensor, State], State]  # gates of the input, gates of 
 
 
 def written_out(model: nn.Module) -> nn.Module:
-    """The model, or a copy of it whose recurrent layers are written out; the copy trains only by `functional_call`."""
+    """The model, or a copy of it whose recurrent layers are written out, for `functional_call`."""
     if not any(isinstance(part, nn.RNNBase) for part in model.modules()):
         return model
-    twin = copy.deepcopy(model).train()
+    twin = copy.deepcopy(model)
     for part in twin.modules():
         if isinstance(part, nn.RNNBase):
             part.forward = functools.partial(run_layers, part)
