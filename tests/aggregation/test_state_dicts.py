@@ -47,9 +47,9 @@ def test_a_batchnorm_model_makes_the_round_trip():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_variances_stay_non_negative_and_counters_whole_over_fifty_rounds(name):
+def test_variances_stay_non_negative_and_counters_whole_over_many_rounds(name):
     state, moments = batchnorm_model().state_dict(), None
-    for round_ in range(50):
+    for round_ in range(15):
         clients = [trained(state, 3 * round_ + client) for client in range(3)]
         state, moments, _ = fedgma.server_round(state, clients, [10, 20, 30], optimizer=OPTIMIZERS[name], state=moments)
         assert (state["1.running_var"] >= 0).all()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -214,6 +215,23 @@ def test_a_script_under_torchrun_shares_its_clients_and_every_process_has_the_ou
     check_same_runs(alone, many)
     texts = [Path(f"{out}-{rank}.txt").read_text() for out, rank in ((alone, 0), (many, 0), (many, 1))]
     assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.slow
+def test_processes_that_srun_would_start_meet_and_share_a_run(settings, tmp_path):
+    file = settings()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(port)}
+    words = ("run", file, "--on", "torchrun", "--device", "cpu", "--out", tmp_path / "two", "-q")
+    tasks = [
+        subprocess.Popen(command(*words), env={**environment(), **meeting, "SLURM_PROCID": str(rank)})
+        for rank in range(2)
+    ]
+    assert [task.wait() for task in tasks] == [0, 0]
+    fedgma.run(file, out=tmp_path / "one", device="cpu")
+    check_same_runs(tmp_path / "one", tmp_path / "two")
 
 
 RANKS = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

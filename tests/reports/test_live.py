@@ -1,5 +1,6 @@
 """`fedgma watch`: what is read of runs that are being written, and what the server answers."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from commands import call
 from fedgma.errors import ConfigError
+from fedgma.records.format import with_checksum
 from fedgma.records.label import Label, write_label
 from fedgma.records.reader import read_runs
 from fedgma.records.tail import Place, read_on
@@ -203,6 +205,30 @@ def test_a_run_of_a_flower_app_is_shown_with_what_it_records(tmp_path):
     assert shown["curves"] == {"score": [(1, 0.25), (2, 0.5)], "loss": [(1, 1.0), (2, 0.5)]}
 
 
+ODD = [None, [], {}, {"a": []}, "x", -1, 1e400, 10**400, True, "\ud800", [None, [1]]]
+PARTS = ("settings", "identity", "metrics", "format", "data", "lineage")  # of run.json
+SETTINGS = ("tau", "aggregator", "rounds", "seed", "partition")
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:12])
+def test_whatever_a_folder_holds_the_others_are_shown(tmp_path, odd):
+    fine = write_run(tmp_path / "fine", rounds=3)
+    os.mkfifo(fine / "lock")  # opening it would wait
+    for name in (*PARTS, *SETTINGS):
+        folder = write_run(tmp_path / name, rounds=3)
+        head = json.loads((folder / "run.json").read_text())
+        changed = {name: odd} if name in PARTS else {"settings": {**head["settings"], name: odd}}
+        (folder / "run.json").write_text(json.dumps({**head, **changed}))
+        scores = {"accuracy": odd, "loss": odd}
+        lines = [{"round": 1, "train": odd, "test": odd}, {"round": 2, "test": scores, "mask": odd}, {"round": odd}]
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+        (folder / "label.json").write_text(json.dumps(with_checksum({"name": odd, "note": odd})))
+    runs = LiveRuns([tmp_path])
+    assert json.loads(json.dumps(runs.since(0), allow_nan=False))["summary"]["planned"] >= 3
+    assert fine.name in page(runs)
+    assert "3 of 3" in [row[3] for row in runs.table(whole=True).rows]
+
+
 def test_a_look_reads_a_bounded_part_and_a_table_everything(tmp_path, monkeypatch):
     write_duel(tmp_path, seeds=2)
     monkeypatch.setattr(live, "MOST_BYTES", 40_000)
@@ -215,15 +241,23 @@ def test_a_look_reads_a_bounded_part_and_a_table_everything(tmp_path, monkeypatc
     assert not runs.since(0)["summary"]["unread"]
 
 
+@contextlib.contextmanager
+def serving(*folders):
+    with LiveServer(LiveRuns(folders)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.fixture
 def served(tmp_path):
     write_run(tmp_path, rounds=3, aggregator="<script>alert(1)</script>")
-    with LiveServer(LiveRuns([tmp_path])) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(tmp_path) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def ask(server, path="/", method="GET", **headers):
@@ -282,6 +316,11 @@ def test_data_are_json_whatever_is_asked(served, query):
     answer, content = ask(served, "/runs.json" + query)
     assert (answer.status, answer.headers.get_content_type()) == (200, "application/json")
     assert json.loads(content)["summary"]["planned"] == 3
+
+
+def test_a_folder_whose_name_is_no_text_is_served_too():
+    with serving(os.fsdecode(b"\xff")) as server:
+        assert ask(server)[0].status == ask(server, "/runs.json")[0].status == 200
 
 
 def test_a_port_that_is_taken_is_one_sentence(served):

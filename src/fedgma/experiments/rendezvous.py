@@ -3,6 +3,7 @@
 gloo carries what the ranks agree on and what is on CPUs; NCCL what is on GPUs, where every rank has a GPU of its own.
 """
 
+import atexit
 import contextlib
 import hashlib
 import os
@@ -30,10 +31,10 @@ def joined(place: Place | None, device: str) -> Iterator[tuple[Ranks, str]]:
         return
     dist = _distributed()
     chosen = _device(place, device)
-    ours = not dist.is_initialized()  # a user's script may have joined already
     try:
-        if ours:
+        if not dist.is_initialized():  # a user's script, or an earlier run of it, may have joined already
             _meet(dist, place)
+            atexit.register(_leave)
         talk = dist.new_group(backend="gloo")
     except (RuntimeError, ValueError) as error:
         raise RankLost(f"rank {place.rank} of {place.size} did not meet the others ({_first(error)})") from None
@@ -43,8 +44,6 @@ def joined(place: Place | None, device: str) -> Iterator[tuple[Ranks, str]]:
     yield Ranks(place.rank, place.size, partial(_send, talk, fast), beside), chosen
     with contextlib.suppress(RuntimeError):  # the work is done
         dist.barrier(talk)
-    if ours:
-        dist.destroy_process_group()
 
 
 def _distributed() -> Any:
@@ -53,6 +52,12 @@ def _distributed() -> Any:
     if not dist.is_available():
         raise ConfigError("--on torchrun needs torch.distributed, which this build of torch lacks; install another one")
     return dist
+
+
+def _leave() -> None:
+    dist = _distributed()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _meet(dist: Any, place: Place) -> None:

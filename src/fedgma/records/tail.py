@@ -7,6 +7,7 @@ A line that is being written is left for the next look. A resumed run may replac
 what was read is compared with the file, and if it is not there any more, reading starts from the first line.
 """
 
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ def read_on(file: Path, place: Place, most: int = PIECE) -> tuple[list[Record], 
     try:
         found = file.stat()
         stamp = (found.st_mtime_ns, found.st_size)
-        if stamp == place.stamp and not place.more:
+        if (stamp == place.stamp and not place.more) or not stat.S_ISREG(found.st_mode):  # a pipe would wait
             return [], place
         with file.open("rb") as stream:
             stream.seek(place.offset - len(place.end))

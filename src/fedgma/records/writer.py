@@ -251,10 +251,13 @@ def mismatch_in(folder: Path) -> Callable[[int, Record | None], str]:
 def is_running(folder: Path) -> bool:
     """Whether a process is writing this folder; the folder itself may be read-only."""
     try:
-        with (folder / "lock").open("rb") as lock:
-            return _is_locked(lock.fileno(), folder)
+        handle = os.open(folder / "lock", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait
     except OSError:  # no such file, or not for us to read
         return False
+    try:
+        return _is_locked(handle, folder)
+    finally:
+        os.close(handle)
 
 
 def _is_locked(handle: int, folder: Path) -> bool:

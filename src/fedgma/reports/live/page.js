@@ -71,7 +71,7 @@ const COLUMNS = [
   { name: "seed", number: true, value: run => run.seed },
   { name: "state", value: run => run.state, show: (cell, run) => {
     const parts = [make("span", { class: `state ${run.state}` }, run.state)];
-    if (run.problem) parts.push(make("span", { class: "note" }, run.problem));
+    if (run.problem) parts.push(make("span", { class: "note problem", title: run.problem }, run.problem));
     cell.replaceChildren(...parts);
   } },
   { name: "round", value: run => run.planned ? run.round / run.planned : run.round, show: (cell, run) => {
@@ -84,14 +84,16 @@ const COLUMNS = [
   { name: "mask", number: true, value: run => latest(run, "mask"), text: run => digits(latest(run, "mask")) },
   { name: "time left", number: true, value: run => run.left, text: run => duration(run.left) },
   { name: "name", value: run => run.name, show: (cell, run) => {
-    cell.replaceChildren(run.name, ...(run.note ? [make("span", { class: "note" }, run.note)] : []));
+    const note = run.note ? [make("span", { class: "note", title: run.note }, run.note)] : [];
+    cell.replaceChildren(make("span", { class: "label" }, run.name), ...note);
   } },
   { name: "run", value: run => run.id },
 ];
 
+const metric = found => same(found.filter(run => run.curves.score).map(run => run.metric.label));
 const SCORE = COLUMNS.findIndex(column => column.name === "score");
 const score = (run, value) => {
-  const label = same([...runs.values()].map(one => one.metric.label));
+  const label = metric([...runs.values()]);
   return value === null ? "" : label === null ? `${digits(value)} ${run.metric.label}` : digits(value);
 };
 
@@ -155,7 +157,7 @@ function mark(key) {
 // -- the pictures -----------------------------------------------------------------------------------------------------
 
 const CHARTS = [
-  { name: "score", title: found => `test ${same(found.map(run => run.metric.label)) ?? "score"}` },
+  { name: "score", title: found => `test ${metric(found) ?? "score"}` },
   { name: "loss", title: () => "test loss" },
   { name: "train", title: () => "training loss" },
   { name: "mask", title: () => "mean of the mask" },
@@ -295,7 +297,7 @@ function show() {
   bar.value = summary.rounds;
   bar.hidden = !summary.planned;
   filter.hidden = table.hidden = !runs.size;
-  write(heads[SCORE].firstChild, same(found.map(run => run.metric.label)) ?? "score");
+  write(heads[SCORE].firstChild, metric(found) ?? "score");
   for (const chart of CHARTS) picture(chart, drawn, drawnArms);
   write(caption, left ? `${drawnArms.length} of ${many(drawnArms.length + left, "arm")} are drawn; the filter chooses others.` : "");
   caption.hidden = !left;

@@ -6,9 +6,11 @@ A page of another site cannot read it: only requests to `localhost` or an addres
 
 import errno
 import json
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -41,13 +43,20 @@ class LiveServer(ThreadingHTTPServer):
         except OSError as error:
             raise ConfigError(_refused(port, error)) from None
 
+    def server_bind(self) -> None:
+        """Bind without asking for the name of the address, which may be a question to the network."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
     @property
     def address(self) -> str:
         """Where the page is."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A page that was closed in the middle of an answer is no error to speak of."""
+        """Print what went wrong, unless a page was closed in the middle of an answer."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -83,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         return json.dumps(self.server.runs.since(number), allow_nan=False), "application/json"
 
     def _say(self, status: HTTPStatus, text: str = "", kind: str = "text/plain") -> None:
-        content = (text or f"{status.value} {status.phrase}\n").encode()
+        content = (text or f"{status.value} {status.phrase}\n").encode(errors="replace")  # a path may be no text
         self.send_response(status)
         for name, value in HEADERS.items():
             self.send_header(name, value)
