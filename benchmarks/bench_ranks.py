@@ -5,6 +5,7 @@
 
 Each number of ranks is one `fedgma run` of its own. The final weights are compared first: equal bits, or the largest
 relative distance where a lane batch was divided. Seconds are medians over the rounds after the first, with evaluation.
+torch has one thread in each process, unless OMP_NUM_THREADS says otherwise.
 """
 
 import argparse
@@ -71,7 +72,12 @@ def played(model: str, ranks: int, arguments: argparse.Namespace, out: Path) -> 
     settings += ["seed=0", "aggregator=gma", "client_test_size=0"]
     options = ["--device", arguments.device, "--precision", arguments.precision, "--out", str(out), "--quiet"]
     options += ["--on", "torchrun", "--ranks", str(ranks)] if ranks > 1 else []
-    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    threads = os.environ.get("OMP_NUM_THREADS", "1")  # their number changes the last bits of large models
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "PYTHONPATH": f"{SOURCE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
     command = [sys.executable, "-m", "fedgma", "run", *settings, *options]
     limit = {"check": True, "capture_output": True, "text": True, "timeout": arguments.seconds}
     subprocess.run(command, env=environment, **limit)
