@@ -103,7 +103,7 @@ def row(clients: int, images, arguments) -> float:
     spent, host = (time.perf_counter() - begin) / rounds, (time.process_time() - host) / rounds
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB
     device = f"{torch.cuda.max_memory_allocated() / MIB:,.0f}" if cuda else ""
-    lanes = min(clients, fleet.chunk)
+    lanes = -(-clients // -(-clients // fleet.chunk))  # pieces of equal size
     print(
         f"| {clients:,} | {lanes:,} | {spent * 1e3:,.1f} | {clients / spent:,.0f} | {host / clients * 1e6:,.0f} "
         f"| {peak:,.0f} | {device} |",

@@ -5,12 +5,13 @@
 
 Every line is a process of its own. "cold" has empty folders for what torch, triton and the driver keep of compiled
 kernels; "warm" has those that the cold process left. The plain loop, which compiles nothing, is started in the same way
-between the two. Libraries have been read from the disk once before. A way is
-trainer[-precision]; "engine-compiled" compiles before the first round. Seconds are split into imports (until fedgma is
-imported), device (until the device has answered), data, building (model, trainer, trial batches), and the first round
-with its evaluation. Of the first round, "kernels" is triton's compiling, "compile" torch's, "capture" CUDA graphs.
-A process that fails or takes too long loses its own line only. The last lines say what the goals are about: seconds
-beyond the plain loop's own start.
+between the two. Libraries have been read from the disk once before. A way is trainer[-precision]; "engine-compiled"
+compiles before the first round.
+
+Seconds are split into imports (until fedgma is imported), device (until the device has answered), data, building
+(model, trainer, trial batches), and the first round with its evaluation. Of the first round, "kernels" is triton's
+compiling (added up over threads), "compile" torch's, "capture" CUDA graphs. A process that fails or takes too long
+loses its own line only. The last lines say what the goals are about: seconds beyond the plain loop's own start.
 """
 
 import argparse

@@ -19,6 +19,7 @@ import torch
 from workloads import BOUND, WORKLOADS, Images, header, lane_updates, make_images, parser, plain_cnn, spec_of
 
 from fedgma.aggregation.optimizers import yogi
+from fedgma.aggregation.rules import masked_mean
 from fedgma.errors import FedgmaError
 from fedgma.simulation.algorithms import fedprox, fedsmoo, mofedsam, scaffold
 from fedgma.simulation.fleet import assemble, play, play_round, restore, start
@@ -52,7 +53,7 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
     work, images = WORKLOADS[name], federation(name, device, ragged)
     model = plain_cnn if name == "pfl" else options.pop("model", work.model)
     settings = {"model": model, "rounds": 3, "clients_per_round": 5, "batch_size": 16, **ALGORITHMS[algorithm]}
-    specs = [spec_of(work, images, **{**settings, "seed": seed, "tau": 0.4 * seed}) for seed in range(2)]
+    specs = [spec_of(work, images, **{**settings, "seed": seed, "rule": masked_mean(0.4 * seed)}) for seed in range(2)]
     slow, fast = assemble(specs, trainer="loop"), assemble(specs, trainer="engine", compile_after=0, **options)
     if name == "logistic":
         wanted, found = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))

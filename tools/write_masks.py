@@ -6,6 +6,7 @@ python tools/write_masks.py
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
@@ -80,7 +81,9 @@ def table(name: str) -> str:
     for arm in dict.fromkeys(gain.arm for gain in found):
         lines.append("| " + " | ".join([label(arm), *(_cell(cells.get((arm, one))) for one in settings)]) + " |")
     levels = [f"{_short(setting)} {_level(name, setting):.1f}" for setting in settings]
-    return "\n".join([*lines, "", f"The mean with FedAvg has, in percent: {', '.join(levels)}. {_effort(name)}"])
+    return "\n".join(
+        [*lines, "", f"Median level of the mean with FedAvg, in percent: {', '.join(levels)}. {_effort(name)}"]
+    )
 
 
 def _short(setting: str) -> str:
@@ -93,14 +96,12 @@ def _cell(gain: Gain | None) -> str:
         return ""
     said = f"{gain.verdict.mean:+.2f}"
     between = "" if gain.verdict.interval is None else f" ({gain.verdict.low:+.2f} to {gain.verdict.high:+.2f})"
-    if gain.lost:
-        return f"{gain.lost} of {gain.verdict.of} runs diverged"
-    return (f"**{said}**" if gain.verdict.significant else said) + between
+    lost = "" if not any(gain.lost) else f"; {gain.lost[0]} + {gain.lost[1]} diverged"
+    return (f"**{said}**" if gain.verdict.significant else said) + between + lost
 
 
 def _level(name: str, setting: str) -> float:
-    by_seed = scores_of(exported(name))[setting]["fedavg", "mean"]
-    return sum(by_seed.values()) / len(by_seed)
+    return median(scores_of(exported(name))[setting]["fedavg", "mean"].values())
 
 
 def _effort(name: str) -> str:

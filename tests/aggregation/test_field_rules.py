@@ -106,6 +106,13 @@ def noise(values, population):
     return np.var(values, ddof=1) / len(values) * (1 - len(values) / population)
 
 
+def test_wiener_goes_on_where_the_squares_of_updates_are_too_large_for_its_state():
+    updates = {"w": np.full((4, 2), 1e30, np.float32) * np.array([[1], [2], [3], [4]], np.float32)}
+    first = fedgma.wiener(0.5)(updates)
+    assert all(np.isfinite(first.state[name]["w"]).all() for name in ("power", "noise"))
+    assert np.isfinite(fedgma.wiener(0.5)(updates, state=first.state).update["w"]).all()
+
+
 def test_wiener_uses_the_signal_and_noise_of_past_rounds():
     rule, state = fedgma.wiener(0.75, population=24), None
     power, spread = np.zeros(9), np.zeros(9)

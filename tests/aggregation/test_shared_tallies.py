@@ -149,7 +149,7 @@ def test_other_changes_that_are_interrupted_stop_the_tally_too(monkeypatch, plac
 def test_an_interruption_before_anything_is_counted_changes_nothing(monkeypatch):
     whole = counted()
     before = fedgma.pack(whole)
-    interrupt(monkeypatch, "tally.read_update", lambda: whole.add(UPDATE, 10, client="c"))
+    interrupt(monkeypatch, "tally.check_finite", lambda: whole.add(UPDATE, 10, client="c"))
     assert same_bits(before, fedgma.pack(whole))
     assert whole.add(UPDATE, 10, client="c") is None
 

@@ -326,6 +326,18 @@ def test_the_compiled_loops_give_the_bits_of_the_plain_ones(stack, factor):
             assert all(np.array_equal(a, b) for a, b in zip(sums[0], compiled, strict=True))
 
 
+@pytest.mark.parametrize("view", [lambda a: a[::-1], lambda a: a[:, ::-1], lambda a: a.T, lambda a: a[::2, ::2]])
+def test_compiled_loops_read_any_view_of_an_array(view):
+    pytest.importorskip("fedgma.aggregation.kernels.cpu", reason="numba is not installed")
+    base = np.arange(-32.0, 32.0).reshape(8, 8)
+    tallies = fedgma.Tally(), fedgma.Tally()
+    for _ in range(2):  # the second update has the schema of the first
+        tallies[0].add({"w": view(base)}, 3)
+        tallies[1].add({"w": view(base).copy()}, 3)
+    assert np.array_equal(tallies[0].votes["w"], tallies[1].votes["w"])
+    assert np.array_equal(tallies[0].votes["w"], 2 * np.sign(view(base)))
+
+
 def test_the_compiled_loops_find_values_that_are_not_finite():
     cpu = pytest.importorskip("fedgma.aggregation.kernels.cpu", reason="numba is not installed")
     for dtype in (np.float32, np.float64):

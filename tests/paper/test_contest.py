@@ -74,11 +74,13 @@ def test_finalists_are_the_candidates_that_gain_most_over_the_mean_of_their_serv
     assert dict(ranked(gains))["fedadam", "gma"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_runs_that_diverged_are_counted():
+def test_runs_that_diverged_are_counted_and_left_out():
     levels = {("fedavg", "mean"): 80.0, ("fedavg", "wiener"): 81.0, ("fedavg", "ties"): 79.0}
     scores = {"mnist": {arm: dict.fromkeys(range(4), level) for arm, level in levels.items()}}
     scores["mnist"]["fedavg", "ties"][2] = 10.0
-    assert {gain.arm[1]: gain.lost for gain in gains_of(scores)} == {"wiener": 0, "ties": 1}
+    found = {gain.arm[1]: gain for gain in gains_of(scores)}
+    assert (found["wiener"].lost, found["ties"].lost) == ((0, 0), (1, 0))
+    assert (found["ties"].verdict.mean, found["ties"].verdict.of) == (-1, 3)
 
 
 def test_a_rule_earns_its_place_if_it_loses_nowhere_and_gains_on_two_data_sets(gains):

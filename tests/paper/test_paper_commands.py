@@ -71,7 +71,7 @@ def test_what_is_done_elsewhere_is_not_repeated(played, tmp_path):
     write_export(entries[:1], results / "E10")
     code, printed, _ = call("paper", "run", "E10", *CUT, "--out", out, "--done", results)
     assert code == 0
-    assert f"1 runs are done in {results}\n1 runs in one fleet on cpu" in printed
+    assert f"done in {results}: 1 run\n1 run in one fleet on cpu" in printed
     assert [folder.name for folder in out.iterdir()] == [entries[1].facts["fingerprint"]]
 
 

@@ -114,12 +114,14 @@ def test_a_run_that_starts_uncompiled_repeats_and_resumes_to_the_bit(caplog):
 def test_the_captured_part_of_the_server_gives_the_bits_of_its_launches(caplog):
     federation = make_federation([20, 13, 30, 8, 11], (1, 28, 28)).to("cuda")
     servers = [("sgd", 1.0), ("adam", 0.01), ("yogi", 0.01), ("momentum", 0.5)]
-    words = {"model": "lenet", "rounds": 8, "clients_per_round": 3, "batch_size": 8, "lr": 0.01, "mask_every": 6}
+    words = {"model": "lenet", "rounds": 9, "clients_per_round": 3, "batch_size": 8, "lr": 0.01, "mask_every": 8}
     specs = [make_spec(federation, seed=i, server=n, server_lr=r, **words) for i, (n, r) in enumerate(servers)]
-    fleet = assemble([*specs, make_spec(federation, **{**words, "rounds": 4})], compile_after=99)
+    fleet = assemble(
+        [*specs, make_spec(federation, **{**words, "rounds": 6})], compile_after=99
+    )  # rounds 2 to 5 are alike
     launched = replace(fleet, server=None)
     one, two = start(fleet), start(fleet)
-    for _ in range(8):
+    for _ in range(9):
         (one, first), (two, second) = play_round(fleet, one), play_round(launched, two)
         assert torch.equal(one.params, two.params)
         assert torch.equal(one.moments.z, two.moments.z)

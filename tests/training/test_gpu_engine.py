@@ -144,18 +144,6 @@ def test_kernels_that_are_compiled_together_and_graphs_of_several_steps_change_n
     assert_compiled_and_captured(caplog)
 
 
-def test_the_small_cnn_is_compiled_in_half_precision(caplog):
-    federation, model = make_federation([20, 15, 10], (3, 32, 32)), build("cnn", (3, 32, 32), 10, seed=0).cuda()
-    model.dropout = (0.0, 0.0)
-    (start, _), pool = start_of(model), federation.train.to("cuda")
-    task = Assignment(model, make_lane_batch(federation, range(3), batch=10, lr=0.01, momentum=0.0), [pool], start, {})
-    with float32_precision("fp32"):
-        wanted = loop.train(task)
-    found = choose("engine", model, [pool], precision="bf16")(task)
-    assert distance(wanted.updates, found.updates) < 0.2
-    assert_compiled_and_captured(caplog)
-
-
 def test_a_cohort_that_outgrows_its_station_is_captured_too(caplog):
     federation, model = make_federation([9, 3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).cuda()
     (start, _), pool = start_of(model), federation.train.to("cuda")

@@ -8,7 +8,6 @@ import group_norm_cases as norms
 from convolution_cases import Case, by_kernels, draw, wanted
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.fast import gpu
-from fedgma.training.fast.layers import Product
 from fedgma.training.fast.torch_ops import convolve, convolve_inputs, convolve_weights
 
 pytestmark = pytest.mark.gpu
@@ -61,14 +60,3 @@ def test_the_convolutions_of_resnets_are_exact_there(side, channels):
     found = [convolve(x, weight), convolve_inputs(grads, weight, side, side), convolve_weights(grads, x)]
     for one, other in zip(squares.wanted(x, weight, grads), found, strict=True):
         assert torch.equal(one.to(torch.bfloat16), other)  # sums of whole numbers, rounded once
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_subtracted_in_the_precision_of_the_weights(dtype):
-    generator = torch.Generator("cuda").manual_seed(0)
-    left, right = (torch.randn(3, 10, size, generator=generator, device="cuda").to(dtype) for size in (24, 40))
-    weight, rates = torch.randn(3, 24, 40, generator=generator, device="cuda"), torch.tensor([1.0, 0.5, 0.25]).cuda()
-    wanted = weight.double() - rates[:, None, None] * (left.double().transpose(1, 2) @ right.double())
-    with float32_precision("fp32"):
-        Product(left, right).subtract_from(weight, rates)  # rates that are powers of two round nothing
-    torch.testing.assert_close(weight.double(), wanted, rtol=1e-5, atol=1e-5)

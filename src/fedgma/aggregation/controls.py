@@ -46,6 +46,7 @@ def cross_fitted(tau: float = 0.4, seed: int = 0) -> Rule:
     The halves are drawn by the clients' names, so the order of arrival makes no difference. The result is a mean:
     moments of a server optimiser see it, as with `mask_position="before"`.
 
+    >>> import numpy as np
     >>> cross_fitted(tau=1.0)({"w": np.array([[2.0], [4.0], [-1.0], [3.0]])}, [1, 1, 1, 1]).update["w"].shape
     (1,)
     """

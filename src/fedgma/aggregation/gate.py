@@ -45,6 +45,7 @@ from fedgma.errors import ConfigError, DataError
 Schema = Mapping[str, Spec]
 PIECE = 2**15  # entries whose squares are summed at a time
 SAFE = 1e-280  # underflow does not matter in a sum of squares above this
+NATIVE = {np.dtype(name).str: name for name in NUMBERS - {"bfloat16"}}  # of this machine's byte order
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # torch's names for buffers of normalisation layers
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e15  # outside these, products with an update or sums of weights lose digits
 LONGEST = 300  # characters of a detail: it quotes what a client sent
@@ -244,6 +245,26 @@ def check_schema(schema: Schema, expected: Schema, cast: bool) -> None:
 def read_update(update: Mapping[str, Any], schema: Schema, expected: Schema) -> dict[str, Array]:
     """The entries as flat native arrays in the expected order and types; raises `Refused` if one is not finite."""
     arrays = {name: flatten(read_array(name, update[name], schema[name], expected[name])) for name in expected}
+    return check_finite(arrays, schema, expected)
+
+
+def plain_arrays(update: Mapping[str, Any], expected: Schema) -> dict[str, Array] | None:
+    """The entries, flat, of an update of numpy arrays in one piece that are just as expected; None for any other."""
+    if update.keys() != expected.keys():
+        return None
+    arrays = {}
+    for name, (shape, dtype) in expected.items():
+        array = update[name]
+        if type(array) is not np.ndarray or array.shape != shape or NATIVE.get(array.dtype.str) != dtype:
+            return None
+        if not array.flags.c_contiguous:
+            return None
+        arrays[name] = array.reshape(-1)
+    return arrays
+
+
+def check_finite(arrays: dict[str, Array], schema: Schema, expected: Schema) -> dict[str, Array]:
+    """The flat arrays themselves; raises `Refused` if one is not finite."""
     floats = [name for name, entry in expected.items() if entry.dtype in FLOATS]
     bad = kernels.first_nonfinite([arrays[name] for name in floats])
     if bad is not None:

@@ -18,6 +18,8 @@ from fedgma.aggregation.rule import Rule
 from fedgma.arrays import Array, cast, spec
 from fedgma.errors import ConfigError
 
+LARGEST = 1e38  # of a moment
+
 
 def wiener(smoothing: float = 0.9, population: int | None = None) -> Rule:
     """Wiener shrinkage: each entry of the step times signal / (signal + noise), estimated from past rounds.
@@ -75,6 +77,11 @@ def noise_of_mean(total: Array, squares: Array, clients: Array, weight: Array, p
     return spread * (unseen / (clients - 1 + (clients == 1)))
 
 
+def _storable(moment: Array) -> Array:
+    """At most what the state, in float32, can hold: a run that diverges goes on as it would without the rule."""
+    return moment - (moment - LARGEST) * (moment > LARGEST)
+
+
 @dataclass(frozen=True)
 class Wiener:
     """The factor from the moments of past rounds, and the moments with this round."""
@@ -91,7 +98,10 @@ class Wiener:
         keep, take = self.smoothing, 1 - self.smoothing
         average = total / weight
         fresh = noise_of_mean(total, squares, clients, weight, self.population)
-        after = {"power": keep * power + take * average * average, "noise": keep * noise + take * fresh}
+        after = {
+            "power": keep * power + take * _storable(average * average),
+            "noise": keep * noise + take * _storable(fresh),
+        }
         return mean, factor * (factor > 0) * known + (1 - known), after
 
 

@@ -23,12 +23,14 @@ from fedgma.aggregation.gate import (
     Gate,
     Refusal,
     Refused,
+    check_finite,
     check_identity,
     check_members,
     check_schema,
     entry_kind,
     nonfinite,
     norm,
+    plain_arrays,
     read_further,
     read_mapping,
     read_schema,
@@ -148,6 +150,8 @@ class Tally:
 
     def read(self, entries: Mapping[str, Any]) -> tuple[dict[str, Spec], dict[str, Array]]:
         """The schema and the flat arrays of an update; raises `Refused` unless they are those of this tally."""
+        if self.schema is not None and (plain := plain_arrays(entries, self.schema)) is not None:
+            return self.schema, check_finite(plain, self.schema, self.schema)
         schema = read_schema(entries)
         expected = self.schema or schema
         check_schema(schema, expected, self.gate.cast)

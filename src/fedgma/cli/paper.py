@@ -330,9 +330,11 @@ def _without_done(grid: "Grid", how: "How", console: "Console") -> "Grid":
         return grid
     from fedgma.paper.entries import merged, read_entries
     from fedgma.paper.queue import not_made
+    from fedgma.statistics.labels import counted
 
     left = not_made(grid.runs, merged(read_entries(how.done)[0]))
-    console.print(f"{len(grid.runs) - len(left)} runs are done in {', '.join(map(str, how.done))}", soft_wrap=True)
+    made = counted(len(grid.runs) - len(left), "run")
+    console.print(f"done in {', '.join(map(str, how.done))}: {made}", soft_wrap=True)
     return grid._replace(runs=tuple(left))
 
 

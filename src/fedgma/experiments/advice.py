@@ -202,7 +202,7 @@ def settings_file(found: Found, advice: Advice, materials: Materials) -> str:
     lines.append(f"seed = {json.dumps(list(seeds))}")
     for section in SECTIONS:
         own = getattr(located, section)
-        inner = {n: v for n, v in recorded[section].items() if n not in left_out.get(section, ())}
+        inner = {n: v for n, v in recorded.get(section, {}).items() if n not in left_out.get(section, ())}
         rows = _lines(own, inner, type(own)())
         lines += ["", f"[{section}]", *rows] if rows else []
     return "\n".join(lines) + "\n"

@@ -143,6 +143,7 @@ class Settings(Section):
     )
     unmasked: str | None = Field(
         default=None,
+        pattern=r"^[\w.*?!\[\]-]+$",
         description="pattern of arrays that are averaged without a mask, such as `fc3.*` for the output layer of lenet",
     )
     norm_factor: Positive | None = Field(

@@ -1,7 +1,8 @@
 """Which rule earns its place: arms of several rules and servers, each at its own rates, against the plain mean.
 
 An arm is an algorithm and a rule. A rule is compared with the mean of the same server, and the mean of another server,
-or an average of models, with the mean of FedAvg. Runs are paired by seed.
+or an average of models, with the mean of FedAvg. Runs are paired by seed. Seeds in which one of the two diverged are
+counted and left out of the difference: with them no interval would say anything.
 """
 
 import math
@@ -33,7 +34,7 @@ class Gain(NamedTuple):
     arm: Arm
     level: float  # mean over seeds, in percent
     verdict: Verdict
-    lost: int = 0  # runs that diverged: below half of the median over the runs of the setting
+    lost: tuple[int, int] = (0, 0)  # runs of the arm and of its baseline that diverged
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -71,16 +72,20 @@ def gains_of(scores: Scores) -> list[Gain]:
     """What every arm gains in every setting; tests are corrected together."""
     found = []
     for setting, arms in scores.items():
-        half = median(value for by_seed in arms.values() for value in by_seed.values()) / 2
+        half = median(value for by_seed in arms.values() for value in by_seed.values()) / 2  # a run below diverged
         for arm, by_seed in arms.items():
             plain = arms.get(baseline_of(arm), {})
-            shared = sorted(set(by_seed) & set(plain))
-            if arm != baseline_of(arm) and shared:
-                verdict = paired([by_seed[seed] - plain[seed] for seed in shared], (label(arm), "the mean"))
-                lost = sum(value < half for value in by_seed.values())
+            apart = [by_seed[s] - plain[s] for s in sorted({*by_seed} & {*plain}) if min(by_seed[s], plain[s]) >= half]
+            if arm != baseline_of(arm) and apart:
+                verdict = paired(apart, (label(arm), "the mean"))
+                lost = (_below(by_seed, half), _below(plain, half))
                 found.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict, lost))
     corrected = correct([gain.verdict for gain in found])
     return [gain._replace(verdict=verdict) for gain, verdict in zip(found, corrected, strict=True)]
+
+
+def _below(by_seed: Mapping[int, float], half: float) -> int:
+    return sum(value < half for value in by_seed.values())
 
 
 def is_candidate(arm: Arm) -> bool:

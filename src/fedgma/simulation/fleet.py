@@ -6,6 +6,7 @@ are the same whichever other runs are in the fleet. The state is passed in and r
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -168,6 +169,12 @@ def play(
 
 def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     """One round of every run that has rounds left: draw, train, tally, mask, server step, evaluate."""
+    # kernels are launched and graphs captured on torch's current device, which need not be that of the data
+    with torch.cuda.device(fleet.device) if fleet.device.type == "cuda" else nullcontext():
+        return _play_round(fleet, state)
+
+
+def _play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     timelines, attended = timeline.attend(fleet.clocks, state.timelines, state.rounds + 1, busy)
     sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy, attended)

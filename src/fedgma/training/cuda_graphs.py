@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 SHRINK = 4  # each number of lanes is compiled separately, so there should be few
 FEWEST = 8  # steps that are worth compiling a further size
 WARM_UP = 3  # calls before a capture: autotuning, workspaces
-FIRST_WARM_UP = 1  # the same where nothing is compiled
 MANY = 64  # steps of the longest graph
 SOON = 2  # rounds before graphs of several steps are captured, so that the first ones do not wait for them
 SHORT = 0.05  # seconds that capturing a step takes at most for that: beyond, the device is busy with one step
@@ -204,21 +203,21 @@ class Engine:
             self.learn = _step
             call = step_with(self.learn)
         restore()
-        taken, capturing, warm_up = call, time.perf_counter(), FIRST_WARM_UP if early else WARM_UP
+        taken, capturing = call, time.perf_counter()
         if self.graphs and station.step.device.type == "cuda":
-            taken = self._captured(call, restore, warm_up)
+            taken = self._captured(call, restore)
         seconds = time.perf_counter() - begun
         self.start_up += seconds
         how = "without compiling" if early else "with its compiling"
         log.info("prepared a step of %d lanes x %d samples %s in %.1f s", work.lanes, work.batch, how, seconds)
-        return Steps(call, {1: taken}, (time.perf_counter() - capturing) / (1 + warm_up))
+        return Steps(call, {1: taken}, (time.perf_counter() - capturing) / (1 + WARM_UP))
 
-    def _captured(self, step: Callable[[], None], restore: Callable[[], None], warm_up: int) -> Callable[[], None]:
+    def _captured(self, step: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
         """The step, warmed up and captured in a CUDA graph."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(warm_up):
+            for _ in range(WARM_UP):
                 step()
                 restore()
         torch.cuda.current_stream().wait_stream(stream)

@@ -31,7 +31,7 @@ def draw_gains(gains: Sequence[Gain], title: str) -> Figure:
         axes.set_xlim(-1.08 * far, 1.08 * far)
         axes.set_title(setting.replace("_", " "), fontsize=SIZE, loc="left", color=INK)
     figure.suptitle(title, fontsize=SIZE + 1.5, color=INK, x=0.01, ha="left")
-    name_axes(panels[-1], "points over the mean; thin: all tests at once")
+    name_axes(panels[-1], "points over the mean (thin: corrected)")
     return figure
 
 

@@ -32,18 +32,14 @@ class Product(NamedTuple):
     def subtract_from(self, weight: Tensor, rates: Tensor) -> None:
         """Subtract `rates` [lane] times the gradient from the weights, in place."""
         per_lane = rates[:, None, None]
-        if self.left.dtype == weight.dtype or self.left.is_cuda:
-            scaled = (self.left * per_lane).to(self.left.dtype)
-            torch.ops.fedgma.subtract_product(weight, scaled, self.right)
+        if self.left.dtype == weight.dtype:
+            torch.ops.fedgma.subtract_product(weight, self.left * per_lane, self.right)
         else:
             weight.sub_(self.tensor() * per_lane)
 
 
 def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
-    if left.dtype == weight.dtype:
-        torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
-    else:  # factors in half precision, their product in that of the weights: only a GPU can do it
-        torch.ops.aten.baddbmm.dtype_out(weight, left.transpose(1, 2), right, weight.dtype, alpha=-1, out=weight)
+    torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
 
 
 for _device in ("CPU", "CUDA"):
