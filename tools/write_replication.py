@@ -20,7 +20,7 @@ from fedgma.paper.catalogue import catalogue
 from fedgma.paper.claims import Answer
 from fedgma.paper.compare import Comparison
 from fedgma.paper.entries import Entry, merged
-from fedgma.paper.multiverse import choices_table, look, sentences, specifications
+from fedgma.paper.multiverse import choices_table, look, most_telling, sentences, specifications
 from fedgma.paper.outdated import why_outdated
 from fedgma.paper.plots.forest import draw_forest
 from fedgma.paper.rates import read_chosen
@@ -204,7 +204,7 @@ def universes_of(comparison: Comparison) -> list[str]:
     found = look(comparison) if comparison.experiment.universes else None
     if found is None:
         return []
-    said = "\n".join(wrapped(f"- {one[0].upper()}{one[1:]}.") for one in sentences(found))
+    said = "\n".join(wrapped(f"- {one[0].upper()}{one[1:]}.") for one in [*sentences(found), *most_telling(found)])
     alt = "Differences in all universes, sorted, above the choices of each"
     parts = ["## Universes", said, f"![{alt}](../pictures/{MULTIVERSE.name})"]
     table = choices_table(found)

@@ -137,14 +137,15 @@ def test_the_choices_have_one_line_a_level_and_one_test_each(made):
     behind = [-2.0 * (one["partition"] == "shards") + 0.01 * (int(one["number"]) % 3) for one in drawn]
     rows = [{"partition": one["partition"], "tau": one["tau"]} for one in drawn]
     model = fit_additive(rows, behind)
-    table = choices_table(found._replace(model=model))
+    found = found._replace(model=model, by_rank=model)
+    table = choices_table(found)
     assert [row[:2] for row in table.rows][-3:] == [("tau", "0.2"), ("tau", "0.4"), ("tau", "0.8")]
     assert sum(row[-1] is not None for row in table.rows) == 2
-    assert sentences(found._replace(model=model))[-1].endswith("partition (p < 0.0001)")
-    (telling,) = most_telling(found._replace(model=model))
-    assert "partition shards -1.67 (" in telling
+    assert sentences(found)[-1].endswith("partition (p < 0.0001)")
+    (telling,) = most_telling(found)
+    assert "partition shards -2 (" in telling
     assert "tau" not in telling
-    assert most_telling(found) == []
+    assert most_telling(found._replace(by_rank=None)) == []
 
 
 def test_few_universes_have_no_model_and_none_no_multiverse(made):

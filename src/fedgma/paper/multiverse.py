@@ -38,6 +38,7 @@ class Multiverse(NamedTuple):
     median: float
     deviation: float  # of the true differences: what is left of the spread without the noise of the seeds
     model: Additive | None  # None: too few universes
+    by_rank: Additive | None = None  # the same of the differences' ranks in percent, which outliers cannot rule
 
     @property
     def settled(self) -> list[float]:
@@ -66,6 +67,7 @@ def look(comparison: Comparison) -> Multiverse | None:
         median=float(np.median(means)),
         deviation=spread,
         model=_model([universe for universe, *_ in cells], means),
+        by_rank=_model([universe for universe, *_ in cells], _ranks(means)),
     )
 
 
@@ -100,6 +102,17 @@ def _model(universes: Sequence[Universe], means: Sequence[float]) -> Additive | 
         return None
 
 
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The share of values that are smaller, in percent; equal values share theirs.
+
+    >>> _ranks([3.0, -1.0, 3.0, 90.0])
+    [37.5, 0.0, 37.5, 75.0]
+    """
+    found = np.asarray(values)
+    smaller, same = (found[:, None] > found).sum(1), (found[:, None] == found).sum(1)
+    return [float(rank) for rank in 100 * (smaller + (same - 1) / 2) / len(found)]
+
+
 def specifications(found: Multiverse) -> list[Specification]:
     """The universes for a specification curve."""
     return [Specification(_choices(universe), verdict) for universe, _, verdict in found.cells]
@@ -107,7 +120,14 @@ def specifications(found: Multiverse) -> list[Specification]:
 
 def sentences(found: Multiverse) -> list[str]:
     """The findings, each in a sentence without its full stop."""
-    return [_run_ones(found), _counted(found.shares), *_overall(found), _edges(found), *_decided(found.model)]
+    return [
+        _run_ones(found),
+        _counted(found.shares),
+        *_overall(found),
+        _edges(found),
+        *_decided(found.model, "the differences"),
+        *_decided(found.by_rank, "their ranks"),
+    ]
 
 
 def _run_ones(found: Multiverse) -> str:
@@ -146,14 +166,14 @@ def _edges(found: Multiverse) -> str:
     return f"of {len(sides)} arms {low} chose the smallest client rate of the grid and {high} the largest"
 
 
-def _decided(model: Additive | None) -> list[str]:
+def _decided(model: Additive | None, of: str) -> list[str]:
     if model is None:
         return []
     tested = sorted(model.decided, key=lambda one: one.p)
     sure = [f"{one.choice} (p {_p(one.corrected)})" for one in tested if one.corrected < LEVEL]
     return [
-        f"an additive model of the choices explains {100 * model.explained:.0f} % of the variance; choices that decide "
-        f"it after Holm's correction: {', '.join(sure) or 'none'}"
+        f"an additive model of the choices explains {100 * max(0.0, model.explained):.0f} % of the variance of {of}; "
+        f"choices that decide it after Holm's correction: {', '.join(sure) or 'none'}"
     ]
 
 
@@ -162,41 +182,51 @@ def _p(value: float) -> str:
 
 
 def most_telling(found: Multiverse) -> list[str]:
-    """The levels of choices that decide it, those with the largest effects, as a sentence; empty if there are none."""
-    model = found.model
+    """The levels that shift the rank of the difference, of the choices that decide it; empty if there are none."""
+    model = found.by_rank
     sure = [] if model is None else [one.choice for one in model.decided if one.corrected < LEVEL]
-    effects = (
-        [] if model is None else [one for one in model.effects if one.choice in sure and not one.low < 0 < one.high]
-    )
-    if not effects:
-        return []
-    ranked = sorted(effects, key=lambda one: one.effect)
-    words = [f"{one.choice} {one.level} {one.effect:+.2f} ({one.low:+.2f} to {one.high:+.2f})" for one in ranked]
-    return [f"effects of levels on the difference, in points with 95 % CI: {', '.join(words)}"]
+    effects = [] if model is None else [one for one in model.effects if one.choice in sure]
+    telling = sorted((one for one in effects if not one.low < 0 < one.high), key=lambda one: one.effect)
+    words = [
+        f"{one.choice} {one.level} {one.effect:+.0f} ({one.low:+.0f} to {one.high:+.0f}; ahead in "
+        f"{_ahead(found, one.choice, one.level)} of {one.settings})"
+        for one in telling
+    ]
+    return [f"levels that shift the rank of a universe, in percent with 95 % CI: {', '.join(words)}"] if words else []
+
+
+def _ahead(found: Multiverse, choice: str, level: str) -> int:
+    return sum(universe[choice] == level and verdict.mean > 0 for universe, _, verdict in found.cells)
 
 
 def choices_table(found: Multiverse) -> Table | None:
     """The effect of every level of every choice."""
     if found.model is None:
         return None
-    tests = {one.choice: one for one in found.model.decided}
+    ranked = found.by_rank or found.model
+    tests = {one.choice: one for one in ranked.decided}
     rows: list[tuple[Value, ...]] = []
-    for one in found.model.effects:
-        first = not rows or rows[-1][0] != one.choice
-        test = tests[one.choice]
+    for one, rank in zip(found.model.effects, ranked.effects, strict=True):
+        test = tests.pop(one.choice, None)
         rows.append(
             (
-                *(one.choice, one.level, one.settings, f"{one.mean:+.2f}", f"{one.effect:+.2f}"),
-                f"{one.low:+.2f} to {one.high:+.2f}",
-                *((_p(test.p).removeprefix("= "), _p(test.corrected).removeprefix("= ")) if first else (None, None)),
+                *(one.choice, one.level, one.settings, f"{one.mean:+.2f}"),
+                f"{one.effect:+.2f} ({one.low:+.2f} to {one.high:+.2f})",
+                f"{rank.effect:+.0f} ({rank.low:+.0f} to {rank.high:+.0f})",
+                *((None, None) if test is None else (_number(test.p), _number(test.corrected))),
             )
         )
-    header = ("choice", "level", "universes", "mean difference", "effect", "95 % CI", "p of the choice", "corrected")
+    header = ("choice", "level", "universes", "mean difference", "effect, points", "effect, rank in percent")
     note = (
-        "Effects of an additive model, in points of masked minus plain averaging, relative to the mean over the levels "
-        "of a choice, with HC3 intervals."
+        "Effects of an additive model on the difference, masked minus plain, and on its rank among the universes, "
+        "relative to the mean over the levels of a choice, with 95 % CIs (HC3). The p values, alone and corrected for "
+        "all choices, are those of the ranks: a few universes in which runs diverge rule the points."
     )
-    return Table("choices", "Which choices decide it", header, tuple(rows), note)
+    return Table("choices", "Which choices decide it", (*header, "p of the choice", "corrected"), tuple(rows), note)
+
+
+def _number(p: float) -> str:
+    return _p(p).removeprefix("= ")
 
 
 def universes_table(found: Multiverse) -> Table:

@@ -14,6 +14,7 @@ from fedgma.statistics.verdicts import Verdict
 WIDTH = 7.2  # inches: a page shows it over two columns
 GREY = "#8a929b"
 MOST_CHOICES = 40  # rows of the matrix
+FAR = 20  # times the median size of a difference
 ROW = 0.155  # inches of a row
 
 
@@ -76,6 +77,15 @@ def _draw_curve(axes: Axes, verdicts: Sequence[Verdict]) -> None:
                 axes.plot([place, place], interval, color=colour, linewidth=1.2 if size == 5 else 0.7, alpha=0.7)
     axes.axhline(0, color=INK, linewidth=0.8)
     _keep_in_sight(axes, [verdict.mean for verdict in verdicts])
+    _bend(axes, [abs(verdict.mean) for verdict in verdicts])
+
+
+def _bend(axes: Axes, sizes: Sequence[float]) -> None:
+    """A logarithmic axis beyond a point, in both directions, where a few settings are far away from most."""
+    usual = float(np.median(sizes))
+    if usual > 0 and max(sizes) > FAR * usual:
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _keep_in_sight(axes: Axes, means: Sequence[float]) -> None:
