@@ -23,8 +23,8 @@ PAGE = ROOT / "docs" / "masks.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
 SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
-CLAIMED = ("noise/gma", "noise/magnitude", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
-TRAINED = ("trained/uniform", "trained/balanced", "trained/saved")
+CLAIMED = ("noise/gma", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
+TRAINED = ("trained/uniform", "trained/saved")
 
 
 def exported(name: str) -> list[Entry]:
