@@ -23,8 +23,8 @@ PAGE = ROOT / "docs" / "masks.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
 SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
-CLAIMED = ("noise/gma", "noise/magnitude", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
-TRAINED = ("trained/uniform", "trained/balanced", "trained/saved")
+CLAIMED = ("noise/gma", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
+TRAINED = ("trained/uniform", "trained/saved")
 
 
 def exported(name: str) -> list[Entry]:
@@ -155,8 +155,13 @@ def draw() -> None:
     """The pictures of the page."""
     if found := gains(CONFIRMATION):
         save(draw_gains(found, "Confirmation: gain over the mean"), PICTURES / "masks-confirmation.png")
-    if (source := RESULTS / WHY / "usefulness.png").is_file():
-        shutil.copyfile(source, PICTURES / "masks-why.png")
+    copied = {
+        "masks-why.png": f"{WHY}/usefulness.png",
+        "masks-universes.png": f"{UNIVERSES}/pictures/specifications-multiverse.png",
+    }
+    for name, source in copied.items():
+        if (RESULTS / source).is_file():
+            shutil.copyfile(RESULTS / source, PICTURES / name)
 
 
 if __name__ == "__main__":
