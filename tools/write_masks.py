@@ -10,7 +10,7 @@ from statistics import median
 
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
-from fedgma.paper.contest import ABOVE, BELOW, Arm, Gain, earns, gains_of, is_candidate, label, ranked, scores_of
+from fedgma.paper.contest import Arm, Gain, earns, gains_of, is_candidate, label, ranked, scores_of
 from fedgma.paper.entries import Entry, read_export
 from fedgma.paper.findings import read_findings
 from fedgma.paper.multiverse import look, most_telling, sentences
@@ -50,14 +50,12 @@ def _verdict(found: Sequence[Gain], arm: Arm) -> str:
     own = [gain for gain in found if gain.arm == arm]
     ahead = [gain for gain in own if gain.verdict.outcome == "first ahead"]
     behind = [gain for gain in own if gain.verdict.outcome == "second ahead"]
-    lows = [gain for gain in own if gain.interval[0] < -BELOW]
-    highs = [gain for gain in own if gain.interval[0] >= ABOVE]
-    earned = "earns its place" if earns(found, arm) else "does not earn its place"
+    earned = "meets the criterion" if earns(found, arm) else "misses the criterion"
     mean = sum(gain.verdict.mean for gain in own) / len(own)
+    lowest, best = min(gain.interval[0] for gain in own), max(gain.interval[0] for gain in own)
     return (
-        f"{earned}: {mean:+.2f} points over {len(own)} settings, significantly ahead in {len(ahead)} and behind in "
-        f"{len(behind)}; its corrected interval reaches below -{BELOW} in {len(lows)} and begins above +{ABOVE} in "
-        f"{len(highs)}"
+        f"{earned}: {mean:+.2f} points on average, significantly ahead in {len(ahead)} and behind in {len(behind)} of "
+        f"{len(own)} settings; its corrected intervals begin between {lowest:+.2f} and {best:+.2f}"
     )
 
 
