@@ -127,7 +127,7 @@ def universes() -> str:
     found = look(compare(experiment(UNIVERSES), exported(UNIVERSES), read_chosen()))
     if found is None:
         return "Not measured yet."
-    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found), *most_telling(found)])
+    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found)[1:2], *most_telling(found)])
 
 
 def parts() -> dict[str, str]:
