@@ -64,8 +64,8 @@ def finalists() -> str:
     best = ranked(gains(SEARCH))
     if not best:
         return "Not measured yet."
-    words = ", ".join(f"{label(arm)} {gain:+.2f}" for arm, gain in best)
-    return f"Mean gain of the candidates over the mean of their server, in points: {words}."
+    words = ", ".join(f"{label(arm)} {gain:+.2f}" for arm, gain in best[:3])
+    return f"The best candidates by their mean gain over the mean of their server, in points: {words}."
 
 
 def table(name: str) -> str:
@@ -135,7 +135,6 @@ def parts() -> dict[str, str]:
     return {
         "answer": answer(),
         "finalists": finalists(),
-        "search": table(SEARCH),
         "confirmation": table(CONFIRMATION),
         "universes": universes(),
         "why": why(),

@@ -239,7 +239,8 @@ class Engine:
         try:
             # graphs of an engine never run at the same time and keep nothing, so they share their memory
             self._memory = self._memory or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._memory):
+            # "thread_local": what another thread asks of the device meanwhile, such as numbers to write, is no error
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
             log.warning(

@@ -61,7 +61,7 @@ def _capture(function: Function, given: Sequence[Tensor]) -> Captured | None:
         function(*inputs)
     torch.cuda.current_stream().wait_stream(stream)
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device
             outputs = list(function(*inputs))
     except RuntimeError as error:
         log.warning("a round's last part could not be captured in a CUDA graph: %s", str(error).splitlines()[0])
