@@ -98,7 +98,7 @@ def check_same_runs(one, other):
 def test_two_ranks_write_the_records_of_one_process(settings, tmp_path):
     file = settings(rounds=2)
     fedgma.run(file, out=tmp_path / "one", device="cpu")
-    program = [sys.executable, str(Path(__file__).with_name("forked_ranks.py")), str(tmp_path / "store")]
+    program = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "forked_ranks.py"), str(tmp_path / "store")]
     words = ("run", file, "--on", "torchrun", "--device", "cpu", "--out", tmp_path / "two", "--json")
     ran = [*program, *map(str, words)]
     done = subprocess.run(ran, env=environment(), capture_output=True, text=True, check=False)
