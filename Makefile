@@ -76,9 +76,10 @@ lint: $(READY)
 types: $(READY)
 	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
-# one process more than cores, because some tests wait for others
+# one process more than cores that it may use, because some tests wait for others
+CORES := import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$($(BIN)/python -c "import os; print((os.cpu_count() or 1) + 1)") \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$($(BIN)/python -c '$(CORES)') + 1)) \
 		--dist worksteal -m "not slow and not gpu"
 
 # torch goes in first and alone, so that nothing that depends on it can pull another build
