@@ -18,6 +18,7 @@ ROOMS = [
     "arrays",
     "seeds",
     "documents",
+    "machine",
     "aggregation",
     "data",
     "training",

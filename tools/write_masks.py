@@ -154,13 +154,8 @@ def draw() -> None:
     """The pictures of the page."""
     if found := gains(CONFIRMATION):
         save(draw_gains(found, "Confirmation: gain over the mean"), PICTURES / "masks-confirmation.png")
-    copied = {
-        "masks-why.png": f"{WHY}/usefulness.png",
-        "masks-universes.png": f"{UNIVERSES}/pictures/specifications-multiverse.png",
-    }
-    for name, source in copied.items():
-        if (RESULTS / source).is_file():
-            shutil.copyfile(RESULTS / source, PICTURES / name)
+    if (why := RESULTS / WHY / "usefulness.png").is_file():
+        shutil.copyfile(why, PICTURES / "masks-why.png")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """`fedgma watch`: what is read of runs that are being written, and what the server answers."""
 
-import contextlib
 import http.client
 import json
 import os
@@ -8,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from html import escape
 
 import numpy as np
@@ -28,6 +26,7 @@ from fedgma.reports.live.curves import MOST_POINTS, Curve, Pace
 from fedgma.reports.live.page import page
 from fedgma.reports.live.runs import LiveRuns
 from fedgma.reports.live.server import LiveServer
+from live_server import serving
 from run_folders import play_small, write_duel, write_run
 
 
@@ -239,18 +238,6 @@ def test_a_look_reads_a_bounded_part_and_a_table_everything(tmp_path, monkeypatc
     assert 0 < first["summary"]["rounds"] < 120
     assert [row[3] for row in runs.table(whole=True).rows] == ["30 of 30"] * 4
     assert not runs.since(0)["summary"]["unread"]
-
-
-@contextlib.contextmanager
-def serving(*folders):
-    with LiveServer(LiveRuns(folders)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture

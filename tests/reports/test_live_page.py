@@ -1,9 +1,7 @@
 """The live page of `fedgma watch` in a real browser."""
 
-import contextlib
 import io
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -11,8 +9,7 @@ from PIL import Image
 
 from browser import needs_browser
 from fedgma.records.label import Label, write_label
-from fedgma.reports.live.runs import LiveRuns
-from fedgma.reports.live.server import LiveServer
+from live_server import serving
 from run_folders import play_small, write_duel, write_run
 
 pytestmark = needs_browser
@@ -24,31 +21,19 @@ UNNAMED = ":is(svg, input, progress):not([aria-label], [aria-hidden]), svg:not([
 EVIL = "<img src=x onerror=window.evil=1><script>window.evil=1</script>\"'&"
 
 
-@contextlib.contextmanager
-def serving(*folders):
-    with LiveServer(LiveRuns(folders)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.address
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.fixture(scope="module")
 def duel(tmp_path_factory):
     """The address of a page of two arms on three seeds."""
     out = tmp_path_factory.mktemp("duel")
     folders = write_duel(out, seeds=3, stop=12)
     write_label(folders[0], Label("wide nets", "a note that is long enough to need more than one line in its cell"))
-    with serving(out) as address:
-        yield address
+    with serving(out) as server:
+        yield server.address
 
 
 def test_the_page_follows_a_run_that_is_played(tmp_path, browser):
     playing = play_small(tmp_path / "runs")
-    with serving(tmp_path / "runs") as address, browser.page(address) as page:
+    with serving(tmp_path / "runs") as server, browser.page(server.address) as page:
         page.wait("document.body.innerText.includes('No run yet')")
         next(playing)
         page.run("ask()")
@@ -140,7 +125,7 @@ def test_names_of_runs_are_text_and_nothing_more(tmp_path, browser):
     write_label(folder, Label(EVIL[:80], EVIL))
     (tmp_path / "<b>evil").mkdir()
     (tmp_path / "<b>evil" / "run.json").write_text(json.dumps({"format": EVIL}))
-    with serving(tmp_path) as address, browser.page(address) as page:
+    with serving(tmp_path) as server, browser.page(server.address) as page:
         page.wait(f"{ROWS}.length === 3")
         assert EVIL in str(page.run("document.body.innerText"))
         assert page.run("window.evil") is None
@@ -168,8 +153,8 @@ def test_a_page_that_gets_no_answer_says_so_and_tries_again(duel, browser):
 
 def test_a_page_without_a_script_is_a_table_that_is_loaded_again(tmp_path, browser):
     write_duel(tmp_path, seeds=1, rounds=3)
-    with serving(tmp_path) as address, browser.page("about:blank#") as page:
+    with serving(tmp_path) as server, browser.page("about:blank#") as page:
         page.ask("Emulation.setScriptExecutionDisabled", value=True)
-        page.ask("Page.navigate", url=address)
+        page.ask("Page.navigate", url=server.address)
         page.wait("document.querySelectorAll('#plain tbody tr').length === 2")
         assert page.run("document.querySelector('meta[http-equiv=refresh]').content") == "5"

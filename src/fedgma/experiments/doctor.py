@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fedgma.data.files.cache import cache_folder
 from fedgma.data.files.locate import availability
 from fedgma.errors import DataError
+from fedgma.machine import available_cores
 
 # package -> extra that brings it, and what it is for; those of `sim` are needed by every command
 PACKAGES = {
@@ -61,7 +62,7 @@ def _device() -> Finding:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         return Finding("device", f"{torch.cuda.get_device_name()}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     found = f"cpu, {cores} cores, torch uses {torch.get_num_threads()} threads"
     if shutil.which("nvidia-smi"):
         return Finding(

@@ -1,6 +1,6 @@
 """A comparison as tables: the claims first, then every cell with our numbers and the printed ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fedgma.paper.claims import Answer
 from fedgma.paper.compare import Compared, Comparison
@@ -29,14 +29,6 @@ def claims_table(answers: Sequence[Answer]) -> Table:
     """One row per claim."""
     rows = tuple((answer.claim.text, answer.verdict, answer.text) for answer in answers)
     return Table("claims", "Claims", ("claim", "verdict", "result"), rows, CLAIMS)
-
-
-def summary_table(answers: Mapping[str, Sequence[Answer]]) -> Table:
-    """The claims of several experiments in one table."""
-    rows = tuple(
-        (name, answer.claim.text, answer.verdict, answer.text) for name, listed in answers.items() for answer in listed
-    )
-    return Table("claims", "Claims", ("experiment", "claim", "verdict", "result"), rows, CLAIMS)
 
 
 def cells_table(comparison: Comparison, split: str) -> Table:

@@ -21,16 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from fedgma.data.pools import Pool
+from fedgma.machine import available_cores
 from fedgma.training import loop
 from fedgma.training.lane_batch import Assignment, Trained
 from fedgma.training.task import Task, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
 
 SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads of torch
-GAIN = (
-    1.05  # threads that train fewer steps a second than the loop times this are not used until they are measured again
-)
-OFTEN = 32  # calls after which they are
+GAIN = 1.05  # threads that train fewer steps a second than the loop times this are not used for a while
+OFTEN = 32  # calls, until they are measured again
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 OWN = ("_parameters", "_buffers", "_modules")  # what `state_dict` is made of
 
@@ -40,8 +39,7 @@ def cores() -> int:
 
     OMP_NUM_THREADS limits a process's threads. torchrun starts LOCAL_WORLD_SIZE processes, which share the cores.
     """
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    shared = max(1, mine // _number("LOCAL_WORLD_SIZE", 1))
+    shared = max(1, available_cores() // _number("LOCAL_WORLD_SIZE", 1))
     return min(shared, _number("OMP_NUM_THREADS", shared))
 
 

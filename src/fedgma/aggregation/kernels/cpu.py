@@ -22,8 +22,9 @@ from numba.np.numpy_support import carray
 
 from fedgma.aggregation.kernels.plain import Sums, select
 from fedgma.arrays import Array
+from fedgma.machine import available_cores
 
-THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+THREADS = available_cores()
 SHARED = 1 << 16  # entries from which a second thread pays
 CHECKED = 256  # entries whose rounding errors are added only if one of them is not zero
 BLOCK = 2048  # entries: their sums (13 bytes each) stay in the L1 cache while clients are added

@@ -5,7 +5,6 @@ time they are used on a machine (some 15 seconds) and keeps them on disk; withou
 """
 
 import importlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.errors import ConfigError, DataError
+from fedgma.machine import available_cores
 
 Array = np.ndarray[Any, Any]
 
@@ -215,15 +215,10 @@ def _check_labels(y: Array, classes: int) -> None:
         raise DataError(f"labels must be 0 to {classes - 1}, got {y.min()} to {y.max()}")
 
 
-def _cores() -> int:
-    # not every system tells which cores this process may use
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _share(do: Callable[[int, Any], None], jobs: Iterable[int], space: Callable[[], Any], threads: int | None) -> None:
     """Do the jobs in threads that take them from one queue, each with its own scratch memory."""
     waiting = list(jobs)
-    workers = min(threads or _cores(), len(waiting))
+    workers = min(threads or available_cores(), len(waiting))
     queue = iter(waiting)  # next() on it is atomic
 
     def work() -> None:
