@@ -40,7 +40,7 @@ def test_e1_one_two_and_four_workers_give_the_same_bits(tmp_path, monkeypatch, a
     clients = pytest.importorskip("fedgma.training.fast.cpu.clients", reason="numba is not installed")
     found = []
     for workers in (1, 2, 4):
-        monkeypatch.setattr(clients, "_cores", lambda workers=workers: workers)
+        monkeypatch.setattr(clients, "available_cores", lambda workers=workers: workers)
         found.append(outcome_of(arm, tmp_path / str(workers)))
     assert found[0] == found[1] == found[2]
 
