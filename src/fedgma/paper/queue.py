@@ -1,7 +1,7 @@
 """What is left to run, in the order of `queue.toml`: missing runs, their samples, and minutes at the recorded rates.
 
-Runs count as done wherever they were made: in run folders or in an export. Outdated runs do not count. A run that two
-jobs ask for is left in the first of them only.
+Runs count as done wherever they were made: in run folders or in an export. Outdated runs do not count, nor those that
+were stopped early. A run that two jobs ask for is left in the first of them only.
 """
 
 import shlex
@@ -25,6 +25,7 @@ from fedgma.statistics.arms import frozen
 # settings that do not make another run: how often it is measured; a partition's seed is that of its run
 UNIMPORTANT = ("partition.seed", "evaluate_every", "mask_every", "client_test_size")
 SEEDS = ("seed", "partition.seed")
+ENOUGH = 0.9  # of its rounds: a run that was stopped later is not made again
 # settings by which the rate of a run is looked up in the records, the most exact ones first
 ALIKE = (
     ("dataset", "model", "partition.clients", "local_epochs", "local_steps", "batch_size"),
@@ -97,7 +98,7 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[t
     known = True  # whether the rates of all missing runs are
     once = {frozen(values := dict(flat(record(run))), SEEDS): (values, samples(run)) for _, run in plan.runs}
     for name, (values, size) in once.items():
-        made = _by_seed(index.find(values, (*UNIMPORTANT, "seed")))
+        made = _by_seed(_played(index.find(values, (*UNIMPORTANT, "seed"))))
         undone = [seed for seed in seeds if all(map(_outdated, made.get(seed, [])))]
         missing = [seed for seed in undone if (name, seed) not in asked]
         earlier += len(undone) - len(missing)
@@ -126,6 +127,11 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[t
     )
 
 
+def _played(entries: Iterable[Entry]) -> list[Entry]:
+    """The runs without those that were stopped early."""
+    return [entry for entry in entries if entry.played >= ENOUGH * int(entry.settings["rounds"])]
+
+
 def _by_seed(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
     found: dict[int, list[Entry]] = {}
     for entry in entries:
@@ -141,7 +147,8 @@ def _outdated(entry: Entry) -> str:
 def not_made(runs: Iterable[Settings], entries: Sequence[Entry]) -> list[Settings]:
     """The planned runs that are not among `entries`, or only outdated."""
     index = Index(entries)
-    return [run for run in runs if all(map(_outdated, index.find(dict(flat(record(run))), UNIMPORTANT)))]
+    found = ((run, index.find(dict(flat(record(run))), UNIMPORTANT)) for run in runs)
+    return [run for run, made in found if all(map(_outdated, _played(made)))]
 
 
 class Speeds:
