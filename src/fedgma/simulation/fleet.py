@@ -299,12 +299,11 @@ def lay_lane_batch(
     rounds = given[0] if given else state.rounds[runs] + 1
     specs = [fleet.specs[run] for run in runs.tolist()]
     drawn = draw_batches(specs, rounds, clients)
-    rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
     lr = learning_rates(fleet.specs, rounds, runs, drawn.batches[2])
-    rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
+    rest: dict[str, Any] = {"rates": fleet.rates[runs], "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
     uniform = [spec.weighting == "uniform" for spec in specs]
     weights = np.where(uniform, 1, drawn.samples) if any(uniform) else drawn.samples
-    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), weights
+    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, lr=lr, **rest), weights
 
 
 def _record(

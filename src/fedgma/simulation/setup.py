@@ -38,7 +38,7 @@ class Fleet:
     precision: str
     pools: tuple[Pool, ...]  # distinct training pools
     pool: np.ndarray  # [run], position in `pools`
-    rates: dict[str, np.ndarray]  # of local training, float32 [run] each
+    rates: np.ndarray  # of local training, float32 [run, rate]
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal pools are one object
     optimizers: optimizers.Optimizers
     rules: rules.Rules
