@@ -238,9 +238,9 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     for comparison in outcome.comparisons:
         several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
         for cell in comparison.cells:
-            where = f"{cell.where}: " if cell.where else ""
+            where = f"{late}, {cell.where}: " if cell.where else f"{late}: "
             words = cell.verdict.text if len(comparison.cells) > 1 else comparison.text
-            console.print(Text.assemble(where, (words, "bold"), f" ({late})"), soft_wrap=True)
+            console.print(Text.assemble(where, (words, "bold")), soft_wrap=True)
         if len(comparison.cells) > 1:
             against = f"{comparison.names[0]} against {comparison.names[1]}: " if several else ""
             console.print(f"{against}{comparison.text}", soft_wrap=True)
