@@ -129,7 +129,7 @@ def light_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: 
     """The lane's optimiser, to the bits of the loop's."""
     if lane_batch.optimizer != "sgd":
         return loop.torch_optimizer(trainable, lane_batch, lane)
-    momentum, decay, nesterov = (float(getattr(lane_batch, name)[lane]) for name in Rates._fields)
+    momentum, decay, nesterov = (float(lane_batch.rate(name)[lane]) for name in Rates._fields)
     return LightSGD(trainable, Rates(momentum, decay, bool(nesterov)))
 
 
