@@ -28,6 +28,8 @@ PEERS: dict[str, tuple[list[str], str, int]] = {
     "fluke": (["fluke-fl"], "run_fluke.py", 2),
     "fedlab": (["fedlab"], "run_fedlab.py", 2),
     "fedjax": (["fedjax"], "run_fedjax.py", 2),
+    # it asks for Python 3.12 and uses nothing of it
+    "blazefl": (["--ignore-requires-python", "blazefl[contrib,reproducibility]==2.0.3"], "run_blazefl.py", 2),
 }
 OURS = "fedgma kernels"
 
@@ -53,13 +55,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
     parser.add_argument("--peers", nargs="*", default=list(PEERS))
+    parser.add_argument("--wait", type=float, default=30, help="seconds, at most, for a quiet machine before each run")
     asked = parser.parse_args()
     asked.environments.mkdir(parents=True, exist_ok=True)
     engines = {OURS: (sys.executable, "run_kernels.py", 2), "torch loop": (sys.executable, "run_plain.py", 2)}
     for name in asked.peers:
         engines[name] = (environment(asked.environments.resolve(), name), *PEERS[name][1:])
     for name in asked.workloads:
-        results = measure(engines, name, asked.repeats)
+        results = measure(engines, name, asked.repeats, asked.wait)
         good = [runs for runs in results.values() if any("error" not in r for r in runs)]
         versions = {k: v for runs in good for r in runs if "error" not in r for k, v in r["versions"].items()}
         print(f"{datetime.date.today()}, {os.cpu_count()} cores; {', '.join(f'{k} {v}' for k, v in versions.items())}")
