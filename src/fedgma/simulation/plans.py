@@ -12,6 +12,7 @@ import numpy as np
 from fedgma.simulation.rates import learning_rates
 from fedgma.simulation.sampling import draw_batches, lay_lanes, sample_all_clients
 from fedgma.simulation.setup import Fleet, Plan
+from fedgma.simulation.state import State
 from fedgma.simulation.timeline import Attendance
 from fedgma.training.lane_batch import LaneBatch
 
@@ -43,6 +44,14 @@ def _drawn(fleet: Fleet, rounds: np.ndarray, busy: Sequence[int], attended: Mapp
     """The clients of a round, without their batches."""
     sampled = sample_all_clients(fleet.specs, rounds + 1, busy, attended)
     return Plan(sampled, lay_lanes(sampled, rounds + 1, attended))
+
+
+def lay_lane_batch(
+    fleet: Fleet, state: State, lanes: np.ndarray | Sequence[tuple[int, ...]]
+) -> tuple[LaneBatch, np.ndarray]:
+    """The lanes of (run, client) or (run, client, round), by default the next, and their weights: samples, or ones."""
+    runs, clients, *given = np.asarray(lanes, np.int64).T
+    return lay(fleet, np.stack([runs, clients, given[0] if given else state.rounds[runs] + 1], 1))
 
 
 def lay(fleet: Fleet, lanes: np.ndarray) -> tuple[LaneBatch, np.ndarray]:

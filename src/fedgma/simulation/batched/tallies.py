@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgma.aggregation import kernels
 from fedgma.arrays import to_native
-from fedgma.training.stacked import Stacked, ship, ship_many
+from fedgma.training.stacked import Stacked, flatten, ship, ship_many
 
 
 @dataclass
@@ -129,6 +129,13 @@ def add(
                 _add_buffer(sums.buffers[name], rows, value[lanes], fine[lanes], weight[lanes])
     _add_numbers(sums, owners.owner, fine, weight, metrics)
     return fine
+
+
+def rehearse(runs: int, params: Stacked) -> None:
+    """What a round does with updates, so that its kernels are compiled; `params` are those of all lanes."""
+    updates = flatten(params)
+    sums = empty(updates[:1].expand(runs, -1), {})
+    add(sums, np.zeros(len(updates), np.int64), np.ones(len(updates)), updates, {}, updates[:, :2])
 
 
 def _are_finite(updates: Tensor) -> Tensor:
