@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
-CHILDREN = ["W1", "W1-alone", "W1-combo", "W1-bias", "pfl-bf16", "pfl-tf32", "W1x64"]
+CHILDREN = ["W1", "W1-alone", "W1-combo", "W1-bias", "W1-tf32", "W1-bf16", "pfl-bf16", "pfl-tf32", "W1x64"]
 
 
 def child(word):
