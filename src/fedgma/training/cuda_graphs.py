@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,6 +89,7 @@ class Engine:
         gradients: GradientFunction,
         *,
         padding: bool = False,
+        draws: bool = True,
         precision: str = "fp32",
         compile: bool = True,
         graphs: bool = True,
@@ -97,6 +98,7 @@ class Engine:
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
+        self.draws = draws  # whether the gradients draw random numbers
         self.precision = precision
         self.graphs = graphs
         self.measures = measures  # columns that the gradient function returns beside the loss
@@ -114,6 +116,8 @@ class Engine:
         With `early` nothing is compiled.
         """
         lane_batch, pools = task.lane_batch, task.pools
+        if len(pools) == 1:
+            return self._train(task, pools[0], early)
         groups = [np.flatnonzero(lane_batch.pool == index) for index in np.unique(lane_batch.pool)]
         if len(groups) == 1:
             return self._train(task, pools[lane_batch.pool[0]], early)
@@ -130,7 +134,8 @@ class Engine:
         model, lane_batch, start, device = task.model, task.lane_batch, task.start, pool.y.device
         model.train()
         exact = not self.padding and mixes_samples(model)
-        with float32_precision(self.precision), keyed_generators(device, int(lane_batch.seeds[0])):
+        seeded = keyed_generators(device, int(lane_batch.seeds[0])) if self.draws else nullcontext()
+        with float32_precision(self.precision), seeded:
             station = self._station(task, device)
             filled = _filled(lane_batch, station)
             works = lanes.schedule(filled.counts, exact=exact, batch=lane_batch.batch, shrink=SHRINK, fewest=FEWEST)

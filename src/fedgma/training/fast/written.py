@@ -39,6 +39,7 @@ class Form(NamedTuple):
 
     forward: Callable[[Stacked, Tensor, Tensor | None], Passed]
     back: Callable[[Stacked, Tape, Tensor], Found]
+    draws: bool = False  # whether training draws random numbers
 
 
 @functools.cache
@@ -112,7 +113,7 @@ def cnn_form(dropout: tuple[float, float]) -> Form:
         gradients["conv1.weight"], gradients["conv1.bias"], _ = convolve_back(grads, first, inputs=False)
         return gradients
 
-    return Form(forward, back)
+    return Form(forward, back, draws=any(dropout))
 
 
 def _dropout_mask(x: Tensor, rate: float, training: bool) -> Tensor | float:
