@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
-CHILDREN = ["W1", "W1-alone", "W1-combo", "W1-bias", "W1-tf32", "W1-bf16", "pfl-bf16", "pfl-tf32", "W1x64"]
+CHILDREN = ["W1", "W1-library", "W1-library-alone", "W1-combo", "W1-tf32", "W1-bf16", "pfl-bf16", "pfl-tf32", "W1x64"]
 
 
 def child(word):
@@ -34,13 +34,10 @@ def child(word):
             import torch._inductor.config as config
 
             config.combo_kernels = True
-        elif one == "bias":
-            from fedgma.training.fast import layers, written
+        elif one == "library":
+            from fedgma.training.fast import gpu
 
-            def dense(x, weight, bias):
-                return x @ weight.transpose(1, 2) + bias[:, None]
-
-            layers.dense = written.dense = dense
+            gpu.KERNELS = ("conv_matrix", "conv_thread")
     work = WORKLOADS[name]
     images = make_images(work, "cuda")
     specs = fleet_specs(work, images, int(runs)) if runs else [spec_of(work, images)]

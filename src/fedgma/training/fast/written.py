@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgma.training.fast.convolutions import convolve, convolve_back
-from fedgma.training.fast.layers import dense, dense_back, loss_back, wide_type
+from fedgma.training.fast.layers import dense, dense_back, dense_inputs, loss_back, wide_type
 from fedgma.training.gradients import Found, GradientFunction, Gradients, Product
 from fedgma.training.stacked import Stacked
 
@@ -65,8 +65,8 @@ def lenet_form() -> Form:
         small, first = convolve(x, params["conv1.weight"], params["conv1.bias"], padding=2, pool=True)
         pooled, second = convolve(small, params["conv2.weight"], params["conv2.bias"], pool=True)
         flat = pooled.flatten(2)
-        h1 = dense(flat, params["fc1.weight"], params["fc1.bias"]).relu()
-        h2 = dense(h1, params["fc2.weight"], params["fc2.bias"]).relu()
+        h1 = dense(flat, params["fc1.weight"], params["fc1.bias"], relu=True)
+        h2 = dense(h1, params["fc2.weight"], params["fc2.bias"], relu=True)
         logits = dense(h2, params["fc3.weight"], params["fc3.bias"])
         return Passed(logits, {}, (first, second, pooled, flat, h1, h2))
 
@@ -74,11 +74,11 @@ def lenet_form() -> Form:
         first, second, pooled, flat, h1, h2 = tape
         gradients: dict[str, Tensor | Product] = {}
         gradients["fc3.weight"], gradients["fc3.bias"] = dense_back(grads, h2)
-        grads = torch.where(h2 > 0, grads @ params["fc3.weight"], 0.0)
+        grads = dense_inputs(grads, params["fc3.weight"], h2)
         gradients["fc2.weight"], gradients["fc2.bias"] = dense_back(grads, h1)
-        grads = torch.where(h1 > 0, grads @ params["fc2.weight"], 0.0)
+        grads = dense_inputs(grads, params["fc2.weight"], h1)
         gradients["fc1.weight"], gradients["fc1.bias"] = dense_back(grads, flat)
-        grads = (grads @ params["fc1.weight"]).view(pooled.shape)
+        grads = dense_inputs(grads, params["fc1.weight"]).view(pooled.shape)
         gradients["conv2.weight"], gradients["conv2.bias"], grads = convolve_back(grads, second, inputs=True)
         gradients["conv1.weight"], gradients["conv1.bias"], _ = convolve_back(grads, first, inputs=False)
         return gradients
