@@ -26,10 +26,10 @@ def plan_round(fleet: Fleet, rounds: np.ndarray, busy: Sequence[int], attended: 
     if (known := fleet.plans.pop(rounds.tobytes(), None)) is not None:
         return known
     first = _drawn(fleet, rounds, busy, {})
-    left = min(fleet.specs[run].rounds - int(rounds[run]) for run in busy)
-    number = min(left, TOGETHER // max(1, len(first.lanes)))
-    if number < 2 or len(first.lanes) > fleet.chunk:
+    if not 0 < len(first.lanes) <= min(fleet.chunk, TOGETHER // 2):
         return first
+    left = min(fleet.specs[run].rounds - int(rounds[run]) for run in busy)
+    number = min(left, TOGETHER // len(first.lanes))
     ahead = [rounds + np.isin(np.arange(len(rounds)), busy) * more for more in range(number)]
     plans = [first, *(_drawn(fleet, after, busy, {}) for after in ahead[1:])]
     batch, weights = lay(fleet, np.concatenate([plan.lanes for plan in plans]))
