@@ -29,7 +29,7 @@ from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.lanes import Bench, Features, Work
 from fedgma.training.replay import capturing
-from fedgma.training.stacked import Stacked, ship, ship_many
+from fedgma.training.stacked import Stacked, copy_all, ship, ship_many
 
 log = logging.getLogger(__name__)
 SHRINK = 4  # each number of lanes is compiled separately, so there should be few
@@ -360,7 +360,7 @@ def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     bench.index[:steps].copy_(orders.index_select(1, order))  # each order is sent once
     bench.counts[steps:].zero_()
     places = [station.rows, bench.client, bench.counts[:steps], bench.lr[: len(sent[3])], bench.rates]
-    torch._foreach_copy_(places, sent)
+    copy_all(places, sent)
     for source, targets in ((task.start, (bench.params, bench.anchor)), (task.buffers, (bench.buffers,))):
         for target in targets:
             _copy_rows(source, station.rows, target)
