@@ -8,14 +8,15 @@ from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import RATES, LaneBatch
 from fedgma.training.models import ResNet18, build, two_groups
 
-NORMS = {"resnet18-gn": two_groups, "resnet18-bn": torch.nn.BatchNorm2d}
+NORMS = {"resnet18-gn": two_groups, "resnet18-gn-imagenet": two_groups, "resnet18-bn": torch.nn.BatchNorm2d}
 
 
 def make_model(name, shape, classes=10):
     """The model of that name; a ResNet18 is thin, with eight channels in its first stage."""
     if name not in NORMS:
         return build(name, shape, classes, seed=0)
-    return build(lambda shape, classes: ResNet18(shape, classes, NORMS[name], width=8), shape, classes, seed=0)
+    kind = {"width": 8, "imagenet": name.endswith("imagenet")}
+    return build(lambda shape, classes: ResNet18(shape, classes, NORMS[name], **kind), shape, classes, seed=0)
 
 
 OFF = {"momentum": 0.9, "mu": 0.0, "clip": np.inf, "weight_decay": 0.0, "nesterov": 0.0}
