@@ -82,7 +82,7 @@ def assemble(
         precision=precision,
         form=form,
         task=task,
-        then=partial(tallies.rehearse, len(specs)),
+        then=tallies.rehearse,
     )
     moments = 2 if specs[0].client_optimizer == "adamw" else 1
     more = max(spec.algorithm.arrays_of_a_lane for spec in specs)

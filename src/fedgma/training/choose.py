@@ -117,18 +117,19 @@ def warm_up(
 ) -> None:
     """On a GPU, compile the kernels of a round of so many lanes while torch loads libraries of its own.
 
-    Both take seconds on a machine that has never done it. `then` is what follows training, given the parameters of all
-    lanes. Kernels for another shape than that of the round are of no use and do no harm.
+    Both take seconds on a machine that has never done it. `then` is what follows training, given the parameters of a
+    lane. Kernels for another shape than that of the round are of no use and do no harm.
     """
     device = pool.y.device
     if device.type != "cuda" or trainer not in ("auto", "engine") or lanes > MOST:
         return
     written = written_form(model) if form and task is CLASSIFICATION and type(model) in (LeNet, SmallCNN) else None
-    params = {name: value.detach().repeat(lanes, *[1] * value.dim()) for name, value in named_tensors(model)[0].items()}
+    one = {name: value.detach()[None] for name, value in named_tensors(model)[0].items()}
 
     def call() -> None:
-        then(params)
+        then(one)
         if written is not None:
+            params = {name: value.repeat_interleave(lanes, 0) for name, value in one.items()}
             index = torch.zeros(lanes, batch, dtype=torch.int64, device=device)
             count = torch.full((lanes,), batch, device=device)
             form_gradients(written, precision)(params, {}, *pool.batch(index, index[:, :1]), count)

@@ -131,11 +131,10 @@ def add(
     return fine
 
 
-def rehearse(runs: int, params: Stacked) -> None:
-    """What a round does with updates, so that its kernels are compiled; `params` are those of all lanes."""
+def rehearse(params: Stacked) -> None:
+    """What a round does with updates, so that its kernels are compiled; `params` are those of one lane."""
     updates = flatten(params)
-    sums = empty(updates[:1].expand(runs, -1), {})
-    add(sums, np.zeros(len(updates), np.int64), np.ones(len(updates)), updates, {}, updates[:, :2])
+    add(empty(updates, {}), np.zeros(1, np.int64), np.ones(1), updates, {}, updates[:, :2])
 
 
 def _are_finite(updates: Tensor) -> Tensor:
