@@ -75,26 +75,10 @@ def by_kernels(family, case, x, weight, bias, grads, *, pieces=1, tile=None):
     return [out, parts[0].sum(1), parts[1].sum(1), inner]
 
 
-def check_products(product, device="cpu"):
-    """Dense layers of few lanes of whole numbers, forward and back, by the kernel of small products."""
-    generator = torch.Generator().manual_seed(2)
-    for lanes, samples, ins, outs in ((2, 32, 70, 20), (1, 5, 64, 10), (2, 40, 130, 17)):
-        whole = lambda *shape: torch.randint(-3, 4, shape, generator=generator).float().to(device)  # noqa: E731
-        x, weight, bias = whole(lanes, samples, ins), whole(lanes, outs, ins), whole(lanes, outs)
-        out = torch.full((lanes, samples, outs), 77.0, device=device)
-        product(x, weight.transpose(1, 2), out, bias=bias, relu=True)
-        assert torch.equal(out, torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)).relu())
-        grads, inner = whole(lanes, samples, outs), torch.full_like(x, 77.0)
-        for seen in (None, x):
-            product(grads, weight, inner, seen=seen)
-            assert torch.equal(inner, grads @ weight if seen is None else torch.where(x > 0, grads @ weight, 0.0))
-
-
 def main():
-    from fedgma.training.fast.gpu import conv_matrix, conv_thread, products
+    from fedgma.training.fast.gpu import conv_matrix, conv_thread
 
-    check_products(products.product)
-    for family, tile, cases in ((conv_thread, (32, 3, 1, 2), NARROW), (conv_matrix, (32, 16), [*NARROW[1:4], *WIDE])):
+    for family, tile, cases in ((conv_thread, (32, 3, 1), NARROW), (conv_matrix, (32, 16), [*NARROW[1:4], *WIDE])):
         for case in cases:
             given = draw(case)
             pieces = 2 if case.samples == 2 else 1

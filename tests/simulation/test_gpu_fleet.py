@@ -100,8 +100,8 @@ def test_the_kernels_of_a_first_round_are_compiled_with_the_fleet(monkeypatch):
     fleet = assemble([spec])
     compiled = len(heard)
     play_round(fleet, start(fleet))[1].sent()
-    assert compiled >= 5  # both forward passes and three backward passes; the tally may be known
-    assert heard[compiled:] == []
+    assert compiled >= 5  # two forward and three backward passes
+    assert not {"_forward", "_backward_inputs", "_backward_weights"}.intersection(heard[compiled:])
 
 
 def test_a_run_that_starts_uncompiled_repeats_and_resumes_to_the_bit(caplog):

@@ -5,7 +5,7 @@ import torch
 
 import convolution_3x3_cases as squares
 import group_norm_cases as norms
-from convolution_cases import Case, by_kernels, check_products, draw, wanted
+from convolution_cases import Case, by_kernels, draw, wanted
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.fast import gpu
 from fedgma.training.fast.torch_ops import convolve, convolve_inputs, convolve_weights
@@ -42,10 +42,6 @@ def test_the_fused_convolutions_keep_float32_where_it_is_asked_for(case, family)
         found = by_kernels(gpu.kernels(f"conv_{family}"), case, *given)
     for one, other in zip(found, wanted(case, *given), strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
-
-
-def test_dense_layers_of_few_lanes_are_exact_there():
-    check_products(gpu.kernels("products").product, "cuda")
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)])

@@ -99,8 +99,7 @@ def choose(
     if trainer == "lanes":
         return Under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
     rehearse = gpu.rehearse if written is not None and on_gpu else None
-    draws = written is None or written.draws
-    return Engine(gradients, draws=draws, precision=precision, compile=on_gpu, rehearse=rehearse, **shared)
+    return Engine(gradients, precision=precision, compile=on_gpu, rehearse=rehearse, **shared)
 
 
 def warm_up(

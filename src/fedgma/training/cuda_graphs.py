@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.lanes import Bench, Features, Work
 from fedgma.training.replay import capturing
-from fedgma.training.stacked import Stacked, copy_all, ship, ship_many
+from fedgma.training.stacked import Stacked, ship, ship_many
 
 log = logging.getLogger(__name__)
 SHRINK = 4  # each number of lanes is compiled separately, so there should be few
@@ -89,7 +89,6 @@ class Engine:
         gradients: GradientFunction,
         *,
         padding: bool = False,
-        draws: bool = True,
         precision: str = "fp32",
         compile: bool = True,
         graphs: bool = True,
@@ -98,7 +97,6 @@ class Engine:
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
-        self.draws = draws  # whether the gradients draw random numbers
         self.precision = precision
         self.graphs = graphs
         self.measures = measures  # columns that the gradient function returns beside the loss
@@ -116,8 +114,6 @@ class Engine:
         With `early` nothing is compiled.
         """
         lane_batch, pools = task.lane_batch, task.pools
-        if len(pools) == 1:
-            return self._train(task, pools[0], early)
         groups = [np.flatnonzero(lane_batch.pool == index) for index in np.unique(lane_batch.pool)]
         if len(groups) == 1:
             return self._train(task, pools[lane_batch.pool[0]], early)
@@ -134,8 +130,7 @@ class Engine:
         model, lane_batch, start, device = task.model, task.lane_batch, task.start, pool.y.device
         model.train()
         exact = not self.padding and mixes_samples(model)
-        seeded = keyed_generators(device, int(lane_batch.seeds[0])) if self.draws else nullcontext()
-        with float32_precision(self.precision), seeded:
+        with float32_precision(self.precision), keyed_generators(device, int(lane_batch.seeds[0])):
             station = self._station(task, device)
             filled = _filled(lane_batch, station)
             works = lanes.schedule(filled.counts, exact=exact, batch=lane_batch.batch, shrink=SHRINK, fewest=FEWEST)
@@ -360,7 +355,7 @@ def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     bench.index[:steps].copy_(orders.index_select(1, order))  # each order is sent once
     bench.counts[steps:].zero_()
     places = [station.rows, bench.client, bench.counts[:steps], bench.lr[: len(sent[3])], bench.rates]
-    copy_all(places, sent)
+    torch._foreach_copy_(places, sent)
     for source, targets in ((task.start, (bench.params, bench.anchor)), (task.buffers, (bench.buffers,))):
         for target in targets:
             _copy_rows(source, station.rows, target)

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedgma.training.stacked import copy_all
-
 log = logging.getLogger(__name__)
 WARM_UP = 2  # calls before a capture: kernels are compiled, and short runs never wait for one
 
@@ -65,7 +63,7 @@ class Replayed:
         captured = self._captured[key]
         if captured is None:
             return list(self.function(*given))
-        copy_all(captured.inputs, given)
+        torch._foreach_copy_(captured.inputs, list(given))
         captured.replay()
         return [value.clone() for value in captured.outputs]
 

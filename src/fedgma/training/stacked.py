@@ -30,13 +30,6 @@ def ship_many(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[
     return unpack(arrays, pinned.to(device, non_blocking=True))
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors into others of the same shapes and types; on a GPU, those of one type in one launch."""
-    for kind in dict.fromkeys(target.dtype for target in targets):
-        rows = [row for row, target in enumerate(targets) if target.dtype == kind]
-        torch._foreach_copy_([targets[row] for row in rows], [sources[row] for row in rows])
-
-
 def packed_size(arrays: Sequence[np.ndarray]) -> int:
     """The bytes that arrays take one after the other."""
     return sum(_length(array) for array in arrays)

@@ -6,9 +6,6 @@ input gradient and the weight gradient are one kernel each (`gpu.conv_thread` fo
 output is kept: the corner of the pooling window that held the maximum.
 """
 
-import functools
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +17,6 @@ from fedgma.training.fast.layers import pieces_of, wide_type
 
 CUT = 4  # the corner of an output that ReLU set to zero
 FEW = 32  # outputs below which threads are faster than matrix units
-SMALL = 1 << 20  # inputs below which the two backward passes leave room for each other on a GPU
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("relu_convolve(Tensor x, Tensor weight, Tensor bias, int padding, bool pool) -> (Tensor, Tensor)")
@@ -191,27 +187,10 @@ def _fused_back(
     where: Tensor | None = corners
     if family == "conv_matrix" and (pool or inputs):
         grads, where = kernels.spread(grads, corners, pool=pool), None
-    with _beside(x.device) if inputs and x.numel() < SMALL else nullcontext():
-        kernels.backward_weights(grads, where, x, weights, biases, padding=padding, pool=pool)
+    kernels.backward_weights(grads, where, x, weights, biases, padding=padding, pool=pool)
     if inputs:
         kernels.backward_inputs(grads, where, weight, inner, padding=padding, pool=pool)
-    if inputs and x.numel() < SMALL:
-        torch.cuda.current_stream(x.device).wait_stream(_side_stream(x.device))
     return weights, biases, inner
-
-
-@contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
-    """Inside, kernels are launched on a second stream, after all that came before."""
-    side = _side_stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        yield
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 for _device, _forward, _back in (

@@ -11,12 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from fedgma.training.fast import gpu
-
-SMALL = 1 << 18  # entries of a product below which it is small, where it sums over at most `DEEPEST`
-DEEPEST = 512
 PIECES = 256  # matrix products that a weight gradient is split into at least, where the batch allows
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -73,60 +68,9 @@ def pieces_of(products: int, samples: int, least: int = PIECES) -> int:
     return next((size for size in divisors if products * size >= least), samples)
 
 
-def dense(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Tensor:
-    """A dense layer of every lane, [lane, sample, in] to [lane, sample, out]; with ReLU if asked for."""
-    if _is_small(x, weight):
-        return torch.ops.fedgma.dense(x, weight, bias, relu)  # type: ignore[no-any-return]
-    out = torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
-    return out.relu() if relu else out
-
-
-def dense_inputs(grads: Tensor, weight: Tensor, seen: Tensor | None = None) -> Tensor:
-    """The gradient of the input, from that of the output; with `seen`, the input, behind a ReLU that put it out."""
-    if _is_small(grads, weight):
-        return torch.ops.fedgma.dense_inputs(grads, weight, seen)  # type: ignore[no-any-return]
-    return _masked(grads @ weight, seen)
-
-
-def _masked(grads: Tensor, seen: Tensor | None) -> Tensor:
-    return grads if seen is None else torch.where(seen > 0, grads, 0.0)
-
-
-def _is_small(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product of the compiled step is over before a library's kernel fills the GPU."""
-    lanes, outs, ins = weight.shape
-    few = lanes * x.shape[1] * max(outs, ins) < SMALL and ins <= DEEPEST
-    return few and x.is_cuda and x.dtype == torch.float32 and "products" in gpu.KERNELS and is_compiling()
-
-
-def _kernel() -> Any:
-    """The kernel of small products, where float32 products are to be exact."""
-    return gpu.kernels("products") if torch.get_float32_matmul_precision() == "highest" else None
-
-
-def _dense(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    if (kernel := _kernel()) is None:
-        out = torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
-        return out.relu_() if relu else out
-    out = x.new_empty(*x.shape[:2], weight.shape[1])
-    kernel.product(x, weight.transpose(1, 2), out, bias=bias.contiguous(), relu=relu)
-    return out
-
-
-def _dense_inputs(grads: Tensor, weight: Tensor, seen: Tensor | None) -> Tensor:
-    if (kernel := _kernel()) is None:
-        return _masked(grads @ weight, seen)
-    out = grads.new_empty(*grads.shape[:2], weight.shape[2])
-    kernel.product(grads, weight, out, seen=None if seen is None else seen.contiguous())
-    return out
-
-
-_library.define("dense(Tensor x, Tensor weight, Tensor bias, bool relu) -> Tensor")
-_library.define("dense_inputs(Tensor grads, Tensor weight, Tensor? seen) -> Tensor")
-_library.impl("dense", _dense, "CUDA")
-_library.impl("dense_inputs", _dense_inputs, "CUDA")
-_library.impl("dense", lambda x, weight, bias, relu: x.new_empty(*x.shape[:2], weight.shape[1]), "Meta")
-_library.impl("dense_inputs", lambda grads, weight, seen: grads.new_empty(*grads.shape[:2], weight.shape[2]), "Meta")
+def dense(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A dense layer of every lane: [lane, sample, in] to [lane, sample, out]."""
+    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
 
 def dense_back(grads: Tensor, x: Tensor) -> tuple[Product, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgma.training.fast.convolutions import convolve, convolve_back
-from fedgma.training.fast.layers import dense, dense_back, dense_inputs, loss_back, wide_type
+from fedgma.training.fast.layers import dense, dense_back, loss_back, wide_type
 from fedgma.training.gradients import Found, GradientFunction, Gradients, Product
 from fedgma.training.stacked import Stacked
 
@@ -39,7 +39,6 @@ class Form(NamedTuple):
 
     forward: Callable[[Stacked, Tensor, Tensor | None], Passed]
     back: Callable[[Stacked, Tape, Tensor], Found]
-    draws: bool = False  # whether training draws random numbers
 
 
 @functools.cache
@@ -65,8 +64,8 @@ def lenet_form() -> Form:
         small, first = convolve(x, params["conv1.weight"], params["conv1.bias"], padding=2, pool=True)
         pooled, second = convolve(small, params["conv2.weight"], params["conv2.bias"], pool=True)
         flat = pooled.flatten(2)
-        h1 = dense(flat, params["fc1.weight"], params["fc1.bias"], relu=True)
-        h2 = dense(h1, params["fc2.weight"], params["fc2.bias"], relu=True)
+        h1 = dense(flat, params["fc1.weight"], params["fc1.bias"]).relu()
+        h2 = dense(h1, params["fc2.weight"], params["fc2.bias"]).relu()
         logits = dense(h2, params["fc3.weight"], params["fc3.bias"])
         return Passed(logits, {}, (first, second, pooled, flat, h1, h2))
 
@@ -74,11 +73,11 @@ def lenet_form() -> Form:
         first, second, pooled, flat, h1, h2 = tape
         gradients: dict[str, Tensor | Product] = {}
         gradients["fc3.weight"], gradients["fc3.bias"] = dense_back(grads, h2)
-        grads = dense_inputs(grads, params["fc3.weight"], h2)
+        grads = torch.where(h2 > 0, grads @ params["fc3.weight"], 0.0)
         gradients["fc2.weight"], gradients["fc2.bias"] = dense_back(grads, h1)
-        grads = dense_inputs(grads, params["fc2.weight"], h1)
+        grads = torch.where(h1 > 0, grads @ params["fc2.weight"], 0.0)
         gradients["fc1.weight"], gradients["fc1.bias"] = dense_back(grads, flat)
-        grads = dense_inputs(grads, params["fc1.weight"]).view(pooled.shape)
+        grads = (grads @ params["fc1.weight"]).view(pooled.shape)
         gradients["conv2.weight"], gradients["conv2.bias"], grads = convolve_back(grads, second, inputs=True)
         gradients["conv1.weight"], gradients["conv1.bias"], _ = convolve_back(grads, first, inputs=False)
         return gradients
@@ -113,7 +112,7 @@ def cnn_form(dropout: tuple[float, float]) -> Form:
         gradients["conv1.weight"], gradients["conv1.bias"], _ = convolve_back(grads, first, inputs=False)
         return gradients
 
-    return Form(forward, back, draws=any(dropout))
+    return Form(forward, back)
 
 
 def _dropout_mask(x: Tensor, rate: float, training: bool) -> Tensor | float:

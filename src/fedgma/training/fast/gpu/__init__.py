@@ -14,7 +14,7 @@ THREADS = 8  # that compile kernels
 
 # Modules of kernels that are in use. A layer whose kernels are not listed is computed by torch, which is how
 # benchmarks measure what they buy.
-KERNELS: tuple[str, ...] = ("conv_matrix", "conv_thread", "products") if TRITON else ()
+KERNELS: tuple[str, ...] = ("conv_matrix", "conv_thread") if TRITON else ()
 
 
 def kernels(name: str) -> ModuleType | None:

@@ -20,7 +20,6 @@ class Tile(NamedTuple):
     positions: int
     group: int
     warps: int
-    unroll: int = 1  # turns of the outer loop whose loads are under way together
 
 
 @triton.constexpr_function
@@ -87,7 +86,7 @@ def _forward(
     x_at, weight_at, bias_at, out_at, corners_at, samples, lane_by,
     x_by: tl.constexpr, weight_by: tl.constexpr, bias_by: tl.constexpr, out_by: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUTS: tl.constexpr, KERNEL: tl.constexpr,
-    PADDING: tl.constexpr, SIDE: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr, UNROLL: tl.constexpr,
+    PADDING: tl.constexpr, SIDE: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     CORNERS: tl.constexpr = SIDE * SIDE
     SEE: tl.constexpr = KERNEL + SIDE - 1
@@ -109,7 +108,7 @@ def _forward(
         x_row = x_at + channel * x_by[2]
         weight_row = weight_at + channel * weight_by[2]
         kept = _row(x_row, top, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE) if SIDE == 2 else ()
-        for down in tl.range(0, KERNEL, loop_unroll_factor=UNROLL):
+        for down in range(KERNEL):
             under = down + SIDE - 1  # with pooling, the lower corners read now what the upper corners read next
             row_of_x = _row(x_row + under * x_by[3], top + under, left, x_by, HEIGHT, WIDTH, PADDING > 0, SEE)
             values = kept + row_of_x
@@ -147,7 +146,7 @@ def _backward_inputs(
     grads_by: tl.constexpr, corners_by: tl.constexpr, weight_by: tl.constexpr, out_by: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUTS: tl.constexpr, KERNEL: tl.constexpr,
     PADDING: tl.constexpr, SIDE: tl.constexpr, LOW: tl.constexpr, SEE: tl.constexpr,
-    M: tl.constexpr, GROUP: tl.constexpr, UNROLL: tl.constexpr,
+    M: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A position is SIDE x SIDE inputs, its pixels; SEE x SEE outputs, from LOW, depend on them."""
     CORNERS: tl.constexpr = SIDE * SIDE
@@ -167,7 +166,7 @@ def _backward_inputs(
     corners_at += lane * lane_by[1] + (sample * corners_by[1] + top * corners_by[3] + left * corners_by[4])
     weight_at += lane * lane_by[2] + channel * weight_by[2]
     sums = _zeros(GROUP * CORNERS, M)
-    for out in tl.range(0, OUTS, loop_unroll_factor=UNROLL):
+    for out in range(OUTS):
         spread = ()  # the gradient of the convolution itself
         for i in tl.static_range(SEE * SEE):
             r = top + i // SEE
@@ -203,7 +202,7 @@ def _backward_weights(
     grads_by: tl.constexpr, corners_by: tl.constexpr, x_by: tl.constexpr, parts_by: tl.constexpr,
     biases_by: tl.constexpr, SAMPLES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
     OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, SIDE: tl.constexpr,
-    M: tl.constexpr, GROUP: tl.constexpr, UNROLL: tl.constexpr,
+    M: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A program has one input channel and a group of outputs, with all their taps."""
     CORNERS: tl.constexpr = SIDE * SIDE
@@ -222,7 +221,7 @@ def _backward_weights(
     x_at += lane * lane_by[2] + piece * SAMPLES * x_by[1] + channel * x_by[2]
     sums = _zeros(GROUP * TAPS, M)
     biases = _zeros(GROUP, M)
-    for begin in tl.range(0, END, M, loop_unroll_factor=UNROLL):
+    for begin in range(0, END, M):
         position = begin + tl.arange(0, M)
         inside = position < END
         position = tl.minimum(position, END - 1)  # so that loads need no mask
@@ -271,7 +270,7 @@ def forward(
         x, weight, bias, out, corners, samples, lane_strides(x, weight, bias, out),
         x_by=strides(x), weight_by=strides(weight), bias_by=strides(bias), out_by=strides(out),
         HEIGHT=height, WIDTH=width, CHANNELS=channels, OUTS=outs, KERNEL=kernel, PADDING=padding,
-        SIDE=2 if pool else 1, M=tile.positions, GROUP=group, UNROLL=tile.unroll, num_warps=tile.warps,
+        SIDE=2 if pool else 1, M=tile.positions, GROUP=group, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -289,7 +288,7 @@ def backward_inputs(
         grads, corners, weight, out, samples, lane_strides(grads, corners, weight, out),
         grads_by=strides(grads), corners_by=strides(corners), weight_by=strides(weight), out_by=strides(out),
         HEIGHT=height, WIDTH=width, CHANNELS=channels, OUTS=outs, KERNEL=kernel, PADDING=padding,
-        SIDE=side, LOW=low, SEE=high - low + 1, M=tile.positions, GROUP=group, UNROLL=tile.unroll, num_warps=tile.warps,
+        SIDE=side, LOW=low, SEE=high - low + 1, M=tile.positions, GROUP=group, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -306,7 +305,7 @@ def backward_weights(
         grads_by=strides(grads), corners_by=strides(corners), x_by=strides(x), parts_by=strides(parts),
         biases_by=strides(biases), SAMPLES=samples // pieces, HEIGHT=height, WIDTH=width, CHANNELS=channels,
         OUTS=outs, KERNEL=kernel, PADDING=padding, SIDE=2 if pool else 1,
-        M=tile.positions, GROUP=group, UNROLL=tile.unroll, num_warps=tile.warps,
+        M=tile.positions, GROUP=group, num_warps=tile.warps,
     )  # fmt: skip
 
 
