@@ -222,6 +222,13 @@ def test_a_method_that_is_wrapped_by_an_installed_package_is_looked_into():
     assert one != two
 
 
+def test_recurrent_layers_which_refer_to_their_weights_are_looked_into():
+    def model(shape, classes):
+        return nn.GRU(shape[0], classes)
+
+    assert model_identity(model, (4,), 2).unknown == ()
+
+
 GENERATOR = torch.Generator()
 
 

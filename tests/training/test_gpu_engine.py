@@ -150,6 +150,19 @@ def test_kernels_that_are_compiled_together_and_graphs_of_several_steps_change_n
     assert_compiled_and_captured(caplog)
 
 
+@pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.25, 0.5)])
+def test_the_small_cnn_is_compiled_in_half_precision(dropout, caplog):
+    federation, model = make_federation([20, 15, 10], (3, 32, 32)), build("cnn", (3, 32, 32), 10, seed=0).cuda()
+    model.dropout, pool = dropout, federation.train.to("cuda")
+    lane_batch = make_lane_batch(federation, range(3), batch=10, lr=0.01, momentum=0.0)
+    task = Assignment(model, lane_batch, [pool], start_of(model)[0], {})
+    with float32_precision("fp32"):
+        wanted = loop.train(task)
+    found = choose("engine", model, [pool], precision="bf16")(task)
+    assert distance(wanted.updates, found.updates) < (1.5 if any(dropout) else 0.2)  # other draws than the loop's
+    assert_compiled_and_captured(caplog)
+
+
 def test_a_cohort_that_outgrows_its_station_is_captured_too(caplog):
     federation, model = make_federation([9, 3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).cuda()
     (start, _), pool = start_of(model), federation.train.to("cuda")

@@ -40,15 +40,18 @@ def get(name: Annotated[str, typer.Argument(help="A data set, e.g. cifar10.")]) 
     from fedgma.data.files.download import download
     from fedgma.data.files.locate import base_name
 
-    with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()) as bars:
-        tasks: dict[str, Any] = {}
+    bars, tasks = Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()), dict[str, Any]()
 
-        def progress(file: str, done: int, total: int) -> None:
-            if file not in tasks:
-                tasks[file] = bars.add_task(file)
-            bars.update(tasks[file], completed=done, total=total or None)
+    def progress(file: str, done: int, total: int) -> None:
+        bars.start()  # with the first file: a bar without one would leave an empty line
+        if file not in tasks:
+            tasks[file] = bars.add_task(file)
+        bars.update(tasks[file], completed=done, total=total or None)
 
+    try:
         download(base_name(name), cache_folder(), progress=progress)
+    finally:
+        bars.stop()
     data = load(name)
     typer.echo(f"{name}: {len(data.train.y)} training and {len(data.test.y)} test samples, from {data.source.name}")
 
