@@ -1,0 +1,147 @@
+"""ResNet18's passes on a GPU in bfloat16: own convolutions of all lanes beside cuDNN, norms beside their bandwidth.
+
+    python benchmarks/bench_residual.py              # about a minute, most of it compiling
+
+A pass is first compared with cuDNN's (column "off") and then timed as a captured graph of all lanes. Microseconds are
+of one lane's batch of 64. A row that fails loses itself only.
+"""
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import torch
+from torch import Tensor
+from workloads import RESNET_LAYERS, graph_seconds, header, parser
+
+from fedgma.training.fast import torch_ops
+from fedgma.training.fast.gpu import conv_3x3, group_norm
+from fedgma.training.fast.layers import pieces_of
+
+Tile = conv_3x3.Tile
+CONVOLUTIONS = {
+    (32, 64): [
+        Tile(256, 64, 64, 8, 3),
+        Tile(256, 64, 64, 4, 3),
+        Tile(128, 64, 64, 4, 4),
+        Tile(256, 64, 64, 8, 3, False),
+    ],
+    (16, 128): [Tile(256, 128, 64, 8, 3), Tile(256, 128, 64, 8, 4), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3)],
+    (8, 256): [Tile(256, 128, 64, 8, 3), Tile(256, 128, 64, 8, 4), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3)],
+    (4, 512): [Tile(256, 128, 64, 8, 3), Tile(256, 128, 64, 8, 4), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3)],
+}
+WEIGHTS = {
+    (32, 64): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 64, 64, 8, 4), 9), (Tile(64, 64, 64, 4, 4), 3)],
+    (16, 128): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 128, 64, 8, 3), 3), (Tile(64, 128, 128, 8, 3), 3)],
+    (8, 256): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 128, 64, 8, 3), 3), (Tile(64, 128, 128, 8, 3), 3),
+               (Tile(64, 128, 128, 8, 4), 1), (Tile(64, 128, 256, 8, 3), 1)],
+    (4, 512): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 128, 64, 8, 3), 3), (Tile(64, 128, 128, 8, 3), 3),
+               (Tile(64, 128, 128, 8, 4), 1), (Tile(64, 128, 256, 8, 3), 1)],
+}  # fmt: skip
+PROGRAMS = 528
+
+
+def row(begin: str, work: Callable[[], Tensor], wanted: Tensor | None, lanes: int, flops: float, size: float) -> None:
+    """One line: how far off, microseconds a lane, TFLOP/s and TB/s."""
+    try:
+        off = float("nan") if wanted is None else ((work() - wanted).float().norm() / wanted.float().norm()).item()
+        spent = graph_seconds(work, "cuda") / lanes
+        print(f"| {begin} | {off:.0e} | {spent * 1e6:.2f} | {flops / spent / 1e12:.0f} | {size / spent / 1e12:.2f} |")
+    except Exception as error:
+        traceback.print_exc(limit=-2)
+        print(f"| {begin} | failed: {type(error).__name__} {str(error)[:80]!r} |")
+    sys.stdout.flush()
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, only: bool) -> None:
+    columns, channels = layer
+    x, grads = (some(lanes, batch, columns, columns, channels) for _ in range(2))
+    weight, out = some(lanes, channels, 3, 3, channels) / (3 * channels**0.5), torch.empty_like(x)
+    turned = torch_ops.flipped(weight)
+    flops, size = 2 * batch * columns**2 * 9 * channels**2, 2 * 2 * batch * columns**2 * channels
+
+    def ours(given: Tensor, tile: Tile, flipped: bool) -> Tensor:
+        conv_3x3.forward(given, weight, out, tile, flipped=flipped)
+        return out
+
+    def our_weights(tile: Tile, taps: int) -> Tensor:
+        blocks = (channels // min(tile.outs, channels)) * (channels // min(tile.inputs, channels)) * (9 // taps)
+        pieces = pieces_of(lanes * blocks, batch * columns**2 // tile.positions, least=PROGRAMS)
+        kind = torch.bfloat16 if pieces == 1 else torch.float32
+        parts = torch.empty((lanes, pieces, *weight.shape[1:]), device="cuda", dtype=kind)
+        conv_3x3.backward_weights(grads, x, parts, tile, taps=taps)
+        return parts[:, 0] if pieces == 1 else parts.sum(1).to(weight.dtype)
+
+    libraries = {
+        "forward": lambda: torch_ops._convolve(x, weight, 1),
+        "inputs": lambda: torch_ops._convolve(grads, turned, 1),
+        "weights": lambda: torch_ops._convolve_weights(grads, x, 1),
+    }
+    for which, work in libraries.items():
+        wanted = work()
+        name = f"{lanes} | {layer} | {which}"
+        row(f"{name} | cuDNN", work, wanted, lanes, flops, size)
+        if which == "weights":
+            for tile, taps in WEIGHTS[layer][: 2 if only else None]:
+                row(
+                    f"{name} | {tuple(tile)} {taps}",
+                    lambda t=tile, n=taps: our_weights(t, n),
+                    wanted,
+                    lanes,
+                    flops,
+                    size,
+                )
+        else:
+            given, flipped = (x, False) if which == "forward" else (grads, True)
+            for tile in CONVOLUTIONS[layer][: 2 if only else None]:
+                call = lambda t=tile, g=given, f=flipped: ours(g, t, f)  # noqa: E731
+                row(f"{name} | {tuple(tile)}", call, wanted, lanes, flops, size)
+
+
+def norm_rows(layer: tuple[int, int], lanes: int, batch: int) -> None:
+    columns, channels = layer
+    x, shortcut, grads, more, out, inner = (some(lanes, batch, columns, columns, channels) for _ in range(6))
+    weight, bias = some(lanes, channels), some(lanes, channels)
+    mean, scale = (torch.ones((lanes, batch, 2), device="cuda") for _ in range(2))
+    plain, scaled = (torch.empty((lanes, batch, channels), device="cuda") for _ in range(2))
+    size = x.numel() * x.element_size() / lanes
+
+    def norm(name: str, arrays: int, work: Callable[[], None]) -> None:
+        row(f"{lanes} | {layer} | {name} | kernel", lambda: work() or out, None, lanes, 0, arrays * size)
+
+    how = {"epsilon": 1e-5, "relu": True}
+    norm("norm", 2, lambda: group_norm.forward(x, weight, bias, None, out, mean, scale, **how))
+    norm("norm, shortcut", 3, lambda: group_norm.forward(x, weight, bias, shortcut, out, mean, scale, **how))
+    rest = (x, mean, scale, weight, bias, shortcut, inner, plain, scaled)
+    norm("norm back, by input", 3, lambda: group_norm.backward(grads, None, out, *rest, mask=1))
+    norm("norm back, by output", 5, lambda: group_norm.backward(grads, None, out, *rest, mask=2))
+    norm("norm back, two", 6, lambda: group_norm.backward(grads, more, out, *rest, mask=2))
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--lanes", type=int, nargs="+", default=[80, 10])
+    arguments = made.parse_args()
+    begun = time.time()
+    torch.backends.cudnn.benchmark = False
+    print(f"{header('cuda')}\n\n| lanes | layer | pass | way | off | us a lane | TFLOP/s | TB/s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for number, lanes in enumerate(arguments.lanes):
+        for layer in RESNET_LAYERS:
+            convolution_rows(layer, lanes, 64, number > 0)
+            norm_rows(layer, lanes, 64)
+            torch.cuda.empty_cache()
+    print(f"{time.time() - begun:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
