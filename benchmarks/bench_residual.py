@@ -24,25 +24,21 @@ from fedgma.training.fast.gpu import conv_3x3, group_norm
 from fedgma.training.fast.layers import pieces_of
 
 Tile = conv_3x3.Tile
+MOST = [Tile(256, 128, 64, 8, 3), Tile(128, 128, 64, 4, 3), Tile(256, 128, 64, 8, 4), Tile(128, 128, 64, 8, 3)]
 CONVOLUTIONS = {
-    (32, 64): [
-        Tile(256, 64, 64, 8, 3),
-        Tile(256, 64, 64, 4, 3),
-        Tile(128, 64, 64, 4, 4),
-        Tile(256, 64, 64, 8, 3, False),
-    ],
-    (16, 128): [Tile(256, 128, 64, 8, 3), Tile(256, 128, 64, 8, 4), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3)],
-    (8, 256): [Tile(256, 128, 64, 8, 3), Tile(256, 128, 64, 8, 4), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3)],
-    (4, 512): [Tile(256, 128, 64, 8, 3), Tile(256, 128, 64, 8, 4), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3)],
+    (32, 64): [Tile(256, 64, 64, 4, 2), Tile(128, 64, 64, 4, 3), Tile(256, 64, 64, 8, 2), Tile(256, 64, 64, 8, 4)],
+    (16, 128): MOST,
+    (8, 256): [*MOST, Tile(128, 256, 64, 8, 3)],
+    (4, 512): [*MOST, Tile(128, 256, 64, 8, 3)],
 }
+MOST_WEIGHTS = [(Tile(64, 128, 64, 8, 3), 3), (Tile(64, 64, 64, 8, 3), 9), (Tile(64, 128, 128, 8, 3), 3),
+                (Tile(64, 128, 128, 8, 4), 1), (Tile(64, 128, 128, 4, 3), 1)]  # fmt: skip
 WEIGHTS = {
-    (32, 64): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 64, 64, 8, 4), 9), (Tile(64, 64, 64, 4, 4), 3)],
-    (16, 128): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 128, 64, 8, 3), 3), (Tile(64, 128, 128, 8, 3), 3)],
-    (8, 256): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 128, 64, 8, 3), 3), (Tile(64, 128, 128, 8, 3), 3),
-               (Tile(64, 128, 128, 8, 4), 1), (Tile(64, 128, 256, 8, 3), 1)],
-    (4, 512): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 128, 64, 8, 3), 3), (Tile(64, 128, 128, 8, 3), 3),
-               (Tile(64, 128, 128, 8, 4), 1), (Tile(64, 128, 256, 8, 3), 1)],
-}  # fmt: skip
+    (32, 64): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 64, 64, 4, 3), 3), (Tile(64, 64, 64, 8, 4), 9)],
+    (16, 128): MOST_WEIGHTS,
+    (8, 256): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
+    (4, 512): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
+}
 PROGRAMS = 528
 
 
@@ -62,49 +58,50 @@ def some(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda").bfloat16()
 
 
-def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, only: bool) -> None:
-    columns, channels = layer
-    x, grads = (some(lanes, batch, columns, columns, channels) for _ in range(2))
-    weight, out = some(lanes, channels, 3, 3, channels) / (3 * channels**0.5), torch.empty_like(x)
-    turned = torch_ops.flipped(weight)
-    flops, size = 2 * batch * columns**2 * 9 * channels**2, 2 * 2 * batch * columns**2 * channels
+def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, only: bool, stride: int = 1) -> None:
+    columns, outs = layer
+    inputs = outs // stride
+    x = some(lanes, batch, columns * stride, columns * stride, inputs)
+    grads, weight = some(lanes, batch, columns, columns, outs), some(lanes, outs, 3, 3, inputs) / (3 * inputs**0.5)
+    out, inner, turned = torch.empty_like(grads), torch.empty_like(x), torch_ops.flipped(weight)
+    flops, size = 2 * batch * columns**2 * 9 * inputs * outs, (x.numel() + out.numel()) * 2 / lanes
 
-    def ours(given: Tensor, tile: Tile, flipped: bool) -> Tensor:
-        conv_3x3.forward(given, weight, out, tile, flipped=flipped)
-        return out
+    def ours(which: str, tile: Tile) -> Tensor:
+        if which == "forward":
+            conv_3x3.forward(x, weight, out, tile, stride=stride)
+            return out
+        conv_3x3.backward_inputs(grads, weight, inner, tile, stride=stride)
+        return inner
 
     def our_weights(tile: Tile, taps: int) -> Tensor:
-        blocks = (channels // min(tile.outs, channels)) * (channels // min(tile.inputs, channels)) * (9 // taps)
+        blocks = (outs // min(tile.outs, outs)) * (inputs // min(tile.inputs, inputs)) * (9 // taps)
         pieces = pieces_of(lanes * blocks, batch * columns**2 // tile.positions, least=PROGRAMS)
         kind = torch.bfloat16 if pieces == 1 else torch.float32
         parts = torch.empty((lanes, pieces, *weight.shape[1:]), device="cuda", dtype=kind)
-        conv_3x3.backward_weights(grads, x, parts, tile, taps=taps)
+        conv_3x3.backward_weights(grads, x, parts, tile, taps=taps, stride=stride)
         return parts[:, 0] if pieces == 1 else parts.sum(1).to(weight.dtype)
 
     libraries = {
-        "forward": lambda: torch_ops._convolve(x, weight, 1),
-        "inputs": lambda: torch_ops._convolve(grads, turned, 1),
-        "weights": lambda: torch_ops._convolve_weights(grads, x, 1),
+        "forward": lambda: torch_ops._convolve(x, weight, stride),
+        "inputs": lambda: (
+            torch_ops._convolve(grads, turned, 1)
+            if stride == 1
+            else torch_ops._convolve_inputs(grads, weight, *x.shape[2:4], stride)
+        ),
+        "weights": lambda: torch_ops._convolve_weights(grads, x, stride),
     }
     for which, work in libraries.items():
         wanted = work()
-        name = f"{lanes} | {layer} | {which}"
+        name = f"{lanes} | {layer}{' stride 2' if stride == 2 else ''} | {which}"
         row(f"{name} | cuDNN", work, wanted, lanes, flops, size)
         if which == "weights":
             for tile, taps in WEIGHTS[layer][: 2 if only else None]:
-                row(
-                    f"{name} | {tuple(tile)} {taps}",
-                    lambda t=tile, n=taps: our_weights(t, n),
-                    wanted,
-                    lanes,
-                    flops,
-                    size,
-                )
-        else:
-            given, flipped = (x, False) if which == "forward" else (grads, True)
-            for tile in CONVOLUTIONS[layer][: 2 if only else None]:
-                call = lambda t=tile, g=given, f=flipped: ours(g, t, f)  # noqa: E731
-                row(f"{name} | {tuple(tile)}", call, wanted, lanes, flops, size)
+                if taps < 9 or stride == 1:
+                    call = lambda t=tile, n=taps: our_weights(t, n)  # noqa: E731
+                    row(f"{name} | {tuple(tile)} {taps}", call, wanted, lanes, flops, size)
+            continue
+        for tile in CONVOLUTIONS[layer][: 2 if only else None]:
+            row(f"{name} | {tuple(tile)}", lambda t=tile, w=which: ours(w, t), wanted, lanes, flops, size)
 
 
 def norm_rows(layer: tuple[int, int], lanes: int, batch: int) -> None:
@@ -138,6 +135,8 @@ def main() -> None:
     for number, lanes in enumerate(arguments.lanes):
         for layer in RESNET_LAYERS:
             convolution_rows(layer, lanes, 64, number > 0)
+            if layer[0] < 32:
+                convolution_rows(layer, lanes, 64, True, stride=2)
             norm_rows(layer, lanes, 64)
             torch.cuda.empty_cache()
     print(f"{time.time() - begun:.0f} s", file=sys.stderr)

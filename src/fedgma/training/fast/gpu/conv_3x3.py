@@ -1,10 +1,12 @@
 """3x3 convolutions with a border of zeros of many lanes in bfloat16, each lane with its own weights, in triton.
 
 One call does all lanes. The copy units of an H100 (TMA) fetch a block of positions for each tap and put zeros where it
-reaches over the border of an image, so there are neither patches in memory nor masks. Activations are [lane, sample,
-row, column, channel], weights [lane, out, row, column, in].
+reaches over the border of an image, so there are neither patches in memory nor masks. With stride 2, an image is seen
+as four images of every second row and column. Activations are [lane, sample, row, column, channel], weights [lane, out,
+row, column, in].
 """
 
+import math
 from typing import Any, NamedTuple
 
 import triton
@@ -20,39 +22,119 @@ class Tile(NamedTuple):
     inputs: int  # at a time
     warps: int
     stages: int
-    first: bool = True  # whether weights are the left factor
+
+
+@triton.jit
+def _window(
+    x_at, lane, sample, row, down, across, k,
+    SAMPLES: tl.constexpr, INPUTS: tl.constexpr, STRIDE: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """The inputs of a block of outputs for one tap: [position, input]."""
+    if STRIDE == 1:
+        return x_at.load([lane, sample, row + down - 1, across - 1, k]).reshape([M, K])
+    up = row + (down + 1) // 2 - 1
+    column = (across + 1) // 2 - 1
+    odd = (across + 1) % 2
+    return x_at.load([lane * SAMPLES + sample, up, (down + 1) % 2, column, odd * INPUTS + k]).reshape([M, K])
 
 
 @triton.jit
 def _convolve(
-    x_at, weight_at, out_at, BANDS: tl.constexpr, INPUTS: tl.constexpr, OUTS: tl.constexpr, FLIPPED: tl.constexpr,
-    FIRST: tl.constexpr, S: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    x_at, weight_at, out_at, BANDS: tl.constexpr, SAMPLES: tl.constexpr, INPUTS: tl.constexpr, OUTS: tl.constexpr,
+    STRIDE: tl.constexpr, FLIPPED: tl.constexpr, S: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr,
 ):  # fmt: skip
-    """A program has S samples, or a band of R rows of one, and N outputs."""
+    """A program has a band of R rows of S samples, and N outputs."""
     M: tl.constexpr = S * R * C
     lane = tl.program_id(1)
     n = tl.program_id(0) % (OUTS // N) * N
     tile = tl.program_id(0) // (OUTS // N)
     sample = tile // BANDS * S
     row = tile % BANDS * R
-    total = tl.zeros([N, M] if FIRST else [M, N], tl.float32)
+    total = tl.zeros([N, M], tl.float32)  # weights are the left factor: blocks of images can only be the right one
     for step in range(9 * (INPUTS // K)):
         tap = step % 9
         k = step // 9 * K
-        x = x_at.load([lane, sample, row + tap // 3 - 1, tap % 3 - 1, k]).reshape([M, K])
+        x = _window(x_at, lane, sample, row, tap // 3, tap % 3, k, SAMPLES, INPUTS, STRIDE, M, K)
         if FLIPPED:
             weight = weight_at.load([lane * INPUTS + k, (8 - tap) * OUTS + n]).T
         else:
             weight = weight_at.load([lane * OUTS + n, tap * INPUTS + k])
-        total = tl.dot(weight, x.T, total) if FIRST else tl.dot(x, weight.T, total)
-    total = total.to(out_at.dtype)
-    if FIRST:
-        total = total.T
-    out_at.store([lane, sample, row, 0, n], total.reshape([1, S, R, C, N]))
+        total = tl.dot(weight, x.T, total)
+    out_at.store([lane, sample, row, 0, n], total.to(out_at.dtype).T.reshape([1, S, R, C, N]))
 
 
 @triton.jit
-def _nine(
+def _inputs_of_two(
+    grads_at, weight_at, out_at, BANDS: tl.constexpr, SAMPLES: tl.constexpr, INPUTS: tl.constexpr, OUTS: tl.constexpr,
+    S: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """The input gradient with stride 2; a program has every second row and column, so it sees 1, 2 or 4 taps."""
+    M: tl.constexpr = S * R * C
+    lane = tl.program_id(1)
+    n = tl.program_id(0) % (OUTS // N) * N
+    tile = tl.program_id(0) // (OUTS // N)
+    odd_row = tile % 2
+    odd_column = tile // 2 % 2
+    sample = tile // 4 // BANDS * S
+    row = tile // 4 % BANDS * R
+    taps = (1 + odd_row) * (1 + odd_column)
+    total = tl.zeros([N, M], tl.float32)
+    for step in range(taps * (INPUTS // K)):
+        down = step % taps // (1 + odd_column)
+        across = step % taps % (1 + odd_column)
+        k = step // taps * K
+        grads = grads_at.load([lane, sample, row + odd_row - down, odd_column - across, k]).reshape([M, K])
+        tap = 3 * (1 - odd_row + 2 * down) + 1 - odd_column + 2 * across
+        weight = weight_at.load([lane * INPUTS + k, tap * OUTS + n]).T
+        total = tl.dot(weight, grads.T, total)
+    at = [lane * SAMPLES + sample, row, odd_row, 0, odd_column * OUTS + n]
+    out_at.store(at, total.to(out_at.dtype).T.reshape([S, R, 1, C, N]))
+
+
+@triton.jit
+def _weights(
+    grads_at, x_at, parts_at, pieces, TILES: tl.constexpr, BANDS: tl.constexpr, SAMPLES: tl.constexpr,
+    INPUTS: tl.constexpr, OUTS: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, S: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """One tap of the weight gradient, or the three of a column; gradients are [lane and position, out]."""
+    BLOCKS: tl.constexpr = (OUTS // N) * (INPUTS // K) * (9 // TAPS)
+    P: tl.constexpr = S * R * C
+    lane = tl.program_id(1)
+    block = tl.program_id(0) % BLOCKS
+    piece = tl.program_id(0) // BLOCKS
+    first = block % (9 // TAPS)
+    n = block // (9 // TAPS) // (INPUTS // K) * N
+    k = block // (9 // TAPS) % (INPUTS // K) * K
+    one = tl.zeros([N, K], tl.float32)
+    two = tl.zeros([N, K], tl.float32)
+    three = tl.zeros([N, K], tl.float32)
+    for tile in range(piece * TILES, piece * TILES + TILES):
+        sample = tile // BANDS * S
+        row = tile % BANDS * R
+        grads = grads_at.load([(lane * pieces * TILES + tile) * P, n]).T
+        if TAPS == 1:
+            x = _window(x_at, lane, sample, row, first // 3, first % 3, k, SAMPLES, INPUTS, STRIDE, P, K)
+            one = tl.dot(grads, x, one)
+        else:
+            x = _window(x_at, lane, sample, row, 0, first, k, SAMPLES, INPUTS, STRIDE, P, K)
+            one = tl.dot(grads, x, one)
+            x = _window(x_at, lane, sample, row, 1, first, k, SAMPLES, INPUTS, STRIDE, P, K)
+            two = tl.dot(grads, x, two)
+            x = _window(x_at, lane, sample, row, 2, first, k, SAMPLES, INPUTS, STRIDE, P, K)
+            three = tl.dot(grads, x, three)
+    kind: tl.constexpr = parts_at.dtype.element_ty
+    at = parts_at + (lane * pieces + piece).to(tl.int64) * (OUTS * 9 * INPUTS) + first * INPUTS
+    at += ((n + tl.arange(0, N)) * (9 * INPUTS))[:, None] + (k + tl.arange(0, K))[None, :]
+    tl.store(at, one.to(kind))
+    if TAPS == 3:
+        tl.store(at + 3 * INPUTS, two.to(kind))
+        tl.store(at + 6 * INPUTS, three.to(kind))
+
+
+@triton.jit
+def _nine_weights(
     grads_at, x_at, parts_at, pieces, TILES: tl.constexpr, BANDS: tl.constexpr, INPUTS: tl.constexpr,
     OUTS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -106,98 +188,93 @@ def _nine(
     tl.store(at + 8 * INPUTS, down_right.to(kind))
 
 
-@triton.jit
-def _three(
-    grads_at, x_at, parts_at, pieces, TILES: tl.constexpr, BANDS: tl.constexpr, INPUTS: tl.constexpr,
-    OUTS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """The three taps of one column of the weight gradient; gradients are [lane and position, out]."""
-    BLOCKS: tl.constexpr = (OUTS // N) * (INPUTS // K) * 3
-    P: tl.constexpr = S * R * C
-    lane = tl.program_id(1)
-    block = tl.program_id(0) % BLOCKS
-    piece = tl.program_id(0) // BLOCKS
-    across = block % 3
-    n = block // 3 // (INPUTS // K) * N
-    k = block // 3 % (INPUTS // K) * K
-    up = tl.zeros([N, K], tl.float32)
-    same = tl.zeros([N, K], tl.float32)
-    down = tl.zeros([N, K], tl.float32)
-    for tile in range(piece * TILES, piece * TILES + TILES):
-        sample = tile // BANDS * S
-        row = tile % BANDS * R
-        grads = grads_at.load([(lane * pieces * TILES + tile) * P, n]).T
-        up = tl.dot(grads, x_at.load([lane, sample, row - 1, across - 1, k]).reshape([P, K]), up)
-        same = tl.dot(grads, x_at.load([lane, sample, row, across - 1, k]).reshape([P, K]), same)
-        down = tl.dot(grads, x_at.load([lane, sample, row + 1, across - 1, k]).reshape([P, K]), down)
-    kind: tl.constexpr = parts_at.dtype.element_ty
-    at = parts_at + (lane * pieces + piece).to(tl.int64) * (OUTS * 9 * INPUTS) + across * INPUTS
-    at += ((n + tl.arange(0, N)) * (9 * INPUTS))[:, None] + (k + tl.arange(0, K))[None, :]
-    tl.store(at, up.to(kind))
-    tl.store(at + 3 * INPUTS, same.to(kind))
-    tl.store(at + 6 * INPUTS, down.to(kind))
+def forward(x: Any, weight: Any, out: Any, tile: Tile, *, stride: int = 1) -> None:
+    """Fill `out` with the convolution of x."""
+    _launch(x, weight, out, tile, stride, flipped=False)
 
 
-@triton.jit
-def _one(
-    grads_at, x_at, parts_at, pieces, TILES: tl.constexpr, BANDS: tl.constexpr, INPUTS: tl.constexpr,
-    OUTS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """One tap of the weight gradient; gradients are [lane and position, out]."""
-    BLOCKS: tl.constexpr = (OUTS // N) * (INPUTS // K) * 9
-    P: tl.constexpr = S * R * C
-    lane = tl.program_id(1)
-    block = tl.program_id(0) % BLOCKS
-    piece = tl.program_id(0) // BLOCKS
-    tap = block % 9
-    n = block // 9 // (INPUTS // K) * N
-    k = block // 9 % (INPUTS // K) * K
-    total = tl.zeros([N, K], tl.float32)
-    for tile in range(piece * TILES, piece * TILES + TILES):
-        sample = tile // BANDS * S
-        row = tile % BANDS * R
-        grads = grads_at.load([(lane * pieces * TILES + tile) * P, n]).T
-        x = x_at.load([lane, sample, row + tap // 3 - 1, tap % 3 - 1, k]).reshape([P, K])
-        total = tl.dot(grads, x, total)
-    at = parts_at + (lane * pieces + piece).to(tl.int64) * (OUTS * 9 * INPUTS) + tap * INPUTS
-    at += ((n + tl.arange(0, N)) * (9 * INPUTS))[:, None] + (k + tl.arange(0, K))[None, :]
-    tl.store(at, total.to(parts_at.dtype.element_ty))
-
-
-def forward(x: Any, weight: Any, out: Any, tile: Tile, *, flipped: bool = False) -> None:
-    """Fill `out` with the convolution of x; flipped, x is the gradient of the output and `out` that of the input."""
-    lanes, samples, rows, columns, inputs = x.shape
-    outs, (s, r) = out.shape[4], _cut(tile.positions, rows, columns)
+def backward_inputs(grads: Any, weight: Any, out: Any, tile: Tile, *, stride: int = 1) -> None:
+    """Fill `out` with the gradient of the input."""
+    if stride == 1:
+        return _launch(grads, weight, out, tile, stride, flipped=True)
+    lanes, samples, rows, columns, inputs = grads.shape
+    outs, (s, r) = out.shape[4], cut(tile.positions, samples, rows, columns)
     n, k = min(tile.outs, outs), min(tile.inputs, inputs)
-    bands = triton.cdiv(rows, r)
-    matrix = weight.view(-1, 9 * weight.shape[4])  # [lane and out, tap and in]
-    _convolve[(outs // n * bands * triton.cdiv(samples, s), lanes)](
-        TensorDescriptor.from_tensor(x, [1, s, r, columns, k]),
-        TensorDescriptor.from_tensor(matrix, [k, n] if flipped else [n, k]),
-        TensorDescriptor.from_tensor(out, [1, s, r, columns, n]),
-        BANDS=bands, INPUTS=inputs, OUTS=outs, FLIPPED=flipped, FIRST=tile.first, S=s, R=r, C=columns, N=n, K=k,
+    _inputs_of_two[(outs // n * (rows // r) * (samples // s) * 4, lanes)](
+        TensorDescriptor.from_tensor(grads, [1, s, r, columns, k]), _matrix(weight, [k, n]),
+        TensorDescriptor.from_tensor(_halves(out), [s, r, 1, columns, n]),
+        BANDS=rows // r, SAMPLES=samples, INPUTS=inputs, OUTS=outs, S=s, R=r, C=columns, N=n, K=k,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
-def backward_weights(grads: Any, x: Any, parts: Any, tile: Tile, *, taps: int = 3) -> None:
-    """Fill `parts` [lane, piece, out, row, column, in] with sums over pieces of the batch."""
-    lanes, samples, rows, columns, inputs = x.shape
-    pieces, outs = parts.shape[1:3]
-    s, r = _cut(tile.positions, rows, columns)
+def _launch(x: Any, weight: Any, out: Any, tile: Tile, stride: int, *, flipped: bool) -> None:
+    lanes, samples, rows, columns, outs = out.shape
+    inputs, (s, r) = x.shape[4], cut(tile.positions, samples, rows, columns)
     n, k = min(tile.outs, outs), min(tile.inputs, inputs)
-    bands = rows // r
-    kernel = {9: _nine, 3: _three, 1: _one}[taps]
-    flat = grads if taps == 9 else grads.view(-1, outs)
-    kernel[(outs // n * (inputs // k) * (9 // taps) * pieces, lanes)](
-        TensorDescriptor.from_tensor(flat, [1, s, r, columns, n] if taps == 9 else [s * r * columns, n]),
-        TensorDescriptor.from_tensor(x, [1, s, r, columns, k]),
-        parts, pieces, TILES=samples // s * bands // pieces, BANDS=bands, INPUTS=inputs, OUTS=outs,
-        S=s, R=r, C=columns, N=n, K=k, num_warps=tile.warps, num_stages=tile.stages,
+    _convolve[(outs // n * (rows // r) * (samples // s), lanes)](
+        _images(x, stride, s, r, columns, k), _matrix(weight, [k, n] if flipped else [n, k]),
+        TensorDescriptor.from_tensor(out, [1, s, r, columns, n]),
+        BANDS=rows // r, SAMPLES=samples, INPUTS=inputs, OUTS=outs, STRIDE=stride, FLIPPED=flipped, S=s, R=r,
+        C=columns, N=n, K=k, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
-def _cut(positions: int, rows: int, columns: int) -> tuple[int, int]:
-    """Samples and rows that have so many positions."""
+def backward_weights(grads: Any, x: Any, parts: Any, tile: Tile, *, taps: int = 3, stride: int = 1) -> None:
+    """Fill `parts` [lane, piece, out, row, column, in] with sums over pieces of the batch; a program has so many taps.
+
+    Nine taps are for stride 1.
+    """
+    lanes, samples, rows, columns, outs = grads.shape
+    pieces, inputs = parts.shape[1], x.shape[4]
+    s, r = cut(tile.positions, samples, rows, columns)
+    n, k = min(tile.outs, outs), min(tile.inputs, inputs)
+    shared = {
+        "TILES": samples // s * (rows // r) // pieces, "BANDS": rows // r, "INPUTS": inputs, "OUTS": outs,
+        "S": s, "R": r, "C": columns, "N": n, "K": k, "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
+    grid, images = (outs // n * (inputs // k) * (9 // taps) * pieces, lanes), _images(x, stride, s, r, columns, k)
+    if taps == 9:
+        _nine_weights[grid](_images(grads, 1, s, r, columns, n), images, parts, pieces, **shared)
+        return
+    flat = TensorDescriptor.from_tensor(grads.view(-1, outs), [s * r * columns, n])
+    _weights[grid](flat, images, parts, pieces, SAMPLES=samples, STRIDE=stride, TAPS=taps, **shared)
+
+
+def cut(positions: int, samples: int, rows: int, columns: int) -> tuple[int, int]:
+    """How many samples, and rows of each, a tile of at most so many positions has: they divide the batch.
+
+    >>> cut(256, 64, 32, 32), cut(256, 64, 4, 4), cut(256, 50, 4, 4)
+    ((1, 8), (16, 4), (2, 4))
+    """
     band = min(rows, max(1, positions // columns))
-    return max(1, positions // (band * columns)), band
+    together = max(1, positions // (band * columns))
+    return math.gcd(samples, together), math.gcd(rows, band)
+
+
+def fits(rows: int, columns: int, inputs: int, outs: int) -> bool:
+    """Whether images and channels can be cut into tiles: powers of two, and channels by 64.
+
+    >>> fits(32, 32, 64, 128), fits(28, 28, 64, 64), fits(32, 32, 3, 64)
+    (True, False, False)
+    """
+    sides = all(4 <= side <= 64 and side.bit_count() == 1 for side in (rows, columns))
+    return sides and all(size % 64 == 0 and size.bit_count() == 1 for size in (inputs, outs))
+
+
+def _images(x: Any, stride: int, samples: int, rows: int, columns: int, channels: int) -> TensorDescriptor:
+    """Blocks of images, or of every second row and column of them."""
+    if stride == 1:
+        return TensorDescriptor.from_tensor(x, [1, samples, rows, columns, channels])
+    return TensorDescriptor.from_tensor(_halves(x), [samples, rows, 1, columns, channels])
+
+
+def _halves(x: Any) -> Any:
+    """[lane and sample, half a row, even or odd row, half a column, even or odd column and channel]."""
+    lanes, samples, rows, columns, channels = x.shape
+    return x.view(lanes * samples, rows // 2, 2, columns // 2, 2 * channels)
+
+
+def _matrix(weight: Any, block: list[int]) -> TensorDescriptor:
+    """Blocks of [lane and out, tap and in]."""
+    return TensorDescriptor.from_tensor(weight.view(-1, 9 * weight.shape[4]), block)
