@@ -95,7 +95,8 @@ def choose(
     if trainer == "lanes":
         return Under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
     rehearse = gpu.rehearse if written is not None and on_gpu else None
-    return Engine(gradients, precision=precision, compile=on_gpu, rehearse=rehearse, **shared)
+    order = written.order if written is not None and precision == "bf16" else None
+    return Engine(gradients, precision=precision, compile=on_gpu, rehearse=rehearse, order=order, **shared)
 
 
 def _on_cpu(model: nn.Module, pools: Sequence[Pool], task: Task) -> str:

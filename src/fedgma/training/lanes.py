@@ -5,7 +5,7 @@ when half of the active lanes have finished, only the others are computed. All i
 step, and nothing is read back, so a step can be compiled and captured in a CUDA graph (`cuda_graphs`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -157,10 +157,14 @@ def lay_out(
     buffers: Stacked,
     rows: Tensor,
     measures: int = 1,
+    order: Callable[[Stacked], Stacked] | None = None,
 ) -> Bench:
-    """The working tensors of the lane batch, on the device of `rows`; each host array is copied once."""
+    """The working tensors of the lane batch, on the device of `rows`; each host array is copied once.
+
+    `order` gives parameters, and all that is shaped like them, another order in memory.
+    """
     device, lanes = rows.device, len(rows)
-    params = take_rows(start, rows)
+    params = take_rows(start, rows) if order is None else order(take_rows(start, rows))
 
     def zeros(needed: bool) -> Stacked:
         return {name: torch.zeros_like(value) for name, value in params.items()} if needed else {}

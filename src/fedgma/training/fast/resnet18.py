@@ -91,7 +91,7 @@ def residual_form(norm: Norm) -> Form:
         gradients["conv1.weight"] = matrix[:, : 9 * inputs].view(lanes, 3, 3, inputs, outs).permute(0, 4, 3, 1, 2)
         return gradients
 
-    return Form(forward, back)
+    return Form(forward, back, _in_order)
 
 
 def block_of(params: Stacked, name: str, x: Tensor, stride: int, layer: Layer) -> Block:
@@ -153,6 +153,11 @@ def project_back(grads: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the input of `project`, with zeros in the rows and columns between."""
     flat = (grads.flatten(1, 3) @ weight.flatten(2)).view(*grads.shape[:4], -1)
     return F.pad(flat[:, :, :, None, :, None], (0, 0, 0, 1, 0, 0, 0, 1))
+
+
+def _in_order(params: Stacked) -> Stacked:
+    """Weights of 3x3 convolutions with their inputs next to each other in memory, as `convolve` takes them."""
+    return {name: _torch_order(_inputs_last(v)) if v.shape[3:] == (3, 3) else v for name, v in params.items()}
 
 
 def _inputs_last(weight: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+PROGRAMS = 264  # that a weight gradient is split into at least, where the batch allows: two for each processor
+
 
 class Tile(NamedTuple):
     """The size of one program's work, and how it runs."""
@@ -186,6 +188,31 @@ def _nine_weights(
     tl.store(at + 6 * INPUTS, down_left.to(kind))
     tl.store(at + 7 * INPUTS, down_middle.to(kind))
     tl.store(at + 8 * INPUTS, down_right.to(kind))
+
+
+def tile_of(outs: int) -> Tile:
+    """The tile of a layer with so many outputs, as measured fastest on an H200."""
+    return Tile(256, 64, 64, 4, 2) if outs < 128 else Tile(256, 128, 64, 8, 3)
+
+
+def tile_of_weights(outs: int, inputs: int, stride: int) -> tuple[Tile, int]:
+    """The tile of a weight gradient, and how many taps a program has."""
+    if outs < 128 and stride == 1:
+        return Tile(64, 64, 64, 8, 3), 9
+    return Tile(64, 128, 64, 8, 3), 3
+
+
+def programs(tile: Tile, taps: int, weight: Any) -> int:
+    """Programs of a weight gradient for each lane and piece."""
+    outs, inputs = weight.shape[1], weight.shape[4]
+    return outs // min(tile.outs, outs) * (inputs // min(tile.inputs, inputs)) * (9 // taps)
+
+
+def tiles(tile: Tile, grads: Any) -> int:
+    """Tiles of a lane's batch, which pieces divide."""
+    _, samples, rows, columns, _ = grads.shape
+    s, r = cut(tile.positions, samples, rows, columns)
+    return samples // s * (rows // r)
 
 
 def forward(x: Any, weight: Any, out: Any, tile: Tile, *, stride: int = 1) -> None:
