@@ -39,7 +39,8 @@ WEIGHTS = {
     (8, 256): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
     (4, 512): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
 }
-PROGRAMS = 528
+CUTS = [group_norm.Cut(each, warps) for each in (8, 16) for warps in (8, 16)]
+PROGRAMS = 264
 
 
 def row(begin: str, work: Callable[[], Tensor], wanted: Tensor | None, lanes: int, flops: float, size: float) -> None:
@@ -112,16 +113,17 @@ def norm_rows(layer: tuple[int, int], lanes: int, batch: int) -> None:
     plain, scaled = (torch.empty((lanes, batch, channels), device="cuda") for _ in range(2))
     size = x.numel() * x.element_size() / lanes
 
-    def norm(name: str, arrays: int, work: Callable[[], None]) -> None:
-        row(f"{lanes} | {layer} | {name} | kernel", lambda: work() or out, None, lanes, 0, arrays * size)
+    def norm(name: str, arrays: int, work: Callable[[group_norm.Cut], None]) -> None:
+        for cut in CUTS:
+            call = lambda c=cut: work(c) or out  # noqa: E731
+            row(f"{lanes} | {layer} | {name} | {tuple(cut)}", call, None, lanes, 0, arrays * size)
 
     how = {"epsilon": 1e-5, "relu": True}
-    norm("norm", 2, lambda: group_norm.forward(x, weight, bias, None, out, mean, scale, **how))
-    norm("norm, shortcut", 3, lambda: group_norm.forward(x, weight, bias, shortcut, out, mean, scale, **how))
+    norm("norm", 2, lambda c: group_norm.forward(x, weight, bias, None, out, mean, scale, **how, cut=c))
+    norm("norm, shortcut", 3, lambda c: group_norm.forward(x, weight, bias, shortcut, out, mean, scale, **how, cut=c))
     rest = (x, mean, scale, weight, bias, shortcut, inner, plain, scaled)
-    norm("norm back, by input", 3, lambda: group_norm.backward(grads, None, out, *rest, mask=1))
-    norm("norm back, by output", 5, lambda: group_norm.backward(grads, None, out, *rest, mask=2))
-    norm("norm back, two", 6, lambda: group_norm.backward(grads, more, out, *rest, mask=2))
+    norm("norm back, by input", 3, lambda c: group_norm.backward(grads, None, out, *rest, mask=1, cut=c))
+    norm("norm back, two", 6, lambda c: group_norm.backward(grads, more, out, *rest, mask=2, cut=c))
 
 
 def main() -> None:

@@ -54,9 +54,16 @@ def test_written_group_normalisation_has_the_gradients_of_autograd(side, channel
         assert max(off.values()) < bound, (case, off)
 
 
-@pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (4, 512)])
-def test_the_convolutions_of_resnets_are_exact_there(side, channels):
-    x, weight, grads = squares.draw(squares.Case(2, 8, side, side, channels, channels), "cuda", torch.bfloat16)
-    found = [convolve(x, weight), convolve_inputs(grads, weight, side, side), convolve_weights(grads, x)]
-    for one, other in zip(squares.wanted(x, weight, grads), found, strict=True):
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("side", "inputs", "outs"), [(32, 64, 64), (16, 64, 128), (8, 256, 256), (8, 256, 512)])
+@pytest.mark.parametrize("samples", [16, 6])
+def test_the_convolutions_of_resnets_are_exact_there(side, inputs, outs, stride, samples):
+    case = squares.Case(3, samples, side, side, inputs, outs, stride)
+    x, weight, grads = squares.draw(case, "cuda", torch.bfloat16)
+    found = [
+        convolve(x, weight, stride),
+        convolve_inputs(grads, weight, side, side, stride),
+        convolve_weights(grads, x, stride),
+    ]
+    for one, other in zip(squares.wanted(case, x, weight, grads), found, strict=True):
         assert torch.equal(one.to(torch.bfloat16), other)  # sums of whole numbers, rounded once

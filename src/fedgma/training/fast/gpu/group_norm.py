@@ -1,13 +1,12 @@
 """Group normalisation of many lanes with shortcut and ReLU: one triton kernel forward, one backward.
 
 Activations are [lane, sample, row, column, channel], contiguous; positions and channels of a group are powers of two. A
-program has one group of one sample, so no sum leaves it. Sums are float32.
-
-Buys, on an H200: 1.02 with 10 lanes of ResNet18 in bfloat16 (`benchmarks/bench_parts.py`); with 80 lanes, measured
-before and apart, 66,600 against 53,600 images a second.
+program has one group of one sample, so no sum leaves it. It passes over the group two or three times, the first time
+from memory and then from the caches: registers that hold a whole group leave a processor with too few threads. Sums
+are float32.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -16,27 +15,46 @@ import triton.language as tl
 NONE, BY_INPUT, BY_OUTPUT = 0, 1, 2
 
 
+class Cut(NamedTuple):
+    """How a group is passed over."""
+
+    each: int = 8  # values of a thread at a time
+    warps: int = 16  # of a program, at most
+
+
+CUT = Cut()
+
+
 @triton.jit
 def _forward(
     x_at, weight_at, bias_at, shortcut_at, out_at, mean_at, scale_at, samples, epsilon,
-    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr, SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     channel = group * SIZE + tl.arange(0, SIZE)[None, :]
-    at = sample * (POSITIONS * CHANNELS) + (tl.arange(0, POSITIONS)[:, None] * CHANNELS + channel)
-    x = tl.load(x_at + at).to(tl.float32)
-    mean = tl.sum(x) / (POSITIONS * SIZE)
-    off = x - mean
-    scale = 1 / tl.sqrt_rn(tl.sum(off * off) / (POSITIONS * SIZE) + epsilon)
+    at = sample * (POSITIONS * CHANNELS) + (tl.arange(0, STEP)[:, None] * CHANNELS + channel)
+    total = tl.zeros([STEP, SIZE], tl.float32)
+    for position in range(0, POSITIONS, STEP):
+        total += tl.load(x_at + at + position * CHANNELS).to(tl.float32)
+    mean = tl.sum(total) / (POSITIONS * SIZE)
+    squares = tl.zeros([STEP, SIZE], tl.float32)
+    for position in range(0, POSITIONS, STEP):
+        off = tl.load(x_at + at + position * CHANNELS).to(tl.float32) - mean
+        squares += off * off
+    scale = 1 / tl.sqrt_rn(tl.sum(squares) / (POSITIONS * SIZE) + epsilon)
     per_channel = sample // samples * CHANNELS + channel
-    weight = tl.load(weight_at + per_channel).to(tl.float32)
-    out = off * scale * weight + tl.load(bias_at + per_channel).to(tl.float32)
-    if SHORTCUT:
-        out += tl.load(shortcut_at + at).to(tl.float32)
-    if RELU:
-        out = tl.where(out < 0, 0.0, out)  # NaN stays NaN
-    tl.store(out_at + at, out.to(out_at.dtype.element_ty))
+    weight = tl.load(weight_at + per_channel).to(tl.float32) * scale
+    bias = tl.load(bias_at + per_channel).to(tl.float32)
+    for position in range(0, POSITIONS, STEP):
+        here = at + position * CHANNELS
+        out = (tl.load(x_at + here).to(tl.float32) - mean) * weight + bias
+        if SHORTCUT:
+            out += tl.load(shortcut_at + here).to(tl.float32)
+        if RELU:
+            out = tl.where(out < 0, 0.0, out)  # NaN stays NaN
+        tl.store(out_at + here, out.to(out_at.dtype.element_ty))
     statistic = sample * (CHANNELS // SIZE) + group
     tl.store(mean_at + statistic, mean)
     tl.store(scale_at + statistic, scale)
@@ -48,15 +66,15 @@ def _load(
     MORE: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """The normalised input, and the gradient of the output before its ReLU."""
-    unit = (tl.load(x_at + at).to(tl.float32) - mean) * scale
+    off = tl.load(x_at + at).to(tl.float32) - mean
     grads = tl.load(grads_at + at).to(tl.float32)
     if MORE:
         grads += tl.load(more_at + at).to(tl.float32)
     if MASK == 1:
-        grads = tl.where(unit * weight[None, :] + bias[None, :] > 0, grads, 0.0)
+        grads = tl.where(off * (scale * weight) + bias > 0, grads, 0.0)  # as the forward pass computes it
     if MASK == 2:
         grads = tl.where(tl.load(out_at + at).to(tl.float32) > 0, grads, 0.0)
-    return unit, grads
+    return off * scale, grads
 
 
 @triton.jit
@@ -65,62 +83,62 @@ def _backward(
     samples, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
     MORE: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """A group that is too large for the registers is read twice, the second time from the caches."""
     sample = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     channel = group * SIZE + tl.arange(0, SIZE)
     at = sample * (POSITIONS * CHANNELS) + (tl.arange(0, STEP)[:, None] * CHANNELS + channel[None, :])
-    per_channel = sample // samples * CHANNELS + channel
+    per_channel = sample // samples * CHANNELS + channel[None, :]
     weight = tl.load(weight_at + per_channel).to(tl.float32)
     bias = tl.load(bias_at + per_channel).to(tl.float32)
     mean = tl.load(mean_at + sample * (CHANNELS // SIZE) + group)
     scale = tl.load(scale_at + sample * (CHANNELS // SIZE) + group)
-    plain = tl.zeros([SIZE], tl.float32)
-    scaled = tl.zeros([SIZE], tl.float32)
-    unit = tl.zeros([STEP, SIZE], tl.float32)
-    grads = tl.zeros([STEP, SIZE], tl.float32)
-    for position in tl.static_range(0, POSITIONS, STEP):
+    plain = tl.zeros([STEP, SIZE], tl.float32)
+    scaled = tl.zeros([STEP, SIZE], tl.float32)
+    for position in range(0, POSITIONS, STEP):
         here = at + position * CHANNELS
         unit, grads = _load(grads_at, more_at, out_at, x_at, here, mean, scale, weight, bias, MORE, MASK)
         if MASK == 2:
             rounded = grads.to(shortcut_at.dtype.element_ty)
             tl.store(shortcut_at + here, rounded)
             grads = rounded.to(tl.float32)
-        plain += tl.sum(grads, 0)
-        scaled += tl.sum(grads * unit, 0)
-    tl.store(plain_at + sample * CHANNELS + channel, plain)
-    tl.store(scaled_at + sample * CHANNELS + channel, scaled)
-    level = tl.sum(plain * weight) / (POSITIONS * SIZE)
-    slope = tl.sum(scaled * weight) / (POSITIONS * SIZE)
-    if POSITIONS > STEP and MASK == 2:
+        plain += grads
+        scaled += grads * unit
+    plain_sum = tl.sum(plain, 0)[None, :]
+    scaled_sum = tl.sum(scaled, 0)[None, :]
+    tl.store(plain_at + sample * CHANNELS + channel[None, :], plain_sum)
+    tl.store(scaled_at + sample * CHANNELS + channel[None, :], scaled_sum)
+    level = tl.sum(plain_sum * weight) / (POSITIONS * SIZE)
+    slope = tl.sum(scaled_sum * weight) / (POSITIONS * SIZE)
+    if MASK == 2:
         tl.debug_barrier()  # what other threads of this program wrote is read below
-    for position in tl.static_range(0, POSITIONS, STEP):
+    for position in range(0, POSITIONS, STEP):
         here = at + position * CHANNELS
-        if POSITIONS > STEP:
-            if MASK == 2:
-                unit, grads = _load(shortcut_at, more_at, out_at, x_at, here, mean, scale, weight, bias, False, 0)
-            else:
-                unit, grads = _load(grads_at, more_at, out_at, x_at, here, mean, scale, weight, bias, MORE, MASK)
-        inner = scale * (grads * weight[None, :] - level - unit * slope)
+        if MASK == 2:
+            unit, grads = _load(shortcut_at, more_at, out_at, x_at, here, mean, scale, weight, bias, False, 0)
+        else:
+            unit, grads = _load(grads_at, more_at, out_at, x_at, here, mean, scale, weight, bias, MORE, MASK)
+        inner = scale * (grads * weight - level - unit * slope)
         tl.store(inner_at + here, inner.to(inner_at.dtype.element_ty))
 
 
 def forward(
-    x: Any, weight: Any, bias: Any, shortcut: Any, out: Any, mean: Any, scale: Any, *, epsilon: float, relu: bool
-) -> None:
+    x: Any, weight: Any, bias: Any, shortcut: Any, out: Any, mean: Any, scale: Any, *, epsilon: float, relu: bool,
+    cut: Cut = CUT,
+) -> None:  # fmt: skip
     """Fill `out` like x, `mean` and `scale` [lane, sample, group]; a shortcut is added before ReLU."""
     lanes, samples, rows, columns, channels = x.shape
-    groups, values = mean.shape[2], rows * columns * channels // mean.shape[2]
+    groups = mean.shape[2]
+    step, warps = _cut(rows * columns, channels // groups, cut)
     _forward[(lanes * samples, groups)](
         x, weight, bias, x if shortcut is None else shortcut, out, mean, scale, samples, epsilon,
-        POSITIONS=rows * columns, CHANNELS=channels, SIZE=channels // groups, SHORTCUT=shortcut is not None, RELU=relu,
-        num_warps=_warps(values),
+        POSITIONS=rows * columns, CHANNELS=channels, SIZE=channels // groups, STEP=step, SHORTCUT=shortcut is not None,
+        RELU=relu, num_warps=warps,
     )  # fmt: skip
 
 
 def backward(
     grads: Any, more: Any, out: Any, x: Any, mean: Any, scale: Any, weight: Any, bias: Any, shortcut: Any, inner: Any,
-    plain: Any, scaled: Any, *, mask: int, step: int = 16384,
+    plain: Any, scaled: Any, *, mask: int, cut: Cut = CUT,
 ) -> None:  # fmt: skip
     """Fill `inner`, the gradient of x, and by sample and channel `plain` and `scaled`, those of bias and weight.
 
@@ -128,16 +146,21 @@ def backward(
     is written to `shortcut`.
     """
     lanes, samples, rows, columns, channels = x.shape
-    groups, size = mean.shape[2], channels // mean.shape[2]
-    positions = min(rows * columns, max(1, step // size))
+    groups = mean.shape[2]
+    step, warps = _cut(rows * columns, channels // groups, cut)
     _backward[(lanes * samples, groups)](
         grads, grads if more is None else more, out if mask == BY_OUTPUT else x, x, mean, scale, weight, bias,
         shortcut if mask == BY_OUTPUT else x, inner, plain, scaled, samples,
-        POSITIONS=rows * columns, CHANNELS=channels, SIZE=size, STEP=positions, MORE=more is not None, MASK=mask,
-        num_warps=_warps(positions * size, 64 if positions < rows * columns else 32),  # registers hold a group twice
+        POSITIONS=rows * columns, CHANNELS=channels, SIZE=channels // groups, STEP=step, MORE=more is not None,
+        MASK=mask, num_warps=warps,
     )  # fmt: skip
 
 
-def _warps(values: int, each: int = 64) -> int:
-    """Warps of a program, so that a thread has no more than `each` values; 4 to 16."""
-    return int(min(16, max(4, triton.next_power_of_2(values // (32 * each)))))
+def _cut(positions: int, channels: int, cut: Cut) -> tuple[int, int]:
+    """Positions of a group at a time, and warps.
+
+    >>> _cut(1024, 32, CUT), _cut(16, 256, CUT), _cut(4, 4, CUT)
+    ((128, 16), (4, 4), (4, 4))
+    """
+    warps = int(min(cut.warps, max(4, positions * channels // (32 * 64))))
+    return min(positions, max(1, warps * 32 * cut.each // channels)), warps
