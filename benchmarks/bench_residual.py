@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -19,22 +20,35 @@ import torch
 from torch import Tensor
 from workloads import RESNET_LAYERS, graph_seconds, header, parser
 
-from fedgma.training.fast import torch_ops
+from fedgma.training.fast import gpu, torch_ops
 from fedgma.training.fast.gpu import conv_3x3, group_norm
 from fedgma.training.fast.layers import pieces_of
 
 Tile = conv_3x3.Tile
-MOST = [Tile(256, 128, 64, 8, 3), Tile(128, 128, 64, 4, 3), Tile(256, 128, 64, 8, 4), Tile(128, 128, 64, 8, 3)]
+MOST = [
+    Tile(256, 128, 64, 8, 3),
+    Tile(128, 128, 64, 4, 3),
+    Tile(256, 128, 64, 8, 4),
+    Tile(128, 128, 64, 8, 3),
+    Tile(256, 128, 128, 8, 2),
+]
 CONVOLUTIONS = {
     (32, 64): [Tile(256, 64, 64, 4, 2), Tile(128, 64, 64, 4, 3), Tile(256, 64, 64, 8, 2), Tile(256, 64, 64, 8, 4)],
     (16, 128): MOST,
     (8, 256): [*MOST, Tile(128, 256, 64, 8, 3)],
     (4, 512): [*MOST, Tile(128, 256, 64, 8, 3)],
 }
-MOST_WEIGHTS = [(Tile(64, 128, 64, 8, 3), 3), (Tile(64, 64, 64, 8, 3), 9), (Tile(64, 128, 128, 8, 3), 3),
-                (Tile(64, 128, 128, 8, 4), 1), (Tile(64, 128, 128, 4, 3), 1)]  # fmt: skip
+PAIRS = [Tile(256, 64, 64, 4, 1), Tile(128, 64, 64, 4, 1), Tile(256, 64, 64, 4, 2), Tile(128, 64, 64, 4, 2)]
+MOST_WEIGHTS = [
+    (Tile(64, 128, 64, 8, 3), 3),
+    (Tile(64, 128, 128, 4, 3), 1),
+    (Tile(64, 64, 64, 8, 3), 9),
+    (Tile(64, 128, 128, 8, 3), 3),
+    (Tile(64, 128, 128, 8, 4), 1),
+    (Tile(128, 128, 128, 8, 2), 1),
+]
 WEIGHTS = {
-    (32, 64): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 64, 64, 4, 3), 3), (Tile(64, 64, 64, 8, 4), 9)],
+    (32, 64): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 64, 64, 4, 3), 3), (Tile(128, 64, 64, 8, 2), 9)],
     (16, 128): MOST_WEIGHTS,
     (8, 256): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
     (4, 512): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
@@ -43,28 +57,33 @@ CUTS = [group_norm.Cut(each, warps) for each in (8, 16) for warps in (8, 16)]
 PROGRAMS = 264
 
 
-def row(begin: str, work: Callable[[], Tensor], wanted: Tensor | None, lanes: int, flops: float, size: float) -> None:
-    """One line: how far off, microseconds a lane, TFLOP/s and TB/s."""
-    try:
-        off = float("nan") if wanted is None else ((work() - wanted).float().norm() / wanted.float().norm()).item()
-        spent = graph_seconds(work, "cuda") / lanes
-        print(f"| {begin} | {off:.0e} | {spent * 1e6:.2f} | {flops / spent / 1e12:.0f} | {size / spent / 1e12:.2f} |")
-    except Exception as error:
-        traceback.print_exc(limit=-2)
-        print(f"| {begin} | failed: {type(error).__name__} {str(error)[:80]!r} |")
-    sys.stdout.flush()
+Row = tuple[str, Callable[[], Tensor], Tensor | None, float, float]  # name, call, what it should give, FLOP, bytes
+
+
+def report(rows: list[Row], lanes: int) -> None:
+    """One line for each: how far off, microseconds a lane, TFLOP/s and TB/s; kernels are compiled at the same time."""
+    gpu.rehearse(lambda: [call() for name, call, *_ in rows if "cuDNN" not in name])
+    for name, call, wanted, flops, size in rows:
+        try:
+            off = float("nan") if wanted is None else ((call() - wanted).float().norm() / wanted.float().norm()).item()
+            spent = graph_seconds(call, "cuda") / lanes
+            figures = f"{off:.0e} | {spent * 1e6:.2f} | {flops / spent / 1e12:.0f} | {size / spent / 1e12:.2f}"
+            print(f"| {lanes} | {name} | {figures} |", flush=True)
+        except Exception as error:
+            traceback.print_exc(limit=-2)
+            print(f"| {lanes} | {name} | failed: {type(error).__name__} {str(error)[:80]!r} |", flush=True)
 
 
 def some(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda").bfloat16()
 
 
-def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, only: bool, stride: int = 1) -> None:
+def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, few: bool, stride: int = 1) -> list[Row]:
     columns, outs = layer
     inputs = outs // stride
     x = some(lanes, batch, columns * stride, columns * stride, inputs)
     grads, weight = some(lanes, batch, columns, columns, outs), some(lanes, outs, 3, 3, inputs) / (3 * inputs**0.5)
-    out, inner, turned = torch.empty_like(grads), torch.empty_like(x), torch_ops.flipped(weight)
+    out, inner = torch.empty_like(grads), torch.empty_like(x)
     flops, size = 2 * batch * columns**2 * 9 * inputs * outs, (x.numel() + out.numel()) * 2 / lanes
 
     def ours(which: str, tile: Tile) -> Tensor:
@@ -74,9 +93,13 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, only: bool,
         conv_3x3.backward_inputs(grads, weight, inner, tile, stride=stride)
         return inner
 
+    def in_pairs(which: str, tile: Tile) -> Tensor:
+        given, target = (x, out) if which == "forward" else (grads, inner)
+        conv_3x3.pairs(given, weight, target, tile, flipped=which == "inputs")
+        return target
+
     def our_weights(tile: Tile, taps: int) -> Tensor:
-        blocks = (outs // min(tile.outs, outs)) * (inputs // min(tile.inputs, inputs)) * (9 // taps)
-        pieces = pieces_of(lanes * blocks, batch * columns**2 // tile.positions, least=PROGRAMS)
+        pieces = pieces_of(lanes * conv_3x3.programs(tile, taps, weight), conv_3x3.tiles(tile, grads), least=PROGRAMS)
         kind = torch.bfloat16 if pieces == 1 else torch.float32
         parts = torch.empty((lanes, pieces, *weight.shape[1:]), device="cuda", dtype=kind)
         conv_3x3.backward_weights(grads, x, parts, tile, taps=taps, stride=stride)
@@ -84,46 +107,83 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, only: bool,
 
     libraries = {
         "forward": lambda: torch_ops._convolve(x, weight, stride),
-        "inputs": lambda: (
-            torch_ops._convolve(grads, turned, 1)
-            if stride == 1
-            else torch_ops._convolve_inputs(grads, weight, *x.shape[2:4], stride)
-        ),
+        "inputs": lambda: torch_ops._convolve_inputs(grads, weight, *x.shape[2:4], stride),
         "weights": lambda: torch_ops._convolve_weights(grads, x, stride),
     }
+    rows: list[Row] = []
     for which, work in libraries.items():
-        wanted = work()
-        name = f"{lanes} | {layer}{' stride 2' if stride == 2 else ''} | {which}"
-        row(f"{name} | cuDNN", work, wanted, lanes, flops, size)
+
+        def cudnn(work: Callable[[], Tensor] = work) -> Tensor:
+            own, gpu.KERNELS = gpu.KERNELS, ()
+            try:
+                return work()
+            finally:
+                gpu.KERNELS = own
+
+        wanted, name = cudnn(), f"{layer}{' stride 2' if stride == 2 else ''} | {which}"
+        rows.append((f"{name} | cuDNN", cudnn, wanted, flops, size))
         if which == "weights":
-            for tile, taps in WEIGHTS[layer][: 2 if only else None]:
-                if taps < 9 or stride == 1:
-                    call = lambda t=tile, n=taps: our_weights(t, n)  # noqa: E731
-                    row(f"{name} | {tuple(tile)} {taps}", call, wanted, lanes, flops, size)
-            continue
-        for tile in CONVOLUTIONS[layer][: 2 if only else None]:
-            row(f"{name} | {tuple(tile)}", lambda t=tile, w=which: ours(w, t), wanted, lanes, flops, size)
+            tried = [(f"{tuple(t)} {n}", partial(our_weights, t, n)) for t, n in WEIGHTS[layer] if n < 9 or stride == 1]
+        else:
+            tried = [(f"{tuple(t)}", partial(ours, which, t)) for t in CONVOLUTIONS[layer]]
+            tried += [(f"pairs {tuple(t)}", partial(in_pairs, which, t)) for t in PAIRS if layer == (32, 64)]
+        rows += [(f"{name} | {text}", call, wanted, flops, size) for text, call in tried[: 2 if few else None]]
+    return rows
 
 
-def norm_rows(layer: tuple[int, int], lanes: int, batch: int) -> None:
+def norm_rows(layer: tuple[int, int], lanes: int, batch: int) -> list[Row]:
     columns, channels = layer
     x, shortcut, grads, more, out, inner = (some(lanes, batch, columns, columns, channels) for _ in range(6))
     weight, bias = some(lanes, channels), some(lanes, channels)
     mean, scale = (torch.ones((lanes, batch, 2), device="cuda") for _ in range(2))
     plain, scaled = (torch.empty((lanes, batch, channels), device="cuda") for _ in range(2))
     size = x.numel() * x.element_size() / lanes
+    how, rest = {"epsilon": 1e-5, "relu": True}, (x, mean, scale, weight, bias, shortcut, inner, plain, scaled)
+    passes = {
+        "norm": (2, lambda c: group_norm.forward(x, weight, bias, None, out, mean, scale, **how, cut=c)),
+        "norm, shortcut": (3, lambda c: group_norm.forward(x, weight, bias, shortcut, out, mean, scale, **how, cut=c)),
+        "norm back, by input": (3, lambda c: group_norm.backward(grads, None, out, *rest, mask=1, cut=c)),
+        "norm back, two": (6, lambda c: group_norm.backward(grads, more, out, *rest, mask=2, cut=c)),
+    }
+    return [
+        (f"{layer} | {name} | {tuple(cut)}", lambda w=work, c=cut: w(c) or out, None, 0, arrays * size)
+        for name, (arrays, work) in passes.items()
+        for cut in CUTS
+    ]
 
-    def norm(name: str, arrays: int, work: Callable[[group_norm.Cut], None]) -> None:
-        for cut in CUTS:
-            call = lambda c=cut: work(c) or out  # noqa: E731
-            row(f"{lanes} | {layer} | {name} | {tuple(cut)}", call, None, lanes, 0, arrays * size)
 
-    how = {"epsilon": 1e-5, "relu": True}
-    norm("norm", 2, lambda c: group_norm.forward(x, weight, bias, None, out, mean, scale, **how, cut=c))
-    norm("norm, shortcut", 3, lambda c: group_norm.forward(x, weight, bias, shortcut, out, mean, scale, **how, cut=c))
-    rest = (x, mean, scale, weight, bias, shortcut, inner, plain, scaled)
-    norm("norm back, by input", 3, lambda c: group_norm.backward(grads, None, out, *rest, mask=1, cut=c))
-    norm("norm back, two", 6, lambda c: group_norm.backward(grads, more, out, *rest, mask=2, cut=c))
+def side_by_side(lanes: int, batch: int) -> list[Row]:
+    """Convolutions and normalisation one after the other, and on two streams: do they share the device?"""
+    half, (columns, channels) = lanes // 2, (16, 128)
+    x, out, y, target = (some(half, batch, columns, columns, channels) for _ in range(4))
+    matrix, weight, bias = some(half, channels, 3, 3, channels) / 30, some(half, channels), some(half, channels)
+    mean, scale = (torch.ones((half, batch, 2), device="cuda") for _ in range(2))
+    other = torch.cuda.Stream()
+
+    def convolve() -> None:
+        for _ in range(4):
+            conv_3x3.forward(x, matrix, out, conv_3x3.tile_of(channels))
+
+    def normalise() -> None:
+        for _ in range(12):
+            group_norm.forward(y, weight, bias, None, target, mean, scale, epsilon=1e-5, relu=True)
+
+    def in_turn() -> Tensor:
+        convolve(), normalise()
+        return out
+
+    def together() -> Tensor:
+        main = torch.cuda.current_stream()
+        other.wait_stream(main)
+        with torch.cuda.stream(other):
+            normalise()
+        convolve()
+        main.wait_stream(other)
+        return out
+
+    calls = {"convolutions": lambda: convolve() or out, "norms": lambda: normalise() or out}
+    calls |= {"in turn": in_turn, "on two streams": together}
+    return [(f"(16, 128) | both | {name}", call, None, 0, 0) for name, call in calls.items()]
 
 
 def main() -> None:
@@ -131,17 +191,17 @@ def main() -> None:
     made.add_argument("--lanes", type=int, nargs="+", default=[80, 10])
     arguments = made.parse_args()
     begun = time.time()
-    torch.backends.cudnn.benchmark = False
     print(f"{header('cuda')}\n\n| lanes | layer | pass | way | off | us a lane | TFLOP/s | TB/s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for number, lanes in enumerate(arguments.lanes):
         for layer in RESNET_LAYERS:
-            convolution_rows(layer, lanes, 64, number > 0)
+            report(convolution_rows(layer, lanes, 64, number > 0), lanes)
             if layer[0] < 32:
-                convolution_rows(layer, lanes, 64, True, stride=2)
-            norm_rows(layer, lanes, 64)
+                report(convolution_rows(layer, lanes, 64, True, stride=2), lanes)
+            report(norm_rows(layer, lanes, 64), lanes)
             torch.cuda.empty_cache()
-    print(f"{time.time() - begun:.0f} s", file=sys.stderr)
+        report(side_by_side(lanes, 64), lanes)
+        print(f"{time.time() - begun:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":
