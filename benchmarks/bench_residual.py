@@ -25,36 +25,23 @@ from fedgma.training.fast.gpu import conv_3x3, group_norm
 from fedgma.training.fast.layers import pieces_of
 
 Tile = conv_3x3.Tile
-MOST = [
-    Tile(256, 128, 64, 8, 3),
-    Tile(128, 128, 64, 4, 3),
-    Tile(256, 128, 64, 8, 4),
-    Tile(128, 128, 64, 8, 3),
-    Tile(256, 128, 128, 8, 2),
-]
+MOST = [Tile(128, 128, 64, 4, 3), Tile(256, 128, 64, 8, 4), Tile(256, 128, 64, 8, 3)]
 CONVOLUTIONS = {
-    (32, 64): [Tile(256, 64, 64, 4, 2), Tile(128, 64, 64, 4, 3), Tile(256, 64, 64, 8, 2), Tile(256, 64, 64, 8, 4)],
-    (16, 128): MOST,
-    (8, 256): [*MOST, Tile(128, 256, 64, 8, 3)],
-    (4, 512): [*MOST, Tile(128, 256, 64, 8, 3)],
+    (32, 64): [Tile(128, 64, 64, 4, 3), Tile(128, 64, 64, 4, 4), Tile(64, 64, 64, 4, 4)],
+    (16, 128): [*MOST, Tile(128, 64, 64, 4, 3)],
+    (8, 256): MOST,
+    (4, 512): MOST,
 }
 PAIRS = [Tile(256, 64, 64, 4, 1), Tile(128, 64, 64, 4, 1), Tile(256, 64, 64, 4, 2), Tile(128, 64, 64, 4, 2)]
-MOST_WEIGHTS = [
-    (Tile(64, 128, 64, 8, 3), 3),
-    (Tile(64, 128, 128, 4, 3), 1),
-    (Tile(64, 64, 64, 8, 3), 9),
-    (Tile(64, 128, 128, 8, 3), 3),
-    (Tile(64, 128, 128, 8, 4), 1),
-    (Tile(128, 128, 128, 8, 2), 1),
-]
+MOST_WEIGHTS = [(Tile(64, 128, 128, 4, 3), 1), (Tile(64, 64, 64, 4, 3), 3), (Tile(64, 128, 64, 4, 3), 1)]
 WEIGHTS = {
-    (32, 64): [(Tile(64, 64, 64, 8, 3), 9), (Tile(64, 64, 64, 4, 3), 3), (Tile(128, 64, 64, 8, 2), 9)],
+    (32, 64): [(Tile(64, 64, 64, 4, 3), 3), (Tile(128, 64, 64, 4, 2), 3), (Tile(64, 64, 64, 4, 4), 1)],
     (16, 128): MOST_WEIGHTS,
     (8, 256): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
     (4, 512): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
 }
 CUTS = [group_norm.Cut(each, warps) for each in (8, 16) for warps in (8, 16)]
-PROGRAMS = 264
+PROGRAMS = [132, 264]
 
 
 Row = tuple[str, Callable[[], Tensor], Tensor | None, float, float]  # name, call, what it should give, FLOP, bytes
@@ -98,8 +85,8 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, few: bool, 
         conv_3x3.pairs(given, weight, target, tile, flipped=which == "inputs")
         return target
 
-    def our_weights(tile: Tile, taps: int) -> Tensor:
-        pieces = pieces_of(lanes * conv_3x3.programs(tile, taps, weight), conv_3x3.tiles(tile, grads), least=PROGRAMS)
+    def our_weights(tile: Tile, taps: int, least: int) -> Tensor:
+        pieces = pieces_of(lanes * conv_3x3.programs(tile, taps, weight), conv_3x3.tiles(tile, grads), least=least)
         kind = torch.bfloat16 if pieces == 1 else torch.float32
         parts = torch.empty((lanes, pieces, *weight.shape[1:]), device="cuda", dtype=kind)
         conv_3x3.backward_weights(grads, x, parts, tile, taps=taps, stride=stride)
@@ -123,11 +110,15 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, few: bool, 
         wanted, name = cudnn(), f"{layer}{' stride 2' if stride == 2 else ''} | {which}"
         rows.append((f"{name} | cuDNN", cudnn, wanted, flops, size))
         if which == "weights":
-            tried = [(f"{tuple(t)} {n}", partial(our_weights, t, n)) for t, n in WEIGHTS[layer] if n < 9 or stride == 1]
+            tried = [
+                (f"{tuple(t)} {n} {least}", partial(our_weights, t, n, least))
+                for t, n in WEIGHTS[layer]
+                for least in PROGRAMS[: 2 if few else 1]
+            ]
         else:
             tried = [(f"{tuple(t)}", partial(ours, which, t)) for t in CONVOLUTIONS[layer]]
             tried += [(f"pairs {tuple(t)}", partial(in_pairs, which, t)) for t in PAIRS if layer == (32, 64)]
-        rows += [(f"{name} | {text}", call, wanted, flops, size) for text, call in tried[: 2 if few else None]]
+        rows += [(f"{name} | {text}", call, wanted, flops, size) for text, call in tried]
     return rows
 
 
@@ -162,7 +153,7 @@ def side_by_side(lanes: int, batch: int) -> list[Row]:
 
     def convolve() -> None:
         for _ in range(4):
-            conv_3x3.forward(x, matrix, out, conv_3x3.tile_of(channels))
+            conv_3x3.forward(x, matrix, out, conv_3x3.tile_of(out))
 
     def normalise() -> None:
         for _ in range(12):

@@ -27,12 +27,13 @@ def test_our_own_kernels_take_bfloat16_on_a_gpu_that_copies_blocks(monkeypatch):
         def __init__(self, *shape, is_cuda=True, dtype=torch.bfloat16):
             self.shape, self.is_cuda, self.dtype, self.device = shape, is_cuda, dtype, None
 
-    def taken(side, inputs, outs, **kind):
-        return torch_ops._own(Here(4, 8, side, side, outs, **kind), Here(4, outs, 3, 3, inputs)) is not None
+    def taken(side, inputs, outs, stride=1, **kind):
+        x, out = Here(4, 8, stride * side, stride * side, inputs), Here(4, 8, side, side, outs, **kind)
+        return torch_ops._own(x, out, stride) is not None
 
     monkeypatch.setattr(torch_ops, "_copies_blocks", lambda device: True)
     assert taken(16, 64, 128)
-    assert taken(4, 512, 512)
+    assert taken(4, 512, 512, stride=2)
     assert not taken(14, 64, 64)
     assert not taken(32, 3, 64)
     assert not taken(16, 64, 128, dtype=torch.float32)

@@ -48,12 +48,13 @@ def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
     return torch.ops.fedgma.convolve_weights(grads, x, stride)  # type: ignore[no-any-return]
 
 
-def _own(out: Tensor, weight: Tensor) -> ModuleType | None:
-    """Our own kernels, if they do a layer with such an output; else cuDNN does."""
+def _own(x: Tensor, out: Tensor, stride: int) -> ModuleType | None:
+    """Our own kernels, if they do a layer with such inputs and outputs; else cuDNN does."""
     if not out.is_cuda or out.dtype != torch.bfloat16 or not _copies_blocks(out.device):
         return None
-    own = gpu.kernels("conv_3x3")
-    return own if own is not None and own.fits(*out.shape[2:4], weight.shape[4], weight.shape[1]) else None
+    (rows, columns, inputs), sides = x.shape[2:], out.shape[2:4]
+    own = gpu.kernels("conv_3x3") if (rows, columns) == (stride * sides[0], stride * sides[1]) else None
+    return own if own is not None and own.fits(*sides, inputs, out.shape[4]) else None
 
 
 @functools.cache
@@ -64,8 +65,8 @@ def _copies_blocks(device: torch.device) -> bool:
 
 def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     out = _output(x, weight, stride)
-    if own := _own(out, weight):
-        own.forward(x, weight, out, own.tile_of(weight.shape[1]), stride=stride)
+    if own := _own(x, out, stride):
+        own.forward(x, weight, out, own.tile_of(out), stride=stride)
         return out
 
     def lane(i: int) -> None:
@@ -82,8 +83,8 @@ def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int) -> Tensor:
     out = grads.new_empty((*grads.shape[:2], rows, columns, weight.shape[4]))
-    if own := _own(grads, weight):
-        own.backward_inputs(grads, weight, out, own.tile_of(weight.shape[4]), stride=stride)
+    if own := _own(out, grads, stride):
+        own.backward_inputs(grads, weight, out, own.tile_of(out), stride=stride)
         return out
     if stride == 1:  # a forward convolution is what libraries do best
         return _convolve(grads, flipped(weight), 1)
@@ -98,7 +99,7 @@ def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, str
 
 def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
     out = grads.new_empty((len(grads), grads.shape[4], 3, 3, x.shape[4]))
-    if own := _own(grads, out):
+    if own := _own(x, grads, stride):
         return _own_weights(own, grads, x, out, stride)
 
     def lane(i: int) -> None:
@@ -111,7 +112,7 @@ def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
 
 def _own_weights(own: ModuleType, grads: Tensor, x: Tensor, out: Tensor, stride: int) -> Tensor:
     """The gradient of the weights by our kernels; in pieces of the batch where few lanes would not fill the device."""
-    tile, taps = own.tile_of_weights(grads.shape[4], x.shape[4], stride)
+    tile, taps = own.tile_of_weights(grads.shape[4], x.shape[4])
     pieces = pieces_of(len(x) * own.programs(tile, taps, out), own.tiles(tile, grads), least=own.PROGRAMS)
     if pieces == 1:
         own.backward_weights(grads, x, out[:, None], tile, taps=taps, stride=stride)

@@ -26,6 +26,11 @@ CUT = Cut()
 
 
 @triton.jit
+def _add(first, second, third, fourth):
+    return first + third, second + fourth
+
+
+@triton.jit
 def _forward(
     x_at, weight_at, bias_at, shortcut_at, out_at, mean_at, scale_at, samples, epsilon,
     POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr, SHORTCUT: tl.constexpr,
@@ -33,22 +38,26 @@ def _forward(
 ):  # fmt: skip
     sample = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    channel = group * SIZE + tl.arange(0, SIZE)[None, :]
-    at = sample * (POSITIONS * CHANNELS) + (tl.arange(0, STEP)[:, None] * CHANNELS + channel)
+    offset = tl.arange(0, STEP)[:, None] * CHANNELS + tl.arange(0, SIZE)[None, :]
+    begin = sample * (POSITIONS * CHANNELS) + group * SIZE
+    x_at += begin
+    out_at += begin
+    shortcut_at += begin
     total = tl.zeros([STEP, SIZE], tl.float32)
     for position in range(0, POSITIONS, STEP):
-        total += tl.load(x_at + at + position * CHANNELS).to(tl.float32)
+        total += tl.load(x_at + position * CHANNELS + offset).to(tl.float32)
     mean = tl.sum(total) / (POSITIONS * SIZE)
     squares = tl.zeros([STEP, SIZE], tl.float32)
     for position in range(0, POSITIONS, STEP):
-        off = tl.load(x_at + at + position * CHANNELS).to(tl.float32) - mean
+        off = tl.load(x_at + position * CHANNELS + offset).to(tl.float32) - mean
         squares += off * off
     scale = 1 / tl.sqrt_rn(tl.sum(squares) / (POSITIONS * SIZE) + epsilon)
-    per_channel = sample // samples * CHANNELS + channel
-    weight = tl.load(weight_at + per_channel).to(tl.float32) * scale
-    bias = tl.load(bias_at + per_channel).to(tl.float32)
+    # loaded for every position of a tile, so that threads find them where they need them
+    channel = sample // samples * CHANNELS + group * SIZE + offset % CHANNELS
+    weight = tl.load(weight_at + channel).to(tl.float32) * scale
+    bias = tl.load(bias_at + channel).to(tl.float32)
     for position in range(0, POSITIONS, STEP):
-        here = at + position * CHANNELS
+        here = position * CHANNELS + offset
         out = (tl.load(x_at + here).to(tl.float32) - mean) * weight + bias
         if SHORTCUT:
             out += tl.load(shortcut_at + here).to(tl.float32)
@@ -71,7 +80,7 @@ def _load(
     if MORE:
         grads += tl.load(more_at + at).to(tl.float32)
     if MASK == 1:
-        grads = tl.where(off * (scale * weight) + bias > 0, grads, 0.0)  # as the forward pass computes it
+        grads = tl.where(off * (weight * scale) + bias > 0, grads, 0.0)  # as the forward pass computes it
     if MASK == 2:
         grads = tl.where(tl.load(out_at + at).to(tl.float32) > 0, grads, 0.0)
     return off * scale, grads
@@ -85,17 +94,23 @@ def _backward(
 ):  # fmt: skip
     sample = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    channel = group * SIZE + tl.arange(0, SIZE)
-    at = sample * (POSITIONS * CHANNELS) + (tl.arange(0, STEP)[:, None] * CHANNELS + channel[None, :])
-    per_channel = sample // samples * CHANNELS + channel[None, :]
-    weight = tl.load(weight_at + per_channel).to(tl.float32)
-    bias = tl.load(bias_at + per_channel).to(tl.float32)
+    offset = tl.arange(0, STEP)[:, None] * CHANNELS + tl.arange(0, SIZE)[None, :]
+    begin = sample * (POSITIONS * CHANNELS) + group * SIZE
+    grads_at += begin
+    more_at += begin
+    out_at += begin
+    x_at += begin
+    shortcut_at += begin
+    inner_at += begin
+    channel = sample // samples * CHANNELS + group * SIZE + offset % CHANNELS
+    weight = tl.load(weight_at + channel).to(tl.float32)
+    bias = tl.load(bias_at + channel).to(tl.float32)
     mean = tl.load(mean_at + sample * (CHANNELS // SIZE) + group)
     scale = tl.load(scale_at + sample * (CHANNELS // SIZE) + group)
     plain = tl.zeros([STEP, SIZE], tl.float32)
     scaled = tl.zeros([STEP, SIZE], tl.float32)
     for position in range(0, POSITIONS, STEP):
-        here = at + position * CHANNELS
+        here = position * CHANNELS + offset
         unit, grads = _load(grads_at, more_at, out_at, x_at, here, mean, scale, weight, bias, MORE, MASK)
         if MASK == 2:
             rounded = grads.to(shortcut_at.dtype.element_ty)
@@ -103,22 +118,23 @@ def _backward(
             grads = rounded.to(tl.float32)
         plain += grads
         scaled += grads * unit
-    plain_sum = tl.sum(plain, 0)[None, :]
-    scaled_sum = tl.sum(scaled, 0)[None, :]
-    tl.store(plain_at + sample * CHANNELS + channel[None, :], plain_sum)
-    tl.store(scaled_at + sample * CHANNELS + channel[None, :], scaled_sum)
-    level = tl.sum(plain_sum * weight) / (POSITIONS * SIZE)
-    slope = tl.sum(scaled_sum * weight) / (POSITIONS * SIZE)
+    level, slope = tl.reduce((tl.ravel(plain * weight), tl.ravel(scaled * weight)), 0, _add)
+    level /= POSITIONS * SIZE
+    slope /= POSITIONS * SIZE
     if MASK == 2:
         tl.debug_barrier()  # what other threads of this program wrote is read below
     for position in range(0, POSITIONS, STEP):
-        here = at + position * CHANNELS
+        here = position * CHANNELS + offset
         if MASK == 2:
             unit, grads = _load(shortcut_at, more_at, out_at, x_at, here, mean, scale, weight, bias, False, 0)
         else:
             unit, grads = _load(grads_at, more_at, out_at, x_at, here, mean, scale, weight, bias, MORE, MASK)
         inner = scale * (grads * weight - level - unit * slope)
         tl.store(inner_at + here, inner.to(inner_at.dtype.element_ty))
+    at = sample * CHANNELS + group * SIZE + tl.arange(0, SIZE)
+    plain_sum, scaled_sum = tl.reduce((plain, scaled), 0, _add)
+    tl.store(plain_at + at, plain_sum)
+    tl.store(scaled_at + at, scaled_sum)
 
 
 def forward(
