@@ -242,7 +242,8 @@ class Engine:
             # graphs of an engine never run at the same time and keep nothing, so they share their memory
             self._memory = self._memory or torch.cuda.graph_pool_handle()
             # "thread_local": what another thread asks of the device meanwhile, such as numbers to write, is no error
-            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            # on the stream that it will run on: libraries have a workspace for each stream
+            with torch.cuda.graph(graph, pool=self._memory, stream=_own_stream(), capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
             log.warning(
@@ -290,6 +291,12 @@ def _step(
     x, y = pool.batch(index, bench.client[:, None])
     lanes.learn(bench, x, y, count, step, features, gradients, all_busy=all_busy)
     step.add_(1)
+
+
+def _own_stream() -> torch.cuda.Stream | None:
+    """The present stream if it is not the default one, on which nothing can be captured."""
+    stream = torch.cuda.current_stream()
+    return None if stream == torch.cuda.default_stream() else stream
 
 
 def portions(steps: int, most: int) -> Iterator[int]:
