@@ -32,9 +32,8 @@ from fedgma.simulation.fleet import assemble, play_round, start
 from fedgma.training import choose
 
 WORDS = {"MLP": 0, "VGG": 1, "ViT": 2, "encoder": 3, "GRU": 4, "GPT": 5}  # places in MODULES
-JOBS = ["resnet:8:engine-bf16-early", "resnet:8:engine-bf16-early-alone", "resnet:1:engine-bf16-early"]
-JOBS += [f"resnet:{runs}:engine-bf16{how}" for runs in (8, 2, 1) for how in ("", "-alone")]
-JOBS += [f"{word}:1:engine-bf16" for word in WORDS]
+JOBS = [f"resnet:{runs}:engine-bf16{how}" for runs in (8, 1) for how in ("", "-alone")]
+JOBS += ["resnet:4:engine-bf16-early", "resnet:1:engine-bf16-early", *(f"{word}:1:engine-bf16" for word in WORDS)]
 
 
 def specs_for(work: str, runs: int, device: str, tiny: bool) -> list:
@@ -115,7 +114,7 @@ def main() -> None:
     made.add_argument("--prepare", type=float, default=70, help="seconds that all jobs may take to be ready")
     made.add_argument("--tiny", action="store_true")
     made.add_argument("--child")
-    made.set_defaults(rounds=10)
+    made.set_defaults(rounds=6)
     asked = made.parse_args()
     if asked.child:
         return child(asked.child, asked.device, asked.rounds, asked.tiny, asked.lines)
