@@ -39,8 +39,7 @@ SECONDS = 0.4  # that one timing takes, about
 LENET, LENET_64, LOGISTIC_64 = Rounds("W1"), Rounds("W1", runs=64), Rounds("logistic", runs=64)
 CNN = Rounds("cnn", precision="tf32")
 RESNET, RESNET_4 = Rounds("resnet", precision="bf16"), Rounds("resnet", runs=4, precision="bf16")
-RESNET_8, RESNET_BN = Rounds("resnet", runs=8, precision="bf16"), Rounds("resnet-bn", precision="tf32")
-RESNET_TF32 = Rounds("resnet", precision="tf32")
+RESNET_BN, RESNET_TF32 = Rounds("resnet-bn", precision="tf32"), Rounds("resnet", precision="tf32")
 RESNET_SIZE, LENET_SIZE = 11_173_962, 61_706  # parameters
 
 
@@ -93,7 +92,7 @@ GROUPS = {
     ],
     "residual": [
         part
-        for lanes, side in (("10 lanes", RESNET), ("80 lanes", RESNET_8))
+        for lanes, side in (("10 lanes", RESNET), ("40 lanes", RESNET_4))
         for part in (
             kernel("conv_3x3", f"ResNet18-GN, {lanes}, bf16", side),
             kernel("group_norm", f"ResNet18-GN, {lanes}, bf16", side),
