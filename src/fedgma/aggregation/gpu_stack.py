@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,21 +68,16 @@ def _ordinary(
     looks = (gate.selected, tally.schema, clients) != (None, None, None) or gate.cast or gate.max_norm < math.inf
     if looks or not first.dim() or not len(first) or not _is_dense_float(first):
         return None
-    if not _all_trainable(tuple(updates), None if tally.buffers is None else frozenset(tally.buffers)):
-        return None
-    size, kind, device, layout = len(first), first.dtype, first.device, first.layout
-    for array in updates.values():
-        if not is_torch(array) or array.dtype is not kind or array.layout is not layout or array.device != device:
+    size, layout = len(first), (first.dtype, first.device, first.layout)
+    for name, array in updates.items():
+        if not isinstance(name, str) or entry_kind(name, FLOAT, tally.buffers) != "masked" or not is_torch(array):
             return None
-        if array.is_nested or not array.is_contiguous() or not array.dim() or len(array) != size:
+        if (array.dtype, array.device, array.layout) != layout or array.is_nested or not array.is_contiguous():
+            return None
+        if array.shape[:1] != (size,):
             return None
     values = [1.0] * size if weights is None else _listed(weights, gate)
     return None if values is None or len(values) != size else (list(updates.values()), values)
-
-
-@lru_cache(maxsize=64)
-def _all_trainable(names: tuple[Hashable, ...], buffers: frozenset[str] | None) -> bool:
-    return all(isinstance(name, str) and entry_kind(name, FLOAT, buffers) == "masked" for name in names)
 
 
 def _listed(weights: Weights, gate: Gate) -> list[float] | None:
