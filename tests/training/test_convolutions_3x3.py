@@ -24,11 +24,11 @@ def test_a_call_a_lane_has_the_gradients_of_autograd(case):
 @needs_triton
 def test_our_own_kernels_take_bfloat16_on_a_gpu_that_copies_blocks(monkeypatch):
     class Here:
-        def __init__(self, *shape, is_cuda=True, dtype=torch.bfloat16):
-            self.shape, self.is_cuda, self.dtype, self.device = shape, is_cuda, dtype, None
+        def __init__(self, *shape, device="cuda", dtype=torch.bfloat16):
+            self.shape, self.device, self.dtype = shape, torch.device(device), dtype
 
     def taken(side, inputs, outs, stride=1, **kind):
-        x, out = Here(4, 8, stride * side, stride * side, inputs), Here(4, 8, side, side, outs, **kind)
+        x, out = Here(4, 8, stride * side, stride * side, inputs, **kind), Here(4, 8, side, side, outs)
         return torch_ops._own(x, out, stride) is not None
 
     monkeypatch.setattr(torch_ops, "_copies_blocks", lambda device: True)
@@ -36,8 +36,10 @@ def test_our_own_kernels_take_bfloat16_on_a_gpu_that_copies_blocks(monkeypatch):
     assert taken(4, 512, 512, stride=2)
     assert not taken(14, 64, 64)
     assert not taken(32, 3, 64)
+    assert taken(32, 24, 40)
+    assert not taken(32, 24, 40, stride=2)
     assert not taken(16, 64, 128, dtype=torch.float32)
-    assert not taken(16, 64, 128, is_cuda=False)
+    assert not taken(16, 64, 128, device="cpu")
     monkeypatch.setattr(torch_ops, "_copies_blocks", lambda device: False)
     assert not taken(16, 64, 128)
     monkeypatch.setattr(torch_ops, "_copies_blocks", lambda device: True)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.training import lanes
-from fedgma.training.compile import compiled
+from fedgma.training.compile import Table, compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
@@ -94,6 +94,7 @@ class Engine:
         measures: int = 1,
         rehearse: Callable[[Callable[[], None]], None] | None = None,
         order: Callable[[Stacked], Stacked] | None = None,
+        change: Callable[[Table], Table] | None = None,
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
@@ -103,7 +104,7 @@ class Engine:
         self.rehearse = rehearse  # called with a step before it is first taken; what the step computes is forgotten
         self.order = order  # gives stacked parameters the order in memory that the gradients want
         self.compiles = compile
-        self.learn: Callable[..., None] = compiled(_step) if compile else _step
+        self.learn: Callable[..., None] = compiled(_step, change) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs

@@ -9,7 +9,7 @@ Buys: not measured since; row "lanes on four streams" of `benchmarks/bench_parts
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -50,11 +50,16 @@ def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
 
 def _own(x: Tensor, out: Tensor, stride: int) -> ModuleType | None:
     """Our own kernels, if they do a layer with such inputs and outputs; else cuDNN does."""
-    if not out.is_cuda or out.dtype != torch.bfloat16 or not _copies_blocks(out.device):
-        return None
-    (rows, columns, inputs), sides = x.shape[2:], out.shape[2:4]
-    own = gpu.kernels("conv_3x3") if (rows, columns) == (stride * sides[0], stride * sides[1]) else None
-    return own if own is not None and own.fits(*sides, inputs, out.shape[4]) else None
+    return gpu.kernels("conv_3x3") if does(x, x.shape, out.shape[4], stride) else None
+
+
+def does(like: Tensor, shape: Sequence[int], outs: int, stride: int) -> bool:
+    """Whether our own kernels do a convolution of inputs of this shape, on the device and in the type of `like`."""
+    rows, columns, inputs = shape[2:]
+    if like.device.type != "cuda" or like.dtype != torch.bfloat16 or rows % stride or columns % stride:
+        return False
+    own = gpu.kernels("conv_3x3") if _copies_blocks(like.device) else None
+    return own is not None and own.fits(rows // stride, columns // stride, inputs, outs, stride)
 
 
 @functools.cache

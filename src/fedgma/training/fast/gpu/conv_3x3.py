@@ -4,6 +4,8 @@ One call does all lanes. The copy units of an H100 (TMA) fetch a block of positi
 reaches over the border of an image, so there are neither patches in memory nor masks. With stride 2, an image is seen
 as four images of every second row and column. Activations are [lane, sample, row, column, channel], weights [lane, out,
 row, column, in].
+
+Buys: rows "gpu/conv_3x3" of `benchmarks/bench_parts.py`.
 """
 
 import math
@@ -50,12 +52,12 @@ def _convolve(
     """A program has a band of R rows of S samples, and N outputs."""
     M: tl.constexpr = S * R * C
     lane = tl.program_id(1)
-    n = tl.program_id(0) % (OUTS // N) * N
-    tile = tl.program_id(0) // (OUTS // N)
+    n = tl.program_id(0) % tl.cdiv(OUTS, N) * N
+    tile = tl.program_id(0) // tl.cdiv(OUTS, N)
     sample = tile // BANDS * S
     row = tile % BANDS * R
     total = tl.zeros([N, M], tl.float32)  # weights are the left factor: blocks of images can only be the right one
-    for step in range(9 * (INPUTS // K)):
+    for step in range(9 * tl.cdiv(INPUTS, K)):
         tap = step % 9
         k = step // 9 * K
         x = _window(x_at, lane, sample, row, tap // 3, tap % 3, k, SAMPLES, INPUTS, STRIDE, M, K)
@@ -139,14 +141,15 @@ def _weights(
     R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """One tap of the weight gradient, or the three of a column; gradients are [lane and position, out]."""
-    BLOCKS: tl.constexpr = (OUTS // N) * (INPUTS // K) * (9 // TAPS)
+    WIDTH: tl.constexpr = (INPUTS + K - 1) // K
+    BLOCKS: tl.constexpr = ((OUTS + N - 1) // N) * WIDTH * (9 // TAPS)
     P: tl.constexpr = S * R * C
     lane = tl.program_id(1)
     block = tl.program_id(0) % BLOCKS
     piece = tl.program_id(0) // BLOCKS
     first = block % (9 // TAPS)
-    n = block // (9 // TAPS) // (INPUTS // K) * N
-    k = block // (9 // TAPS) % (INPUTS // K) * K
+    n = block // (9 // TAPS) // WIDTH * N
+    k = block // (9 // TAPS) % WIDTH * K
     one = tl.zeros([N, K], tl.float32)
     two = tl.zeros([N, K], tl.float32)
     three = tl.zeros([N, K], tl.float32)
@@ -167,65 +170,11 @@ def _weights(
     kind: tl.constexpr = parts_at.dtype.element_ty
     at = parts_at + (lane * pieces + piece).to(tl.int64) * (OUTS * 9 * INPUTS) + first * INPUTS
     at += ((n + tl.arange(0, N)) * (9 * INPUTS))[:, None] + (k + tl.arange(0, K))[None, :]
-    tl.store(at, one.to(kind))
+    inside = (n + tl.arange(0, N) < OUTS)[:, None] & (k + tl.arange(0, K) < INPUTS)[None, :]
+    tl.store(at, one.to(kind), inside)
     if TAPS == 3:
-        tl.store(at + 3 * INPUTS, two.to(kind))
-        tl.store(at + 6 * INPUTS, three.to(kind))
-
-
-@triton.jit
-def _nine_weights(
-    grads_at, x_at, parts_at, pieces, TILES: tl.constexpr, BANDS: tl.constexpr, INPUTS: tl.constexpr,
-    OUTS: tl.constexpr, S: tl.constexpr, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """Nine taps of the weight gradient, from three rows of inputs and three columns of gradients."""
-    BLOCKS: tl.constexpr = (OUTS // N) * (INPUTS // K)
-    P: tl.constexpr = S * R * C
-    lane = tl.program_id(1)
-    block = tl.program_id(0) % BLOCKS
-    piece = tl.program_id(0) // BLOCKS
-    n = block // (INPUTS // K) * N
-    k = block % (INPUTS // K) * K
-    up_left = tl.zeros([N, K], tl.float32)
-    up_middle = tl.zeros([N, K], tl.float32)
-    up_right = tl.zeros([N, K], tl.float32)
-    same_left = tl.zeros([N, K], tl.float32)
-    same_middle = tl.zeros([N, K], tl.float32)
-    same_right = tl.zeros([N, K], tl.float32)
-    down_left = tl.zeros([N, K], tl.float32)
-    down_middle = tl.zeros([N, K], tl.float32)
-    down_right = tl.zeros([N, K], tl.float32)
-    for tile in range(piece * TILES, piece * TILES + TILES):
-        sample = tile // BANDS * S
-        row = tile % BANDS * R
-        up = x_at.load([lane, sample, row - 1, 0, k]).reshape([P, K])
-        same = x_at.load([lane, sample, row, 0, k]).reshape([P, K])
-        down = x_at.load([lane, sample, row + 1, 0, k]).reshape([P, K])
-        # the left tap connects an input with the output one column to its right
-        left = grads_at.load([lane, sample, row, 1, n]).reshape([P, N]).T
-        middle = grads_at.load([lane, sample, row, 0, n]).reshape([P, N]).T
-        right = grads_at.load([lane, sample, row, -1, n]).reshape([P, N]).T
-        up_left = tl.dot(left, up, up_left)
-        same_left = tl.dot(left, same, same_left)
-        down_left = tl.dot(left, down, down_left)
-        up_middle = tl.dot(middle, up, up_middle)
-        same_middle = tl.dot(middle, same, same_middle)
-        down_middle = tl.dot(middle, down, down_middle)
-        up_right = tl.dot(right, up, up_right)
-        same_right = tl.dot(right, same, same_right)
-        down_right = tl.dot(right, down, down_right)
-    kind: tl.constexpr = parts_at.dtype.element_ty
-    at = parts_at + (lane * pieces + piece).to(tl.int64) * (OUTS * 9 * INPUTS)
-    at += ((n + tl.arange(0, N)) * (9 * INPUTS))[:, None] + (k + tl.arange(0, K))[None, :]
-    tl.store(at, up_left.to(kind))
-    tl.store(at + INPUTS, up_middle.to(kind))
-    tl.store(at + 2 * INPUTS, up_right.to(kind))
-    tl.store(at + 3 * INPUTS, same_left.to(kind))
-    tl.store(at + 4 * INPUTS, same_middle.to(kind))
-    tl.store(at + 5 * INPUTS, same_right.to(kind))
-    tl.store(at + 6 * INPUTS, down_left.to(kind))
-    tl.store(at + 7 * INPUTS, down_middle.to(kind))
-    tl.store(at + 8 * INPUTS, down_right.to(kind))
+        tl.store(at + 3 * INPUTS, two.to(kind), inside)
+        tl.store(at + 6 * INPUTS, three.to(kind), inside)
 
 
 def tile_of(out: Any) -> Tile:
@@ -245,7 +194,12 @@ def tile_of_weights(outs: int, inputs: int) -> tuple[Tile, int]:
 def programs(tile: Tile, taps: int, weight: Any) -> int:
     """Programs of a weight gradient for each lane and piece."""
     outs, inputs = weight.shape[1], weight.shape[4]
-    return outs // min(tile.outs, outs) * (inputs // min(tile.inputs, inputs)) * (9 // taps)
+    return triton.cdiv(outs, tile.outs) * triton.cdiv(inputs, _at_a_time(tile.inputs, inputs)) * (9 // taps)
+
+
+def _at_a_time(most: int, inputs: int) -> int:
+    """Inputs of a step; beyond the last one are zeros, so weights of the next tap may stand beside them."""
+    return min(most, max(16, int(triton.next_power_of_2(inputs))))
 
 
 def tiles(tile: Tile, grads: Any) -> int:
@@ -278,8 +232,8 @@ def backward_inputs(grads: Any, weight: Any, out: Any, tile: Tile, *, stride: in
 def _launch(x: Any, weight: Any, out: Any, tile: Tile, stride: int, *, flipped: bool) -> None:
     lanes, samples, rows, columns, outs = out.shape
     inputs, (s, r) = x.shape[4], cut(tile.positions, samples, rows, columns)
-    n, k = min(tile.outs, outs), min(tile.inputs, inputs)
-    _convolve[(outs // n * (rows // r) * (samples // s), lanes)](
+    n, k = tile.outs, _at_a_time(tile.inputs, inputs)
+    _convolve[(triton.cdiv(outs, n) * (rows // r) * (samples // s), lanes)](
         _images(x, stride, s, r, columns, k), _matrix(weight, [k, n] if flipped else [n, k]),
         TensorDescriptor.from_tensor(out, [1, s, r, columns, n]),
         BANDS=rows // r, SAMPLES=samples, INPUTS=inputs, OUTS=outs, STRIDE=stride, FLIPPED=flipped, S=s, R=r,
@@ -302,22 +256,16 @@ def pairs(x: Any, weight: Any, out: Any, tile: Tile, *, flipped: bool = False) -
 
 
 def backward_weights(grads: Any, x: Any, parts: Any, tile: Tile, *, taps: int = 3, stride: int = 1) -> None:
-    """Fill `parts` [lane, piece, out, row, column, in] with sums over pieces of the batch; a program has so many taps.
-
-    Nine taps are for stride 1.
-    """
+    """Fill `parts` [lane, piece, out, row, column, in] with sums over pieces of the batch; a program has some taps."""
     lanes, samples, rows, columns, outs = grads.shape
     pieces, inputs = parts.shape[1], x.shape[4]
     s, r = cut(tile.positions, samples, rows, columns)
-    n, k = min(tile.outs, outs), min(tile.inputs, inputs)
+    n, k = tile.outs, _at_a_time(tile.inputs, inputs)
     shared = {
         "TILES": samples // s * (rows // r) // pieces, "BANDS": rows // r, "INPUTS": inputs, "OUTS": outs,
         "S": s, "R": r, "C": columns, "N": n, "K": k, "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
-    grid, images = (outs // n * (inputs // k) * (9 // taps) * pieces, lanes), _images(x, stride, s, r, columns, k)
-    if taps == 9:
-        _nine_weights[grid](_images(grads, 1, s, r, columns, n), images, parts, pieces, **shared)
-        return
+    grid, images = (programs(tile, taps, parts[:, 0]) * pieces, lanes), _images(x, stride, s, r, columns, k)
     flat = TensorDescriptor.from_tensor(grads.view(-1, outs), [s * r * columns, n])
     _weights[grid](flat, images, parts, pieces, SAMPLES=samples, STRIDE=stride, TAPS=taps, **shared)
 
@@ -333,14 +281,18 @@ def cut(positions: int, samples: int, rows: int, columns: int) -> tuple[int, int
     return math.gcd(samples, together), math.gcd(rows, band)
 
 
-def fits(rows: int, columns: int, inputs: int, outs: int) -> bool:
-    """Whether images and channels can be cut into tiles: powers of two, and channels by 64.
+def fits(rows: int, columns: int, inputs: int, outs: int, stride: int) -> bool:
+    """Whether images can be cut into tiles: sides are powers of two, channels multiples of 8.
 
-    >>> fits(32, 32, 64, 128), fits(28, 28, 64, 64), fits(32, 32, 3, 64)
-    (True, False, False)
+    With stride 2, channels are powers of two from 64 on.
+
+    >>> fits(32, 32, 64, 128, 2), fits(32, 32, 32, 40, 1), fits(28, 28, 64, 64, 1), fits(32, 32, 3, 64, 1)
+    (True, True, False, False)
     """
     sides = all(4 <= side <= 64 and side.bit_count() == 1 for side in (rows, columns))
-    return sides and all(size % 64 == 0 and size.bit_count() == 1 for size in (inputs, outs))
+    if stride == 1:
+        return sides and inputs % 8 == 0 and outs % 8 == 0
+    return sides and all(size >= 64 and size.bit_count() == 1 for size in (inputs, outs))
 
 
 def _images(x: Any, stride: int, samples: int, rows: int, columns: int, channels: int) -> TensorDescriptor:

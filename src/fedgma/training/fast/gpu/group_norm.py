@@ -4,6 +4,8 @@ Activations are [lane, sample, row, column, channel], contiguous; positions and 
 program has one group of one sample, so no sum leaves it. It passes over the group two or three times, the first time
 from memory and then from the caches: registers that hold a whole group leave a processor with too few threads. Sums
 are float32.
+
+Buys: rows "gpu/group_norm" of `benchmarks/bench_parts.py`.
 """
 
 from typing import Any, NamedTuple
