@@ -33,6 +33,7 @@ from fedgma.training import choose
 
 WORDS = {"MLP": 0, "VGG": 1, "ViT": 2, "encoder": 3, "GRU": 4, "GPT": 5}  # places in MODULES
 JOBS = [f"resnet:{runs}:engine-bf16{how}" for runs in (8, 1) for how in ("", "-alone")]
+JOBS += [f"resnet-imagenet:{runs}:engine-bf16{how}" for runs in (8, 1) for how in ("", "-alone")]
 JOBS += ["resnet:4:engine-bf16-early", "resnet:1:engine-bf16-early", *(f"{word}:1:engine-bf16" for word in WORDS)]
 JOBS += ["VGG:1:engine-bf16-grouped"]
 

@@ -28,6 +28,7 @@ from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.lanes import Bench, Features, Work
+from fedgma.training.replay import capturing
 from fedgma.training.stacked import Stacked, ship, ship_many
 
 log = logging.getLogger(__name__)
@@ -242,9 +243,7 @@ class Engine:
         try:
             # graphs of an engine never run at the same time and keep nothing, so they share their memory
             self._memory = self._memory or torch.cuda.graph_pool_handle()
-            # "thread_local": what another thread asks of the device meanwhile, such as numbers to write, is no error
-            # on the stream that it will run on: libraries have a workspace for each stream
-            with torch.cuda.graph(graph, pool=self._memory, stream=_own_stream(), capture_error_mode="thread_local"):
+            with capturing(graph, self._memory):
                 step()
         except RuntimeError as error:
             log.warning(
@@ -294,12 +293,6 @@ def _step(
     step.add_(1)
 
 
-def _own_stream() -> torch.cuda.Stream | None:
-    """The present stream if it is not the default one, on which nothing can be captured."""
-    stream = torch.cuda.current_stream()
-    return None if stream == torch.cuda.default_stream() else stream
-
-
 def portions(steps: int, most: int) -> Iterator[int]:
     """So many steps as powers of two up to `most`, the largest first: few different graphs take any number of steps.
 
@@ -343,9 +336,13 @@ def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
     if not idle:
         return lane_batch
     counts = np.pad(lane_batch.counts, ((0, idle), (0, 0)))
-    lr = np.pad(lane_batch.lr, ((0, idle), (0, 0)), mode="edge")
-    padded: dict[str, Any] = {name: np.pad(getattr(lane_batch, name), (0, idle), mode="edge") for name in LANE_WISE}
-    return replace(lane_batch, counts=counts, lr=lr, **padded)
+    padded: dict[str, Any] = {name: _extended(getattr(lane_batch, name), idle) for name in LANE_WISE}
+    return replace(lane_batch, counts=counts, lr=_extended(lane_batch.lr, idle), **padded)
+
+
+def _extended(array: np.ndarray, idle: int) -> np.ndarray:
+    """The array with its last row repeated."""
+    return np.concatenate([array, np.repeat(array[-1:], idle, 0)])
 
 
 def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
@@ -354,7 +351,7 @@ def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     orders, order, *sent = ship_many(
         [
             *(lane_batch.orders.transpose(1, 0, 2), lane_batch.order, lane_batch.run, lane_batch.client),
-            *(lane_batch.counts.T, lanes.step_rates_of(lane_batch, station.features), lanes.rates_of(lane_batch)),
+            *(lane_batch.counts.T, lanes.step_rates_of(lane_batch, station.features), lane_batch.rates.T),
         ],
         station.rows.device,
     )
