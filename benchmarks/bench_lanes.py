@@ -5,7 +5,7 @@
     python benchmarks/bench_lanes.py --device cpu --tiny   # only shows that it works
 
 A job is WORK:RUNS:WAY. Work is `resnet` or a word of a module of `bench_modules.py`; a way is as in `bench_engine.py`,
-with `-alone` on one engine where two would share the GPU, with `-grouped` with the compiler's own convolutions.
+with `-grouped` with the compiler's own convolutions.
 Each job has a process of its own. All are prepared at the same time, because compiling takes longest, and then timed
 one after the other. "busy" is the sum of the kernels' times: less than a round where the device waits for the host,
 more where kernels run side by side.
@@ -32,9 +32,8 @@ from fedgma.simulation.fleet import assemble, play_round, start
 from fedgma.training import choose
 
 WORDS = {"MLP": 0, "VGG": 1, "ViT": 2, "encoder": 3, "GRU": 4, "GPT": 5}  # places in MODULES
-JOBS = [f"resnet:{runs}:engine-bf16{how}" for runs in (8, 1) for how in ("", "-alone")]
-JOBS += [f"resnet-imagenet:{runs}:engine-bf16{how}" for runs in (8, 1) for how in ("", "-alone")]
-JOBS += ["resnet:4:engine-bf16-early", "resnet:1:engine-bf16-early", *(f"{word}:1:engine-bf16" for word in WORDS)]
+JOBS = [f"{work}:{runs}:engine-bf16" for work in ("resnet", "resnet-imagenet") for runs in (8, 1)]
+JOBS += [f"{word}:1:engine-bf16" for word in WORDS]
 JOBS += ["VGG:1:engine-bf16-grouped"]
 
 
@@ -47,10 +46,9 @@ def specs_for(work: str, runs: int, device: str, tiny: bool) -> list:
 def child(job: str, device: str, rounds: int, tiny: bool, lines: int) -> None:
     """Prepare a job, wait for a line, then time it."""
     work, runs, way = job.split(":")
-    choose.BESIDE = not way.endswith("-alone")
     if way.endswith("-grouped"):
         choose.with_lanes = None
-    way = way.removesuffix("-alone").removesuffix("-grouped")
+    way = way.removesuffix("-grouped")
     specs, cuda, begun = specs_for(work, int(runs), device, tiny), device == "cuda", time.perf_counter()
     fleet = assemble(specs, **options_of(way))
     state = start(fleet)

@@ -97,7 +97,6 @@ GROUPS = {
         for part in (
             kernel("conv_3x3", f"ResNet18-GN, {lanes}, bf16", side),
             kernel("group_norm", f"ResNet18-GN, {lanes}, bf16", side),
-            changed("two engines side by side", f"ResNet18-GN, {lanes}, bf16", side, "alone"),
             changed("weights in the order of the convolutions", f"ResNet18-GN, {lanes}, bf16", side, "torch's order"),
         )
     ],

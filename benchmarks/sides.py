@@ -24,7 +24,6 @@ from fedgma.training.evaluation import sample_scores
 from fedgma.training.fast import gpu, resnet18, torch_ops
 from fedgma.training.fast.written import form_gradients
 from fedgma.training.gradients import multiplied
-from fedgma.training.side_by_side import SideBySide
 from fedgma.training.stacked import unflatten
 
 ENTRIES = 5000  # of each row of a result, at most, that are compared
@@ -111,15 +110,9 @@ def _one_stream(fleet: Fleet) -> Any:
     return fleet.train
 
 
-def _alone(fleet: Fleet) -> Any:
-    """One of the engines that share the GPU, with all lanes."""
-    return fleet.train.halves[0] if isinstance(fleet.train, SideBySide) else fleet.train
-
-
 def _torch_order(fleet: Fleet) -> Any:
     """Weights in the order of torch."""
-    for engine in fleet.train.halves if isinstance(fleet.train, SideBySide) else [fleet.train]:
-        engine.order = None
+    fleet.train.order = None
     return fleet.train
 
 
@@ -133,7 +126,6 @@ def _one_call_a_lane(fleet: Fleet) -> Engine:
 CHANGES = {
     "multiplied out": _multiplied_out,
     "one stream": _one_stream,
-    "alone": _alone,
     "torch's order": _torch_order,
     "one call a lane": _one_call_a_lane,
 }

@@ -19,7 +19,6 @@ from fedgma.training.lane_batch import Assignment
 from fedgma.training.memory import measure
 from fedgma.training.models import ResNet18, build
 from fedgma.training.same_pools import distinct
-from fedgma.training.side_by_side import SideBySide
 from lane_twins import correction_like, distance, make_lane_batch, make_model, start_of
 from plain_pools import DoublePool, make_federation, make_pool
 
@@ -214,20 +213,6 @@ def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
     pool, (start, _) = DoublePool(federation.train.x, federation.train.y, 10), start_of(model)
     task = Assignment(model, make_lane_batch(federation, range(3)), [pool], start, {}, correction_like(start, 3))
     assert distance(loop.train(task).updates, engine_of(model)(task).updates) < 1e-9
-
-
-@pytest.mark.parametrize("lanes", [4, 3])
-def test_two_engines_side_by_side_give_the_lanes_in_their_order(lanes):
-    sizes = [9, 3, 17, 8][:lanes]
-    federation, model = make_federation(sizes, (1, 8, 8)), build("logistic", (1, 8, 8), 10, seed=0)
-    start, _ = start_of(model)
-    task = Assignment(
-        model, make_lane_batch(federation, range(lanes)), [federation.train], start, {}, correction_like(start, lanes)
-    )
-    engines = [engine_of(model) for _ in range(2)]
-    found = SideBySide(*engines, compiles=False)(task)
-    assert distance(loop.train(task).updates, found.updates) < 1e-5
-    assert [len(engine._stations) for engine in engines] == ([1, 1] if lanes == 4 else [1, 0])
 
 
 @pytest.mark.parametrize("runs", [1, 2])

@@ -26,14 +26,12 @@ from fedgma.training.fast.written import Form, cnn_form, form_gradients, lenet_f
 from fedgma.training.gradients import check_precision, lane_gradients, why_not_lanes
 from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN, parameter_count
-from fedgma.training.side_by_side import SideBySide
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, columns_of
 from fedgma.training.tasks import CLASSIFICATION, smoothed
 from fedgma.training.threads import SMALL, Threads, why_not_threads, workers_for
 
 log = logging.getLogger(__name__)
-BESIDE = True  # whether two engines share a GPU where that is faster
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop", "threads")
 FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {  # models that are written out by hand
     Logistic: lambda model: logistic_form(),
@@ -101,8 +99,6 @@ def choose(
     order = written.order if written is not None and precision == "bf16" else None
     change = with_lanes if written is None and precision == "bf16" and _convolves(model) else None
     shared.update(precision=precision, compile=on_gpu, rehearse=rehearse, order=order, change=change)
-    if on_gpu and order is not None and BESIDE:
-        return SideBySide(Engine(gradients, **shared), Engine(gradients, **shared), compiles=on_gpu)
     return Engine(gradients, **shared)
 
 
@@ -122,7 +118,7 @@ def _convolves(model: nn.Module) -> bool:
 
 def early_form(train: LocalTrainer) -> LocalTrainer | None:
     """The trainer for the first rounds of a run, in which nothing is compiled; None where nothing ever is."""
-    return functools.partial(train, early=True) if isinstance(train, Engine | SideBySide) and train.compiles else None
+    return functools.partial(train, early=True) if isinstance(train, Engine) and train.compiles else None
 
 
 def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:

@@ -28,7 +28,7 @@ from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.lanes import Bench, Features, Work
-from fedgma.training.replay import capturing, own_stream
+from fedgma.training.replay import capturing
 from fedgma.training.stacked import Stacked, ship, ship_many
 
 log = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ class Engine:
         try:
             # graphs of an engine never run at the same time and keep nothing, so they share their memory
             self._memory = self._memory or torch.cuda.graph_pool_handle()
-            with capturing(graph, self._memory, own_stream()):
+            with capturing(graph, self._memory):
                 step()
         except RuntimeError as error:
             log.warning(

@@ -270,7 +270,7 @@ def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: 
     if features.prox:
         grads = {n: g + wide(rates["mu"], g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
-        norm = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
+        norm = torch.stack([_square(g, bench.params[n]) for n, g in grads.items()]).sum(0).sqrt()
         shorter = (rates["clip"] / (norm + 1e-6)).clamp(max=1.0)
         grads = {n: g * wide(shorter, g) for n, g in grads.items()}
     if features.scale:
@@ -279,6 +279,13 @@ def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: 
         grads = {n: g + bench.correction[n] for n, g in grads.items()}
     for name, gradient in grads.items():
         _step(bench, name, gradient, lr, rates, step, features, busy)
+
+
+def _square(gradient: Tensor, weight: Tensor) -> Tensor:
+    """The squared norm of each lane's gradient; in the order of memory, where weights have an order of their own."""
+    if weight.is_contiguous():
+        return gradient.flatten(1).square().sum(1)
+    return gradient.square().sum(tuple(range(1, gradient.dim())))
 
 
 def _step(

@@ -20,27 +20,20 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """What is launched inside becomes the graph; neither other threads nor freed memory may break the capture off.
 
     "thread_local": what another thread asks of the device meanwhile, such as numbers to write, is no error. Python's
-    garbage collector waits, because freeing the graph of an earlier run is an error during a capture. `stream` is
-    the one that the graph will run on, if it may run beside others: libraries have a workspace for each stream.
+    garbage collector waits, because freeing the graph of an earlier run is an error during a capture.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield
     finally:
         if collects:
             gc.enable()
-
-
-def own_stream() -> torch.cuda.Stream | None:
-    """The present stream if it is not the default one, on which nothing can be captured."""
-    stream = torch.cuda.current_stream()
-    return None if stream == torch.cuda.default_stream() else stream
 
 
 class Captured(NamedTuple):
