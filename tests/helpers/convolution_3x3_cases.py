@@ -16,7 +16,7 @@ class Case(NamedTuple):
     stride: int = 1
 
 
-CASES = [Case(2, 2, 4, 4, 16, 32), Case(2, 1, 4, 8, 24, 40), Case(2, 1, 8, 8, 16, 16, 2)]
+CASES = [Case(2, 2, 4, 4, 16, 32), Case(2, 3, 4, 4, 24, 40), Case(2, 1, 8, 8, 16, 16, 2)]
 
 
 def draw(case, device="cpu", dtype=torch.float32):

@@ -62,6 +62,12 @@ def does(like: Tensor, shape: Sequence[int], outs: int, stride: int) -> bool:
     return own is not None and own.fits(rows // stride, columns // stride, inputs, outs, stride)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def by_own_kernels() -> bool:
+    """Whether our own kernels do bfloat16 on the present GPU; the compiler asks once."""
+    return "conv_3x3" in gpu.KERNELS and torch.cuda.is_available() and _copies_blocks(torch.device("cuda"))
+
+
 @functools.cache
 def _copies_blocks(device: torch.device) -> bool:
     """Whether a GPU has the units that our kernels copy blocks of images with: an H100 or newer."""

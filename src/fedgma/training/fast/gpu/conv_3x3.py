@@ -231,9 +231,9 @@ def backward_inputs(grads: Any, weight: Any, out: Any, tile: Tile, *, stride: in
 
 def _launch(x: Any, weight: Any, out: Any, tile: Tile, stride: int, *, flipped: bool) -> None:
     lanes, samples, rows, columns, outs = out.shape
-    inputs, (s, r) = x.shape[4], cut(tile.positions, samples, rows, columns)
+    inputs, (s, r) = x.shape[4], cut(tile.positions, samples, rows, columns, whole=False)
     n, k = tile.outs, _at_a_time(tile.inputs, inputs)
-    _convolve[(triton.cdiv(outs, n) * (rows // r) * (samples // s), lanes)](
+    _convolve[(triton.cdiv(outs, n) * (rows // r) * triton.cdiv(samples, s), lanes)](
         _images(x, stride, s, r, columns, k), _matrix(weight, [k, n] if flipped else [n, k]),
         TensorDescriptor.from_tensor(out, [1, s, r, columns, n]),
         BANDS=rows // r, SAMPLES=samples, INPUTS=inputs, OUTS=outs, STRIDE=stride, FLIPPED=flipped, S=s, R=r,
@@ -270,15 +270,15 @@ def backward_weights(grads: Any, x: Any, parts: Any, tile: Tile, *, taps: int = 
     _weights[grid](flat, images, parts, pieces, SAMPLES=samples, STRIDE=stride, TAPS=taps, **shared)
 
 
-def cut(positions: int, samples: int, rows: int, columns: int) -> tuple[int, int]:
-    """How many samples, and rows of each, a tile of at most so many positions has: they divide the batch.
+def cut(positions: int, samples: int, rows: int, columns: int, *, whole: bool = True) -> tuple[int, int]:
+    """How many samples, and rows of each, a tile of at most so many positions has; `whole` tiles divide the batch.
 
-    >>> cut(256, 64, 32, 32), cut(256, 64, 4, 4), cut(256, 50, 4, 4)
-    ((1, 8), (16, 4), (2, 4))
+    >>> cut(256, 64, 32, 32), cut(256, 64, 4, 4), cut(256, 50, 4, 4), cut(256, 50, 4, 4, whole=False)
+    ((1, 8), (16, 4), (2, 4), (16, 4))
     """
     band = min(rows, max(1, positions // columns))
     together = max(1, positions // (band * columns))
-    return math.gcd(samples, together), math.gcd(rows, band)
+    return math.gcd(samples, together) if whole else together, band
 
 
 def fits(rows: int, columns: int, inputs: int, outs: int, stride: int) -> bool:

@@ -56,11 +56,11 @@ def _forward(
     scale = 1 / tl.sqrt_rn(tl.sum(squares) / (POSITIONS * SIZE) + epsilon)
     # loaded for every position of a tile, so that threads find them where they need them
     channel = sample // samples * CHANNELS + group * SIZE + offset % CHANNELS
-    weight = tl.load(weight_at + channel).to(tl.float32) * scale
-    bias = tl.load(bias_at + channel).to(tl.float32)
+    times = tl.load(weight_at + channel).to(tl.float32) * scale
+    plus = tl.load(bias_at + channel).to(tl.float32) - mean * times
     for position in range(0, POSITIONS, STEP):
         here = position * CHANNELS + offset
-        out = (tl.load(x_at + here).to(tl.float32) - mean) * weight + bias
+        out = tl.load(x_at + here).to(tl.float32) * times + plus
         if SHORTCUT:
             out += tl.load(shortcut_at + here).to(tl.float32)
         if RELU:
@@ -73,19 +73,18 @@ def _forward(
 
 @triton.jit
 def _load(
-    grads_at, more_at, out_at, x_at, at, mean, scale, weight, bias,
-    MORE: tl.constexpr, MASK: tl.constexpr,
+    grads_at, more_at, out_at, x_at, at, times, plus, MORE: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """The normalised input, and the gradient of the output before its ReLU."""
-    off = tl.load(x_at + at).to(tl.float32) - mean
+    """The input, and the gradient of the output before its ReLU."""
+    x = tl.load(x_at + at).to(tl.float32)
     grads = tl.load(grads_at + at).to(tl.float32)
     if MORE:
         grads += tl.load(more_at + at).to(tl.float32)
     if MASK == 1:
-        grads = tl.where(off * (weight * scale) + bias > 0, grads, 0.0)  # as the forward pass computes it
+        grads = tl.where(x * times + plus > 0, grads, 0.0)  # as the forward pass computes it
     if MASK == 2:
         grads = tl.where(tl.load(out_at + at).to(tl.float32) > 0, grads, 0.0)
-    return off * scale, grads
+    return x, grads
 
 
 @triton.jit
@@ -105,38 +104,38 @@ def _backward(
     shortcut_at += begin
     inner_at += begin
     channel = sample // samples * CHANNELS + group * SIZE + offset % CHANNELS
-    weight = tl.load(weight_at + channel).to(tl.float32)
-    bias = tl.load(bias_at + channel).to(tl.float32)
     mean = tl.load(mean_at + sample * (CHANNELS // SIZE) + group)
     scale = tl.load(scale_at + sample * (CHANNELS // SIZE) + group)
+    times = tl.load(weight_at + channel).to(tl.float32) * scale
+    plus = tl.load(bias_at + channel).to(tl.float32) - mean * times
     plain = tl.zeros([STEP, SIZE], tl.float32)
     scaled = tl.zeros([STEP, SIZE], tl.float32)
     for position in range(0, POSITIONS, STEP):
         here = position * CHANNELS + offset
-        unit, grads = _load(grads_at, more_at, out_at, x_at, here, mean, scale, weight, bias, MORE, MASK)
+        x, grads = _load(grads_at, more_at, out_at, x_at, here, times, plus, MORE, MASK)
         if MASK == 2:
             rounded = grads.to(shortcut_at.dtype.element_ty)
             tl.store(shortcut_at + here, rounded)
             grads = rounded.to(tl.float32)
         plain += grads
-        scaled += grads * unit
-    level, slope = tl.reduce((tl.ravel(plain * weight), tl.ravel(scaled * weight)), 0, _add)
-    level /= POSITIONS * SIZE
-    slope /= POSITIONS * SIZE
+        scaled += grads * (x - mean)
+    level, slope = tl.reduce((tl.ravel(plain * times), tl.ravel(scaled * times)), 0, _add)
+    slope *= scale * scale / (POSITIONS * SIZE)
+    level = level / (POSITIONS * SIZE) - mean * slope
     if MASK == 2:
         tl.debug_barrier()  # what other threads of this program wrote is read below
     for position in range(0, POSITIONS, STEP):
         here = position * CHANNELS + offset
         if MASK == 2:
-            unit, grads = _load(shortcut_at, more_at, out_at, x_at, here, mean, scale, weight, bias, False, 0)
+            x, grads = _load(shortcut_at, more_at, out_at, x_at, here, times, plus, False, 0)
         else:
-            unit, grads = _load(grads_at, more_at, out_at, x_at, here, mean, scale, weight, bias, MORE, MASK)
-        inner = scale * (grads * weight - level - unit * slope)
+            x, grads = _load(grads_at, more_at, out_at, x_at, here, times, plus, MORE, MASK)
+        inner = grads * times - (x * slope + level)
         tl.store(inner_at + here, inner.to(inner_at.dtype.element_ty))
     at = sample * CHANNELS + group * SIZE + tl.arange(0, SIZE)
     plain_sum, scaled_sum = tl.reduce((plain, scaled), 0, _add)
     tl.store(plain_at + at, plain_sum)
-    tl.store(scaled_at + at, scaled_sum)
+    tl.store(scaled_at + at, scaled_sum * scale)
 
 
 def forward(
