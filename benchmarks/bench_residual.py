@@ -32,7 +32,6 @@ CONVOLUTIONS = {
     (8, 256): MOST,
     (4, 512): MOST,
 }
-PAIRS = [Tile(256, 64, 64, 4, 1), Tile(128, 64, 64, 4, 1), Tile(256, 64, 64, 4, 2), Tile(128, 64, 64, 4, 2)]
 MOST_WEIGHTS = [(Tile(64, 128, 128, 4, 3), 1), (Tile(64, 64, 64, 4, 3), 3), (Tile(64, 128, 64, 4, 3), 1)]
 WEIGHTS = {
     (32, 64): [(Tile(64, 64, 64, 4, 3), 3), (Tile(128, 64, 64, 4, 2), 3), (Tile(64, 64, 64, 4, 4), 1)],
@@ -80,11 +79,6 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, few: bool, 
         conv_3x3.backward_inputs(grads, weight, inner, tile, stride=stride)
         return inner
 
-    def in_pairs(which: str, tile: Tile) -> Tensor:
-        given, target = (x, out) if which == "forward" else (grads, inner)
-        conv_3x3.pairs(given, weight, target, tile, flipped=which == "inputs")
-        return target
-
     def our_weights(tile: Tile, taps: int, least: int) -> Tensor:
         pieces = pieces_of(lanes * conv_3x3.programs(tile, taps, weight), conv_3x3.tiles(tile, grads), least=least)
         kind = torch.bfloat16 if pieces == 1 else torch.float32
@@ -117,7 +111,6 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, few: bool, 
             ]
         else:
             tried = [(f"{tuple(t)}", partial(ours, which, t)) for t in CONVOLUTIONS[layer]]
-            tried += [(f"pairs {tuple(t)}", partial(in_pairs, which, t)) for t in PAIRS if layer == (32, 64)]
         rows += [(f"{name} | {text}", call, wanted, flops, size) for text, call in tried]
     return rows
 
@@ -143,40 +136,6 @@ def norm_rows(layer: tuple[int, int], lanes: int, batch: int) -> list[Row]:
     ]
 
 
-def side_by_side(lanes: int, batch: int) -> list[Row]:
-    """Convolutions and normalisation one after the other, and on two streams: do they share the device?"""
-    half, (columns, channels) = lanes // 2, (16, 128)
-    x, out, y, target = (some(half, batch, columns, columns, channels) for _ in range(4))
-    matrix, weight, bias = some(half, channels, 3, 3, channels) / 30, some(half, channels), some(half, channels)
-    mean, scale = (torch.ones((half, batch, 2), device="cuda") for _ in range(2))
-    other = torch.cuda.Stream()
-
-    def convolve() -> None:
-        for _ in range(4):
-            conv_3x3.forward(x, matrix, out, conv_3x3.tile_of(out))
-
-    def normalise() -> None:
-        for _ in range(12):
-            group_norm.forward(y, weight, bias, None, target, mean, scale, epsilon=1e-5, relu=True)
-
-    def in_turn() -> Tensor:
-        convolve(), normalise()
-        return out
-
-    def together() -> Tensor:
-        main = torch.cuda.current_stream()
-        other.wait_stream(main)
-        with torch.cuda.stream(other):
-            normalise()
-        convolve()
-        main.wait_stream(other)
-        return out
-
-    calls = {"convolutions": lambda: convolve() or out, "norms": lambda: normalise() or out}
-    calls |= {"in turn": in_turn, "on two streams": together}
-    return [(f"(16, 128) | both | {name}", call, None, 0, 0) for name, call in calls.items()]
-
-
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--lanes", type=int, nargs="+", default=[80, 10])
@@ -191,7 +150,6 @@ def main() -> None:
                 report(convolution_rows(layer, lanes, 64, True, stride=2), lanes)
             report(norm_rows(layer, lanes, 64), lanes)
             torch.cuda.empty_cache()
-        report(side_by_side(lanes, 64), lanes)
         print(f"{time.time() - begun:.0f} s", file=sys.stderr)
 
 

@@ -21,6 +21,7 @@ from fedgma.training.fast import gpu
 from fedgma.training.fast.layers import pieces_of
 
 STREAMS = 4
+ROOM = 200_000  # bytes of shared memory that our kernels need
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("convolve(Tensor x, Tensor weight, int stride) -> Tensor")
@@ -70,8 +71,9 @@ def by_own_kernels() -> bool:
 
 @functools.cache
 def _copies_blocks(device: torch.device) -> bool:
-    """Whether a GPU has the units that our kernels copy blocks of images with: an H100 or newer."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether a GPU has the units that our kernels copy blocks of images with, and room for them: an H100 or B200."""
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0) and room >= ROOM
 
 
 def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:

@@ -5,7 +5,8 @@ program has one group of one sample, so no sum leaves it. It passes over the gro
 from memory and then from the caches: registers that hold a whole group leave a processor with too few threads. Sums
 are float32.
 
-Buys: rows "gpu/group_norm" of `benchmarks/bench_parts.py`.
+Buys, with `conv_3x3` and weights in its order, on an H200: 1.43 for ResNet18 in bfloat16, 10 lanes (93.3 against 65.3
+ms a round, in two calls). Rows "gpu/group_norm" of `benchmarks/bench_parts.py` measure it alone.
 """
 
 from typing import Any, NamedTuple
