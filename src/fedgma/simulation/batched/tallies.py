@@ -221,7 +221,7 @@ def slots(run: np.ndarray, device: torch.device | str = "cpu") -> list[tuple[sli
 
 def _add_rows(total: Tensor, rows: slice | Tensor, values: Tensor) -> None:
     if isinstance(rows, slice):
-        total[rows] += values
+        total[rows].add_(values)  # a view
     else:
         total.index_add_(0, rows, values)  # rows are distinct: deterministic on every device
 
