@@ -24,6 +24,7 @@ from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.evaluation import Scorer, run_forward, scorer
 from fedgma.training.fast import gpu, resnet18
 from fedgma.training.fast.cpu.trainer import kernel_of, kernel_scorer, kernel_trainer
+from fedgma.training.fast.grouped import with_lanes
 from fedgma.training.fast.written import Form, cnn_form, form_gradients, lenet_form, logistic_form
 from fedgma.training.gradients import check_precision, lane_gradients, named_tensors, why_not_lanes
 from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained, keyed_generators
@@ -99,7 +100,10 @@ def choose(
     if trainer == "lanes":
         return Under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
     rehearse = gpu.rehearse if written is not None and on_gpu else None
-    return Engine(gradients, precision=precision, compile=on_gpu, rehearse=rehearse, **shared)
+    order = written.order if written is not None and precision == "bf16" else None
+    change = with_lanes if written is None and precision == "bf16" and _convolves(model) else None
+    shared.update(precision=precision, compile=on_gpu, rehearse=rehearse, order=order, change=change)
+    return Engine(gradients, **shared)
 
 
 def warm_up(
@@ -152,6 +156,11 @@ def _on_cpu(model: nn.Module, pools: Sequence[Pool], task: Task) -> str:
     # larger models use all threads of torch for one client: their bits stay as they are
     small = parameter_count(model) < SMALL
     return "threads" if small and why_not_threads(model, pools[0], task) is None else "loop"
+
+
+def _convolves(model: nn.Module) -> bool:
+    """Whether a model has convolutions of images."""
+    return any(isinstance(part, nn.Conv2d) for part in model.modules())
 
 
 def early_form(train: LocalTrainer) -> LocalTrainer | None:

@@ -1,4 +1,4 @@
-"""GPU kernels in triton, each for many lanes at once: convolutions."""
+"""GPU kernels in triton, each for many lanes at once: convolutions and group normalisation."""
 
 import importlib
 import logging
@@ -14,7 +14,7 @@ THREADS = 8  # that compile kernels
 
 # Modules of kernels that are in use. A layer whose kernels are not listed is computed by torch, which is how
 # benchmarks measure what they buy.
-KERNELS: tuple[str, ...] = ("conv_matrix", "conv_thread") if TRITON else ()
+KERNELS: tuple[str, ...] = ("conv_3x3", "conv_matrix", "conv_thread", "group_norm") if TRITON else ()
 
 
 def kernels(name: str) -> ModuleType | None:
