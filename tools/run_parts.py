@@ -115,7 +115,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/multiverse"))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0, help="start no part after this time")
-    parser.add_argument("--parts", type=int, default=None, help="only the first ones")
+    parser.add_argument("--first", type=int, default=1, help="the part to begin with")
+    parser.add_argument("--parts", type=int, default=None, help="only those up to this one")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--done", type=Path, action="append", default=[])
@@ -131,14 +132,14 @@ def main() -> None:
     parts = len(experiment(given.plans[1]).parts)
     last = min(parts, given.parts or parts)
     context = multiprocessing.get_context("spawn")
-    following = context.Value("i", 0)
+    following = context.Value("i", given.first - 1)
     arguments = [(number, following, last, how) for number in range(given.workers)]
     workers = [context.Process(target=work, args=one) for one in arguments]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    print(f"{min(following.value, last)} of {last} parts were begun", flush=True)
+    print(f"parts up to {min(following.value, last)} of {last} were begun", flush=True)
 
 
 if __name__ == "__main__":
