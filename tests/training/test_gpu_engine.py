@@ -1,5 +1,7 @@
 """On a GPU: lanes that are compiled and captured against the loop, and compiled scores against the module."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from fedgma.training.fast import gpu
 from fedgma.training.fast.written import form_gradients
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import build
+from fedgma.training.replay import capturing
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
 from lane_twins import distance, make_lane_batch, start_of
 from plain_pools import make_federation
@@ -173,3 +176,28 @@ def test_rates_that_change_by_step_and_by_round_need_no_other_graph(rates, caplo
         assert captured in (None, {key: id(graph) for key, graph in station.graphs.items()})
         captured = {key: id(graph) for key, graph in station.graphs.items()}
     assert_compiled_and_captured(caplog)
+
+
+def test_graphs_that_nobody_holds_do_not_break_a_capture_off():
+    x = torch.ones(8, device="cuda")
+
+    def leave_a_graph_in_a_cycle():
+        held = {"graph": torch.cuda.CUDAGraph()}
+        with capturing(held["graph"]):
+            x.add(1)
+        held["itself"] = held
+
+    before = gc.get_threshold()
+    gc.set_threshold(2_000, 2, 2)
+    try:
+        for _ in range(5):
+            leave_a_graph_in_a_cycle()
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph):
+            kept = [[number] for number in range(50_000)]  # would start the collector many times
+            doubled = x * 2
+    finally:
+        gc.set_threshold(*before)
+    graph.replay()
+    assert len(kept) == 50_000
+    assert doubled.tolist() == [2.0] * 8

@@ -1,10 +1,13 @@
 """A captured function of tensors gives what the function gives; on a CPU it is replayed without a graph."""
 
+import contextlib
+import gc
+
 import numpy as np
 import pytest
 import torch
 
-from fedgma.training.replay import WARM_UP, Replayed
+from fedgma.training.replay import WARM_UP, Replayed, capturing
 from fedgma.training.stacked import pack, packed_size, ship_many, unpack
 
 
@@ -41,6 +44,20 @@ ARRAYS = [
     np.array(7, np.int64),
     np.linspace(0, 1, 5, dtype=np.float32)[::2],
 ]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_garbage_collector_waits_while_a_graph_is_captured(monkeypatch, collects):
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with contextlib.suppress(RuntimeError), capturing(None):
+            assert not gc.isenabled()
+            raise RuntimeError("the capture fails")
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_packed_arrays_come_out_as_they_went_in():

@@ -28,6 +28,7 @@ from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.lanes import Bench, Features, Work
+from fedgma.training.replay import capturing
 from fedgma.training.stacked import Stacked, ship, ship_many
 
 log = logging.getLogger(__name__)
@@ -239,8 +240,7 @@ class Engine:
         try:
             # graphs of an engine never run at the same time and keep nothing, so they share their memory
             self._memory = self._memory or torch.cuda.graph_pool_handle()
-            # "thread_local": what another thread asks of the device meanwhile, such as numbers to write, is no error
-            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            with capturing(graph, self._memory):
                 step()
         except RuntimeError as error:
             log.warning(

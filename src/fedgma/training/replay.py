@@ -4,9 +4,11 @@ A round of a small model is over sooner on the device than its hundred launches 
 the same kernels, so results are the same to the bit.
 """
 
+import gc
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +17,23 @@ log = logging.getLogger(__name__)
 WARM_UP = 2  # calls before a capture: kernels are compiled, and short runs never wait for one
 
 Function = Callable[..., Sequence[Tensor]]
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """What is launched inside becomes the graph; neither other threads nor freed memory may break the capture off.
+
+    "thread_local": what another thread asks of the device meanwhile, such as numbers to write, is no error. Python's
+    garbage collector waits, because freeing the graph of an earlier run is an error during a capture.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Captured(NamedTuple):
@@ -61,7 +80,7 @@ def _capture(function: Function, given: Sequence[Tensor]) -> Captured | None:
         function(*inputs)
     torch.cuda.current_stream().wait_stream(stream)
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device
+        with capturing(graph):
             outputs = list(function(*inputs))
     except RuntimeError as error:
         log.warning("a round's last part could not be captured in a CUDA graph: %s", str(error).splitlines()[0])
