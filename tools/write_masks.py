@@ -1,4 +1,4 @@
-"""Write the measured parts of docs/masks.md, and its pictures, from the exported runs in results/.
+"""Write the measured parts of docs/masks.md and docs/advise.md, and their pictures, from the exported runs in results/.
 
 python tools/write_masks.py
 """
@@ -35,12 +35,13 @@ from fedgma.statistics.verdicts import Verdict, correct
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "masks.md"
+ADVICE = ROOT / "docs" / "advise.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
 SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
 CLAIMED = ("noise/gma", "noise/best")
 TRAINED = ("trained/uniform", "trained/saved")
-FEDADAM = "C27"
+FEDADAM, FEDERATIONS = "C27", "C29"
 SCORES = ROOT / "benchmarks" / "languages" / "scores.csv"
 NOT_YET = "Not measured yet."
 
@@ -198,9 +199,9 @@ def universes() -> str:
     return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found)[1:2], *most_telling(found)])
 
 
-def parts() -> dict[str, str]:
-    """The measured parts of the page by name."""
-    return {
+def parts() -> dict[Path, dict[str, str]]:
+    """The measured parts of each page by name."""
+    masks = {
         "answer": answer(),
         "finalists": finalists(),
         "confirmation": table(CONFIRMATION),
@@ -209,6 +210,7 @@ def parts() -> dict[str, str]:
         "fedadam": fedadam(),
         "why": why(),
     }
+    return {PAGE: masks, ADVICE: {"comparison": table(FEDERATIONS)}}
 
 
 def page_with(measured: dict[str, str], page: str) -> str:
@@ -229,5 +231,6 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with(parts(), PAGE.read_text()))
+    for path, measured in parts().items():
+        path.write_text(page_with(measured, path.read_text()))
     draw()
