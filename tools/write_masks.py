@@ -30,8 +30,9 @@ from fedgma.paper.multiverse import look, most_telling, sentences
 from fedgma.paper.plots.contest import draw_gains
 from fedgma.paper.rates import read_chosen, setting_of
 from fedgma.reports.plots.style import save
+from fedgma.statistics.comparisons import over_seeds
 from fedgma.statistics.labels import NAMES, spoken
-from fedgma.statistics.verdicts import Verdict, correct
+from fedgma.statistics.verdicts import Verdict, correct, paired
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "masks.md"
@@ -102,7 +103,22 @@ def fedadam() -> str:
         (_apart(pair), *(_pooled(found[key], verdicts[key]) for key in ((pair, rounds) for rounds in sorted(lengths))))
         for pair in pairs
     ]
-    return _rows(["", *(f"{rounds} rounds" for rounds in sorted(lengths))], rows)
+    table = _rows(["", *(f"{rounds} rounds" for rounds in sorted(lengths))], rows)
+    return f"{table}\n\n{_by_convergence(max(lengths))}"
+
+
+def _by_convergence(rounds: int) -> str:
+    """Masked minus plain averaging in the settings that have converged, and in the others."""
+    cells = compare(experiment(FEDADAM), exported(FEDADAM), read_chosen()).on()
+    own = [cell for cell in cells if cell.cell.arm == "gma" and cell.rounds == (rounds,)]
+    said = []
+    for words, converged in (("have", True), ("have not", False)):
+        rows = [cell.differences for cell in own if cell.converged is converged]
+        if values := over_seeds(rows):
+            verdict = paired(values)
+            apart = f"{verdict.mean:+.2f} ({verdict.low:+.2f} to {verdict.high:+.2f})"
+            said.append(f"in the {len(rows)} settings that {words} converged {apart}")
+    return f"GMA minus the mean after {rounds} rounds: {'; '.join(said)}."
 
 
 def _apart(pair: tuple[str, str]) -> str:
@@ -126,9 +142,8 @@ def text() -> str:
             arm = (server, rule) if comma and server in SERVERS else ("fedavg", row["arm"])
             arms.setdefault(arm, {})[int(row["seed"])] = float(row["accuracy"])
     found = sorted(gains_of({"languages": arms}), key=lambda gain: -gain.verdict.mean)
-    words = ", ".join(f"{label(gain.arm)} {_cell(gain)}" for gain in found)
     level = sum(arms["fedavg", "mean"].values()) / len(arms["fedavg", "mean"])
-    return f"The mean predicts {level:.1f} % of the bytes. Points over it or over FedAdam's: {words}."
+    return _rows(("", f"text ({level:.1f} %)"), [(label(gain.arm), _cell(gain)) for gain in found])
 
 
 def finalists() -> str:

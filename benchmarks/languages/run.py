@@ -27,9 +27,9 @@ from fedgma.statistics.metrics import ACCURACY
 
 HERE = Path(__file__).resolve().parent
 MODEL = f"{HERE.parents[1] / 'examples' / 'tokens.py'}:GPT"
-SEARCH_SEED, SEARCH_ROUNDS, ROUNDS, SEEDS = 60, 75, 150, 6
-CLIENT_RATES = [0.003, 0.01, 0.03]
-SERVER_RATES = {"fedavg": [0.5, 1.0, 2.0], "fedavgm": [0.05, 0.1, 0.2], "fedadam": [0.01, 0.03, 0.1]}
+SEARCH_SEED, SEARCH_ROUNDS, ROUNDS, SEEDS = 60, 60, 100, 6
+CLIENT_RATES = [0.001, 0.003, 0.01]
+SERVER_RATES = {"fedavg": [0.25, 0.5, 1.0], "fedavgm": [0.03, 0.1, 0.3], "fedadam": [0.003, 0.01, 0.03]}
 ARMS: dict[str, dict[str, Any]] = {
     "mean": {"algorithm": "fedavg", "aggregator": "mean"},
     "gma": {"algorithm": "fedavg", "aggregator": "gma"},
