@@ -37,8 +37,7 @@ sbom: $(RELEASE)/.ready
 
 # sdist and wheel in dist/, checked without a network, with their bill of materials; VERSION=1.2.3 writes the version first
 release: $(RELEASE)/.ready
-	$(TOOLS)/python tools/release.py dist $(VERSION)
-	$(TOOLS)/pip --python $(RELEASE) install --quiet --no-index --no-deps --force-reinstall dist/*.whl
+	$(TOOLS)/python tools/release.py dist $(RELEASE) $(VERSION)
 	$(TOOLS)/python tools/sbom.py $(RELEASE) dist/sbom.json
 
 # a clean environment with the package and the extras of a release, made by tools of their own

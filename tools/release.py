@@ -2,9 +2,10 @@
 
     make release VERSION=0.2.0      # writes the version, builds, checks, and writes the bill of materials
     make release                    # builds and checks the version that the files have
-    python tools/release.py dist 0.2.0
+    python tools/release.py dist build/release 0.2.0
 
-Run it with a Python that has build, hatchling and numpy. It commits and uploads nothing.
+Run it with a Python that has build, hatchling and numpy. The second folder is an environment with the extras, in which
+the wheel is installed and its commands are tried. It commits and uploads nothing.
 """
 
 import datetime
@@ -22,21 +23,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, CITATION, CHANGELOG = "src/fedgma/__init__.py", "CITATION.cff", "CHANGELOG.md"
 VERSION = re.compile(r'(?m)^(__version__ = "|version: )([^"\n]+)')
-TRIAL = """
+PIP = (sys.executable, "-m", "pip", "--python")
+OFFLINE = """
 import socket
 def refuse(*arguments): raise OSError("a release must not need a network")
 socket.socket.connect = socket.getaddrinfo = refuse
+"""
+TRIAL = f"""{OFFLINE}
 import sys, numpy as np, fedgma
 assert fedgma.__version__ == sys.argv[1], fedgma.__version__
-updates = {"w": np.array([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])}
+updates = {{"w": np.array([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])}}
 step = fedgma.masked_mean(tau=0.5)(updates, [10, 10, 10]).update["w"].round(3).tolist()
 assert step == [3.0, 0.333], step
-extras = {"torch", "scipy", "pydantic", "flwr"} & set(sys.modules)
+extras = {{"torch", "scipy", "pydantic", "flwr"}} & set(sys.modules)
 assert not extras, extras
 """
+COMMAND = f"""{OFFLINE}
+from fedgma.cli import main
+main()
+"""
+COMMANDS = ("--version", "run rounds=2 client_test_size=0 --quiet", "report runs --quiet", "ls")
 
 
-def main(out: Path, version: str | None = None) -> None:
+def main(out: Path, environment: Path, version: str | None = None) -> None:
     """Write the version if one is given; build and check."""
     if version is not None:
         write_version(ROOT, version, datetime.date.today().isoformat())
@@ -46,7 +55,8 @@ def main(out: Path, version: str | None = None) -> None:
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     check_files(wheel)
     with tempfile.TemporaryDirectory() as folder:
-        check_install(wheel, version, Path(folder))
+        check_install(wheel, version, Path(folder, "plain"))
+        check_commands(wheel, environment, Path(folder))
     for file in (sdist, wheel):
         print(f"{file.relative_to(ROOT)}: {file.stat().st_size / 1e6:.1f} MB, version {version}, checked")
 
@@ -105,12 +115,19 @@ def check_install(wheel: Path, version: str, folder: Path) -> None:
     """Install without an index and without dependencies; import and average beside numpy alone."""
     venv.create(folder, with_pip=False, symlinks=os.name != "nt")
     python = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
+    run(*PIP, python, "install", "--quiet", "--no-index", "--no-deps", wheel)
     (packages,) = folder.glob("lib/python*/site-packages")
     for name in ("numpy", "numpy.libs"):  # the one dependency, from the environment that runs this
         if (there := library() / name).exists():
             (packages / name).symlink_to(there)
     run(python, "-I", "-c", TRIAL, version)
+
+
+def check_commands(wheel: Path, environment: Path, folder: Path) -> None:
+    """Install beside the extras; train, compare, and list the runs."""
+    run(*PIP, environment, "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", wheel)
+    for command in COMMANDS:
+        run(environment / "bin" / "python", "-I", "-c", COMMAND, *command.split(), cwd=folder)
 
 
 def library() -> Path:
@@ -120,9 +137,9 @@ def library() -> Path:
     return Path(str(found.origin)).parents[1]
 
 
-def run(*command: object) -> None:
-    subprocess.run(list(map(str, command)), check=True)
+def run(*command: object, cwd: Path = ROOT) -> None:
+    subprocess.run(list(map(str, command)), check=True, cwd=cwd)
 
 
 if __name__ == "__main__":
-    main(ROOT / sys.argv[1], *sys.argv[2:])
+    main(ROOT / sys.argv[1], ROOT / sys.argv[2], *sys.argv[3:])

@@ -7,7 +7,7 @@ python tools/sbom.py build/release dist/sbom.json
 import json
 import subprocess
 import sys
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,7 +20,9 @@ def main(environment: Path, target: Path) -> int:
     command += ["--of", "JSON", "-o", str(target), f"{environment}/bin/python"]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
     bill = json.loads(target.read_text())
-    texts = licence_texts(environment)
+    found = packages(environment)
+    bill["metadata"]["component"]["version"] = found["fedgma"].version  # its place in pyproject.toml is a file's name
+    texts = {name: text.splitlines()[0] for name, one in found.items() if (text := one.metadata.get("License"))}
     for package in bill["components"]:
         if "licenses" not in package and (text := texts.get(package["name"].lower())):
             package["licenses"] = [{"license": {"name": text, "acknowledgement": "declared"}}]
@@ -30,13 +32,10 @@ def main(environment: Path, target: Path) -> int:
     return 1 if silent else 0
 
 
-def licence_texts(environment: Path) -> dict[str, str]:
-    """Licences in words: some packages state theirs in no other form, and the generator leaves those out."""
+def packages(environment: Path) -> dict[str, Distribution]:
+    """What is installed, by name. Some packages state their licence in words alone, which the generator leaves out."""
     folders = [str(folder) for folder in environment.glob("lib/python*/site-packages")]
-    found = {
-        package.metadata["Name"].lower(): package.metadata.get("License") for package in distributions(path=folders)
-    }
-    return {name: text.splitlines()[0] for name, text in found.items() if text}
+    return {package.metadata["Name"].lower(): package for package in distributions(path=folders)}
 
 
 if __name__ == "__main__":

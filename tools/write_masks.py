@@ -40,10 +40,15 @@ ADVICE = ROOT / "docs" / "advise.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
 SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
-CLAIMED = ("noise/gma", "noise/best")
-TRAINED = ("trained/uniform", "trained/saved")
+CLAIMED = ("trained/uniform", "trained/saved")
 FEDADAM, FEDERATIONS = "C27", "C29"
 SCORES = ROOT / "benchmarks" / "languages" / "scores.csv"
+ON_TEXT: tuple[Arm, ...] = (
+    ("fedavg", "gma"),
+    ("fedavg", "mean, server average 0.9"),
+    ("fedadam", "gma"),
+    ("fedadam", "magnitude_agreement"),
+)
 NOT_YET = "Not measured yet."
 
 
@@ -116,9 +121,8 @@ def _by_convergence(rounds: int) -> str:
         rows = [cell.differences for cell in own if cell.converged is converged]
         if values := over_seeds(rows):
             verdict = paired(values)
-            apart = f"{verdict.mean:+.2f} ({verdict.low:+.2f} to {verdict.high:+.2f})"
-            said.append(f"in the {len(rows)} settings that {words} converged {apart}")
-    return f"GMA minus the mean after {rounds} rounds: {'; '.join(said)}."
+            said.append(f"{verdict.mean:+.2f}{_between(verdict)} in the {len(rows)} settings that {words} converged")
+    return f"GMA minus the mean after {rounds} rounds: {', '.join(said)}."
 
 
 def _apart(pair: tuple[str, str]) -> str:
@@ -128,7 +132,7 @@ def _apart(pair: tuple[str, str]) -> str:
 def _pooled(apart: Pooled, verdict: Verdict) -> str:
     said = f"**{verdict.mean:+.2f}**" if verdict.significant else f"{verdict.mean:+.2f}"
     lost = f"; {apart.lost} diverged" if apart.lost else ""
-    return f"{said} ({verdict.low:+.2f} to {verdict.high:+.2f}); ahead in {apart.ahead} of {apart.of}{lost}"
+    return f"{said}{_between(verdict)}; {apart.ahead} of {apart.of}{lost}"
 
 
 def text() -> str:
@@ -141,9 +145,10 @@ def text() -> str:
             server, comma, rule = row["arm"].partition(", ")
             arm = (server, rule) if comma and server in SERVERS else ("fedavg", row["arm"])
             arms.setdefault(arm, {})[int(row["seed"])] = float(row["accuracy"])
-    found = sorted(gains_of({"languages": arms}), key=lambda gain: -gain.verdict.mean)
+    found = gains_of({"languages": arms})
     level = sum(arms["fedavg", "mean"].values()) / len(arms["fedavg", "mean"])
-    return _rows(("", f"text ({level:.1f} %)"), [(label(gain.arm), _cell(gain)) for gain in found])
+    said = [f"{label(gain.arm)} {_cell(gain)}" for gain in found if gain.arm in ON_TEXT or gain.verdict.significant]
+    return f"Over the mean of the same server (FedAvg: {level:.1f} %): {'; '.join(said)}."
 
 
 def finalists() -> str:
@@ -177,9 +182,12 @@ def _cell(gain: Gain | None) -> str:
     if gain is None:
         return ""
     said = f"{gain.verdict.mean:+.2f}"
-    between = "" if gain.verdict.interval is None else f" ({gain.verdict.low:+.2f} to {gain.verdict.high:+.2f})"
-    lost = "" if not any(gain.lost) else f"; {gain.lost[0]} + {gain.lost[1]} diverged"
-    return (f"**{said}**" if gain.verdict.significant else said) + between + lost
+    lost = "" if not any(gain.lost) else f"; {gain.lost[0]}+{gain.lost[1]}"
+    return (f"**{said}**" if gain.verdict.significant else said) + _between(gain.verdict) + lost
+
+
+def _between(verdict: Verdict) -> str:
+    return "" if verdict.interval is None else f" [{verdict.low:+.2f}, {verdict.high:+.2f}]"
 
 
 def _level(name: str, setting: str) -> float:
@@ -203,7 +211,7 @@ def why() -> str:
     if not (folder / "findings.json").is_file():
         return NOT_YET
     known = {finding.id: finding.text for finding in read_findings(folder)}
-    return "\n".join(f"- {known[name]}" for name in (*CLAIMED, *TRAINED) if name in known)
+    return "\n".join(f"- {known[name]}" for name in CLAIMED if name in known)
 
 
 def universes() -> str:

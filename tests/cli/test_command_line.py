@@ -3,14 +3,17 @@
 import io
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from commands import call
+from commands import BUILT, call
+from fedgma import cli
 from fedgma.cli import estimate as estimates
 from fedgma.cli import live
+from fedgma.cli.tables import say_table
 from fedgma.experiments import doctor, estimate
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
@@ -19,6 +22,7 @@ from fedgma.experiments.play import Played
 from fedgma.experiments.progress import arm_names
 from fedgma.paper.catalogue import experiment
 from fedgma.records.label import read_label
+from fedgma.reports.tables import Table
 from run_folders import write_duel
 
 SMALL = ("model=logistic", "rounds=2", "seed=0", "partition.clients=10", "client_test_size=0", "--device", "cpu")
@@ -113,6 +117,50 @@ def test_progress_is_one_line_on_a_terminal_of_any_width(width):
     text = "".join(segment.text for segment in shown)
     assert len(text.rstrip()) <= width
     assert "28/120" in text or width < 30
+    assert "GMA 50.0" in text or width < 40
+
+
+@pytest.mark.parametrize("width", [30, 200])
+def test_a_table_on_a_narrow_terminal_is_whole(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    say_table(Table("runs", "", ("run", "state"), (("0123456789abcdef", "interrupted-for-long"),)))
+    printed = capsys.readouterr().out
+    assert "0123456789abcdef" in printed
+    assert "interrupted-for-long" in printed
+
+
+def test_every_argument_and_option_has_its_help():
+    left = [
+        (name, given.name)
+        for name, command in commands_below(BUILT)
+        for given in command.params
+        if not getattr(given, "help", None)
+    ]
+    assert left == []
+
+
+def commands_below(group, before=""):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_below(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
+def test_an_unknown_command_is_answered_with_one_suggestion():
+    code, _, said = call("rn")
+    assert code == 2
+    assert said.count("run") == 1
+
+
+def test_signs_that_the_terminal_does_not_have_are_replaced(monkeypatch):
+    screen = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(screen, "ascii", write_through=True))
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr(cli, "_run", lambda: sys.stdout.write("76.47 \u00b1 1.47"))
+    cli.main()
+    assert screen.getvalue() == b"76.47 ? 1.47"
 
 
 def test_a_log_file_gets_a_line_now_and_then_and_a_quiet_one_none(monkeypatch):

@@ -94,6 +94,18 @@ def test_an_unknown_run_is_one_sentence(runs):
     assert "no run 'beef0000' in runs" in said
 
 
+def test_a_word_that_is_too_short_for_an_id_is_said_to_be(runs):
+    code, _, said = call("show", runs["gma"].name[:2])
+    assert (code, said) == (2, f"fedgma: {runs['gma'].name[:2]!r} is too short for an id; give at least 4 digits\n")
+
+
+def test_a_model_is_not_exported_into_a_folder_or_nowhere(runs, tmp_path):
+    code, _, said = call("export", runs["gma"].name, "--out", tmp_path)
+    assert (code, "is a folder; give a file, such as" in said) == (2, True)
+    code, _, said = call("export", runs["gma"].name, "--out", "/proc/none/net.safetensors")
+    assert (code, said.endswith("give another folder\n")) == (3, True)
+
+
 def test_a_model_is_exported_for_plain_torch(trained, runs):
     code, _, _ = call("export", runs["gma"].name[:8], "--out", "models/gma.safetensors")
     state = load_file("models/gma.safetensors")

@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fedgma.data.partitions import dirichlet, iid
 from fedgma.data.shifts import Colour
 from fedgma.data.skew import class_counts
 from fedgma.reports.plots import draw_classes, draw_images, draw_sizes, examples
+from fedgma.reports.plots.style import svg
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +83,13 @@ def test_pictures_stay_small_for_any_number_of_clients(tmp_path, clients):
         with Image.open(tmp_path / name) as picture:
             assert picture.width <= 1500
             assert len(np.unique(np.asarray(picture.convert("L")))) > 10  # something is drawn
+
+
+@pytest.mark.parametrize("clients", [10, 500])
+def test_words_of_a_partition_take_the_text_colour_of_the_page(clients):
+    labels = np.arange(1000) % 10
+    figure = draw_classes(class_counts(iid(labels, clients), labels, 10), tuple("0123456789"), "a title")
+    assert [word for word in re.findall(r"<text[^>]*>", svg(figure, "a")) if "currentColor" not in word] == []
 
 
 def test_two_hundred_classes_still_make_a_picture(tmp_path):

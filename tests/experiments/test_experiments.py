@@ -241,7 +241,7 @@ def test_a_new_user_asks_whether_masking_helps_on_their_own_file_and_module(tmp_
     done = command("run", tmp_path / "mine.toml", "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout  # no colours in a pipe
-    assert " (last 5 rounds)" in done.stdout  # there are no ten
+    assert "last 5 rounds: " in done.stdout  # there are no ten
     assert "last 10 rounds" not in done.stdout
     assert f"fedgma report {tmp_path / 'runs'}" in done.stdout.replace("\n", "")
     assert len(list((tmp_path / "runs").iterdir())) == 10

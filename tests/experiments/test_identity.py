@@ -222,6 +222,13 @@ def test_a_method_that_is_wrapped_by_an_installed_package_is_looked_into():
     assert one != two
 
 
+def test_recurrent_layers_which_refer_to_their_weights_are_looked_into():
+    def model(shape, classes):
+        return nn.GRU(shape[0], classes)
+
+    assert model_identity(model, (4,), 2).unknown == ()
+
+
 GENERATOR = torch.Generator()
 
 
@@ -333,6 +340,7 @@ ANSWERS = {
     "mlp": [-0.0607238, 0.141325],
     "resnet18-bn": [0.00302452, 0.0144878],
     "resnet18-gn": [-0.336514, 0.561687],
+    "resnet18-gn-imagenet": [-0.119092, 0.855151],
 }
 
 

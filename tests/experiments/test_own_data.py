@@ -53,7 +53,7 @@ def test_data_that_name_their_clients_are_divided_by_them_and_it_is_said():
     ]
     settings, said = adopted({"partition": "iid"}, (x, y, ["a", "b", "c", "d"] * 30))
     assert settings.partition.name == "iid"
-    assert "partition: iid, 9 clients, because 96 samples cannot be divided among 100 clients" in said[-2]
+    assert "iid, 9 clients of about 10 samples, because 96 samples cannot be divided" in said[-2]
     assert "the 4 clients that the data name are not used" in said[-2]
 
 
@@ -69,9 +69,10 @@ def test_owners_are_grouped_or_the_fix_is_said():
     ("given", "samples", "found", "said"),
     [
         ({"clients": 20}, 150, (20, "shards"), "20 clients with mode=shards, because 20 clients of 2 classes make 40"),
-        ({}, 150, (12, "exact"), "12 clients, because 100 clients of 2 classes make 200 shards"),
+        ({}, 150, (12, "exact"), "12 clients of about 10 samples, because 100 clients of 2 classes make 200 shards"),
         ({}, 3000, (100, "shards"), "100 clients with mode=shards, because"),
         ({"clients": 3}, 150, (3, "exact"), "label_skew, 3 clients"),
+        ({}, 15, (2, "shards"), "2 clients with mode=shards, because"),
     ],
 )
 def test_the_classes_of_a_users_data_are_shared_in_a_way_that_works(given, samples, found, said):

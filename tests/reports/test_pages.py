@@ -85,9 +85,24 @@ def test_the_page_needs_nothing_but_itself(written):
     assert all(link.startswith(("#", "data:image/")) for link in links), links
 
 
+def test_all_words_in_pictures_have_the_text_colour_of_the_page(written):
+    words = re.findall(r"<text[^>]*>", (written / "report.html").read_text(encoding="utf-8"))
+    assert len(words) > 100
+    assert [word for word in words if "currentColor" not in word] == []
+
+
 def test_pictures_of_one_page_do_not_share_an_id(written):
     ids = re.findall(r'\bid="([^"]+)"', (written / "report.html").read_text(encoding="utf-8"))
     assert len(ids) == len(set(ids)) > 100
+
+
+def test_facts_of_the_data_are_listed_without_long_lists(tmp_path):
+    folder = write_run(tmp_path, rounds=3)
+    head = json.loads((folder / "run.json").read_text())
+    head["data"] = {"shape": [1, 8, 8], "normalisation": {"mean": [0.5], "std": [0.25]}, "counts": [[1] * 9] * 9}
+    (folder / "run.json").write_text(json.dumps(head))
+    text = page(make_report([tmp_path]), [])
+    assert ">shape [1, 8, 8], normalisation mean [0.5], std [0.25]<" in text
 
 
 def test_whatever_a_run_folder_holds_is_text_on_the_page(tmp_path):

@@ -15,20 +15,20 @@ def call(*words):
 def test_seeds_for_a_difference():
     head, *lines = call("--sd", 1, "--difference", 1)
     assert head == "Paired t test, two-sided, 5 %; standard deviation of the differences 1 points."
-    assert lines == ["A difference of 1 points: 10 seeds for 80% and 13 seeds for 90%."]
+    assert lines == ["A difference of 1 point: 10 seeds for a power of 80 %, 13 for 90 %."]
 
 
 def test_the_level_is_corrected_for_the_tests_of_the_page():
     head, line = call("--sd", 1, "--difference", 1, "--tests", 49)
     assert "5 % corrected for 49 tests" in head
-    assert line.startswith(f"A difference of 1 points: {seeds_for(1, 1, tests=49)} seeds for 80%")
+    assert line.startswith(f"A difference of 1 point: {seeds_for(1, 1, tests=49)} seeds for a power of 80 %")
 
 
 def test_the_difference_that_seeds_can_show():
     _, line = call("--sd", 2, "--seeds", 4)
     assert (
-        line
-        == f"4 seeds show {detectable(2, 4):.2f} points with 80% and {detectable(2, 4, least=0.9):.2f} points with 90%."
+        line == f"4 seeds show {detectable(2, 4):.2f} points with a power of 80 %, "
+        f"{detectable(2, 4, least=0.9):.2f} points with 90 %."
     )
 
 

@@ -163,7 +163,7 @@ def test_a_users_class_is_a_task():
 
 WRONG = {
     "better.*higher.*lower": {"better": {"within": "more"}},
-    "`better` to name the metrics .within.*got none": {"better": {}, "units": {}},
+    "better = ..within.: .lower.. to say of each metric whether.*got none": {"better": {}, "units": {}},
     "name 'loss' is taken": {"better": {"loss": "lower"}, "units": {}},
     "`units` names 'other'": {"units": {"other": "m"}},
     "unknown target 'text'": {"target": "text"},

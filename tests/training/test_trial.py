@@ -57,6 +57,8 @@ class Frozen(nn.Linear):
         (Made(lambda z: z.detach()), "could not be differentiated .* without .detach"),
         (nn.Identity(), "has no trainable parameters, so there is nothing to train"),
         (Frozen(), "has no trainable parameters"),
+        (nn.Linear(4, 3).half(), "must be float32, got float16; call .float"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double()), "must be float32, got float32 and float64"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_with_a_sentence(model, said):

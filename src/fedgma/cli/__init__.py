@@ -1,5 +1,6 @@
 """The command line: one module for each command. The work itself is done by the library."""
 
+import io
 import signal
 import sys
 
@@ -10,6 +11,9 @@ def main() -> None:
     """Entry point of the `fedgma` script. If the extra `sim` is missing, exit with the command that installs it."""
     for number in SIGNALS:
         signal.signal(number, leave)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a sign such as the plus-minus gets a "?"
     try:
         _run()
     except SystemExit as end:

@@ -60,7 +60,7 @@ def run_app() -> None:
     try:
         app(prog_name="fedgma")
     except FedgmaError as error:
-        typer.echo(f"fedgma: {error}", err=True)
+        typer.echo(f"fedgma: {' '.join(str(error).split())}", err=True)  # one line, also of a user's code
         sys.exit(error.exit_code)
     except OSError as error:  # a name that is too long, a disk that is full, a folder without permission
         where = "the output" if error.filename is None else repr(str(error.filename)[:200])

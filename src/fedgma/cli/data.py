@@ -40,15 +40,18 @@ def get(name: Annotated[str, typer.Argument(help="A data set, e.g. cifar10.")]) 
     from fedgma.data.files.download import download
     from fedgma.data.files.locate import base_name
 
-    with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()) as bars:
-        tasks: dict[str, Any] = {}
+    bars, tasks = Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()), dict[str, Any]()
 
-        def progress(file: str, done: int, total: int) -> None:
-            if file not in tasks:
-                tasks[file] = bars.add_task(file)
-            bars.update(tasks[file], completed=done, total=total or None)
+    def progress(file: str, done: int, total: int) -> None:
+        bars.start()  # with the first file: a bar without one would leave an empty line
+        if file not in tasks:
+            tasks[file] = bars.add_task(file)
+        bars.update(tasks[file], completed=done, total=total or None)
 
+    try:
         download(base_name(name), cache_folder(), progress=progress)
+    finally:
+        bars.stop()
     data = load(name)
     typer.echo(f"{name}: {len(data.train.y)} training and {len(data.test.y)} test samples, from {data.source.name}")
 
@@ -58,14 +61,18 @@ def show(
     name: Annotated[str, typer.Argument(help="A data set, or the path of your own.")],
     partition: Annotated[
         str | None,
-        typer.Option(help="iid, label_skew, dirichlet, quantity or natural (default: as `fedgma run` chooses)."),
+        typer.Option(
+            help="iid, label_skew, dirichlet, client_dirichlet, quantity, natural (default: as `fedgma run` chooses)."
+        ),
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Number of clients (default: 100 if the data suffice; for natural, the owners).")
     ] = None,
     classes_per_client: Annotated[int | None, typer.Option(help="For label_skew: classes of each client.")] = None,
     mode: Annotated[str | None, typer.Option(help="For label_skew: exact or shards.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="For dirichlet: concentration; small is strong skew.")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="For both dirichlet: concentration; small is strong skew.")
+    ] = None,
     beta: Annotated[float | None, typer.Option(help="For quantity: concentration; small is strong skew.")] = None,
     min_size: Annotated[int | None, typer.Option(help="For dirichlet and quantity: least samples of a client.")] = None,
     held_out: Annotated[int | None, typer.Option(help="For natural: owners kept for testing.")] = None,

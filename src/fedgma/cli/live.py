@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedgma.experiments.play import Played
 
 LINE_SECONDS = 30.0  # between lines where there is no terminal
+WIDE = 60  # columns of a terminal that has place for more than rounds, time and scores
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -81,8 +82,11 @@ class Watch:
     def begin(self, members: "Sequence[Planned]", name: str) -> None:
         """A fleet starts."""
         self._seen.begin(members, name)
+        narrow = self._console.width < WIDE  # such a line has no place for the name of the fleet
         # kernels may have to be compiled before the first round
-        self._task = self.bars.add_task("preparing", total=self._seen.total, rate="", arms="")
+        self._task = self.bars.add_task(
+            "preparing", total=self._seen.total, rate="", arms="preparing" if narrow else ""
+        )
 
     def see(self, played: "Played") -> None:
         """Show a round that was completed."""
@@ -101,7 +105,8 @@ class Watch:
         for arm, curve in shown:
             share = self._seen.metrics[arm].share
             score = f"{curve[-1]:.1f}" if share else f"{curve[-1]:.3g}"
-            words.append(f"{arm} {score} {spark(curve, top=100.0 if share else max(map(abs, curve)))}")
+            course = spark(curve, top=100.0 if share else max(map(abs, curve)))
+            words.append(f"{arm} {score} {course}" if self._console.width >= WIDE else f"{arm} {score}")
         return "  ".join(words) + self._seen.more_arms
 
 
@@ -111,9 +116,9 @@ def _columns(width: int) -> list[ProgressColumn]:
     def text(pattern: str, **options: Any) -> TextColumn:
         return TextColumn(pattern, markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", **options))
 
-    columns: list[ProgressColumn] = [text("{task.description}"), text("{task.completed:.0f}/{task.total:.0f}")]
-    if width >= 60:
-        columns[1:1] = [BarColumn(bar_width=24 if width >= 90 else 10)]
+    columns: list[ProgressColumn] = [text("{task.completed:.0f}/{task.total:.0f}")]
+    if width >= WIDE:
+        columns[:0] = [text("{task.description}"), BarColumn(bar_width=24 if width >= 90 else 10)]
         columns += [text("rounds {task.fields[rate]}")]
     return [*columns, TimeRemainingColumn(compact=True), text("{task.fields[arms]}", ratio=1)]
 

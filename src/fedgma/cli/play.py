@@ -103,11 +103,13 @@ class Manner(NamedTuple):
 def grid_of_words(words: list[str] | None) -> "Grid":
     """The runs that the words of a command line describe: at most one file, and key=value settings."""
     from fedgma.errors import ConfigError
-    from fedgma.experiments.grid import read_grid
+    from fedgma.experiments.grid import every_name, read_grid
 
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"expected one settings file and key=value settings, got {' and '.join(map(repr, files))}")
+    if files and files[0] in every_name() and not Path(files[0]).exists():
+        raise ConfigError(f"expected a value for the setting {files[0]!r}; write {files[0]}=VALUE")
     return read_grid(Path(files[0]) if files else None, [word for word in words or [] if "=" in word])
 
 
@@ -220,7 +222,7 @@ def say_plan(
 
 def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     """Print the table of arms, the verdicts, and the command for a full report."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from fedgma.reports.tables import said
@@ -229,7 +231,8 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
 
     late = last_rounds(outcome.runs)
     labels = " or ".join(dict.fromkeys(arm.metric.label for arm in outcome.arms)) or "accuracy, %"
-    table = Table(f"test {labels}", "best", late, "final", "seeds", box=None, header_style="bold")
+    names = Column(f"test {labels}", overflow="fold")
+    table = Table(names, "best", late, "final", "seeds", box=None, header_style="bold")
     for arm in outcome.arms:
         digits = arm.metric.decimals(*(spread.mean for spread in arm.scores.values()))
         scores = [said(spread, decimals=digits) for spread in arm.scores.values()]
@@ -238,9 +241,9 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     for comparison in outcome.comparisons:
         several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
         for cell in comparison.cells:
-            where = f"{cell.where}: " if cell.where else ""
+            where = f"{late}, {cell.where}: " if cell.where else f"{late}: "
             words = cell.verdict.text if len(comparison.cells) > 1 else comparison.text
-            console.print(Text.assemble(where, (words, "bold"), f" ({late})"), soft_wrap=True)
+            console.print(Text.assemble(where, (words, "bold")), soft_wrap=True)
         if len(comparison.cells) > 1:
             against = f"{comparison.names[0]} against {comparison.names[1]}: " if several else ""
             console.print(f"{against}{comparison.text}", soft_wrap=True)

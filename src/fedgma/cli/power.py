@@ -49,11 +49,12 @@ def power(
     level = "5 %" if tests == 1 else f"5 % corrected for {tests} tests"
     typer.echo(f"Paired t test, two-sided, {level}; standard deviation of the differences {deviation:.3g} {unit}.")
     for size, row in needed:
-        words = " and ".join(f"{_number(n)} seeds for {p:.0%}" for n, p in zip(row, POWERS, strict=True))
-        typer.echo(f"A difference of {size:g} {unit}: {words}.")
+        usual, more = map(_number, row)
+        of = "point" if size == 1 and unit == "points" else unit
+        typer.echo(f"A difference of {size:g} {of}: {usual} seeds for a power of 80 %, {more} for 90 %.")
     for count, sizes in shown:
-        words = " and ".join(f"{_said(size, unit)} with {p:.0%}" for size, p in zip(sizes, POWERS, strict=True))
-        typer.echo(f"{count} seeds show {words}.")
+        usual, more = (_said(size, unit) for size in sizes)
+        typer.echo(f"{count} seeds show {usual} with a power of 80 %, {more} with 90 %.")
 
 
 def _objects(needed: list[Any], shown: list[Any]) -> dict[str, object]:

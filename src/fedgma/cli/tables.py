@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
     from fedgma.reports.tables import Table
+
+ANY = 10_000  # columns: more than any table has
 
 
 def say_table(table: "Table", *, as_json: bool = False) -> None:
@@ -18,9 +23,9 @@ def say_table(table: "Table", *, as_json: bool = False) -> None:
     console = Console(highlight=False, markup=False)
     if as_json:
         typer.echo(json.dumps(objects(table)))
-    elif console.is_terminal:
-        console.print(_fitted(table))
-    else:
+    elif console.is_terminal and _narrowest(fitted := _fitted(table), console) <= console.width:
+        console.print(fitted)
+    else:  # a terminal that is too narrow for the words breaks the lines, and nothing is cut off
         typer.echo(text(table))
 
 
@@ -37,7 +42,12 @@ def objects(table: "Table") -> list[dict[str, object]]:
     ]
 
 
-def _fitted(table: "Table") -> object:
+def _narrowest(fitted: "RichTable", console: "Console") -> int:
+    """The width at which no word of a table is cut."""
+    return console.measure(fitted, options=console.options.update(max_width=ANY)).minimum
+
+
+def _fitted(table: "Table") -> "RichTable":
     from rich.table import Column
     from rich.table import Table as RichTable
     from rich.text import Text

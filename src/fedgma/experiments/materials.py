@@ -5,33 +5,30 @@ Runs share them: each data set is loaded and placed once, and each federation is
 
 import logging
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
 
-from fedgma.aggregation.own import AnyRule, as_rule
+from fedgma.aggregation.own import AnyRule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_data, load
-from fedgma.data.files.locate import existing
 from fedgma.data.partitions import Divider, Partition, by_function
 from fedgma.data.poison import flip_labels, open_backdoor
 from fedgma.data.pools import Pool
 from fedgma.data.shifts import Colour
 from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
-from fedgma.experiments.clock_settings import clock_identity, clock_of, located_clock
+from fedgma.experiments.clock_settings import clock_identity, clock_of
 from fedgma.experiments.identity import code_identity, data_identity, model_identity, task_identity
-from fedgma.experiments.own_code import file_of, import_code, load_code
+from fedgma.experiments.named_code import NamedCode
 from fedgma.experiments.own_defaults import fit
 from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
-from fedgma.experiments.run_tasks import fitting, make_task, task_name
-from fedgma.experiments.settings import MODELS, Settings, is_path
+from fedgma.experiments.run_tasks import fitting
+from fedgma.experiments.settings import Settings, is_path
 from fedgma.experiments.spec_parts import attack_of, device_of, local_of, optimizer_of, shift_of, wrapped
-from fedgma.experiments.task_settings import check_model
 from fedgma.records.code import ModelIdentity
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
@@ -64,21 +61,13 @@ class Materials:
     ) -> None:
         self.precision = check_precision(precision)
         self.version = version  # the user's name for this version of their data and code
-        self.folder = folder  # where relative paths in the settings start; then the current folder
         self.data = data
-        self.model = model
-        self.task_given = task  # by name, or a user's class or object
-        self.aggregator = aggregator
-        self.partition = partition
+        self.code = NamedCode(folder, model, task, aggregator, partition)
         self.remarks: dict[str, None] = {}  # what was chosen to fit the user's data, and why
         self._chosen = device
         self._loaded: dict[tuple[Any, ...], Dataset] = {}
         self._placed: dict[tuple[Any, ...], Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
-        self._models: dict[str, Model] = {}
-        self._tasks: dict[str, Task] = {}
-        self._rules: dict[str, tuple[AnyRule, Rule]] = {}
-        self._dividers: dict[str, Divider] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
         self._smallest: dict[tuple[Any, ...], int] = {}  # batches that models can train on
 
@@ -89,20 +78,10 @@ class Materials:
 
     def adopt(self, settings: Settings) -> Settings:
         """The settings, with the names of what was passed in Python, and with what is open chosen to fit the data."""
-        named: dict[str, Any] = {}
+        settings = self.code.named(settings)
         if self.data is not None:
-            named["dataset"] = OWN + (self.data.name if isinstance(self.data, Dataset) else "own")
-        if self.model is not None and not isinstance(self.model, str):
-            kind = type(self.model) if isinstance(self.model, nn.Module) else self.model
-            named["model"] = OWN + getattr(kind, "__name__", "factory")
-        elif self.model is not None:
-            named["model"] = self.model
-        if (task := task_name(self.task_given)) is not None:
-            named["task"] = task
-        if self.partition is not None:
-            name = OWN + getattr(self.partition, "__name__", "function")
-            named["partition"] = settings.partition.model_copy(update={"name": name})
-        settings = settings.model_copy(update=named)
+            name = self.data.name if isinstance(self.data, Dataset) else "own"
+            settings = settings.model_copy(update={"dataset": OWN + name})
         if not settings.dataset.startswith(OWN) and not is_path(settings.dataset):
             return settings
         fitted = fit(settings, self.dataset(settings), self.input_shape(settings))
@@ -114,19 +93,7 @@ class Materials:
 
     def located(self, settings: Settings) -> Settings:
         """The settings with absolute paths of the user's files, for a process that runs elsewhere."""
-        update: dict[str, Any] = {}
-        if is_path(settings.dataset) and (path := self._find(settings.dataset)) is not None:
-            update["dataset"] = str(path.resolve())
-        for setting in ("model", "task", "aggregator"):
-            name = str(getattr(settings, setting))
-            if (file := self._code_file(name, setting)) is not None:
-                update[setting] = f"{file.resolve()}:{name.rpartition(':')[2]}"
-        name = str(settings.partition.name)
-        if (file := self._code_file(name, "partition")) is not None:
-            place = f"{file.resolve()}:{name.rpartition(':')[2]}"
-            update["partition"] = settings.partition.model_copy(update={"name": place})
-        update["clock"] = located_clock(settings.clock, self._find)
-        return settings.model_copy(update=update)
+        return self.code.located(settings)
 
     def identity(self, settings: Settings) -> Identity:
         """What decides the outcome of a run besides its settings: data, model, precision and the user's version."""
@@ -136,7 +103,7 @@ class Materials:
         if ":" in settings.task:
             parts["task"] = task_identity(self.task(settings)).text
         named = {} if self.version is None else {"version": self.version}
-        parts |= clock_identity(settings.clock, self._find)
+        parts |= clock_identity(settings.clock, self.code.find)
         return cast(Identity, {**parts, "precision": self.precision, **named})
 
     def notes(self, settings: Settings) -> list[str]:
@@ -159,7 +126,7 @@ class Materials:
             return None
         key = ("rule", settings.aggregator)
         if key not in self._identities:
-            self._identities[key] = code_identity(self._own_rule(settings.aggregator)[0])
+            self._identities[key] = code_identity(self.code.rule(settings.aggregator)[0])
         return cast(ModelIdentity, self._identities[key])
 
     def model_identity(self, settings: Settings) -> ModelIdentity:
@@ -178,7 +145,7 @@ class Materials:
         return cast(ModelIdentity, self._identities[key])
 
     def _data_identity(self, settings: Settings) -> dict[str, str]:
-        divider = self._divider(str(settings.partition.name))
+        divider = self.code.divider(str(settings.partition.name))
         key = ("data", *_data_key(settings), divider)
         if key not in self._identities:
             handed_over = settings.dataset.startswith(OWN)
@@ -200,10 +167,7 @@ class Materials:
 
     def task(self, settings: Settings) -> Task:
         """What a run's model learns: a task of the library, or of the user."""
-        name = settings.task
-        if name not in self._tasks:
-            self._tasks[name] = make_task(name, self.task_given, self._code_file)
-        return self._tasks[name]
+        return self.code.task(settings.task)
 
     def federation(self, settings: Settings) -> Federation:
         """The federation of a run; runs with equal settings share one object."""
@@ -224,22 +188,11 @@ class Materials:
 
     def _divide(self, data: Dataset, part: PartitionSettings) -> Partition:
         name, seed = str(part.name), part.seed or 0
-        if (divider := self._divider(name)) is not None:
+        if (divider := self.code.divider(name)) is not None:
             made = by_function(divider, strata(data), part.clients or 1, seed=seed, name=name)
             self.remarks.update(dict.fromkeys(made.notes))
             return made
         return divide(data, name, part.clients, seed=seed, **details(part))
-
-    def _divider(self, name: str) -> Divider | None:
-        """The user's function of a partition of this name; None for a known partition."""
-        if name.startswith(OWN):
-            if self.partition is None:
-                raise ConfigError(f"partition {name!r} was passed in Python; pass it again as partition=...")
-            return self.partition
-        if (file := self._code_file(name, "partition")) is not None and name not in self._dividers:
-            arguments = "labels, clients, generator"
-            self._dividers[name] = load_code(file, name.rpartition(":")[2], setting="partition", arguments=arguments)
-        return self._dividers.get(name)
 
     def poisoned(self, settings: Settings) -> Federation:
         """The federation as its malicious clients see it; without an attack on the data, the same object."""
@@ -261,21 +214,12 @@ class Materials:
 
     def network(self, settings: Settings) -> Model:
         """The model of a run: a name, or what the user's file defines or the user passed."""
-        name = str(settings.model)
-        check_model(settings, MODELS)
-        if name.startswith(OWN):
-            if self.model is None:
-                raise ConfigError(f"model {name!r} was passed in Python; pass it again as model=...")
-            return self.model
-        if (file := self._code_file(name, "model")) is not None and name not in self._models:
-            short = name.rpartition(":")[2]
-            self._models[name] = load_code(file, short, setting="model", arguments="shape, classes")
-        return self._models.get(name, name)
+        return self.code.network(settings)
 
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        return wrapped(self._library_rule(settings) if name in RULES else self._own_rule(name)[1], settings)
+        return wrapped(self._library_rule(settings) if name in RULES else self.code.rule(name)[1], settings)
 
     def _library_rule(self, settings: Settings) -> Rule:
         """The library's rule of that name, made from the settings that it reads and from what the run gives."""
@@ -284,23 +228,6 @@ class Materials:
         if "population" in row.settings:
             given["population"] = len(self.federation(settings).clients)
         return row.make(**given)
-
-    def _own_rule(self, name: str) -> tuple[AnyRule, Rule]:
-        """The user's code, and the rule that it stands for; runs share one object, so that a fleet calls it once."""
-        if name not in self._rules:
-            code = self._rule_code(name)
-            self._rules[name] = code, as_rule(code, None if name.startswith(OWN) else PurePath(name).name)
-        return self._rules[name]
-
-    def _rule_code(self, name: str) -> AnyRule:
-        if name.startswith(OWN):
-            if self.aggregator is None:
-                raise ConfigError(f"aggregator {name!r} was passed in Python; pass it again as aggregator=...")
-            return self.aggregator
-        file = self._code_file(name, "aggregator")
-        if file is None:
-            return import_code(name, setting="aggregator")
-        return load_code(file, name.rpartition(":")[2], setting="aggregator", arguments="mean, votes, clients, ...")
 
     def spec(self, settings: Settings) -> RunSpec:
         """The complete specification of a run, for a fleet."""
@@ -330,7 +257,7 @@ class Materials:
             weighting=settings.weighting,
             norm_factor=settings.norm_factor,
             attack=attack_of(settings),
-            clock=clock_of(settings.clock, wanted, self._find),
+            clock=clock_of(settings.clock, wanted, self.code.find),
             evaluate_every=settings.evaluate_every,
             evaluate_on=("test", *federation.more_tests),
             evaluate_last=10,
@@ -369,7 +296,7 @@ class Materials:
             return from_data(self.data, target=target)
         if not is_path(name):
             return load(name)
-        path = self._find(name)
+        path = self.code.find(name)
         if path is None:
             raise ConfigError(
                 f"dataset: no file or folder {name!r} in the current folder or in that of the settings file"
@@ -377,26 +304,7 @@ class Materials:
         text: Any = {"length": settings.sequence_length, "unit": settings.sequence_unit}
         return load(str(path.resolve()), target=target, **text)
 
-    def _code_file(self, name: str, setting: str) -> Path | None:
-        """The Python file of a setting's `file.py:name`; None for other names."""
-        path = file_of(name)
-        if path is None:
-            return None
-        file = self._find(path)
-        if file is None:
-            raise ConfigError(f"{setting}: no file {path!r} in the current folder or in that of the settings file")
-        return file
-
-    def _find(self, name: str) -> Path | None:
-        folders = [Path()] if self.folder is None else [self.folder, Path()]
-        return next((path for folder in folders if (path := existing(name, folder)) is not None), None)
-
 
 def _data_key(settings: Settings) -> tuple[Any, ...]:
     """What decides how a data set is read."""
     return settings.dataset, settings.task, settings.sequence_length, settings.sequence_unit
-
-
-def own_name(rule: AnyRule) -> str:
-    """The name of a rule that was passed in Python, as settings have it."""
-    return OWN + as_rule(rule).name

@@ -9,6 +9,7 @@ from fedgma.data.splits import divide
 from fedgma.errors import ConfigError
 from fedgma.experiments.partition_settings import PARTITIONS, PartitionSettings, details
 from fedgma.experiments.settings import Settings
+from fedgma.statistics.labels import counted
 
 USUAL = 100  # clients
 ENOUGH = 10  # samples of a client, where the usual number of clients is too large
@@ -67,7 +68,7 @@ def fit_partition(part: PartitionSettings, data: Dataset) -> tuple[PartitionSett
     part = part.model_copy(update={"name": part.name or ("label_skew" if data.target == "class" else "iid")})
     found, why = _divided(part, data) if part.name in PARTITIONS else (_with_clients(part, data), "")
     unused = f"; the {owners} clients that the data name are not used" if owners else ""
-    return found, f"{found.name}, {found.clients} clients{why}{unused}"
+    return found, f"{found.name}, {counted(found.clients or 0, 'client')}{why}{unused}"
 
 
 def _natural(part: PartitionSettings, owners: int, other: str) -> tuple[PartitionSettings, str]:
@@ -87,7 +88,7 @@ def _natural(part: PartitionSettings, owners: int, other: str) -> tuple[Partitio
 def _divided(part: PartitionSettings, data: Dataset) -> tuple[PartitionSettings, str]:
     """The first choice of clients and mode that the samples can be divided by, and what is unusual about it."""
     samples, refusal = len(data.train.y), None
-    few = max(1, samples // ENOUGH)
+    few = max(2, samples // ENOUGH)
     numbers = [part.clients] if part.clients is not None else [USUAL] if samples >= USUAL * ENOUGH else [USUAL, few]
     held = part.classes_per_client or (
         min(CLASSES, len(np.unique(data.train.y))) if part.name == "label_skew" else None
@@ -102,19 +103,20 @@ def _divided(part: PartitionSettings, data: Dataset) -> tuple[PartitionSettings,
             except ConfigError as error:
                 refusal = refusal or error
                 continue
-            return found, _reason(found, part, refusal)
+            return found, _reason(found, part, refusal, samples)
     raise refusal or ConfigError(f"partition: {samples} samples cannot be divided")
 
 
-def _reason(found: PartitionSettings, part: PartitionSettings, refusal: ConfigError | None) -> str:
+def _reason(found: PartitionSettings, part: PartitionSettings, refusal: ConfigError | None, samples: int) -> str:
     if refusal is None:
         return ""
     mode = f" with mode={found.mode}" if part.mode is None and found.mode == "shards" else ""
-    return f"{mode}, because {str(refusal).partition(';')[0]}"
+    few = f" of about {ENOUGH} samples" if part.clients is None and found.clients == samples // ENOUGH else ""
+    return f"{few}{mode}, because {str(refusal).partition(';')[0]}"
 
 
 def _with_clients(part: PartitionSettings, data: Dataset) -> PartitionSettings:
-    usual = USUAL if len(data.train.y) >= USUAL * ENOUGH else max(1, len(data.train.y) // ENOUGH)
+    usual = USUAL if len(data.train.y) >= USUAL * ENOUGH else max(2, len(data.train.y) // ENOUGH)
     return part.model_copy(update={"clients": part.clients or usual})
 
 

@@ -21,7 +21,8 @@ from fedgma.data.partitions import Divider
 from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.agreement import fleets_of, share_checkpoints, share_lines
 from fedgma.experiments.lines import as_planned, describe_run, line_of
-from fedgma.experiments.materials import Data, Materials, own_name
+from fedgma.experiments.materials import Data, Materials
+from fedgma.experiments.named_code import own_name
 from fedgma.experiments.notebook import NotebookBar, notebook
 from fedgma.experiments.outcome import Network, Outcome
 from fedgma.experiments.places import Place, find_place

@@ -6,6 +6,7 @@ back in the order in which they were written. Nothing that is read is executed.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -168,8 +169,9 @@ def written_to(folder: Path) -> Iterator[None]:
     except (FileExistsError, NotADirectoryError) as error:
         raise DataError(f"cannot write to {str(folder)!r}: {error.filename!r} is a file; give another folder") from None
     except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"cannot write to {str(folder)!r}: {reason}; nothing finished is lost, run it again") from None
+        elsewhere = isinstance(error, FileNotFoundError | PermissionError) or error.errno == errno.EROFS
+        then = "give another folder" if elsewhere else "nothing finished is lost, run it again"
+        raise DataError(f"cannot write to {str(folder)!r}: {error.strerror or error}; {then}") from None
 
 
 def checkpoint_rounds(folder: Path) -> list[int]:

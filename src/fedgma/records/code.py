@@ -17,6 +17,7 @@ import site
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -226,7 +227,7 @@ class Walk:
         else:
             text = _words(value)
             self.put(kind.__module__, kind.__qualname__, text)
-            if text is None:
+            if text is None and not isinstance(value, weakref.ref):  # what it refers to has another owner
                 self.unknown[f"{kind.__module__}.{kind.__qualname__}"] = None
 
 

@@ -45,6 +45,8 @@ def find_runs(word: str, folders: Sequence[PathLike] = ("runs",)) -> list[Path]:
     found = by_id or [folder for folder in known if read_label(folder).name == word]
     if not found:
         where = ", ".join(map(str, folders))
+        if len(word) < LEAST_DIGITS and any(folder.name.startswith(word) for folder in known):
+            raise ConfigError(f"{word!r} is too short for an id; give at least {LEAST_DIGITS} digits")
         raise DataError(f"no run {word!r} in {where}; `fedgma ls` lists the runs, and --runs names other folders")
     return found
 

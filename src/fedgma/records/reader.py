@@ -66,7 +66,8 @@ def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         here = sorted(folders_below(path))
         if not here:
-            what = "no run.json in it or its subfolders" if path.is_dir() else "no such folder"
+            what = "it is a file" if path.is_file() else "no such folder"
+            what = "no run.json in it or its subfolders" if path.is_dir() else what
             raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
         folders.update(dict.fromkeys(folder.resolve() for folder in here))
     return list(folders)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.documents import PathLike
-from fedgma.errors import DataError, IntegrityError
+from fedgma.errors import ConfigError, DataError, IntegrityError
 from fedgma.records.checkpoints import Checkpoint, digest, read_checkpoint, write_atomic, written_to
 from fedgma.records.format import Head
 from fedgma.records.reader import is_done, read_head, read_object
@@ -60,8 +60,10 @@ def write_model(model: Trained, file: PathLike) -> Path:
     from safetensors.numpy import save
 
     path = Path(file)
+    if path.is_dir():
+        raise ConfigError(f"{str(path)!r} is a folder; give a file, such as {str(path / 'net.safetensors')!r}")
     payload = save({name: np.asarray(value, order="C") for name, value in model.arrays.items()}, metadata(model))
-    with written_to(path.parent):
+    with written_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, payload)
     return path

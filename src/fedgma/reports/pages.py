@@ -20,6 +20,7 @@ from fedgma.statistics.arms import last_rounds
 from fedgma.statistics.labels import plain
 
 LONG = 8  # rows; a longer table can be filtered
+SHORT = 4  # entries; a longer list of a fact is left out
 SCRIPT = """
 const value = row => column => {
   const text = row.cells[column].textContent;
@@ -184,8 +185,13 @@ def _listed(runs: Sequence[Run], name: str) -> str:
 
 
 def _fact(value: Any) -> str:
+    """A recorded fact in words, without long lists and what holds nothing else."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_fact(item)}" for key, item in value.items() if not isinstance(item, list))
+        items = {key: _fact(item) for key, item in value.items()}
+        return ", ".join(f"{key} {text}" for key, text in items.items() if text)
+    if isinstance(value, list):
+        short = len(value) <= SHORT and not any(isinstance(item, list | Mapping) for item in value)
+        return f"[{plain(value)}]" if short and value else ""
     return plain(value)
 
 

@@ -257,10 +257,12 @@ def _taus(title: str, scene: Scene) -> Picture | None:
     by_tau = {row.label["tau"]: row.scores["last10"] for row in scene.values() if _has_tau(row)}
     scores: Mapping[float, Spread] = by_tau if len(by_tau) > 1 else {}
     different = len(same_mask(shares, GRID_OF_TAUS))
-    caption = (
-        f"What each tau would mask of the last measured round ({name}). Of the ten taus 0.1, 0.2, ... 1 there are "
-        f"{different} that differ; dots joined by a line are one algorithm, since no entry's agreement lies between."
-    )
+    caption = f"What each tau would mask of the last measured round ({name})."
+    if different < len(GRID_OF_TAUS):
+        caption += (
+            f" The {len(GRID_OF_TAUS)} values 0.1, 0.2, ... 1 make {different} different masks: dots joined by a level "
+            "line mask the same entries, since no entry's agreement lies between them."
+        )
     return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores, label=row.metric.label))
 
 
@@ -276,7 +278,7 @@ def _fairness(title: str, scene: Scene) -> Picture | None:
     metric = metrics_of(next(iter(scene.values())).runs[0])[0]
     caption = (
         f"{metric.title} on the clients' own test samples after the last round: the worst tenth of clients, all of "
-        "them, those in the last cohort and those not. Small dots are seeds."
+        "them, those sampled in the last round and those not. Small dots are seeds."
     )
     return _picture("clients", title, "Clients", caption, draw_fairness(arms, metric=metric))
 

@@ -15,6 +15,7 @@ from fedgma.errors import ConfigError
 from fedgma.statistics.metrics import ACCURACY, Metric
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL, MOST_SEEDS, seeds_for
 
+LEAST = f"a verdict needs at least {LEAST_SEEDS} seeds"
 LEAST_P = 0.0001  # smaller p values are not told apart
 Outcome = Literal["first ahead", "second ahead", "inconclusive", "equal", "preliminary"]
 
@@ -80,15 +81,14 @@ class Verdict(NamedTuple):
     @property
     def advice(self) -> str:
         """How many seeds would be enough; empty if these are."""
-        least = f"a verdict needs at least {LEAST_SEEDS} seeds"
         if self.of < 2:
-            return least
+            return LEAST
         if self.outcome not in ("inconclusive", "preliminary"):
             return ""
         needed = self.seeds_needed
         enough = f"more than {MOST_SEEDS} seeds" if needed is None else f"about {needed} seeds"
         resolved = f"{enough} would resolve a difference of this size"
-        return resolved if self.outcome == "inconclusive" else f"{least}; {resolved}"
+        return resolved if self.outcome == "inconclusive" else f"{LEAST}; {resolved}"
 
     @property
     def correction(self) -> str:
@@ -105,13 +105,16 @@ class Verdict(NamedTuple):
         digits, unit = self.score.decimals(self.mean, self.low, self.high), self.score.apart
         between = f"95 % CI {self.low:.{digits}f} to {self.high:.{digits}f}"
         apart = f"{first} {'behind' if self.mean < 0 else 'ahead'} by {abs(self.mean):.{digits}f} {unit}"
+        apart = apart if self.mean else f"{first} equal to {second} on average"
+        alike = f"{first} and {second} are equal"
         tested = f", {self.correction}" if self.tests > 1 else ""
         match self.outcome:
             case "preliminary" if self.of == 1:
-                equal = f"{first} equal to {second}"
-                return f"preliminary: {apart if self.mean else equal}, one seed, no interval; {self.advice}"
+                return f"preliminary: {apart if self.mean else alike}, one seed, no interval; {self.advice}"
+            case "preliminary" if self.mean == self.deviation == 0:
+                return f"preliminary: {alike} in {self.of} of {self.of} seeds; {LEAST}"
             case "equal":
-                return f"{first} and {second} are equal in {self.of} of {self.of} seeds"
+                return f"{alike} in {self.of} of {self.of} seeds"
             case "first ahead":
                 return f"{apart}, {between}, in {self.ahead} of {self.of} seeds{tested}"
             case "second ahead":
@@ -146,7 +149,9 @@ def paired(
     'preliminary: GMA behind by 8.41 points, 95 % CI -18.45 to 1.62, 3 seeds; a verdict needs at least 4 seeds; \
 about 5 seeds would resolve a difference of this size'
     >>> paired([0.0]).text
-    'preliminary: GMA equal to the mean, one seed, no interval; a verdict needs at least 4 seeds'
+    'preliminary: GMA and the mean are equal, one seed, no interval; a verdict needs at least 4 seeds'
+    >>> paired([0.0, 0.0]).text
+    'preliminary: GMA and the mean are equal in 2 of 2 seeds; a verdict needs at least 4 seeds'
     """
     values = _checked(differences)
     mean, p = math.fsum(values) / len(values), p_value(values)

@@ -114,7 +114,7 @@ def _take_steps(
         output = model(x)
         loss = mean_loss(task, output, y)
         loss.backward()  # type: ignore[no-untyped-call]
-        if lane_batch.blend[lane]:
+        if lane_batch.rate("blend")[lane]:
             _take_second_gradient(model, trainable, (task, x, y), lane_batch, lane, tilt)
         _adjust(trainable, start, correction, lane_batch, lane)
         optimizer.param_groups[0]["lr"] = lr
@@ -128,7 +128,7 @@ def _take_steps(
 
 def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:
     """The lane's optimiser, with fresh moments; the rate is set before every step."""
-    rate = {name: float(getattr(lane_batch, name)[lane]) for name in RATES}
+    rate = dict(zip(RATES, lane_batch.rates[lane].tolist(), strict=True))
     decay = rate["weight_decay"]
     if lane_batch.optimizer == "adamw":
         betas = (rate["beta1"], rate["beta2"])
@@ -147,7 +147,7 @@ def _take_second_gradient(
     tilt: Tilt | None,
 ) -> None:
     """Blend the gradient with that at a perturbed point (see `perturbations`); weights and buffers stay as they are."""
-    rho, unit, blend, tilted = (float(getattr(lane_batch, name)[lane]) for name in ("rho", "unit", "blend", "tilted"))
+    rho, unit, blend, tilted = (float(lane_batch.rate(name)[lane]) for name in ("rho", "unit", "blend", "tilted"))
     first = {n: torch.zeros_like(v) if v.grad is None else v.grad.clone() for n, v in trainable.items()}
     toward = {name: g - tilt.own[name] - tilt.shared[name] if tilt else g for name, g in first.items()}
     length = torch.stack([value.square().sum() for value in toward.values()]).sum().sqrt()
@@ -173,7 +173,7 @@ def _adjust(
     trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, lane_batch: LaneBatch, lane: int
 ) -> None:
     """Change a gradient as the algorithm asks: proximal term, clipping, scale, correction (see `LaneBatch`)."""
-    mu, clip, scale = (float(getattr(lane_batch, name)[lane]) for name in ("mu", "clip", "scale"))
+    mu, clip, scale = (float(lane_batch.rate(name)[lane]) for name in ("mu", "clip", "scale"))
     for name, value in trainable.items():
         value.grad = torch.zeros_like(value) if value.grad is None else value.grad  # else it would not be decayed
         if mu:

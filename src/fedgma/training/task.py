@@ -169,8 +169,9 @@ def _check_figures(task: Task, columns: Columns, loss: Tensor, found: Means) -> 
     elif wide := [name for name, width in zip(*columns, strict=True) if width != 1]:
         _refuse(task, f"one number for each sample of metric {wide[0]!r}", "several; average them, or add `summary`")
     if set(found) != set(task.better):
-        names = ", ".join(sorted(found)) or "none"
-        _refuse(task, f"`better` to name the metrics ({names})", ", ".join(sorted(task.better)) or "none")
+        wanted = ", ".join(f'"{name}": "{task.better.get(name, "lower")}"' for name in sorted(found))
+        got = ", ".join(sorted(task.better)) or "none"
+        _refuse(task, f"better = {{{wanted}}} to say of each metric whether lower or higher is better", got)
 
 
 def _tried(task: Task, part: str, output: Tensor, y: Tensor) -> Any:

@@ -18,11 +18,7 @@ from fedgma.training.tasks import CLASSIFICATION
 
 def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATION) -> None:
     """Raise `ConfigError` if the model cannot be trained on samples of the pool; `name` is the model's in messages."""
-    if not any(value.requires_grad for value in model.parameters()):
-        raise ConfigError(
-            f"model {name} has no trainable parameters, so there is nothing to train; "
-            "make its layers attributes in __init__, and leave requires_grad of at least one parameter on"
-        )
+    _check_parameters(model, name)
     model = copy.deepcopy(model).train()
     x, y = _first(pool, 2)
     with keyed_generators(pool.y.device, 0):
@@ -42,6 +38,21 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
                 f"the loss of model {name} could not be differentiated ({_said(error)}); "
                 "its outputs must depend on its parameters by differentiable operations, without .detach() or .data"
             ) from error
+
+
+def _check_parameters(model: nn.Module, name: str) -> None:
+    kinds = {value.dtype for value in model.parameters() if value.requires_grad}
+    if not kinds:
+        raise ConfigError(
+            f"model {name} has no trainable parameters, so there is nothing to train; "
+            "make its layers attributes in __init__, and leave requires_grad of at least one parameter on"
+        )
+    if kinds not in ({torch.float32}, {torch.float64}):
+        found = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise ConfigError(
+            f"the trainable parameters of model {name} must be float32, got {found}; "
+            "call .float() on it, and choose faster arithmetic with --precision"
+        )
 
 
 def check_outputs(outputs: object, x: Tensor, classes: int | None, name: str) -> None:

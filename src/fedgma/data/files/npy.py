@@ -46,8 +46,9 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
             check_announced(sum(entry.file_size for entry in entries), path)
             arrays = {}
             for entry in entries:
+                name = entry.filename.removesuffix(".npy")
                 with archive.open(entry) as stream:
-                    arrays[entry.filename.removesuffix(".npy")] = read_npy(stream, entry.file_size, entry.filename)
+                    arrays[name] = read_npy(stream, entry.file_size, f"{path.name}: {name}")
             return arrays
     except DAMAGED as error:
         raise DataError(f"{path.name} cannot be read as an .npz of plain arrays: {error}") from None

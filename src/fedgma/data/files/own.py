@@ -80,6 +80,8 @@ def dataset_of(
             f"{name}: training and test samples must have the same shape and type, got "
             f"{train.x.dtype}{list(train.x.shape[1:])} and {test.x.dtype}{list(test.x.shape[1:])}"
         )
+    if len(labels.classes) == 1:
+        raise DataError(f"{name}: all labels are {labels.classes[0]}; a classification needs two classes or more")
     reading = tuple(remark for remark in (layout, labels.remark, clients) if remark is not None)
     source = source_of(train, test, name, files)
     own = own or client_test is not None

@@ -222,5 +222,9 @@ def _numbers(column: Column) -> Column:
 
 
 def _example(column: Column) -> str:
-    other = next((cell for cell in column.tolist() if not (isinstance(cell, str) and _is_number(cell))), "")
-    return "an empty cell" if other == "" else repr(other)[:60]
+    """A cell that is not a number, and its row."""
+    cells = enumerate(column.tolist(), 1)
+    row, other = next(((row, cell) for row, cell in cells if not (isinstance(cell, str) and _is_number(cell))), (1, ""))
+    found = "an empty cell" if other == "" or other is None else repr(other)[:60]
+    comma = isinstance(other, str) and _is_number(other.replace(",", "."))
+    return f"{found} in row {row}{' (a decimal comma: write a point)' if comma else ''}"

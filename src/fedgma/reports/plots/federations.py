@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedgma.data.partitions import Index, Labels
+from fedgma.reports.plots.style import INK, SIZE, dress, name_axes
 from fedgma.seeds import generator
 
 if TYPE_CHECKING:  # a report draws partitions without torch
@@ -30,11 +31,12 @@ def draw_classes(counts: Index, classes: Sequence[str], title: str = "") -> Figu
     width = 5 + clients * 0.075 if few else 12
     figure = Figure(figsize=(width, 1.6 + 0.24 * min(len(classes), NAMED)), layout="constrained")
     axes = figure.subplots()
+    dress(axes)
     (_bubbles if few else _heat)(figure, axes, counts)
     step = -(-len(classes) // NAMED)
-    axes.set_yticks(range(0, len(classes), step), [classes[c][:18] for c in range(0, len(classes), step)], fontsize=8)
+    axes.set_yticks(range(0, len(classes), step), [classes[c][:18] for c in range(0, len(classes), step)])
     axes.set_ylim(-0.6, len(classes) - 0.4)
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title, fontsize=10, loc="left", color=INK)
     return figure
 
 
@@ -45,9 +47,7 @@ def _bubbles(figure: Figure, axes: Axes, counts: Index) -> None:
     largest = min(height, 72 * figure.get_figwidth() * 0.85 / len(counts)) * 0.95  # points between two neighbours
     axes.scatter(client, label, s=largest**2 * samples / counts.max(), color=BLUE, linewidths=0)
     axes.set_xlim(-0.8, len(counts) - 0.2)
-    axes.set_xlabel(f"client  (area = samples; the largest bubble is {counts.max()})", fontsize=9)
-    axes.grid(color="#eeeeee")
-    axes.set_axisbelow(True)
+    name_axes(axes, f"client (area: samples; the largest dot is {counts.max()})")
 
 
 def _heat(figure: Figure, axes: Axes, counts: Index) -> None:
@@ -62,26 +62,29 @@ def _heat(figure: Figure, axes: Axes, counts: Index) -> None:
     shown = axes.imshow(
         picture, aspect="auto", origin="lower", cmap="Blues", vmin=0, extent=extent, interpolation="none"
     )
-    figure.colorbar(shown, ax=axes, label="share of the client's samples", pad=0.01)
+    axes.grid(visible=False)
+    bar = figure.colorbar(shown, ax=axes, pad=0.01)
+    bar.set_label("share of the client's samples", fontsize=SIZE, color=INK)
+    bar.ax.tick_params(labelsize=SIZE, colors=INK)
     each = f", {len(shares) / len(groups):.3g} to a column" if len(groups) < len(shares) else ""
-    axes.set_xlabel(f"{len(shares)} clients, sorted by their commonest class{each}", fontsize=9)
+    name_axes(axes, f"{len(shares)} clients, sorted by their commonest class{each}")
 
 
 def draw_sizes(sizes: Index, title: str = "") -> Figure:
     """Histogram of client sizes, with the median."""
     figure = Figure(figsize=(6, 2.8), layout="constrained")
     axes = figure.subplots()
+    dress(axes, "y")
     low, high = int(sizes.min()), int(sizes.max())
     bins = np.linspace(low - 0.5, high + 0.5, min(40, high - low + 1) + 1).tolist()
     axes.hist(sizes, bins=bins, color=BLUE, rwidth=0.92)
     median = float(np.median(sizes))
     axes.axvline(median, color="#c0392b", linewidth=1)
-    axes.set_xlabel(f"samples of a client  (smallest {low}, median {median:g}, largest {high})", fontsize=9)
-    axes.set_ylabel("clients", fontsize=9)
+    name_axes(axes, f"samples of a client (smallest {low}, median {median:g}, largest {high})", "clients")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if low == high:
         axes.set_xlim(low - 5, high + 5)
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title, fontsize=10, loc="left", color=INK)
     return figure
 
 
