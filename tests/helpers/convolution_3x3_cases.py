@@ -26,12 +26,9 @@ def draw(case, device="cpu", dtype=torch.float32):
     return whole(*at, case.inputs), whole(case.lanes, case.outs, 3, 3, case.inputs), whole(*at, case.outs)
 
 
-def wanted(x, weight, grads, stride=1):
+def wanted(x, weight, grads):
     """Output and the gradients of input and weight, by autograd, lane by lane."""
     x, weight = (value.double().requires_grad_() for value in (x, weight))
-    lanes = [
-        F.conv2d(a.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), stride=stride, padding=1)
-        for a, w in zip(x, weight, strict=True)
-    ]
+    lanes = [F.conv2d(a.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), padding=1) for a, w in zip(x, weight, strict=True)]
     out = torch.stack(lanes).permute(0, 1, 3, 4, 2)
     return [out, *torch.autograd.grad(out, [x, weight], grads.double())]
