@@ -8,8 +8,8 @@ Written before the runs: nine arms, each with nine pairs of rates on one grid of
 each kind of server. The pair that predicts most bytes of held-out text right with seed 60 is compared on the test text
 with seeds 61 to 66. Ten languages train in a round. The last 20 % of each language's text is for testing. scores.csv
 holds what the runs of the page on masks came to. The same command goes on where it was stopped. Added after these runs:
-`--rates` compares the arms of FedAvg at one pair, that of the mean, because the search gave others a larger client rate;
-same_rates.csv holds what they came to.
+`--rates` compares the arms of FedAvg at one pair, that of the mean, because the search gave others a larger client
+rate; same_rates.csv holds what they came to.
 """
 
 import argparse
