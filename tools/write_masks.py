@@ -42,7 +42,7 @@ RESULTS = ROOT / "results"
 SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
 CLAIMED = ("trained/uniform", "trained/saved")
 FEDADAM, FEDERATIONS = "C27", "C29"
-SCORES = ROOT / "benchmarks" / "languages" / "scores.csv"
+SCORES, SAME_RATES = (ROOT / "benchmarks" / "languages" / f"{name}.csv" for name in ("scores", "same_rates"))
 ON_TEXT: tuple[Arm, ...] = (
     ("fedavg", "gma"),
     ("fedavg", "mean, server average 0.9"),
@@ -137,18 +137,30 @@ def _pooled(apart: Pooled, verdict: Verdict) -> str:
 
 def text() -> str:
     """What the arms gain on text by language, in points of the next byte."""
-    if not SCORES.is_file():
+    arms = _scores(SCORES)
+    if not arms:
         return NOT_YET
+    plain = arms["fedavg", "mean"].values()
+    said = [f"over the mean of the same server (FedAvg: {sum(plain) / len(plain):.1f} %): {_on_text(arms)}"]
+    if same := _scores(SAME_RATES):
+        said.append(f"with FedAvg at the rates of the mean: {_on_text(same)}")
+    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in said)
+
+
+def _scores(file: Path) -> dict[Arm, dict[int, float]]:
+    """The scores of a file by arm and seed; empty if it is not there."""
     arms: dict[Arm, dict[int, float]] = {}
-    with SCORES.open(newline="") as file:
-        for row in csv.DictReader(file):
+    if file.is_file():
+        for row in csv.DictReader(file.read_text().splitlines()):
             server, comma, rule = row["arm"].partition(", ")
             arm = (server, rule) if comma and server in SERVERS else ("fedavg", row["arm"])
             arms.setdefault(arm, {})[int(row["seed"])] = float(row["accuracy"])
-    found = gains_of({"languages": arms})
-    level = sum(arms["fedavg", "mean"].values()) / len(arms["fedavg", "mean"])
-    said = [f"{label(gain.arm)} {_cell(gain)}" for gain in found if gain.arm in ON_TEXT or gain.verdict.significant]
-    return f"Over the mean of the same server (FedAvg: {level:.1f} %): {'; '.join(said)}."
+    return arms
+
+
+def _on_text(arms: dict[Arm, dict[int, float]]) -> str:
+    shown = [gain for gain in gains_of({"text": arms}) if gain.arm in ON_TEXT or gain.verdict.significant]
+    return "; ".join(f"{label(gain.arm)} {_cell(gain)}" for gain in shown)
 
 
 def finalists() -> str:
