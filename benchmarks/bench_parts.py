@@ -39,6 +39,7 @@ SECONDS = 0.4  # that one timing takes, about
 LENET, LENET_64, LOGISTIC_64 = Rounds("W1"), Rounds("W1", runs=64), Rounds("logistic", runs=64)
 CNN = Rounds("cnn", precision="tf32")
 RESNET, RESNET_4 = Rounds("resnet", precision="bf16"), Rounds("resnet", runs=4, precision="bf16")
+IMAGENET, IMAGENET_8 = Rounds("resnet-imagenet", precision="bf16"), Rounds("resnet-imagenet", 8, precision="bf16")
 RESNET_BN = Rounds("resnet-bn", precision="tf32")
 RESNET_SIZE, LENET_SIZE = 11_173_962, 61_706  # parameters
 
@@ -99,6 +100,12 @@ GROUPS = {
         tally("10 clients of ResNet18", 1, RESNET_SIZE, "compiled"),
         stack("10 clients of ResNet18", 10, "torch"),
         stack("10 clients of ResNet18", 10, "compiled"),
+    ],
+    "literature": [
+        Part("products with windows", "ResNet18-GN as for ImageNet, 80 lanes, bf16", IMAGENET_8,
+             replace(IMAGENET_8, change="one call a lane")),
+        Part("products with windows", "ResNet18-GN as for ImageNet, 10 lanes, bf16", IMAGENET,
+             replace(IMAGENET, change="one call a lane")),
     ],
     "cpu": [
         on_cpu("LeNet, 10 clients x 600", "W1"),

@@ -21,7 +21,7 @@ from fedgma.training.choose import written_form
 from fedgma.training.compile import compiled
 from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.evaluation import sample_scores
-from fedgma.training.fast import gpu, torch_ops
+from fedgma.training.fast import gpu, resnet18, torch_ops
 from fedgma.training.fast.written import form_gradients
 from fedgma.training.gradients import multiplied
 from fedgma.training.stacked import unflatten
@@ -76,7 +76,8 @@ def fleet_of(name: str, runs: int, device: str, tiny: bool, **options: Any) -> F
     """A fleet of so many runs of a workload; `tiny` is small enough for a CPU without kernels."""
     work = WORKLOADS[name]
     if tiny:
-        small = {"shape": (work.shape[0], 16, 16)} if name.startswith("resnet") else {}
+        side = 32 if name.endswith("imagenet") else 16
+        small = {"shape": (work.shape[0], side, side)} if name.startswith("resnet") else {}
         work = replace(work, clients=4, clients_per_round=2, batch=4, samples=12, **small)
     specs = fleet_specs(work, make_images(work, device), min(runs, 2) if tiny else runs)
     return assemble(specs, **options)
@@ -109,9 +110,17 @@ def _one_stream(fleet: Fleet) -> Any:
     return fleet.train
 
 
+def _one_call_a_lane(fleet: Fleet) -> Engine:
+    resnet18.TOGETHER = resnet18.BY_LANE
+    resnet18.residual_form.cache_clear()
+    gradients = form_gradients(written_form(fleet.model), fleet.precision)
+    return Engine(gradients, padding=True, precision=fleet.precision, compile=fleet.device.type == "cuda")
+
+
 CHANGES = {
     "multiplied out": _multiplied_out,
     "one stream": _one_stream,
+    "one call a lane": _one_call_a_lane,
 }
 
 

@@ -8,8 +8,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,9 @@ def plain_cnn(shape, classes):
     return SmallCNN(shape, classes, dropout=(0.0, 0.0))
 
 
+RECIPE = {"local_epochs": 5, "weight_decay": 1e-3, "gradient_clip": 10.0, "augment": "half_crop_flip"}
+
+
 @dataclass(frozen=True)
 class Workload:
     """Clients x samples, how many a round, and how they train."""
@@ -53,6 +56,7 @@ class Workload:
     lr: float = 0.05
     momentum: float = 0.9
     check: tuple[int, int] = (2, 3)  # rounds and local steps in which a way is compared with the loop
+    settings: Mapping[str, object] = field(default_factory=dict)  # more of a run
 
 
 WORKLOADS = {
@@ -63,6 +67,10 @@ WORKLOADS = {
     "cnn": Workload(plain_cnn, (3, 32, 32), 1000, 50, 50, 10, lr=0.1, momentum=0.0),
     "resnet": Workload("resnet18-gn", (3, 32, 32), 100, 500, 10, 64, lr=0.01, check=(1, 2)),
     "resnet-bn": Workload("resnet18-bn", (3, 32, 32), 100, 500, 10, 64, lr=0.01, check=(1, 2)),
+    # the recipe of C17
+    "resnet-imagenet": Workload(
+        "resnet18-gn-imagenet", (3, 32, 32), 100, 500, 10, 50, lr=0.1, momentum=0.0, check=(1, 2), settings=RECIPE
+    ),
     "logistic": Workload("logistic", (1, 28, 28), 100, 600, 10, 32),
 }
 
@@ -108,7 +116,7 @@ def spec_of(work: Workload, images: Images, **settings: object) -> RunSpec:
         "client_learning_rate": work.lr,
         "rounds": 10**6,
     }
-    return RunSpec(images, **{**base, "momentum": work.momentum, "evaluate_every": 0, **settings})
+    return RunSpec(images, **{**base, "momentum": work.momentum, "evaluate_every": 0, **work.settings, **settings})
 
 
 def fleet_specs(work: Workload, images: Images, runs: int, seeds: int | None = None) -> list[RunSpec]:

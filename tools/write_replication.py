@@ -12,13 +12,14 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from textwrap import fill
 from typing import NamedTuple
 
 from fedgma.paper import overview
 from fedgma.paper.catalogue import catalogue
-from fedgma.paper.claims import Answer
-from fedgma.paper.compare import Comparison
+from fedgma.paper.claims import Answer, is_about
+from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.entries import Entry, merged
 from fedgma.paper.multiverse import choices_table, look, most_telling, sentences, specifications
 from fedgma.paper.outdated import why_outdated
@@ -92,7 +93,10 @@ def wrapped(block: str) -> str:
 
 
 def _claim_field(name: str, found: Found) -> str:
-    """A field such as C6/0, C6/0/p, C6/0/printed, C6/0/verdict, E1/0/apart or E1/0/cifar10 (a group of data sets)."""
+    """A field such as C6/0, C6/0/p, C6/0/printed, C6/0/verdict, E1/0/apart or E1/0/cifar10 (a group of data sets).
+
+    C17/0/last10 and C17/0/best are the level of the plain mean, C17/0/seeds how many seeds there are.
+    """
     experiment, number, what = f"{name}/".split("/")[:3]
     answer = found.answers[experiment][int(number)]
     look = answer.looks.get(what, overview.main_look(answer))
@@ -103,10 +107,20 @@ def _claim_field(name: str, found: Found) -> str:
             return f"{look.printed:+.2f}"
         case "verdict":
             return str(look.verdict)
+        case "last10" | "best":
+            levels = [one.restated(what).levels[0] for one in _cells_of(answer, found.comparisons[experiment])]
+            return f"{mean(level.mean for level in levels if level is not None):.1f}"
+        case "seeds":
+            return str(max(len(one.differences) for one in _cells_of(answer, found.comparisons[experiment])))
         case "apart":
             return re.search(r"apart: (\d+ cells? not converged, .+? to [-+.\d]+)", look.text)[1]
         case _:
             return overview.in_words(look.shown, look.unit).replace("(", "(95 % CI ").replace("(95 % CI one", "(one")
+
+
+def _cells_of(answer: Answer, comparison: Comparison) -> list[Compared]:
+    """The cells of a claim that were run in both arms."""
+    return [one for one in comparison.on(answer.claim.split) if is_about(answer.claim, one) and one.differences]
 
 
 def _page_fields(found: Found) -> dict[str, str]:
@@ -231,7 +245,7 @@ def _cells(comparison: Comparison) -> str:
         rows.append(
             (
                 *(plain(one.cell.label[name]) for name in names),
-                " or ".join(map(str, one.rounds)),
+                one.played,
                 *(f"{level.mean:.1f}" for level in one.levels if level is not None),
                 overview.in_words(one.verdict),
                 None if printed is None else f"{printed:+.2f}",

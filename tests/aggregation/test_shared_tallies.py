@@ -134,8 +134,9 @@ def test_a_tally_with_a_client_half_counted_is_not_used(monkeypatch, use):
 @pytest.mark.parametrize(
     ("place", "change"),
     [
-        ("tally.merge", USES["add_many"]),
-        ("tally.merge", USES["merge"]),
+        ("model_sums.merge", USES["add_many"]),
+        ("model_sums.merge", USES["merge"]),
+        ("kernels.add_if_finite", USES["add"]),
         ("aggregate._compute_mask", lambda half: fedgma.finish(half, release=True)),
     ],
 )

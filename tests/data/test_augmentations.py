@@ -5,7 +5,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedgma.data.augmentations import BORDER, OFFSETS, VARIANTS, CropFlip, augment_pool, crop_and_flip, draw_variants
+from fedgma.data.augmentations import (
+    BORDER,
+    MIDDLE,
+    OFFSETS,
+    VARIANTS,
+    CropFlip,
+    augment_pool,
+    crop_and_flip,
+    draw_variants,
+)
 from fedgma.data.federation import federate
 from fedgma.data.files import load
 from fedgma.data.partitions import iid
@@ -52,7 +61,7 @@ def relative(one, two):
 def test_a_variant_is_a_crop_out_of_a_black_border_perhaps_flipped():
     x = torch.randint(1, 256, (2, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     wide = F.pad(x, (BORDER,) * 4)
-    found = crop_and_flip(x, torch.ones(VARIANTS, dtype=torch.int64), torch.arange(VARIANTS))
+    found, _ = crop_and_flip(x, torch.ones(VARIANTS, dtype=torch.int64), torch.arange(VARIANTS))
     place = 0
     for row in range(OFFSETS):
         for column in range(OFFSETS):
@@ -65,9 +74,8 @@ def test_a_variant_is_a_crop_out_of_a_black_border_perhaps_flipped():
 
 def test_the_middle_variant_is_the_pool_itself(images):
     index = torch.tensor([[3, 7], [11, 0]])
-    middle = VARIANTS // 2 - 1
     for one, two in zip(
-        images.train.batch(index, **SEES), CropFlip(images.train).batch(index * VARIANTS + middle, **SEES), strict=True
+        images.train.batch(index, **SEES), CropFlip(images.train).batch(index * VARIANTS + MIDDLE, **SEES), strict=True
     ):
         assert torch.equal(one, two)
 
@@ -79,6 +87,19 @@ def test_a_border_has_the_background_colour_of_its_client():
     x, _ = CropFlip(pool).batch(index * VARIANTS, **SEES)  # moved by four pixels both ways
     grounds = pool.normalise(pool.apply_view(torch.zeros(1, 1, 28, 28, dtype=torch.uint8), index, **SEES))
     torch.testing.assert_close(x[..., :BORDER, :], grounds[..., :BORDER, :])
+
+
+def test_half_of_the_draws_only_flip_and_the_border_has_the_mean_colour(images):
+    index = np.zeros((40, 50), np.int64)
+    variant = draw_variants(index, "half_crop_flip", seed=0, round=1, client=3)
+    assert np.isin(variant, (MIDDLE, MIDDLE + 1)).mean() == pytest.approx(0.5 + 0.5 / OFFSETS**2, abs=0.04)
+    assert (variant % 2).mean() == pytest.approx(0.5, abs=0.04)
+    pool = augment_pool(images.train, "half_crop_flip")
+    plain, _ = images.train.batch(torch.tensor([5]), **SEES)
+    moved, _ = pool.batch(torch.tensor([5 * VARIANTS]), **SEES)  # moved by four pixels both ways
+    assert not moved[..., :BORDER, :].any()
+    assert not moved[..., :BORDER].any()
+    assert torch.equal(moved[..., BORDER:, BORDER:], plain[..., :-BORDER, :-BORDER])
 
 
 @pytest.mark.parametrize("model", ["logistic", "lenet"])
@@ -132,7 +153,7 @@ def test_augmentation_of_features_is_refused():
 
 
 def test_unknown_and_mixed_augmentations_are_refused(images):
-    with pytest.raises(ConfigError, match="unknown augmentation 'blur'; known: none, crop_flip"):
+    with pytest.raises(ConfigError, match="unknown augmentation 'blur'; known: none, crop_flip, half_crop_flip"):
         run_of(images, augment="blur")
     with pytest.raises(ConfigError, match="must share task, model, batch_size, augment"):
         assemble([run_of(images), run_of(images, augment="none")])

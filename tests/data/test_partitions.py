@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgma.data.partitions import PARTITIONS, dirichlet, iid, label_skew, natural, quantity, split
+from fedgma.data.partitions import PARTITIONS, client_dirichlet, dirichlet, iid, label_skew, natural, quantity, split
 from fedgma.data.skew import class_counts
 from fedgma.errors import ConfigError
 
@@ -73,6 +73,28 @@ def test_no_dirichlet_draw_hangs_loses_a_sample_or_leaves_a_client_too_small(par
     partition = partitioner(labels, clients, min_size=least, seed=seed, **{name: value})
     assert is_exact(partition, 1000)
     assert partition.sizes.min() >= least
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.floats(1e-3, 1e3) | st.sampled_from([1e-300, 1e300]), st.integers(0, 10**6))
+def test_a_draw_for_each_client_gives_equal_sizes_and_says_what_is_shared(clients, alpha, seed):
+    labels = labels_of([20, 50, 30])
+    partition = client_dirichlet(labels, clients, alpha=alpha, seed=seed)
+    assert partition.sizes.tolist() == [100 // clients] * clients
+    held = np.bincount(np.concatenate(partition.clients), minlength=100)
+    for name in range(3):  # a class starts over only when it is used up
+        assert np.ptp(held[labels == name]) <= 1
+    shared, unused = (held > 1).sum(), (held == 0).sum()
+    assert partition.notes == (f"{shared} of 100 samples are used more than once, {unused} not at all",)
+
+
+def test_a_client_that_draws_one_class_keeps_to_it():
+    labels = labels_of([100] * 10)
+    strong = class_counts(client_dirichlet(labels, 10, alpha=1e-3, seed=1), labels, 10)
+    assert ((strong > 0).sum(axis=1) == 1).all()
+    assert (strong.sum(axis=0) > 100).any()  # two clients drew the same class
+    weak = class_counts(client_dirichlet(labels, 10, alpha=1e3, seed=1), labels, 10)
+    assert weak.min() > 0
 
 
 def test_a_repair_is_noted_and_deterministic():
@@ -152,7 +174,7 @@ def test_owners_can_be_grouped_into_clients():
         (lambda y: iid(y, 0), "at least 1 client"),
         (lambda y: natural(y, held_out=10), "leave at least one of the 10 owners"),
         (lambda y: natural(y, 11), "10 owners cannot make 11 clients"),
-        (lambda y: split("idd", y, 2), "unknown partition 'idd'; known: dirichlet, iid"),
+        (lambda y: split("idd", y, 2), "unknown partition 'idd'; known: client_dirichlet, dirichlet, iid"),
         (lambda y: split("iid", y, 2, alpha=1), "partition 'iid'.*alpha"),
     ],
 )

@@ -127,7 +127,8 @@ def test_the_recipe_of_the_literature_is_one_settings_file():
     grid = read_grid(ROOT / "examples" / "fl_simulator.toml")
     run = grid.runs[0]
     assert len(grid.runs) == 10
+    assert (run.partition.name, run.model) == ("client_dirichlet", "resnet18-gn-imagenet")
     assert (run.partition.alpha, run.partition.clients, run.clients_per_round) == (0.1, 100, 10)
-    assert (run.local_epochs, run.batch_size, run.rounds, run.augment) == (5, 50, 1000, "crop_flip")
+    assert (run.local_epochs, run.batch_size, run.rounds, run.augment) == (5, 50, 1000, "half_crop_flip")
     assert (run.weight_decay, run.gradient_clip, run.momentum) == (1e-3, 10.0, 0.0)
     assert factor(schedule_of(run.round_schedule), 100, 1000) == pytest.approx(0.998**100)

@@ -5,17 +5,18 @@ import torch
 
 from fedgma.training.batches import batch_order, stack_orders
 from fedgma.training.gradients import named_tensors
-from fedgma.training.lane_batch import LaneBatch
+from fedgma.training.lane_batch import RATES, LaneBatch
 from fedgma.training.models import ResNet18, build, two_groups
 
-NORMS = {"resnet18-gn": two_groups, "resnet18-bn": torch.nn.BatchNorm2d}
+NORMS = {"resnet18-gn": two_groups, "resnet18-gn-imagenet": two_groups, "resnet18-bn": torch.nn.BatchNorm2d}
 
 
 def make_model(name, shape, classes=10):
     """The model of that name; a ResNet18 is thin, with eight channels in its first stage."""
     if name not in NORMS:
         return build(name, shape, classes, seed=0)
-    return build(lambda shape, classes: ResNet18(shape, classes, NORMS[name], width=8), shape, classes, seed=0)
+    kind = {"width": 8, "imagenet": name.endswith("imagenet")}
+    return build(lambda shape, classes: ResNet18(shape, classes, NORMS[name], **kind), shape, classes, seed=0)
 
 
 OFF = {"momentum": 0.9, "mu": 0.0, "clip": np.inf, "weight_decay": 0.0, "nesterov": 0.0}
@@ -30,11 +31,17 @@ def make_lane_batch(federation, clients, *, round=1, batch=4, epochs=1, lr=0.05,
     ]
     index, counts = stack_orders(orders, batch)
     lanes = len(clients)
-    columns = {name: np.full(lanes, value, np.float32) for name, value in {**OFF, **ADAMW, **TERMS, **rates}.items()}
+    given = {**OFF, **ADAMW, **TERMS, **rates}
+    columns = np.stack([np.full(lanes, given.pop(name), np.float32) for name in RATES], 1)
+    assert not given
     steps = np.array(np.broadcast_to(np.atleast_1d(np.float32(lr))[: counts.shape[1]], counts.shape))
     run, order, who = np.zeros(lanes, np.int64), np.arange(lanes), np.array(clients)
     return LaneBatch(
-        *(run, who, run.copy(), order, index, counts), **columns, lr=steps, seeds=np.arange(lanes), optimizer=optimizer
+        *(run, who, run.copy(), order, index, counts),
+        rates=columns,
+        lr=steps,
+        seeds=np.arange(lanes),
+        optimizer=optimizer,
     )
 
 

@@ -60,6 +60,16 @@ def test_a_run_with_other_rounds_is_not_the_planned_one(tmp_path):
     assert (left.done, left.runs) == (0, PLANNED)
 
 
+def test_a_run_that_was_stopped_early_is_left(tmp_path):
+    entries = read_entries([made(tmp_path)])[0]
+    planned = int(entries[0].settings["rounds"])
+    for played, done in ((planned - 1, 3), (planned // 2, 2)):
+        stopped = [entries[0]._replace(done={"rounds": played}), *entries[1:]]
+        assert outlook([ONE], stopped, Chosen())[0].done == done
+        runs = plan_runs(experiment("E12"), Chosen()).grid.runs
+        assert len(not_made(runs, stopped)) == PLANNED - done
+
+
 def test_a_run_of_two_jobs_is_left_in_the_first():
     first, second = outlook([ONE, ONE], [], Chosen())
     assert (first.runs, first.earlier) == (PLANNED, 0)

@@ -62,8 +62,11 @@ def test_hand_written_gradients_are_those_of_autograd(name, shape):
     assert torch.equal(found[3], wanted[3])
 
 
+RESIDUAL = {"resnet18-gn": (3, 16, 16), "resnet18-bn": (3, 16, 16), "resnet18-gn-imagenet": (3, 32, 64)}
+
+
 def some_residual_lanes(name, batch):
-    model, params, x, y, _ = some_lanes(name, (3, 16, 16), batch=batch)
+    model, params, x, y, _ = some_lanes(name, RESIDUAL[name], batch=batch)
     model, params, x = model.double(), {n: v.double() for n, v in params.items()}, x.double()
     generator = torch.Generator().manual_seed(2)
     buffers = {n: torch.stack([v] * 3) for n, v in model.named_buffers()}
@@ -71,7 +74,7 @@ def some_residual_lanes(name, batch):
     return model, params, {**buffers, **moved}, x, y
 
 
-@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+@pytest.mark.parametrize("name", RESIDUAL)
 def test_the_residual_form_has_the_gradients_of_autograd(name):
     model, params, buffers, x, y = some_residual_lanes(name, batch=4)
     count = torch.tensor([4, 4, 4])
@@ -85,7 +88,7 @@ def test_the_residual_form_has_the_gradients_of_autograd(name):
     assert torch.equal(found[3], wanted[3])
 
 
-@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+@pytest.mark.parametrize("name", RESIDUAL)
 def test_padding_reaches_neither_gradients_nor_statistics(name):
     model, params, buffers, x, y = some_residual_lanes(name, batch=5)
     x[1, 3:] = 1e4  # padding that nobody could overlook
@@ -119,6 +122,8 @@ def test_a_residual_form_needs_one_normalisation_that_is_written_out_and_whole_i
     for name in ("resnet18-gn", "resnet18-bn"):
         assert written_form(build(name, (3, 8, 8), 10, seed=0)) is not None
         assert written_form(build(name, (3, 12, 12), 10, seed=0)) is None
+    assert written_form(make_model("resnet18-gn-imagenet", (3, 32, 32))) is not None
+    assert written_form(make_model("resnet18-gn-imagenet", (3, 32, 48))) is None
     assert written_form(resnet((3, 8, 8), lambda c: nn.BatchNorm2d(c, momentum=None))) is None
     assert written_form(resnet((3, 8, 8), lambda c: nn.GroupNorm(2 if c < 512 else 4, c))) is None
     assert written_form(resnet((3, 8, 8), nn.InstanceNorm2d)) is None
@@ -130,7 +135,7 @@ def test_a_model_with_a_frozen_part_has_no_form():
     assert written_form(model) is None
 
 
-@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+@pytest.mark.parametrize("name", RESIDUAL)
 def test_the_residual_form_in_half_precision_stays_near_single(name):
     model, params, buffers, x, y = some_residual_lanes(name, batch=4)
     params = {n: v.float() for n, v in params.items()}

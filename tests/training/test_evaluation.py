@@ -46,6 +46,7 @@ WRITTEN = [
     ("logistic", (5,)),
     ("resnet18-gn", (3, 16, 16)),
     ("resnet18-bn", (3, 16, 16)),
+    ("resnet18-gn-imagenet", (3, 32, 32)),
 ]
 
 

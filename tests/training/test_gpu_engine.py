@@ -24,14 +24,17 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(*ALL_BUT_HINTS)]
 
 def residual_lanes(name, sizes):
     """A round of three lanes with batches of four, on the device."""
-    federation, model = make_federation(sizes, (3, 16, 16)), build(name, (3, 16, 16), 10, seed=0).cuda()
+    shape = (3, 32, 32) if name.endswith("imagenet") else (3, 16, 16)
+    federation, model = make_federation(sizes, shape), build(name, shape, 10, seed=0).cuda()
     return Assignment(
         model, make_lane_batch(federation, range(3), lr=0.001), [federation.train.to("cuda")], *start_of(model)
     )
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [8, 3, 7]], ids=["even", "ragged"])
-@pytest.mark.parametrize(("name", "bound"), [("resnet18-gn", 0.05), ("resnet18-bn", 0.2)])
+@pytest.mark.parametrize(
+    ("name", "bound"), [("resnet18-gn", 0.05), ("resnet18-gn-imagenet", 0.05), ("resnet18-bn", 0.2)]
+)
 def test_the_engine_equals_the_loop_on_a_resnet(name, bound, sizes, caplog):
     task = residual_lanes(name, sizes)
     engine = choose("engine", task.model, task.pools)
@@ -73,7 +76,7 @@ def test_tied_weights_train_in_the_engine_as_in_the_loop(caplog):
     assert_compiled_and_captured(caplog)
 
 
-@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-gn-imagenet", "resnet18-bn"])
 def test_a_resnet_in_half_precision_learns_as_in_single(name, caplog):
     task = residual_lanes(name, [8, 8, 8])
     with float32_precision("fp32"):
@@ -101,7 +104,7 @@ def test_the_engine_equals_the_loop_on_every_task(name, sizes, caplog):
     assert_compiled_and_captured(caplog)
 
 
-@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-bn"])
+@pytest.mark.parametrize("name", ["resnet18-gn", "resnet18-gn-imagenet", "resnet18-bn"])
 def test_the_compiled_scores_are_those_of_the_module(name):
     task = residual_lanes(name, [8, 8, 8])
     model, (pool,), params = task.model, task.pools, task.start
@@ -144,6 +147,19 @@ def test_kernels_that_are_compiled_together_and_graphs_of_several_steps_change_n
     for _ in range(4):
         assert torch.equal(engine(task).flat, wanted)
     assert any(len(steps.graphs) > 1 for steps in engine._stations[0].graphs.values())
+    assert_compiled_and_captured(caplog)
+
+
+@pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.25, 0.5)])
+def test_the_small_cnn_is_compiled_in_half_precision(dropout, caplog):
+    federation, model = make_federation([20, 15, 10], (3, 32, 32)), build("cnn", (3, 32, 32), 10, seed=0).cuda()
+    model.dropout, pool = dropout, federation.train.to("cuda")
+    lane_batch = make_lane_batch(federation, range(3), batch=10, lr=0.01, momentum=0.0)
+    task = Assignment(model, lane_batch, [pool], start_of(model)[0], {})
+    with float32_precision("fp32"):
+        wanted = loop.train(task)
+    found = choose("engine", model, [pool], precision="bf16")(task)
+    assert distance(wanted.updates, found.updates) < (1.5 if any(dropout) else 0.2)  # other draws than the loop's
     assert_compiled_and_captured(caplog)
 
 

@@ -89,14 +89,14 @@ def test_every_lane_has_its_own_hyper_parameters():
     federation, model = make_federation(RAGGED, (1, 28, 28)), build("logistic", (1, 28, 28), 10, seed=0)
     start, _ = start_of(model)
     columns = {
-        "lr": [[0.1], [0.01], [0.2], [0.05]],
         "momentum": [0.9, 0.0, 0.5, 0.9],
         "mu": [0.0, 1.0, 0.1, 0.0],
         "clip": [1.0, np.inf, 0.1, np.inf],
     }
     lane_batch = make_lane_batch(federation, range(4))
+    lane_batch.lr[:] = [[0.1], [0.01], [0.2], [0.05]]
     for name, values in columns.items():
-        getattr(lane_batch, name)[:] = values
+        lane_batch.rate(name)[:] = values
     one, two = (t.train(Assignment(model, lane_batch, [federation.train], start, {})) for t in (loop, lanes))
     assert distance(one.updates, two.updates) < 1e-5
     np.testing.assert_allclose(one.loss, two.loss, rtol=1e-5)

@@ -63,7 +63,7 @@ def test_every_lane_has_its_own_decay_betas_and_rates():
     }.items():
         lane_batch = make_lane_batch(federation, range(4), optimizer=optimizer)
         for name, values in columns.items():
-            getattr(lane_batch, name)[:] = values
+            lane_batch.rate(name)[:] = values
         lane_batch.lr[:] = np.random.default_rng(0).uniform(0.01, 0.1, lane_batch.lr.shape)
         one, two = (train(Assignment(model, lane_batch, [pool], start, {})) for train in (loop.train, lanes.train))
         assert distance(one.updates, two.updates) < 1e-9, optimizer

@@ -42,12 +42,19 @@ def test_batches_are_those_of_single_clients(epochs, batch, least, steps):
     assert orders.dtype == expected.dtype
 
 
-def test_few_clients_draw_one_by_one(monkeypatch):
-    samples = [np.arange(50)] * 10
-    keys = np.arange(10, dtype=np.uint64)
-    assert batch_orders(samples, keys, epochs=1, batch=5) is None
+@pytest.mark.parametrize("clients", [3, 40])
+def test_few_clients_with_many_samples_draw_in_turn(clients):
+    samples = [np.random.default_rng(number).permutation(900)[: 50 + number] for number in range(clients)]
+    lengths = {"epochs": 2, "batch": 8}
+    keys = seeds(1, "batches", 2, last=range(clients)).astype(np.uint64)
+    one = [batch_order(own, seed=1, round=2, client=c, **lengths) for c, own in enumerate(samples)]
+    for found, expected in zip(batch_orders(samples, keys, **lengths), stack_orders(one, 8), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_another_numpy_is_not_imitated(monkeypatch):
     monkeypatch.setattr(many_orders, "agrees_with_numpy", lambda: False)
-    assert batch_orders(samples * 30, keys.repeat(30), epochs=1, batch=5) is None
+    assert batch_orders([np.arange(50)] * 10, np.arange(10, dtype=np.uint64), epochs=1, batch=5) is None
 
 
 def test_many_seeds_are_the_single_ones():

@@ -12,6 +12,7 @@ COUNTS = [
     ("resnet18-gn", (3, 32, 32), 100, 11_220_132),
     ("resnet18-gn", (3, 64, 64), 200, 11_271_432),
     ("resnet18-bn", (3, 32, 32), 10, 11_173_962),
+    ("resnet18-gn-imagenet", (3, 32, 32), 10, 11_181_642),  # that of torchvision, with 10 classes
     ("logistic", (1, 28, 28), 10, 7_850),
     ("cnn", (3, 32, 32), 10, 1_626_442),
 ]
@@ -30,6 +31,17 @@ def test_a_named_model_gives_one_logit_for_each_class(name):
 
 def test_a_resnet_takes_small_images():
     assert build("resnet18-gn", (3, 8, 8), 4, seed=0)(torch.zeros(1, 3, 8, 8)).shape == (1, 4)
+
+
+def test_the_imagenet_network_halves_images_five_times_and_starts_by_the_fan_out():
+    model = build("resnet18-gn-imagenet", (3, 32, 32), 4, seed=0)
+    maps = []
+    model.layer1.register_forward_hook(lambda layer, given, made: maps.append(given[0].shape[2:]))
+    model.layer4.register_forward_hook(lambda layer, given, made: maps.append(made.shape[2:]))
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 4)
+    assert maps == [(8, 8), (1, 1)]
+    weight = model.layer3[0].conv1.weight
+    assert weight.std().item() == pytest.approx((2 / (256 * 9)) ** 0.5, rel=0.02)
 
 
 def test_the_seed_alone_decides_the_initial_weights():
@@ -62,7 +74,7 @@ def test_a_model_comes_by_import_path_factory_or_object():
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("lenett", "known: cnn, lenet, logistic, mlp, resnet18-bn, resnet18-gn"),
+        ("lenett", "known: cnn, lenet, logistic, mlp, resnet18-bn, resnet18-gn, resnet18-gn-imagenet"),
         ("no_such_package_here:Net", "could not be imported"),
         ("fedgma.training.models:MODELS", "name a factory"),
         (lambda shape, classes: "net", "got str"),

@@ -36,7 +36,7 @@ def make_task(order, *, pools=1):
     federation, model = make_federation(SIZES, (1, 12, 12)), build("lenet", (1, 12, 12), 10, seed=0).double()
     lane_batch = make_lane_batch(federation, order, lr=0.02)
     for name, values in COLUMNS.items():
-        getattr(lane_batch, name)[:] = np.array(values)[: len(order)]
+        lane_batch.rate(name)[:] = np.array(values)[: len(order)]
     lane_batch.pool[:] = np.arange(len(order)) % pools
     plain = [federation.train, make_pool(sum(SIZES), (1, 12, 12), seed=8)][:pools]
     start, _ = start_of(model)
@@ -78,7 +78,7 @@ def test_a_tilt_moves_by_the_perturbations_minus_what_is_shared():
 
 def test_terms_that_no_lane_needs_are_left_out_of_the_step():
     task = make_task([0, 4])  # the columns of a plain lane and of FedSAM's
-    task.lane_batch.blend[:] = 0
+    task.lane_batch.rate("blend")[:] = 0
     features = lanes.features_of(task._replace(tilt=None, correction=None))
     assert not any((features.second, features.tilt, features.scale, features.correction))
     assert lanes.features_of(make_task(range(5)))[:7] == (True, True, False, True, True, True, True)
@@ -91,6 +91,6 @@ def test_terms_that_no_lane_needs_are_left_out_of_the_step():
     lanes.train(task._replace(tilt=None), gradients=counted, padding=True)
     assert len(calls) == task.lane_batch.counts.shape[1]
     calls.clear()
-    task.lane_batch.blend[1] = 1
+    task.lane_batch.rate("blend")[1] = 1
     lanes.train(task._replace(tilt=None), gradients=counted, padding=True)
     assert len(calls) == 2 * task.lane_batch.counts.shape[1]

@@ -48,7 +48,9 @@ def test_modules_of_training_do_not_import_each_other_in_circles():
     assert order.index("fedgma.training.gradients") < order.index("fedgma.training.choose")
 
 
-@pytest.mark.parametrize("name", ["written", "resnet18", "layers", "torch_ops", "cpu.lenet", "cpu.logistic", *KERNELS])
+@pytest.mark.parametrize(
+    "name", ["written", "resnet18", "layers", "torch_ops", "windows", "cpu.lenet", "cpu.logistic", *KERNELS]
+)
 def test_every_hand_written_part_says_what_it_buys(name):
     assert "\nBuys" in ast.get_docstring(ast.parse(PATHS[f"{FAST}.{name}"].read_text()))
 

@@ -30,6 +30,18 @@ class Net(nn.Module):
         return self.out(torch.relu(self.norm(self.conv(x))).flatten(1))
 
 
+class Pools(Net):
+    """Many channels, with max pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool, self.norm = nn.Conv2d(1, 16, 3), nn.MaxPool2d(2, 1), nn.BatchNorm2d(16)
+        self.out = nn.Linear(144, 10)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.pool(self.norm(self.conv(x)))).flatten(1))
+
+
 class Drops(Net):
     def forward(self, x):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
@@ -54,6 +66,17 @@ class Caches(Net):
 class Chances(Net):
     def forward(self, x):
         return super().forward(x) * random.random()
+
+
+class Sparse(Net):
+    """The gradient of an embedding is sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Embedding(2, 10, sparse=True)
+
+    def forward(self, x):
+        return super().forward(x) + self.shift(torch.zeros(len(x), dtype=torch.int64))
 
 
 class Rarely(Net):
@@ -85,9 +108,18 @@ def assert_same(one, two):
     assert all(torch.equal(one.buffers[name], two.buffers[name]) for name in one.buffers)
 
 
-@pytest.mark.parametrize("settings", [{}, {"mu": 0.1, "clip": 0.5}, {"optimizer": "adamw", "lr": 0.01}], ids=str)
-def test_threads_give_the_bits_of_the_loop(settings):
-    task = task_of(Net(), **settings)
+SETTINGS = [
+    {},
+    {"mu": 0.1, "clip": 0.5},
+    {"momentum": 0.9, "weight_decay": 0.1, "nesterov": 1.0},
+    {"optimizer": "adamw", "lr": 0.01},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", [Net, Pools])
+def test_threads_give_the_bits_of_the_loop(kind, settings):
+    task = task_of(kind(), **settings)
     trainer = Threads(workers=3)
     wanted = by_the_loop(task)
     for _ in range(3):  # the second call measures, the third goes by what it found
@@ -124,6 +156,7 @@ def test_a_fleet_chooses_threads_for_a_small_module_of_a_user():
         (Drops, "Drops draws random numbers"),
         (Chances, "Chances draws random numbers"),
         (Counts, "Counts remembers something from batch to batch"),
+        (Sparse, "Sparse has sparse or complex gradients"),
     ],
 )
 def test_what_threads_would_disturb_is_found_in_a_trial(kind, reason):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.aggregation import kernels
+from fedgma.aggregation import kernels, model_sums
 from fedgma.aggregation.gate import (
     Gate,
     Refusal,
@@ -37,7 +37,7 @@ from fedgma.aggregation.gate import (
     read_update,
     read_weight,
 )
-from fedgma.aggregation.kernels.plain import Sums, empty_sums, merge, two_sum, widen_votes
+from fedgma.aggregation.kernels.plain import Sums, two_sum
 from fedgma.aggregation.masks import vote_type
 from fedgma.aggregation.stack import Stack, Weights
 from fedgma.aggregation.turns import Turns
@@ -49,7 +49,6 @@ from fedgma.arrays import (
     column_max,
     copy,
     is_torch,
-    move_to,
     no_entries,
     placement,
     spec,
@@ -136,6 +135,8 @@ class Tally:
                 check_identity(client, round, self.seen, self.gate)
                 value = read_weight(weight, self.gate.max_weight)
                 entries = read_mapping(update)
+                if self._add_unchecked(entries, value, client):
+                    return None
                 schema, arrays = self.read(entries)
                 if self.gate.max_norm < math.inf:
                     self._check_norm(self.voters(arrays))
@@ -300,24 +301,32 @@ class Tally:
         if self._width == vote_type(self.clients):
             return
         self._width = vote_type(self.clients)
-        for name, kind in self.kinds(self.schema or {}).items():
-            if name in self.sums:
-                self.sums[name] = widen_votes(self.sums[name], self.clients)
-            elif kind != "maximum" and self.schema is not None:
-                self.sums[name] = self._empty_sums(self.schema[name], kind, self.clients)
+        model_sums.widen(self.sums, self.clients)
+        if not self.sums and self.schema is not None:
+            self.sums = self._empty_sums(self.schema, self.clients)
 
-    def _empty_sums(self, entry: Spec, kind: str, clients: int) -> Sums:
-        size = math.prod(entry.shape)
-        return empty_sums(size, entry.dtype, clients, kind == "masked", self.device_sample, self.further)
+    def _empty_sums(self, schema: Mapping[str, Spec], clients: int) -> model_sums.ModelSums:
+        return model_sums.empty(schema, self.kinds(schema), clients, self.device_sample, self.further)
+
+    def _add_unchecked(self, entries: Mapping[str, Any], weight: float, client: Hashable) -> bool:
+        """Count an update of plain arrays if its values turn out to be finite; False if nothing has changed."""
+        wide_enough = bool(self.sums) and self._width == vote_type(self.clients + 1)
+        if self.schema is None or not wide_enough or self.further or self.gate.max_norm < math.inf:
+            return False
+        arrays = plain_arrays(entries, self.schema)
+        if arrays is None or is_torch(self.device_sample):
+            return False
+        self.turns.begin()
+        added = model_sums.add_if_finite(self.sums, self.maxima, arrays, weight)
+        if added:
+            self.count([weight], [client])
+        self.turns.end()
+        return added
 
     def _add_arrays(self, arrays: Mapping[str, Array], weight: float, client: Hashable) -> None:
         self.count([weight], [client])
         self._widen_sums()
-        summed = [name for name in arrays if name in self.sums]
-        on_device = [move_to(arrays[name], self.device_sample) for name in summed]
-        kernels.add([self.sums[name] for name in summed], on_device, weight)
-        for name in arrays.keys() - self.sums.keys():
-            self._update_maximum(name, arrays[name])
+        model_sums.add(self.sums, self.maxima, arrays, weight, self.device_sample)
 
     def _check_merge(self, other: "Tally") -> None:
         if repeated := self.seen & other.seen:
@@ -372,35 +381,18 @@ class Tally:
         total, lost = two_sum(self.weight_parts[0], weight)
         self.weight_parts = (total, self.weight_parts[1] + lost)
 
-    def _update_maximum(self, name: str, array: Array) -> None:
-        if name in self.maxima:
-            before = move_to(self.maxima[name], array)
-            array = array.maximum(before) if is_torch(array) else np.maximum(array, before)
-        self.maxima[name] = array.clone() if is_torch(array) else np.array(array)
-
-    def _sum_rows(self, stack: Stack, keep: dict[int, float]) -> dict[str, Sums]:
+    def _sum_rows(self, stack: Stack, keep: dict[int, float]) -> model_sums.ModelSums:
         """New sums of the kept rows; drops rows that are not finite from `keep` and then sums again."""
-        kinds = self.kinds(stack.schema)
         while keep:
-            weights, fresh, finite = np.array(list(keep.values())), {}, True
-            for name, kind in kinds.items():
-                if kind != "maximum":
-                    part = move_to(stack.select(name, keep), self.device_sample)
-                    fresh[name] = self._empty_sums(stack.schema[name], kind, len(keep))
-                    finite = kernels.add_rows(fresh[name], part, weights) and finite
+            fresh = self._empty_sums(stack.schema, len(keep))
+            finite = model_sums.add_rows(fresh, stack, list(keep), list(keep.values()), self.device_sample)
             if finite or not self.refuse_nonfinite(stack, keep):
                 return fresh
         return {}
 
-    def _merge_sums(self, sums: Mapping[str, Sums], maxima: Mapping[str, Array]) -> None:
-        if not self.sums:  # this tally is empty: copy the other sums
-            self.sums = {
-                name: Sums(*(None if part is None else copy(part) for part in parts)) for name, parts in sums.items()
-            }
-            self._width, sums = "", {}
+    def _merge_sums(self, sums: model_sums.ModelSums, maxima: model_sums.Maxima) -> None:
+        if not self.sums:  # this tally is empty
+            self.sums, self._width, sums = model_sums.copied(sums), "", {}
         self._widen_sums()
-        for name, other in sums.items():
-            total = self.sums[name].total
-            merge(self.sums[name], Sums(*(None if part is None else move_to(part, total) for part in other)))
-        for name, array in maxima.items():
-            self._update_maximum(name, array)
+        model_sums.merge(self.sums, sums)
+        model_sums.update_maxima(self.maxima, maxima)

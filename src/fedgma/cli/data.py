@@ -61,14 +61,18 @@ def show(
     name: Annotated[str, typer.Argument(help="A data set, or the path of your own.")],
     partition: Annotated[
         str | None,
-        typer.Option(help="iid, label_skew, dirichlet, quantity or natural (default: as `fedgma run` chooses)."),
+        typer.Option(
+            help="iid, label_skew, dirichlet, client_dirichlet, quantity, natural (default: as `fedgma run` chooses)."
+        ),
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Number of clients (default: 100 if the data suffice; for natural, the owners).")
     ] = None,
     classes_per_client: Annotated[int | None, typer.Option(help="For label_skew: classes of each client.")] = None,
     mode: Annotated[str | None, typer.Option(help="For label_skew: exact or shards.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="For dirichlet: concentration; small is strong skew.")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="For both dirichlet: concentration; small is strong skew.")
+    ] = None,
     beta: Annotated[float | None, typer.Option(help="For quantity: concentration; small is strong skew.")] = None,
     min_size: Annotated[int | None, typer.Option(help="For dirichlet and quantity: least samples of a client.")] = None,
     held_out: Annotated[int | None, typer.Option(help="For natural: owners kept for testing.")] = None,

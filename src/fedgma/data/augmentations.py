@@ -18,14 +18,19 @@ from fedgma.seeds import generator
 BORDER = 4  # largest shift in pixels, in each direction
 OFFSETS = 2 * BORDER + 1
 VARIANTS = 2 * OFFSETS**2
-AUGMENTATIONS = ("none", "crop_flip")
+MIDDLE = VARIANTS // 2 - 1  # the image itself; one more is the image flipped
+AUGMENTATIONS = ("none", "crop_flip", "half_crop_flip")
 
 
 @dataclass(frozen=True, eq=False)
 class CropFlip:
-    """A pool of images in all variants: every crop of the image with a black border of 4 pixels, flipped or not."""
+    """A pool of images in all variants: every crop of the image with a border of 4 pixels, flipped or not.
+
+    The border is black, or with `mean_border` of the mean colour of the images, which the network sees as zero.
+    """
 
     pool: ImagePool
+    mean_border: bool = False
 
     @property
     def x(self) -> Tensor:
@@ -45,15 +50,16 @@ class CropFlip:
     def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
         """The variants with these indices as `client` sees them, and their labels."""
         sample, variant = index // VARIANTS, index % VARIANTS
-        pixels = crop_and_flip(self.pool.x, sample, variant)
-        return self.pool.normalise(self.pool.apply_view(pixels, sample, client)), self.pool.y[sample]
+        pixels, inside = crop_and_flip(self.pool.x, sample, variant)
+        images = self.pool.normalise(self.pool.apply_view(pixels, sample, client))
+        return torch.where(inside, images, 0.0) if self.mean_border else images, self.pool.y[sample]
 
 
-def crop_and_flip(x: Tensor, sample: Tensor, variant: Tensor) -> Tensor:
-    """Crop and flip images of a stack: [..., channel, height, width].
+def crop_and_flip(x: Tensor, sample: Tensor, variant: Tensor) -> tuple[Tensor, Tensor]:
+    """Crop and flip images of a stack: [..., channel, height, width], and which pixels are not in the border.
 
     >>> image = torch.arange(1, 5, dtype=torch.uint8).view(1, 1, 2, 2)
-    >>> same, flipped = crop_and_flip(image, torch.tensor([0, 0]), torch.tensor([80, 81])).tolist()
+    >>> same, flipped = crop_and_flip(image, torch.tensor([0, 0]), torch.tensor([80, 81]))[0].tolist()
     >>> same, flipped
     ([[[1, 2], [3, 4]]], [[[2, 1], [4, 3]]])
     """
@@ -66,7 +72,7 @@ def crop_and_flip(x: Tensor, sample: Tensor, variant: Tensor) -> Tensor:
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     channel = torch.arange(channels, device=x.device)[:, None, None]
     pixels = x[sample[..., None, None, None], channel, row.clamp(0, height - 1), column.clamp(0, width - 1)]
-    return torch.where(inside, pixels, 0)
+    return torch.where(inside, pixels, 0), inside
 
 
 def augment_pool(pool: Pool, augment: str) -> Pool:
@@ -78,7 +84,9 @@ def augment_pool(pool: Pool, augment: str) -> Pool:
         raise ConfigError(
             f"augment = {augment!r} expects images of uint8 pixels, got {kind} of shape {shape}; use augment = 'none'"
         )
-    return cast(Pool, CropFlip(pool))  # CropFlip's fields are read-only, unlike those of the protocol
+    return cast(
+        Pool, CropFlip(pool, mean_border=augment == "half_crop_flip")
+    )  # CropFlip's fields are read-only, unlike those of the protocol
 
 
 def draw_variants(index: np.ndarray, augment: str, *, seed: int, round: int, client: int) -> np.ndarray:
@@ -89,4 +97,8 @@ def draw_variants(index: np.ndarray, augment: str, *, seed: int, round: int, cli
     """
     if augment == "none":
         return index
-    return index * VARIANTS + generator(seed, "augment", round, client).integers(VARIANTS, size=index.shape)
+    rng = generator(seed, "augment", round, client)
+    variant = rng.integers(VARIANTS, size=index.shape)
+    if augment == "half_crop_flip":
+        variant = np.where(rng.integers(2, size=index.shape), variant, MIDDLE + variant % 2)
+    return index * VARIANTS + variant

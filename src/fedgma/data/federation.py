@@ -32,7 +32,7 @@ class Federation:
     name: str
     train: ImagePool
     test: ImagePool
-    clients: tuple[Index, ...]  # training samples of each client, disjoint
+    clients: tuple[Index, ...]  # training samples of each client; disjoint, unless the partition shares them
     validation: tuple[Index, ...]  # held out of each client's samples; may be empty
     client_tests: tuple[Index, ...] | None = None  # indices into `test`, with the client's class mix
     more_tests: Mapping[str, ImagePool] = field(default_factory=dict)

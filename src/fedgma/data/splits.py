@@ -33,7 +33,7 @@ def _labels(dataset: Dataset, partition: str) -> Labels:
         return train.y
     if partition == "dirichlet" and train.client is not None:
         return train.client
-    if partition in ("label_skew", "dirichlet"):
+    if partition in ("label_skew", "dirichlet", "client_dirichlet"):
         others = "iid, quantity" + ("" if train.client is None else ", natural, dirichlet (by owner)")
         raise ConfigError(
             f"partition {partition!r} divides samples by their class, and {dataset.name} has none; use {others}"

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from fedgma.experiments.section import Count, Positive, Section, Whole
 
-PARTITIONS = ("iid", "label_skew", "dirichlet", "quantity", "natural")
+PARTITIONS = ("iid", "label_skew", "dirichlet", "client_dirichlet", "quantity", "natural")
 OWN = "own:"  # prefix of the name of data, of a model or of a partition that was passed in Python
 
 
@@ -32,7 +32,9 @@ class PartitionSettings(Section):
         description="for `label_skew`: exactly that many classes for each client, or shards of sorted samples; by "
         "default `exact`, or `shards` if the classes of your own data cannot be shared equally",
     )
-    alpha: Positive = Field(default=0.5, description="for `dirichlet`: concentration; small is strong skew")
+    alpha: Positive = Field(
+        default=0.5, description="for `dirichlet` and `client_dirichlet`: concentration; small is strong skew"
+    )
     beta: Positive = Field(default=0.5, description="for `quantity`: concentration; small is strong skew")
     min_size: Count | None = Field(
         default=None, description="least number of samples of a client; by default 10 for `dirichlet`, 1 for `quantity`"
@@ -82,6 +84,7 @@ READ: Mapping[str, tuple[str, ...]] = {
     "iid": (),
     "label_skew": ("classes_per_client", "mode"),
     "dirichlet": ("alpha", "min_size"),
+    "client_dirichlet": ("alpha",),
     "quantity": ("beta", "min_size"),
     "natural": ("held_out",),
 }

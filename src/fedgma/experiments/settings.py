@@ -25,7 +25,7 @@ from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Posi
 from fedgma.simulation.algorithms import ALGORITHMS, readers
 from fedgma.simulation.attacks import ATTACKS
 
-MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn")
+MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn", "resnet18-gn-imagenet")
 
 # data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
 PAPER: dict[str, tuple[str, int, int]] = {
@@ -170,9 +170,10 @@ class Settings(Section):
         default=None, description="largest number of local steps; by default set by `local_epochs` alone"
     )
     batch_size: Whole = Field(default=32, description="samples in a batch of local training")
-    augment: Literal["none", "crop_flip"] = Field(
+    augment: Literal["none", "crop_flip", "half_crop_flip"] = Field(
         default="none",
-        description="`crop_flip` shifts training images by up to 4 pixels and flips them, at random in every batch",
+        description="`crop_flip` shifts training images by up to 4 pixels and flips them, at random in every batch; "
+        "`half_crop_flip` shifts a random half of them, with a border of the mean colour",
     )
     client_optimizer: Literal["sgd", "adamw"] = Field(
         default="sgd", description="optimiser of local training; its moments start at zero in every round"

@@ -1,6 +1,6 @@
 """Find the runs that a plan asks for among those that were read, also runs from before a setting existed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgma.experiments.settings import Settings
@@ -9,6 +9,7 @@ from fedgma.records.reader import flat
 from fedgma.statistics.arms import frozen
 
 DEFAULTS = dict(flat(Settings().model_dump()))
+KIND = ("dataset", "algorithm", "aggregator")  # a quick look before all settings are compared
 
 
 class Index:
@@ -17,13 +18,18 @@ class Index:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._known: dict[tuple[frozenset[str], frozenset[str], tuple[str, ...]], dict[str, list[Entry]]] = {}
         self._by_names: dict[frozenset[str], list[Entry]] = {}
+        self._kinds: dict[frozenset[str], set[tuple[Any, ...]]] = {}  # what occurs there of `KIND`
         for entry in entries:
-            self._by_names.setdefault(frozenset(entry.settings), []).append(entry)
+            names = frozenset(entry.settings)
+            self._by_names.setdefault(names, []).append(entry)
+            self._kinds.setdefault(names, set()).add(_kind(entry.settings))
 
     def find(self, wanted: dict[str, Any], without: tuple[str, ...]) -> list[Entry]:
         """The entries with the settings of `wanted`, whatever their values of those in `without`."""
-        entries = []
-        for names in self._by_names:
+        entries, kind = [], _kind(wanted)
+        for names, kinds in self._kinds.items():
+            if kind not in kinds:
+                continue
             common = names & set(wanted)
             newer = set(wanted) - names - set(without)  # these runs had the default, or did not use the setting
             if any(wanted[name] not in (None, DEFAULTS.get(name)) for name in newer):
@@ -41,3 +47,7 @@ class Index:
                 table.setdefault(key, []).append(entry)
             self._known[names, common, without] = table
         return self._known[names, common, without]
+
+
+def _kind(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(settings.get(name) for name in KIND)

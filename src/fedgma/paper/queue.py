@@ -1,7 +1,7 @@
 """What is left to run, in the order of `queue.toml`: missing runs, their samples, and minutes at the recorded rates.
 
-Runs count as done wherever they were made: in run folders or in an export. Outdated runs do not count. A run that two
-jobs ask for is left in the first of them only.
+Runs count as done wherever they were made: in run folders or in an export. Outdated runs do not count, nor those that
+were stopped early. A run that two jobs ask for is left in the first of them only.
 """
 
 import shlex
@@ -20,9 +20,12 @@ from fedgma.paper.outdated import why_outdated
 from fedgma.paper.plans import Cut, plan_runs, samples, samples_a_round
 from fedgma.paper.rates import Chosen
 from fedgma.records.reader import flat
+from fedgma.statistics.arms import frozen
 
 # settings that do not make another run: how often it is measured; a partition's seed is that of its run
 UNIMPORTANT = ("partition.seed", "evaluate_every", "mask_every", "client_test_size")
+SEEDS = ("seed", "partition.seed")
+ENOUGH = 0.9  # of its rounds: a run that was stopped later is not made again
 # settings by which the rate of a run is looked up in the records, the most exact ones first
 ALIKE = (
     ("dataset", "model", "partition.clients", "local_epochs", "local_steps", "batch_size"),
@@ -80,54 +83,72 @@ def read_queue() -> tuple[Job, ...]:
 def outlook(jobs: Iterable[Job], entries: Sequence[Entry], chosen: Chosen) -> list[Left]:
     """What is left of each job, given the runs that were made."""
     index, speeds = Index(entries), Speeds(entries)
-    asked: set[str] = set()
+    asked: set[tuple[str, int]] = set()  # settings and seed
     return [_left(job, index, speeds, chosen, asked) for job in jobs]
 
 
-def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[str]) -> Left:
+def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[tuple[str, int]]) -> Left:
     """What is left of one job; its missing runs are added to `asked`."""
-    plan = plan_runs(experiment(job.id), chosen, Cut(cells=job.cells))
+    one = experiment(job.id)
+    seeds = range(one.first_seed, one.first_seed + one.seeds)
+    plan = plan_runs(one, chosen, Cut(seeds=1, cells=job.cells))  # every seed has the same runs
     outdated: Counter[str] = Counter()
     precisions: set[str] = set()
-    missing, earlier = [], 0
-    for name, settings in plan.named.items():
-        made = _made(settings, index)
-        if any(not why_outdated(entry.settings, entry.facts) for entry in made):
+    runs, earlier, trained, seconds = 0, 0, 0, 0.0
+    known = True  # whether the rates of all missing runs are
+    once = {frozen(values := dict(flat(record(run))), SEEDS): (values, samples(run)) for _, run in plan.runs}
+    for name, (values, size) in once.items():
+        made = _by_seed(_played(index.find(values, (*UNIMPORTANT, "seed"))))
+        undone = [seed for seed in seeds if all(map(_outdated, made.get(seed, [])))]
+        missing = [seed for seed in undone if (name, seed) not in asked]
+        earlier += len(undone) - len(missing)
+        if not missing:
             continue
-        if name in asked:
-            earlier += 1
-            continue
-        asked.add(name)
-        missing.append(settings)
-        outdated.update(why_outdated(entry.settings, entry.facts) for entry in made[:1])
-        precisions |= {str(entry.facts.get("precision", "fp32")) for entry in made}
-    seconds = [speeds.seconds(settings) for settings in missing]
-    total = None if None in seconds else sum(one for one in seconds if one is not None)
-    done = len(plan.named) - len(missing) - earlier
-    trained = sum(samples(settings) for settings in missing)
+        asked |= {(name, seed) for seed in missing}
+        old = [made[seed] for seed in missing if seed in made]
+        outdated.update(_outdated(entries[0]) for entries in old)
+        precisions |= {str(entry.facts.get("precision", "fp32")) for entries in old for entry in entries}
+        runs += len(missing)
+        trained += len(missing) * size
+        rate = speeds.rate(values)
+        known, seconds = known and rate is not None, seconds + len(missing) * size / (rate or 1)
+    planned = len(once) * len(seeds)
     return Left(
         job=job,
-        planned=len(plan.named),
-        done=done,
+        planned=planned,
+        done=planned - runs - earlier,
         outdated=outdated,
         earlier=earlier,
-        runs=len(missing),
+        runs=runs,
         samples=trained,
-        seconds=total,
+        seconds=seconds if known else None,
         precisions=frozenset(precisions),
         unsearched=plan.unsearched,
     )
 
 
+def _played(entries: Iterable[Entry]) -> list[Entry]:
+    """The runs without those that were stopped early."""
+    return [entry for entry in entries if entry.played >= ENOUGH * int(entry.settings["rounds"])]
+
+
+def _by_seed(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
+    found: dict[int, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.seed, []).append(entry)
+    return found
+
+
+def _outdated(entry: Entry) -> str:
+    """Why a run has to be made again; empty if it need not."""
+    return why_outdated(entry.settings, entry.facts)
+
+
 def not_made(runs: Iterable[Settings], entries: Sequence[Entry]) -> list[Settings]:
     """The planned runs that are not among `entries`, or only outdated."""
     index = Index(entries)
-    return [run for run in runs if all(why_outdated(entry.settings, entry.facts) for entry in _made(run, index))]
-
-
-def _made(settings: Settings, index: Index) -> list[Entry]:
-    """The runs with the settings of a planned one."""
-    return index.find(dict(flat(record(settings))), UNIMPORTANT)
+    found = ((run, index.find(dict(flat(record(run))), UNIMPORTANT)) for run in runs)
+    return [run for run, made in found if all(map(_outdated, _played(made)))]
 
 
 class Speeds:
@@ -145,13 +166,12 @@ class Speeds:
                 sums[0] += trained
                 sums[1] += seconds
 
-    def seconds(self, settings: Settings) -> float | None:
-        """How long a run would take at the rate of the runs that are most like it; None if there are none."""
-        values = dict(flat(record(settings)))
-        for key in _keys(values):
+    def rate(self, settings: Mapping[str, Any]) -> float | None:
+        """Samples a second of the runs that are most like one with these settings; None if there are none."""
+        for key in _keys(settings):
             if key in self._sums:
                 trained, seconds = self._sums[key]
-                return samples(settings) * seconds / trained
+                return trained / seconds
         return None
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +21,13 @@ from fedgma.seeds import seed
 from fedgma.simulation import timeline, versions
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
-from fedgma.simulation.rates import beyond_kernels, learning_rates, run_rates
-from fedgma.simulation.sampling import chunks, draw_batches, lay_lanes, sample_all_clients, steps_of_a_round
+from fedgma.simulation.plans import lay, plan_round
+from fedgma.simulation.rates import beyond_kernels, run_rates
+from fedgma.simulation.sampling import chunks, steps_of_a_round
 from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
 from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
 from fedgma.simulation.setup import Fleet as Fleet
+from fedgma.simulation.setup import Plan
 from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
 from fedgma.simulation.versions import Laid
@@ -177,14 +178,13 @@ def play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
 def _play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     busy = [run for run, spec in enumerate(fleet.specs) if state.rounds[run] < spec.rounds]
     timelines, attended = timeline.attend(fleet.clocks, state.timelines, state.rounds + 1, busy)
-    sampled = sample_all_clients(fleet.specs, state.rounds + 1, busy, attended)
-    lanes = lay_lanes(sampled, state.rounds + 1, attended)
-    pieces = list(chunks(lanes, fleet.chunk, whole=fleet.attackers is not None))
+    plan = plan_round(fleet, state.rounds, busy, attended)
+    pieces = list(chunks(plan.lanes, fleet.chunk, whole=fleet.attackers is not None))
     early = any(state.rounds[run] < fleet.compile_after for run in busy)
     train, score = (fleet.early, fleet.early_score) if early else (fleet.train, fleet.score)
     measured = any(fleet.specs[run].is_measured(int(state.rounds[run]) + 1) for run in busy)
     if fleet.server is not None and len(pieces) == 1 and not measured:
-        return _play_plain(fleet, fleet.server, train, score, state, sampled, lanes)
+        return _play_plain(fleet, fleet.server, train, score, state, plan)
     model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
     sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
     gathered = carried.open_round(fleet.algorithms, state.carried, sums)
@@ -194,7 +194,7 @@ def _play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     if fleet.bounds is not None and state.medians is not None:
         norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
     counted = []
-    for laid, trained in _trained(fleet, train, state, pieces):
+    for laid, trained in _trained(fleet, train, state, plan, pieces):
         counted.append(_count_lanes(fleet, state, laid, trained, sums, kept, gathered, zeros, norms))
     merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
     stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
@@ -212,7 +212,7 @@ def _play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     )
     if norms is not None and state.medians is not None:
         state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
-    played = _record(fleet, score, state, sampled, sums, merged, zeros)
+    played = _record(fleet, score, state, plan.sampled, sums, merged, zeros)
     state = replace(state, looks=_look(fleet, state, sums))
     return state, replace(played, counted=tuple(counted), attended=attended)
 
@@ -223,16 +223,15 @@ def _play_plain(
     train: LocalTrainer,
     score: Scorer,
     state: State,
-    sampled: dict[int, np.ndarray],
-    lanes: np.ndarray,
+    plan: Plan,
 ) -> tuple[State, Round]:
     """A round of a fleet for which `server` is all that follows training."""
-    ((laid, trained),) = _trained(fleet, train, state, [lanes])
+    ((laid, trained),) = _trained(fleet, train, state, plan, [plan.lanes])
     batch = laid.batch
     done = server(batch.run, laid.weights, trained, state.params, state.moments)
-    state = replace(state, rounds=_advanced(state.rounds, [*sampled]), params=done.params, moments=done.moments)
+    state = replace(state, rounds=_advanced(state.rounds, [*plan.sampled]), params=done.params, moments=done.moments)
     counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
-    return state, replace(_round(fleet, score, state, sampled, done.table), counted=counted)
+    return state, replace(_round(fleet, score, state, plan.sampled, done.table), counted=counted)
 
 
 def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
@@ -242,21 +241,22 @@ def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
 
 
 def _trained(
-    fleet: Fleet, train: LocalTrainer, state: State, pieces: Sequence[np.ndarray]
+    fleet: Fleet, train: LocalTrainer, state: State, plan: Plan, pieces: Sequence[np.ndarray]
 ) -> Iterator[tuple[Laid, Trained]]:
     """Pieces of the lanes of a round with the results of their training, in order."""
     starts = carried.starts(fleet.algorithms, state.params, state.moments.z)
 
-    def lay(lanes: np.ndarray) -> Laid:
+    def lay_out(lanes: np.ndarray) -> Laid:
         begun = versions.begin(state.versions, state.rounds + 1, lanes, starts, state.buffers)
-        return Laid(lanes, *lay_lane_batch(fleet, state, lanes), begun)
+        drawn = plan.laid if plan.laid is not None and len(lanes) == len(plan.lanes) else lay(fleet, lanes)
+        return Laid(lanes, *drawn, begun)
 
     def train_lanes(laid: Laid) -> Trained:
         terms = carried.lane_terms(fleet.algorithms, state.carried, laid.batch)
         task = (fleet.pools, unflatten(laid.begun.params, fleet.shapes), laid.begun.buffers, *terms)
         return train(Assignment(fleet.model, replace(laid.batch, run=laid.begun.rows), *task))
 
-    return train_shared(fleet.ranks, map(lay, pieces), train_lanes, state.params)
+    return train_shared(fleet.ranks, map(lay_out, pieces), train_lanes, state.params)
 
 
 def _count_lanes(
@@ -296,15 +296,7 @@ def lay_lane_batch(
 ) -> tuple[LaneBatch, np.ndarray]:
     """The lanes of (run, client) or (run, client, round), by default the next, and their weights: samples, or ones."""
     runs, clients, *given = np.asarray(lanes, np.int64).T
-    rounds = given[0] if given else state.rounds[runs] + 1
-    specs = [fleet.specs[run] for run in runs.tolist()]
-    drawn = draw_batches(specs, rounds, clients)
-    rates: dict[str, Any] = {name: values[runs] for name, values in fleet.rates.items()}
-    lr = learning_rates(fleet.specs, rounds, runs, drawn.batches[2])
-    rates |= {"lr": lr, "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
-    uniform = [spec.weighting == "uniform" for spec in specs]
-    weights = np.where(uniform, 1, drawn.samples) if any(uniform) else drawn.samples
-    return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, **rates), weights
+    return lay(fleet, np.stack([runs, clients, given[0] if given else state.rounds[runs] + 1], 1))
 
 
 def _record(

@@ -12,11 +12,13 @@ from fedgma.training.schedules import factor, factors
 SETTING = {"clip": "gradient_clip", "beta1": "client_beta1", "beta2": "client_beta2", "epsilon": "client_epsilon"}
 
 
-def run_rates(specs: Sequence[RunSpec]) -> dict[str, np.ndarray]:
-    """The rates that stay the same in all rounds, float32 [run] each."""
-    found = {name: [getattr(spec.algorithm, name) for spec in specs] for name in TERMS}
-    found |= {name: [getattr(spec, SETTING.get(name, name)) for spec in specs] for name in RATES if name not in TERMS}
-    return {name: np.array(values, np.float32) for name, values in found.items()}
+def run_rates(specs: Sequence[RunSpec]) -> np.ndarray:
+    """The rates that stay the same in all rounds, float32 [run, rate]."""
+
+    def rate(spec: RunSpec, name: str) -> float:
+        return float(getattr(spec.algorithm if name in TERMS else spec, SETTING.get(name, name)))
+
+    return np.array([[rate(spec, name) for name in RATES] for spec in specs], np.float32)
 
 
 def learning_rates(specs: Sequence[RunSpec], rounds: np.ndarray, runs: np.ndarray, counts: np.ndarray) -> np.ndarray:

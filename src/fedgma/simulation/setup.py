@@ -1,6 +1,7 @@
 """What is the same in every round of a fleet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +13,18 @@ from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, o
 from fedgma.simulation.server_part import ServerPart
 from fedgma.simulation.spec import RunSpec
 from fedgma.training.evaluation import Scorer
-from fedgma.training.lane_batch import LocalTrainer
+from fedgma.training.lane_batch import LaneBatch, LocalTrainer
 from fedgma.training.ranks import ALONE, Ranks
 from fedgma.training.stacked import Shapes
 from fedgma.training.task import Columns, Task
+
+
+class Plan(NamedTuple):
+    """What a round of a fleet draws."""
+
+    sampled: dict[int, np.ndarray]  # clients of each run
+    lanes: np.ndarray  # int64 [lane, 3]: run, client, round
+    laid: tuple[LaneBatch, np.ndarray] | None = None  # batches and weights of all lanes, where they are drawn already
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +47,7 @@ class Fleet:
     precision: str
     pools: tuple[Pool, ...]  # distinct training pools
     pool: np.ndarray  # [run], position in `pools`
-    rates: dict[str, np.ndarray]  # of local training, float32 [run] each
+    rates: np.ndarray  # of local training, float32 [run, rate]
     tests: tuple[dict[str, Pool], ...]  # per run, by name; equal pools are one object
     optimizers: optimizers.Optimizers
     rules: rules.Rules
@@ -53,3 +62,4 @@ class Fleet:
     eval_batch: int
     device: torch.device
     ranks: Ranks = ALONE  # processes over which lanes are shared out
+    plans: dict[bytes, Plan] = field(default_factory=dict, init=False)  # drawn ahead, by the rounds before them

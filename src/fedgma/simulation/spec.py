@@ -58,7 +58,7 @@ class RunSpec:
     local_steps: int | None = None  # largest number of local steps; None: all of `local_epochs`
     batch_size: int = 32
     smallest_batch: int = 1  # a last batch of fewer samples is left out, and so is a client with fewer samples
-    augment: str = "none"  # or "crop_flip": every training image moved and flipped at random
+    augment: str = "none"  # or one of `AUGMENTATIONS`: training images moved and flipped at random
     client_optimizer: str = "sgd"  # or "adamw"; its moments start at zero in every round
     client_learning_rate: float = 0.05
     round_schedule: Schedule = CONSTANT  # of the rate over the rounds

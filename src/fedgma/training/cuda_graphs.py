@@ -333,9 +333,13 @@ def _filled(lane_batch: LaneBatch, station: Station) -> LaneBatch:
     if not idle:
         return lane_batch
     counts = np.pad(lane_batch.counts, ((0, idle), (0, 0)))
-    lr = np.pad(lane_batch.lr, ((0, idle), (0, 0)), mode="edge")
-    padded: dict[str, Any] = {name: np.pad(getattr(lane_batch, name), (0, idle), mode="edge") for name in LANE_WISE}
-    return replace(lane_batch, counts=counts, lr=lr, **padded)
+    padded: dict[str, Any] = {name: _extended(getattr(lane_batch, name), idle) for name in LANE_WISE}
+    return replace(lane_batch, counts=counts, lr=_extended(lane_batch.lr, idle), **padded)
+
+
+def _extended(array: np.ndarray, idle: int) -> np.ndarray:
+    """The array with its last row repeated."""
+    return np.concatenate([array, np.repeat(array[-1:], idle, 0)])
 
 
 def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
@@ -344,7 +348,7 @@ def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     orders, order, *sent = ship_many(
         [
             *(lane_batch.orders.transpose(1, 0, 2), lane_batch.order, lane_batch.run, lane_batch.client),
-            *(lane_batch.counts.T, lanes.step_rates_of(lane_batch, station.features), lanes.rates_of(lane_batch)),
+            *(lane_batch.counts.T, lanes.step_rates_of(lane_batch, station.features), lane_batch.rates.T),
         ],
         station.rows.device,
     )

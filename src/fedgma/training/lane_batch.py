@@ -45,9 +45,25 @@ class Trained(NamedTuple):
 
 
 # hyper-parameters of a lane that stay the same during a round: those of the algorithm, then those of the optimiser
-TERMS = ("mu", "scale", "rho", "unit", "blend", "tilted")
-RATES = (*TERMS, "clip", "momentum", "weight_decay", "nesterov", "beta1", "beta2", "epsilon")
-LANE_WISE = ("run", "client", "pool", "order", *RATES, "seeds")
+TERMS = (
+    "mu",  # proximal coefficient
+    "scale",  # factor of the gradient; a correction is added afterwards
+    "rho",  # size of the perturbation at which a second gradient is taken
+    "unit",  # 1: `rho` is the length of the perturbation; 0: a factor of the gradient
+    "blend",  # share of the second gradient; 0 for none
+    "tilted",  # 1: the lane has a tilt
+)
+RATES = (
+    *TERMS,
+    "clip",  # inf for no clipping
+    "momentum",
+    "weight_decay",
+    "nesterov",  # 1 for Nesterov's step, else 0
+    "beta1",  # of AdamW, as are the next two
+    "beta2",
+    "epsilon",
+)
+LANE_WISE = ("run", "client", "pool", "order", "rates", "seeds")
 
 
 @dataclass(frozen=True)
@@ -64,19 +80,7 @@ class LaneBatch:
     orders: np.ndarray  # int32 [order, step, batch]; entries after the count are padding
     counts: np.ndarray  # int64 [lane, step]; 0 after the lane's last step
     lr: np.ndarray  # float32 [lane, step]
-    mu: np.ndarray  # proximal coefficient; float32 [lane], as are the other `RATES`
-    scale: np.ndarray  # factor of the gradient; a correction is added afterwards
-    rho: np.ndarray  # size of the perturbation at which a second gradient is taken
-    unit: np.ndarray  # 1: `rho` is the length of the perturbation; 0: a factor of the gradient
-    blend: np.ndarray  # share of the second gradient; 0 for none
-    tilted: np.ndarray  # 1: the lane has a tilt
-    clip: np.ndarray  # inf for no clipping
-    momentum: np.ndarray
-    weight_decay: np.ndarray
-    nesterov: np.ndarray  # 1 for Nesterov's step, else 0
-    beta1: np.ndarray  # of AdamW, as are the next two
-    beta2: np.ndarray
-    epsilon: np.ndarray
+    rates: np.ndarray  # float32 [lane, rate], in the order of `RATES`
     seeds: np.ndarray  # int64 [lane], of dropout masks
     optimizer: str = "sgd"  # of all lanes: "sgd" or "adamw"
 
@@ -99,6 +103,10 @@ class LaneBatch:
     def steps(self) -> np.ndarray:
         """Local steps of each lane."""
         return np.asarray((self.counts > 0).sum(1))
+
+    def rate(self, name: str) -> np.ndarray:
+        """One of the `RATES` of each lane, as a view."""
+        return np.asarray(self.rates[:, RATES.index(name)])
 
     def take(self, rows: np.ndarray | slice) -> "LaneBatch":
         """Some of the lanes; steps that are empty for all of them are dropped."""

@@ -22,6 +22,7 @@ from fedgma.training.perturbations import Ascent, second_gradients, turn
 from fedgma.training.stacked import Stacked, flatten, shapes_of, ship
 
 Rows = slice | Tensor
+UNUSED = np.array([{"scale": 1, "clip": np.inf}.get(name, 0) for name in RATES], np.float32)  # rates without effect
 
 
 class Work(NamedTuple):
@@ -135,16 +136,17 @@ def features_of(task: Assignment) -> Features:
     """The features that the hyper-parameters of these lanes need."""
     lane_batch = task.lane_batch
     by_sgd = lane_batch.optimizer == "sgd"
+    used = dict(zip(RATES, (lane_batch.rates != UNUSED).any(0).tolist(), strict=True))
     return Features(
-        momentum=by_sgd and bool(lane_batch.momentum.any()),
-        prox=bool(lane_batch.mu.any()),
-        clip=bool(np.isfinite(lane_batch.clip).any()),
-        scale=bool((lane_batch.scale != 1).any()),
+        momentum=by_sgd and used["momentum"],
+        prox=used["mu"],
+        clip=used["clip"],
+        scale=used["scale"],
         correction=bool(task.correction),
-        second=bool(lane_batch.blend.any()),
+        second=used["blend"],
         tilt=task.tilt is not None,
-        decay=bool(lane_batch.weight_decay.any()),
-        nesterov=by_sgd and bool(lane_batch.nesterov.any()),
+        decay=used["weight_decay"],
+        nesterov=by_sgd and used["nesterov"],
         adamw=not by_sgd,
         schedule=bool((lane_batch.lr != lane_batch.lr[:, :1]).any()),
     )
@@ -177,15 +179,10 @@ def lay_out(
         counts=ship(lane_batch.counts.T, device),
         client=ship(lane_batch.client, device),
         lr=ship(step_rates_of(lane_batch, features), device),
-        rates=ship(rates_of(lane_batch), device),
+        rates=ship(lane_batch.rates.T, device),
         loss=torch.zeros(lanes, device=device),
         measures=torch.zeros(lanes, measures, device=device),
     )
-
-
-def rates_of(lane_batch: LaneBatch) -> np.ndarray:
-    """Hyper-parameters as float32 [rate, lane]."""
-    return np.stack([getattr(lane_batch, name) for name in RATES]).astype(np.float32)
 
 
 def step_rates_of(lane_batch: LaneBatch, features: Features) -> np.ndarray:

@@ -5,7 +5,8 @@ The tests compare all other trainers with it. It also trains models that cannot 
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from fedgma.training.task import Task, mean_loss, measure_sums
 from fedgma.training.tasks import CLASSIFICATION
 
 Result = tuple[Stacked, Tensor, Tensor]  # buffers, means of loss and measures over the training batches
+MakeOptimizer = Callable[[list[nn.Parameter], LaneBatch, int], Any]  # used like one of torch's
 
 
 def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
@@ -48,7 +50,12 @@ def room_for(assignment: Assignment) -> Tensor:
 
 
 def train_lane(
-    model: nn.Module, assignment: Assignment, lane: int, flat: Tensor, task: Task = CLASSIFICATION
+    model: nn.Module,
+    assignment: Assignment,
+    lane: int,
+    flat: Tensor,
+    task: Task = CLASSIFICATION,
+    make_optimizer: MakeOptimizer | None = None,
 ) -> Result:
     """Train one lane with a model whose weights are replaced by those of its run; the update goes to its row."""
     _, lane_batch, pools, start, buffers, correction, tilt = assignment
@@ -58,7 +65,8 @@ def train_lane(
     turned = None if tilt is None else Tilt(*({n: v[lane] for n, v in part.items()} for part in tilt))
     # not strict: of tied weights only the first name is given
     model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}}, strict=False)
-    found = _take_steps(model, lane_batch, lane, pools[lane_batch.pool[lane]], weights, extra, turned, task)
+    pool, make = pools[lane_batch.pool[lane]], make_optimizer or torch_optimizer
+    found = _take_steps(model, lane_batch, lane, pool, weights, extra, turned, task, make)
     trained = dict(model.named_parameters())
     for name, row in unflatten(flat[lane : lane + 1], shapes_of(start)).items():
         torch.sub(trained[name].detach(), weights[name], out=row[0])
@@ -85,7 +93,7 @@ def train_client(
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     with keyed_generators(pool.y.device, int(lane_batch.seeds[lane])):
-        return _take_steps(model, lane_batch, lane, pool, start, None, None, task)
+        return _take_steps(model, lane_batch, lane, pool, start, None, None, task, torch_optimizer)
 
 
 def _take_steps(
@@ -97,10 +105,11 @@ def _take_steps(
     correction: Stacked | None,
     tilt: Tilt | None,
     task: Task,
+    make_optimizer: MakeOptimizer,
 ) -> Result:
     """All local steps of a client; its tilt is changed in place."""
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    optimizer = _optimizer(list(trainable.values()), lane_batch, lane)
+    optimizer = make_optimizer(list(trainable.values()), lane_batch, lane)
     device, who = pool.y.device, int(lane_batch.client[lane])
     loss_sum, measured, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
     model.train()
@@ -114,7 +123,7 @@ def _take_steps(
         output = model(x)
         loss = mean_loss(task, output, y)
         loss.backward()  # type: ignore[no-untyped-call]
-        if lane_batch.blend[lane]:
+        if lane_batch.rate("blend")[lane]:
             _take_second_gradient(model, trainable, (task, x, y), lane_batch, lane, tilt)
         _adjust(trainable, start, correction, lane_batch, lane)
         optimizer.param_groups[0]["lr"] = lr
@@ -126,9 +135,9 @@ def _take_steps(
     return after, loss_sum / max(seen, 1), measured / max(seen, 1)
 
 
-def _optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:
+def torch_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:
     """The lane's optimiser, with fresh moments; the rate is set before every step."""
-    rate = {name: float(getattr(lane_batch, name)[lane]) for name in RATES}
+    rate = dict(zip(RATES, lane_batch.rates[lane].tolist(), strict=True))
     decay = rate["weight_decay"]
     if lane_batch.optimizer == "adamw":
         betas = (rate["beta1"], rate["beta2"])
@@ -147,7 +156,7 @@ def _take_second_gradient(
     tilt: Tilt | None,
 ) -> None:
     """Blend the gradient with that at a perturbed point (see `perturbations`); weights and buffers stay as they are."""
-    rho, unit, blend, tilted = (float(getattr(lane_batch, name)[lane]) for name in ("rho", "unit", "blend", "tilted"))
+    rho, unit, blend, tilted = (float(lane_batch.rate(name)[lane]) for name in ("rho", "unit", "blend", "tilted"))
     first = {n: torch.zeros_like(v) if v.grad is None else v.grad.clone() for n, v in trainable.items()}
     toward = {name: g - tilt.own[name] - tilt.shared[name] if tilt else g for name, g in first.items()}
     length = torch.stack([value.square().sum() for value in toward.values()]).sum().sqrt()
@@ -173,7 +182,7 @@ def _adjust(
     trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, lane_batch: LaneBatch, lane: int
 ) -> None:
     """Change a gradient as the algorithm asks: proximal term, clipping, scale, correction (see `LaneBatch`)."""
-    mu, clip, scale = (float(getattr(lane_batch, name)[lane]) for name in ("mu", "clip", "scale"))
+    mu, clip, scale = (float(lane_batch.rate(name)[lane]) for name in ("mu", "clip", "scale"))
     for name, value in trainable.items():
         value.grad = torch.zeros_like(value) if value.grad is None else value.grad  # else it would not be decayed
         if mu:

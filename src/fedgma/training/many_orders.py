@@ -3,11 +3,12 @@
 A generator of numpy costs some 20 microseconds to make, more than a GPU needs to train a small client. Here the
 generators of all clients are the rows of arrays: numpy's `SeedSequence` and PCG64 (M. E. O'Neill, PCG: A Family of
 Simple Fast Space-Efficient Statistically Good Algorithms for Random Number Generation, 2014), and the shuffle of
-`Generator.permutation`. Before its first use the result is compared with numpy's; where a version of numpy draws
+`Generator.permutation`. Where clients have more samples than that pays for, one generator of numpy is set to the state
+of each client's in turn. Before its first use the result is compared with numpy's; where a version of numpy draws
 differently, this module is not used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,6 +23,7 @@ HALF = np.uint64(32)
 MULTIPLIER = (np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645))  # of PCG64, high and low
 BLOCK = 32  # numbers that all generators draw at a time
 FEWEST = 4  # clients for each number drawn: with fewer, one generator after the other is as fast
+TOGETHER = 24  # clients whose generators are seeded at once
 
 
 @dataclass
@@ -48,25 +50,58 @@ def batch_orders(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Batches int32 [client, step, batch] and counts [client, step], given the seed of each client's generator.
 
-    None where drawing them one by one is as fast, or the numbers are not known to be numpy's.
+    None where the numbers are not known to be numpy's, or no client has a sample.
     """
     sizes = np.array([len(own) for own in samples], np.int64)
     longest = int(sizes.max(initial=0))
-    if not longest or len(sizes) < FEWEST * epochs * longest or not agrees_with_numpy():
+    if not longest or not agrees_with_numpy():
         return None
-    shuffled = permutations(seeds, sizes, epochs)
-    table = np.zeros((len(sizes), longest), np.int32)
-    inside = np.arange(longest) < sizes[:, None]
-    table[inside] = np.concatenate(samples)
+    many = len(sizes) >= FEWEST * epochs * longest
+    shuffled = _shuffled_together(samples, seeds, sizes, epochs) if many else _shuffled_in_turn(samples, seeds, epochs)
     per_epoch = -(-sizes // batch)
     kept = per_epoch - ((sizes % batch > 0) & (sizes % batch < least))
     total = epochs * kept if steps is None else np.minimum(epochs * kept, steps)
     orders = np.zeros((len(sizes), int(total.max()), batch), np.int32)
     counts = np.zeros(orders.shape[:2], np.int64)
-    for epoch in range(epochs):
-        order = np.take_along_axis(table, shuffled[epoch].T, 1)
-        _put(orders, counts, np.where(inside, order, 0), sizes, (epoch * kept, kept, total))
+    for epoch, order in enumerate(shuffled):
+        _put(orders, counts, order, sizes, (epoch * kept, kept, total))
     return orders, counts
+
+
+def _shuffled_together(samples: Sequence[np.ndarray], seeds: Words, sizes: Whole, epochs: int) -> Iterator[np.ndarray]:
+    """The samples of all clients in the order of each epoch, int32 [client, sample], padded with zeros."""
+    longest = int(sizes.max())
+    table = np.zeros((len(sizes), longest), np.int32)
+    inside = np.arange(longest) < sizes[:, None]
+    table[inside] = np.concatenate(samples)
+    for order in permutations(seeds, sizes, epochs):
+        yield np.where(inside, np.take_along_axis(table, order.T, 1), 0)
+
+
+def _shuffled_in_turn(samples: Sequence[np.ndarray], seeds: Words, epochs: int) -> np.ndarray:
+    """The same by numpy's own shuffle, [epoch, client, sample]."""
+    table = np.zeros((epochs, len(samples), max(map(len, samples))), np.int32)
+    for client, (own, source) in enumerate(zip(samples, generators(seeds), strict=True)):
+        for epoch in range(epochs):
+            table[epoch, client, : len(own)] = source.permutation(own)
+    return table
+
+
+def generators(seeds: Words) -> Iterator[np.random.Generator]:
+    """`default_rng(seed)` of every seed; each is to be used before the next is asked for.
+
+    >>> [int(source.integers(100)) for source in generators(np.arange(40, dtype=np.uint64))][3]
+    81
+    """
+    if len(seeds) < TOGETHER:
+        yield from map(np.random.default_rng, seeds.tolist())
+        return
+    streams, source = _seeded(seeds), np.random.Generator(np.random.PCG64(0))
+    words = (part.tolist() for part in (*streams.state, *streams.step))
+    for high, low, step_high, step_low in zip(*words, strict=True):
+        state = {"state": high << 64 | low, "inc": step_high << 64 | step_low}
+        source.bit_generator.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}
+        yield source
 
 
 def _put(
@@ -185,6 +220,12 @@ def agrees_with_numpy() -> bool:
     sizes = np.array([1, 2, 7, 33, 64, 65], np.int64)
     shuffled = permutations(seeds, sizes, 2)
     sources = [np.random.default_rng(int(seed)) for seed in seeds]
+    repeated = np.resize(seeds, TOGETHER)
+    if any(
+        one.bit_generator.state != np.random.PCG64(int(s)).state
+        for s, one in zip(repeated, generators(repeated), strict=True)
+    ):
+        return False
     return all(
         np.array_equal(shuffled[time][:size, client], sources[client].permutation(np.arange(size)))
         for time in range(2)

@@ -111,12 +111,20 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet18 for small images: 3x3 stem with stride 1 and no first pooling; `width` channels in the first stage."""
+    """ResNet18 for small images: 3x3 stem with stride 1 and no first pooling; `width` channels in the first stage.
 
-    def __init__(self, shape: Shape, classes: int, norm: Callable[[int], nn.Module], width: int = 64) -> None:
+    With `imagenet` it is the network of He et al., "Deep residual learning for image recognition" (2016), whatever the
+    size of the images: a 7x7 stem with stride 2, 3x3 max pooling with stride 2, and weights that start as in He et al.,
+    "Delving deep into rectifiers" (2015), scaled by the outputs of a layer.
+    """
+
+    def __init__(
+        self, shape: Shape, classes: int, norm: Callable[[int], nn.Module], width: int = 64, imagenet: bool = False
+    ) -> None:
         super().__init__()
         self.shape = shape
-        self.conv1 = nn.Conv2d(shape[0], width, 3, 1, 1, bias=False)
+        self.imagenet = imagenet
+        self.conv1 = nn.Conv2d(shape[0], width, *((7, 2, 3) if imagenet else (3, 1, 1)), bias=False)
         self.norm1 = norm(width)
         widths = (width, width, 2 * width, 4 * width, 8 * width)
         stages = [
@@ -125,10 +133,14 @@ class ResNet18(nn.Module):
         ]
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(8 * width, classes)
+        for part in self.modules() if imagenet else ():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [n, c, h, w] to logits [n, classes]."""
         x = F.relu(self.norm1(self.conv1(x)))
+        x = F.max_pool2d(x, 3, 2, 1) if self.imagenet else x
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = stage(x)
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
@@ -142,6 +154,7 @@ def two_groups(channels: int) -> nn.Module:
 MODELS: dict[str, Factory] = {
     "lenet": LeNet,
     "resnet18-gn": lambda shape, classes: ResNet18(shape, classes, two_groups),
+    "resnet18-gn-imagenet": lambda shape, classes: ResNet18(shape, classes, two_groups, imagenet=True),
     "resnet18-bn": lambda shape, classes: ResNet18(shape, classes, nn.BatchNorm2d),
     "logistic": Logistic,
     "cnn": SmallCNN,
@@ -149,7 +162,8 @@ MODELS: dict[str, Factory] = {
 }
 
 
-SIDES = {"lenet": 12, "cnn": 6, "resnet18-gn": 1, "resnet18-bn": 1}  # pixels of the smallest images that they take
+# pixels of the smallest images that they take
+SIDES = {"lenet": 12, "cnn": 6, "resnet18-gn": 1, "resnet18-gn-imagenet": 1, "resnet18-bn": 1}
 
 
 def build(model: Model, shape: Shape, classes: int, seed: int) -> nn.Module:

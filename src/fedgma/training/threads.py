@@ -23,7 +23,10 @@ from torch import Tensor, nn
 from fedgma.data.pools import Pool
 from fedgma.machine import available_cores
 from fedgma.training import loop
-from fedgma.training.lane_batch import Assignment, Trained
+from fedgma.training.lane_batch import Assignment, LaneBatch, Trained
+from fedgma.training.light_sgd import LightSGD, Rates
+from fedgma.training.pages import LARGEST_KEPT, keep_pages, use_huge_pages
+from fedgma.training.pooling import pool_in_vectors
 from fedgma.training.task import Task, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
 
@@ -74,8 +77,9 @@ class Threads:
             if self.draws or min(workers, len(steps)) < 2 or not (self.useful or measured):
                 return loop.train(assignment, task=self.task)
             before = random_states()
+            keep_pages()
             train = self._measure if measured else self._train
-            trained = train(loop.own_tilt(assignment), loop.room_for(assignment), workers)
+            trained = train(loop.own_tilt(assignment), _room_for(assignment), workers)
             self.draws = not same(before, random_states())
             if not self.draws:
                 return trained
@@ -103,13 +107,13 @@ class Threads:
         waiting = list(reversed(lanes))
 
         def work() -> None:
-            model = copy.deepcopy(assignment.model)
+            model = pool_in_vectors(copy.deepcopy(assignment.model))
             while waiting:
                 try:
                     lane = waiting.pop()
                 except IndexError:  # another thread took the last one
                     return
-                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task)
+                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task, light_optimizer)
 
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             try:
@@ -119,6 +123,22 @@ class Threads:
                 waiting.clear()
                 raise
         return results
+
+
+def light_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> Any:
+    """The lane's optimiser, to the bits of the loop's."""
+    if lane_batch.optimizer != "sgd":
+        return loop.torch_optimizer(trainable, lane_batch, lane)
+    momentum, decay, nesterov = (float(lane_batch.rate(name)[lane]) for name in Rates._fields)
+    return LightSGD(trainable, Rates(momentum, decay, bool(nesterov)))
+
+
+def _room_for(assignment: Assignment) -> Tensor:
+    """Memory for the updates of all lanes; it is written only once, so mapping it would take as long as that."""
+    flat = loop.room_for(assignment)
+    if flat.nbytes > LARGEST_KEPT:
+        use_huge_pages(flat.data_ptr(), flat.nbytes)
+    return flat
 
 
 def _longest_first(assignment: Assignment) -> list[int]:
@@ -158,6 +178,8 @@ def why_not_threads(model: nn.Module, pool: Pool, task: Task = CLASSIFICATION) -
             return f"{name} remembers something from batch to batch"
         if not same(before, random_states()):
             return f"{name} draws random numbers"
+        if any(value.grad is not None and (value.grad.is_sparse or value.is_complex()) for value in model.parameters()):
+            return f"{name} has sparse or complex gradients"
     except Exception as error:  # a module may raise anything; the loop shows it where it is of use
         return f"{name} could not be tried ({type(error).__name__})"
     finally:
@@ -196,6 +218,8 @@ def same(one: Any, two: Any) -> bool:
         return True
     if type(one) is not type(two):
         return False
+    if isinstance(one, int | float | str):
+        return bool(one == two)
     if isinstance(one, Tensor):
         return one.shape == two.shape and torch.equal(one, two)
     if isinstance(one, np.ndarray):

@@ -61,6 +61,23 @@ def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
             plain_add(sums[position], updates[position], weight)
 
 
+def add_if_finite(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> bool:
+    """The same for flat numpy arrays that were not checked; False if nothing was added.
+
+    That is so if a value is not finite, and for arrays that are small, of several number types or without the compiled
+    loops.
+    """
+    votes: Sequence[Any] = [entry.votes for entry in sums]
+    kinds = {update.dtype.char + cast.dtype.char for update, cast in zip(updates, votes, strict=True)}
+    suits = len(kinds) == 1 and _is_supported(updates[0]) and sum(update.size for update in updates) >= LARGE
+    return suits and load_cpu_kernels() is not None and _load_attempt().add_if_finite(sums, updates, weight)
+
+
+@cache
+def _load_attempt() -> ModuleType:
+    return importlib.import_module("fedgma.aggregation.kernels.attempt")
+
+
 def add_rows(sums: Sums, updates: Array, weights: np.ndarray[Any, Any]) -> bool:
     """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite."""
     cpu, gpu = _cpu_kernels_for([updates]), _gpu_kernels_for(updates, sums)

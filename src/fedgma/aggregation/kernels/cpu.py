@@ -42,16 +42,25 @@ def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
 
 def _add_alike(sums: list[Sums], updates: list[Array], weight: float) -> None:
     """`add` for arrays of the same number types: each thread makes one call for all its arrays."""
-    table = np.array([[_address(array) for array in (*s[:3], u)] for s, u in zip(sums, updates, strict=True)])
-    kinds = [np.empty_like(array, shape=0) for array in (updates[0], *sums[0][1:3])]
+    table, kinds = table_of(sums, updates), kinds_of(sums[0], updates[0])
     further = any(array is not None for array in sums[0][3:])
 
     def work(pieces: Array) -> None:
-        _add_pieces(table, pieces, weight, *kinds)
+        add_pieces(table, pieces, weight, *kinds)
         for position, first, last in pieces.tolist() if further else ():
             _add_further(select(sums[position], slice(first, last)), updates[position][first:last], weight)
 
-    _run_in_threads(work, [update.size for update in updates])
+    run_in_threads(work, [update.size for update in updates])
+
+
+def table_of(sums: Sequence[Sums], updates: Sequence[Array]) -> Array:
+    """The addresses of total, rest, votes and update of every array: int64 [array, 4]."""
+    return np.array([[_address(array) for array in (*s[:3], u)] for s, u in zip(sums, updates, strict=True)])
+
+
+def kinds_of(sums: Sums, update: Array) -> list[Array]:
+    """Empty arrays of the number types of update, rest and votes."""
+    return [np.empty_like(array, shape=0) for array in (update, *sums[1:3])]
 
 
 def _groups(kinds: Sequence[str]) -> list[list[int]]:
@@ -76,7 +85,7 @@ def add_rows(sums: Sums, updates: Array, weights: Array) -> bool:
             _add_further_rows(sums, updates, weights, first, last)
         return finite
 
-    return all(_run_in_threads(work, [updates.shape[1]]))
+    return all(run_in_threads(work, [updates.shape[1]]))
 
 
 def _add_further(sums: Sums, update: Array, weight: float) -> None:
@@ -119,9 +128,9 @@ def _nonfinite_alike(arrays: list[Array]) -> list[int]:
     bits = np.empty(0, BITS[dtype])
 
     def work(pieces: Array) -> int:
-        return int(_first_nonfinite(table, pieces, bits, EXPONENT[dtype]))
+        return int(first_nonfinite_piece(table, pieces, bits, EXPONENT[dtype]))
 
-    return [position for position in _run_in_threads(work, [array.size for array in arrays]) if position >= 0]
+    return [position for position in run_in_threads(work, [array.size for array in arrays]) if position >= 0]
 
 
 def mean(total: Array, rest: Array, weight: float) -> None:
@@ -131,7 +140,7 @@ def mean(total: Array, rest: Array, weight: float) -> None:
         for _, first, last in pieces.tolist():
             _mean(total[first:last], rest[first:last], weight)
 
-    _run_in_threads(work, [rest.size])
+    run_in_threads(work, [rest.size])
 
 
 def look_up(table: Array, votes: Array) -> Array:
@@ -142,11 +151,11 @@ def look_up(table: Array, votes: Array) -> Array:
         for _, first, last in pieces.tolist():
             _look_up(table, votes[first:last], result[first:last])
 
-    _run_in_threads(work, [result.size])
+    run_in_threads(work, [result.size])
     return result
 
 
-def _run_in_threads(work: Callable[[Array], Any], sizes: list[int]) -> list[Any]:
+def run_in_threads(work: Callable[[Array], Any], sizes: list[int]) -> list[Any]:
     """Run `work` on all entries of several arrays; many entries are divided equally among threads."""
     parts = split_work(tuple(sizes), 1 if sum(sizes) < SHARED else THREADS)
     others = [_pool().submit(work, part) for part in parts[1:]]
@@ -193,11 +202,11 @@ def _to_pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
-_pointer: Any = intrinsic(_to_pointer)
+pointer: Any = intrinsic(_to_pointer)
 
 
 @numba.njit(nogil=True, cache=True)
-def _add_pieces(table: Array, pieces: Array, weight: float, of_update: Array, of_rest: Array, of_votes: Array) -> None:
+def add_pieces(table: Array, pieces: Array, weight: float, of_update: Array, of_rest: Array, of_votes: Array) -> None:
     """Add pieces of one client's arrays; a row of the table holds the addresses of total, rest, votes and update.
 
     The last three arguments are empty arrays of their number types.
@@ -205,10 +214,10 @@ def _add_pieces(table: Array, pieces: Array, weight: float, of_update: Array, of
     lost = np.empty(CHECKED)
     for k in range(len(pieces)):
         row, first, size = pieces[k, 0], pieces[k, 1], pieces[k, 2] - pieces[k, 1]
-        total = carray(_pointer(table[row, 0] + 8 * first), size, np.float64)
-        rest = carray(_pointer(table[row, 1] + of_rest.itemsize * first), size, of_rest.dtype)
-        votes = carray(_pointer(table[row, 2] + of_votes.itemsize * first), size, of_votes.dtype)
-        update = carray(_pointer(table[row, 3] + of_update.itemsize * first), size, of_update.dtype)
+        total = carray(pointer(table[row, 0] + 8 * first), size, np.float64)
+        rest = carray(pointer(table[row, 1] + of_rest.itemsize * first), size, of_rest.dtype)
+        votes = carray(pointer(table[row, 2] + of_votes.itemsize * first), size, of_votes.dtype)
+        update = carray(pointer(table[row, 3] + of_update.itemsize * first), size, of_update.dtype)
         _add(total, rest, votes, update, weight, lost)
 
 
@@ -240,11 +249,11 @@ def _add(total: Array, rest: Array, votes: Array, update: Array, weight: float, 
 
 
 @numba.njit(nogil=True, cache=True)
-def _first_nonfinite(table: Array, pieces: Array, of_bits: Array, exponent: Any) -> Any:
+def first_nonfinite_piece(table: Array, pieces: Array, of_bits: Array, exponent: Any) -> Any:
     """Row of the first of these pieces that holds a NaN or an infinity, or -1."""
     for k in range(len(pieces)):
         row, first, size = pieces[k, 0], pieces[k, 1], pieces[k, 2] - pieces[k, 1]
-        if _nonfinite(carray(_pointer(table[row] + of_bits.itemsize * first), size, of_bits.dtype), exponent):
+        if nonfinite(carray(pointer(table[row] + of_bits.itemsize * first), size, of_bits.dtype), exponent):
             return row
     return -1
 
@@ -299,11 +308,12 @@ def _add_weights(positive: Array, negative: Array, update: Array, weight: float)
 
 
 @numba.njit(nogil=True, cache=True)
-def _nonfinite(bits: Array, exponent: Any) -> Any:
-    nonfinite = bits.dtype.type(0)
+def nonfinite(bits: Array, exponent: Any) -> Any:
+    """Whether some of these values, seen as integers, are NaN or infinite."""
+    found = bits.dtype.type(0)
     for j in range(bits.size):
-        nonfinite |= bits.dtype.type((bits[j] & exponent) == exponent)
-    return nonfinite > 0
+        found |= bits.dtype.type((bits[j] & exponent) == exponent)
+    return found > 0
 
 
 @numba.njit(nogil=True, cache=True)

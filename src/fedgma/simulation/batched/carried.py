@@ -163,7 +163,7 @@ def gather(
     """Update the arrays of the counted clients after local training, in place, and add to the sums of the round."""
     if algorithms is None or sums is None or carried.control is None:
         return
-    moved = effective_rates(lane_batch.lr, lane_batch.steps, lane_batch.momentum, lane_batch.nesterov)
+    moved = effective_rates(lane_batch.lr, lane_batch.steps, lane_batch.rate("momentum"), lane_batch.rate("nesterov"))
     scale = ship(moved.astype(np.float32), counted.device)
     if len(algorithms.directions):
         owner = ship(lane_batch.run == np.arange(len(algorithms.clients))[:, None], counted.device).double()

@@ -1,6 +1,7 @@
 """Hand-written gradients of ResNet18 with group or batch normalisation over lanes.
 
-Convolutions are one call per lane (`torch_ops`). Normalisation with the shortcut and ReLU that follow it, which is what
+Convolutions are one call per lane (`torch_ops`), or for the small maps of the ImageNet network one product for all
+lanes (`windows`). Normalisation with the shortcut and ReLU that follow it, which is what
 limits this network, is done for all lanes at once (`normalisations`). A gradient that arrives by two paths stays two
 tensors until it is read. Activations are [lane, sample, row, column, channel].
 
@@ -14,9 +15,10 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedgma.training.fast import torch_ops
+from fedgma.training.fast import windows as small
 from fedgma.training.fast.layers import dense, dense_back, split_products
 from fedgma.training.fast.normalisations import Norm, Saved, norm_of, normalise, normalise_back, running
-from fedgma.training.fast.torch_ops import convolve, convolve_inputs, convolve_weights
 from fedgma.training.fast.written import Form, Passed, Tape
 from fedgma.training.gradients import Found, Product
 from fedgma.training.models import ResNet18
@@ -26,6 +28,18 @@ ALIGNED = 8  # row lengths that are multiples of this are fast for matrix units
 BLOCKS = tuple(
     (f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1) for stage in range(1, 5) for block in (0, 1)
 )  # name and stride
+
+
+class Convolutions(NamedTuple):
+    """3x3 convolutions of all lanes and their gradients."""
+
+    forward: Callable[..., Tensor]
+    inputs: Callable[..., Tensor]
+    weights: Callable[..., Tensor]
+
+
+BY_LANE = Convolutions(torch_ops.convolve, torch_ops.convolve_inputs, torch_ops.convolve_weights)
+TOGETHER = Convolutions(small.convolve, small.convolve_inputs, small.convolve_weights)
 
 
 class Block(NamedTuple):
@@ -45,13 +59,16 @@ def form_of(model: ResNet18) -> Form | None:
     """The form of a ResNet18, or None where its normalisation is not written out or its images cannot be halved."""
     _, height, width = model.shape
     norm = norm_of(model)
-    halved = height % 8 == 0 and width % 8 == 0  # strides halve the images three times
-    return residual_form(norm) if norm is not None and halved else None
+    part = 32 if model.imagenet else 8  # strides halve the images five or three times
+    whole = height % part == 0 and width % part == 0
+    return residual_form(norm, model.imagenet) if norm is not None and whole else None
 
 
 @functools.cache
-def residual_form(norm: Norm) -> Form:
-    """ResNet18 with one kind of normalisation everywhere."""
+def residual_form(norm: Norm, imagenet: bool = False) -> Form:
+    """ResNet18 with one kind of normalisation everywhere, for small images or as for ImageNet."""
+    by = TOGETHER if imagenet else BY_LANE
+    kernel, step = (7, 2) if imagenet else (3, 1)  # of the stem
 
     def forward(state: Stacked, x: Tensor, count: Tensor | None) -> Passed:
         norms: dict[str, Saved] = {}
@@ -60,21 +77,22 @@ def residual_form(norm: Norm) -> Form:
             out, norms[name] = normalise(norm, x, state, name, count, shortcut=shortcut, relu=relu)
             return out
 
-        seen = windows(x.permute(0, 1, 3, 4, 2))
+        seen = stem_windows(x.permute(0, 1, 3, 4, 2), kernel, step)
         h = layer((seen.flatten(1, 3) @ stem_matrix(state)).view(*seen.shape[:4], -1), "norm1")
+        h, taps = small.pool(h) if imagenet else (h, None)
         blocks = []
         for name, stride in BLOCKS:
-            blocks.append(block_of(state, name, h, stride, layer))
+            blocks.append(block_of(state, name, h, stride, layer, by))
             h = blocks[-1].out
         pooled = h.mean((2, 3))
         logits, after = dense(pooled, state["fc.weight"], state["fc.bias"]), {}
         if count is not None:
             for name, saved in norms.items():
                 after.update(running(norm, saved, state, name, count))
-        return Passed(logits, after, (seen, blocks, pooled, norms))
+        return Passed(logits, after, (seen, taps, blocks, pooled, norms))
 
     def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
-        seen, blocks, pooled, norms = tape
+        seen, taps, blocks, pooled, norms = tape
         gradients: dict[str, Tensor | Product] = {}
 
         def layer(parts: Parts, name: str) -> tuple[Tensor, Tensor]:
@@ -85,22 +103,24 @@ def residual_form(norm: Norm) -> Form:
         pooled_grads = grads @ params["fc.weight"] / (rows * columns)
         parts: Parts = (pooled_grads[:, :, None, None].expand(blocks[-1].out.shape),)
         for (name, stride), saved in zip(reversed(BLOCKS), reversed(blocks), strict=True):
-            parts = block_back(params, name, parts, saved, stride, layer, gradients)
-        matrix = split_products(seen, layer(parts, "norm1")[0])  # [lane, 9 * in and zeros, out]
+            parts = block_back(params, name, parts, saved, stride, layer, by, gradients)
+        parts = parts if taps is None else (small.pool_back(parts[0] + parts[1], taps),)
+        matrix = split_products(seen, layer(parts, "norm1")[0])  # [lane, taps * in and zeros, out]
         lanes, outs, inputs, *_ = params["conv1.weight"].shape
-        gradients["conv1.weight"] = matrix[:, : 9 * inputs].view(lanes, 3, 3, inputs, outs).permute(0, 4, 3, 1, 2)
+        used = matrix[:, : kernel**2 * inputs].view(lanes, kernel, kernel, inputs, outs)
+        gradients["conv1.weight"] = used.permute(0, 4, 3, 1, 2)
         return gradients
 
     return Form(forward, back)
 
 
-def block_of(params: Stacked, name: str, x: Tensor, stride: int, layer: Layer) -> Block:
+def block_of(params: Stacked, name: str, x: Tensor, stride: int, layer: Layer, by: Convolutions) -> Block:
     """A residual block."""
-    inner = layer(convolve(x, _inputs_last(params[f"{name}.conv1.weight"]), stride), f"{name}.norm1")
+    inner = layer(by.forward(x, _inputs_last(params[f"{name}.conv1.weight"]), stride), f"{name}.norm1")
     shortcut = x
     if stride > 1:
         shortcut = layer(project(x, params[f"{name}.shortcut.0.weight"]), f"{name}.shortcut.1", relu=False)
-    out = layer(convolve(inner, _inputs_last(params[f"{name}.conv2.weight"])), f"{name}.norm2", shortcut=shortcut)
+    out = layer(by.forward(inner, _inputs_last(params[f"{name}.conv2.weight"])), f"{name}.norm2", shortcut=shortcut)
     return Block(x, inner, out)
 
 
@@ -111,17 +131,18 @@ def block_back(
     saved: Block,
     stride: int,
     layer: LayerBack,
+    by: Convolutions,
     gradients: dict[str, Tensor | Product],
 ) -> Parts:
     """The gradient of a block's input; those of its weights are put into `gradients`."""
     main, shortcut = layer(grads, f"{name}.norm2")
-    gradients[f"{name}.conv2.weight"] = _torch_order(convolve_weights(main, saved.inner))
+    gradients[f"{name}.conv2.weight"] = _torch_order(by.weights(main, saved.inner))
     rows, columns = saved.inner.shape[2:4]
-    main = convolve_inputs(main, _inputs_last(params[f"{name}.conv2.weight"]), rows, columns)
+    main = by.inputs(main, _inputs_last(params[f"{name}.conv2.weight"]), rows, columns)
     main, _ = layer((main,), f"{name}.norm1")
-    gradients[f"{name}.conv1.weight"] = _torch_order(convolve_weights(main, saved.x, stride))
+    gradients[f"{name}.conv1.weight"] = _torch_order(by.weights(main, saved.x, stride))
     rows, columns = saved.x.shape[2:4]
-    main = convolve_inputs(main, _inputs_last(params[f"{name}.conv1.weight"]), rows, columns, stride)
+    main = by.inputs(main, _inputs_last(params[f"{name}.conv1.weight"]), rows, columns, stride)
     if stride == 1:
         return main, shortcut
     shortcut, _ = layer((shortcut,), f"{name}.shortcut.1")
@@ -131,14 +152,14 @@ def block_back(
     return (main + project_back(shortcut, weight).view(main.shape),)
 
 
-def windows(x: Tensor) -> Tensor:
-    """The 3x3 neighbourhood of every position: [lane, sample, row, column, 9 * channel and zeros]."""
-    taps = F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)  # [..., channel, down, across]
-    return F.pad(taps.permute(0, 1, 2, 3, 5, 6, 4).flatten(4), (0, -9 * x.shape[4] % ALIGNED))
+def stem_windows(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """The neighbourhood of every position of the stem's output: [lane, sample, row, column, taps * in and zeros]."""
+    taps = small.windows(x, kernel, stride).flatten(4)
+    return F.pad(taps, (0, -taps.shape[4] % ALIGNED))
 
 
 def stem_matrix(params: Stacked) -> Tensor:
-    """The first convolution's weights, to multiply windows by: [lane, 9 * in and zeros, out]."""
+    """The first convolution's weights, to multiply windows by: [lane, taps * in and zeros, out]."""
     matrix = params["conv1.weight"].permute(0, 3, 4, 2, 1).flatten(1, 3)
     return F.pad(matrix, (0, 0, 0, -matrix.shape[1] % ALIGNED))
 

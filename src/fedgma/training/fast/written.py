@@ -119,7 +119,21 @@ def _dropout_mask(x: Tensor, rate: float, training: bool) -> Tensor | float:
     """What dropout multiplies by."""
     if not training or rate == 0:
         return 1.0
-    return (torch.rand(x.shape, device=x.device) >= rate).to(x.dtype) / (1 - rate)
+    drawn: Tensor = torch.ops.fedgma.uniform(x) if x.dtype == torch.bfloat16 else _uniform(x)
+    return (drawn >= rate).to(x.dtype) / (1 - rate)
+
+
+def _uniform(x: Tensor) -> Tensor:
+    return torch.rand(x.shape, device=x.device)
+
+
+# An operator that the compiler does not look into: a kernel in which it draws random numbers for bfloat16 activations
+# with channels last does not compile (torch 2.11).
+_library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("uniform(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+for _device in ("CPU", "CUDA"):
+    _library.impl("uniform", _uniform, _device)
+_library.impl("uniform", lambda x: x.new_empty(x.shape, dtype=torch.float32), "Meta")
 
 
 @functools.cache

@@ -50,11 +50,11 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
                 _batches(part),
                 classes=pools[which].classes,
                 lr=part.lr,
-                momentum=part.momentum,
-                mu=part.mu,
-                weight_decay=part.weight_decay,
-                nesterov=part.nesterov,
-                clip=part.clip,
+                momentum=part.rate("momentum"),
+                mu=part.rate("mu"),
+                weight_decay=part.rate("weight_decay"),
+                nesterov=part.rate("nesterov"),
+                clip=part.rate("clip"),
                 corrections=None if fixes is None else fixes[rows],
             )
             if len(used) > 1:

@@ -1,0 +1,68 @@
+"""Rounds that are drawn several at a time are those that are drawn one by one."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from fedgma.simulation.fleet import assemble, play_round, start
+from fedgma.simulation.plans import lay, plan_round
+from fedgma.simulation.spec import RunSpec
+from fedgma.training.lane_batch import LaneBatch
+from fedgma.training.schedules import Schedule
+from plain_pools import make_federation
+
+SIZES = [7, 3, 12, 5, 9, 1]
+
+
+def specs(**changes):
+    shared = {"model": "logistic", "clients_per_round": 3, "batch_size": 4, **changes}
+    federation = make_federation(SIZES, (6,))
+    return [
+        RunSpec(federation, rounds=9, **shared),
+        RunSpec(federation, seed=5, rounds=6, weighting="uniform", **shared),
+    ]
+
+
+def assert_same_lanes(found, expected):
+    for one in fields(LaneBatch):
+        first, second = getattr(found, one.name), getattr(expected, one.name)
+        assert first == second if one.name == "optimizer" else np.array_equal(first, second), one.name
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"local_epochs": 2}, {"augment": "none", "round_schedule": Schedule("cosine")}, {"local_steps": 2}]
+)
+def test_rounds_ahead_are_those_drawn_alone(changes):
+    fleet, rounds = assemble(specs(**changes), trainer="lanes"), np.zeros(2, np.int64)
+    ends, ahead = np.array([spec.rounds for spec in fleet.specs]), 0
+    while busy := np.flatnonzero(rounds < ends).tolist():
+        plan, alone = plan_round(fleet, rounds, busy, {}), plan_round(replace(fleet, chunk=1), rounds, busy, {})
+        assert alone.laid is None
+        assert np.array_equal(plan.lanes, alone.lanes)
+        assert [clients.tolist() for clients in plan.sampled.values()] == [
+            clients.tolist() for clients in alone.sampled.values()
+        ]
+        batch, weights = lay(fleet, alone.lanes)
+        if plan.laid is not None:
+            ahead += 1
+            assert_same_lanes(plan.laid[0], batch)
+            assert np.array_equal(plan.laid[1], weights)
+        rounds[busy] += 1
+    assert ahead == 9
+
+
+def test_a_round_can_be_played_again_and_out_of_turn():
+    fleet = assemble(specs(), trainer="lanes")
+    first = start(fleet)
+    second, _ = play_round(fleet, first)
+    third, _ = play_round(fleet, second)
+    for before, after in ((second, third), (first, second)):
+        again, _ = play_round(fleet, before)
+        assert np.array_equal(again.params.numpy(), after.params.numpy())
+
+
+def test_large_rounds_are_drawn_alone():
+    fleet = replace(assemble(specs(), trainer="lanes"), chunk=5)
+    assert plan_round(fleet, np.zeros(2, np.int64), [0, 1], {}).laid is None
+    assert not fleet.plans
