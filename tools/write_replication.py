@@ -245,7 +245,7 @@ def _cells(comparison: Comparison) -> str:
         rows.append(
             (
                 *(plain(one.cell.label[name]) for name in names),
-                " or ".join(map(str, one.rounds)),
+                one.played,
                 *(f"{level.mean:.1f}" for level in one.levels if level is not None),
                 overview.in_words(one.verdict),
                 None if printed is None else f"{printed:+.2f}",

@@ -205,6 +205,7 @@ def test_runs_stopped_late_count_as_they_are_where_they_are_asked_for(tmp_path):
     assert (len(entries), left) == (4, 0)
     made = compare(experiment("E12"), entries, Chosen())
     assert any("1 runs were stopped after 10 of 11 rounds" in note for note in made.notes)
+    assert {one.played for one in made.compared if one.differences} == {"10 of 11"}
 
 
 def test_records_without_a_newer_setting_are_still_found(tmp_path):

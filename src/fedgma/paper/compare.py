@@ -86,6 +86,15 @@ class Compared(NamedTuple):
         return tuple(sorted({int(entry.settings["rounds"]) for side in self.entries for entry in side.values()}))
 
     @property
+    def played(self) -> str:
+        """The rounds of its runs in words; of runs that were stopped, the fewest that one completed."""
+        fewest: dict[int, int] = {}
+        for entry in (entry for side in self.entries for entry in side.values()):
+            planned = int(entry.settings["rounds"])
+            fewest[planned] = min(entry.played, fewest.get(planned, planned))
+        return " or ".join(f"{n} of {all_}" if n < all_ else str(all_) for all_, n in sorted(fewest.items()))
+
+    @property
     def levels(self) -> tuple[Spread | None, Spread | None]:
         """Our mean and standard deviation for each arm."""
         plain, masked = ([*side.values()] for side in (self.plain, self.masked))

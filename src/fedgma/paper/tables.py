@@ -60,7 +60,7 @@ def _levels(compared: Compared, statistic: str) -> tuple[Value, ...]:
     number = compared.printed[0]
     above = None if shown[0] is None or number is None else round(shown[0].mean - number.value, 9) + 0.0
     return (
-        " or ".join(map(str, compared.rounds)),
+        compared.played,
         len(compared.differences) or len(compared.plain) or len(compared.masked),
         *compared.levels,
         *compared.restated("best").levels,

@@ -6,7 +6,7 @@ lie in the border of zeros at every position are left out: where an image is one
 are [lane, sample, row, column, channel], weights [lane, out, row, column, in]. It is plain torch for the compiler to
 fuse.
 
-Buys: not measured yet; row "products with windows" of `benchmarks/bench_parts.py` does.
+Buys, over one call of cuDNN per lane on an H200: 1.5 with 10 lanes, 2.4 with 80 (`benchmarks/bench_parts.py`).
 """
 
 from collections.abc import Mapping
