@@ -147,6 +147,7 @@ bad_measure.measure = lambda mean: {"x": mean}
         (bad_measure, fedgma.ConfigError, "rule 'bad_measure': measure must return a number by name"),
         (lambda votez: votez, fedgma.ConfigError, "asks for 'votez', which is no sum of a round; known: agreement,"),
         (3, fedgma.ConfigError, "expected a rule or a function of sums, got 3"),
+        ("gma", fedgma.ConfigError, r"got 'gma'; a rule of the library is made by a call, such as fedgma\.masked"),
         (type("Needy", (), {"__init__": lambda self, x: None}), fedgma.ConfigError, "made without arguments"),
         (type("Odd", (), {"state": 3, "__call__": lambda self, mean: mean}), fedgma.ConfigError, "state must name"),
         (type("Same", (), {"state": {"mean": 0}, "__call__": lambda s, mean: mean}), fedgma.ConfigError, "another"),

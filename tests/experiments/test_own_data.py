@@ -14,7 +14,7 @@ from fedgma.data.files import from_arrays
 from fedgma.data.partitions import by_function
 from fedgma.data.pools import normalisation_of
 from fedgma.data.splits import divide
-from fedgma.errors import ConfigError
+from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
@@ -283,3 +283,19 @@ def test_a_section_that_is_a_number_is_refused_in_the_users_words(given):
     with pytest.raises(ConfigError, match="partition: expected a name, or a table such as") as caught:
         expand({"partition": given})
     assert "PartitionSettings" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"partition": "iid"}, "partition must be a function of labels, clients and generator, got 'iid'; a partition"),
+        ({"model": 3}, "model must be a name, a module or a function that makes one, got 3"),
+        (
+            {"data": "mine.npz"},
+            "arrays or a table, got a path; name it in the settings: dataset='mine.npz'",
+        ),
+    ],
+)
+def test_what_belongs_into_the_settings_is_said_to(given, said):
+    with pytest.raises(FedgmaError, match=said):
+        experiments.run({"rounds": 1}, **{"data": points(), **given})

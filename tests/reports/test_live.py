@@ -197,11 +197,15 @@ def test_a_run_that_is_played_is_followed_to_its_end(tmp_path):
 def test_a_run_of_a_flower_app_is_shown_with_what_it_records(tmp_path):
     head = {"format": 2, "settings": {"engine": "flower", "aggregator": ["gma", {"tau": 0.4}], "seed": 3}}
     (tmp_path / "run.json").write_text(json.dumps(head))
-    lines = [line(r, train={"train_loss": 1.0}, server={"accuracy": 0.25 * r, "loss": 1 / r}) for r in (1, 2)]
+    lines = [line(r, train={"gma-mask-mean": 0.5}, server={"accuracy": 0.25 * r, "loss": 1 / r}) for r in (1, 2)]
     (tmp_path / "rounds.jsonl").write_bytes(b"".join(lines))
     (shown,) = LiveRuns([tmp_path]).since(0)["changed"]
     assert (shown["arm"], shown["seed"], shown["round"], shown["planned"]) == ("GMA (Flower)", 3, 2, None)
-    assert shown["curves"] == {"score": [(1, 0.25), (2, 0.5)], "loss": [(1, 1.0), (2, 0.5)]}
+    assert shown["curves"] == {
+        "score": [(1, 0.25), (2, 0.5)],
+        "loss": [(1, 1.0), (2, 0.5)],
+        "mask": [(1, 0.5), (2, 0.5)],
+    }
 
 
 ODD = [None, [], {}, {"a": []}, "x", -1, 1e400, 10**400, True, "\ud800", [None, [1]]]

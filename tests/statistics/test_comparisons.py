@@ -153,6 +153,14 @@ def test_one_plain_mean_is_the_partner_of_every_tau(tmp_path):
     assert [(cell.label, cell.seeds) for cell in made.cells] == [({"tau": "0.2"}, (0, 1)), ({"tau": "0.6"}, (0, 1))]
 
 
+def test_a_setting_that_a_record_leaves_out_is_named_in_every_cell(tmp_path):
+    for aggregator in ("mean", "gma"):
+        write_run(tmp_path, aggregator=aggregator)
+        write_run(tmp_path, aggregator=aggregator, adapters="product")
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert [cell.where for cell in made.cells] == ["adapters apart", "adapters product"]
+
+
 def test_two_taus_or_two_algorithms_are_arms_too(tmp_path):
     for tau in (0.2, 0.6):
         write_run(tmp_path, tau=tau, lift=tau)

@@ -33,7 +33,10 @@ def as_rule(given: Any, name: str | None = None) -> Rule:
     if inspect.isclass(given):
         return as_rule(_instance(given), name or given.__name__)
     if not callable(given):
-        raise ConfigError(f"aggregator: expected a rule or a function of sums, got {given!r:.60}")
+        raise ConfigError(
+            f"aggregator: expected a rule or a function of sums, got {given!r:.60}; "
+            "a rule of the library is made by a call, such as fedgma.masked_mean(tau=0.4)"
+        )
     title = name or getattr(given, "__name__", None) or type(given).__name__
     prepare, state = getattr(given, "prepare", None), getattr(given, "state", {})
     if not isinstance(state, Mapping) or not all(isinstance(value, int | float) for value in state.values()):

@@ -30,5 +30,6 @@ def export(
         typer.echo(json.dumps({"file": str(file), "arrays": len(model.arrays), "entries": entries, **metadata(model)}))
         return
     planned = model.head["settings"].get("rounds")
-    typer.echo(f"{file}: {len(model.arrays)} arrays, {entries:,} numbers, after round {model.round} of {planned}")
+    of = "" if planned is None else f" of {planned}"  # a Flower app does not say
+    typer.echo(f"{file}: {len(model.arrays)} arrays, {entries:,} numbers, after round {model.round}{of}")
     typer.echo(f'load it with: net.load_state_dict(safetensors.torch.load_file("{file}"))')

@@ -26,6 +26,13 @@ class NamedCode:
     def __init__(
         self, folder: Path | None, model: Model | None, task: object, aggregator: AnyRule | None, partition: Any
     ) -> None:
+        if partition is not None and not callable(partition):
+            raise ConfigError(
+                f"partition must be a function of labels, clients and generator, got {partition!r:.60}; "
+                "a partition of the library is named in the settings"
+            )
+        if model is not None and not isinstance(model, str) and not callable(model):
+            raise ConfigError(f"model must be a name, a module or a function that makes one, got {model!r:.60}")
         self.folder = folder  # where relative paths in the settings start; then the current folder
         self.model = model
         self.task_given = task  # by name, or a user's class or object

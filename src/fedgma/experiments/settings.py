@@ -90,7 +90,8 @@ class Settings(Section):
     """Everything that decides the outcome of one run."""
 
     dataset: str = Field(
-        default="fmnist-mini", description="a known data set, or the path of an .npz file or of a folder of images"
+        default="fmnist-mini",
+        description="a known data set, or the path of your own: .npz, .csv, .parquet, text, a folder",
     )
     task: str = Field(
         default="classification",

@@ -17,6 +17,7 @@ from fedgma.statistics.arms import Summary, frozen, score, summarise, telling_na
 from fedgma.statistics.convergence import Convergence, converge
 from fedgma.statistics.labels import (
     AGGREGATION_SETTINGS,
+    LEFT_OUT,
     VERSIONS,
     plain,
     sortable,
@@ -336,7 +337,8 @@ def _labels(pairs: Sequence[tuple[Run, Run]]) -> list[dict[str, str]]:
     """The settings that tell the cells apart, e.g. {"algorithm": "fedavg", "server_learning_rate": "1 against 0.5"}."""
     full = [_label(*pair) for pair in pairs]
     kept = telling_names(full)
-    return [{name: label.get(name, "") for name in kept} for label in full]
+    left_out = {name: plain(LEFT_OUT.get(name, "")) for name in kept}
+    return [{name: label.get(name, left_out[name]) for name in kept} for label in full]
 
 
 def _label(a: Run, b: Run) -> dict[str, str]:

@@ -19,7 +19,7 @@ from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
 from fedgma.training.local_steps import adamw, sgd, wide
 from fedgma.training.perturbations import Ascent, second_gradients, turn
-from fedgma.training.stacked import Stacked, flatten, shapes_of, ship
+from fedgma.training.stacked import Stacked, empty_flat, shapes_of, ship, unflatten
 
 Rows = slice | Tensor
 UNUSED = np.array([{"scale": 1, "clip": np.inf}.get(name, 0) for name in RATES], np.float32)  # rates without effect
@@ -327,8 +327,10 @@ def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Tra
     else:
         back = ship(np.argsort(order), rows.device)
     shapes = shapes_of(bench.params)
-    flat, began = flatten(bench.params), flatten({name: start[name] for name, _ in shapes})
-    flat.sub_(began if len(began) == 1 else began.index_select(0, rows))
+    flat = empty_flat(bench.params)
+    for name, update in unflatten(flat, shapes).items():
+        began = start[name] if len(start[name]) == 1 else start[name].index_select(0, rows)
+        torch.sub(bench.params[name], began, out=update)  # one pass over the weights
     seen = bench.counts.sum(0).clamp(min=1)
     loss, measures = (bench.loss / seen)[back], (bench.measures / seen[:, None])[back]
     buffers = take_rows(bench.buffers, back)

@@ -85,6 +85,12 @@ def flatten(stacked: Stacked) -> Tensor:
     return flat
 
 
+def empty_flat(like: Stacked) -> Tensor:
+    """[lane, entry] for so many parameters, not filled."""
+    values = list(like.values())
+    return values[0].new_empty(len(values[0]), sum(value.numel() for value in values) // len(values[0]))
+
+
 def unflatten(flat: Tensor, like: Shapes) -> Stacked:
     """The rows of `flat` as named parameters again, as views."""
     parts = torch.split(flat, [shape.numel() for _, shape in like], 1)

@@ -4,6 +4,7 @@ partitions of Flower Datasets.
 Tables are known by what they can do, so none of these packages is imported here.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,8 @@ def from_data(data: Any, name: str = "own", *, target: str = "class") -> Dataset
         return dataset_of(_parts(data, name), name, target=target)
     if isinstance(data, Mapping):
         return dataset_of(_parts_of_mapping(data, name, unlabelled=target in ("tokens", "any")), name, target=target)
+    if isinstance(data, str | os.PathLike):
+        raise DataError(f"data must be arrays or a table, got a path; name it in the settings: dataset={str(data)!r}")
     raise DataError(
         "data must be (x, y), (x, y, client), a mapping with x and y, partitions of Flower Datasets, or "
         f"a table of pandas, Arrow or datasets, got {type(data).__name__}"

@@ -9,6 +9,7 @@ from fedgma.statistics.metrics import Metric
 
 MOST_POINTS = 200  # of a curve; of more rounds, the last one of each stretch is kept
 SPLITS = ("test", "server", "evaluate")  # where scores are recorded: by the simulator, and by a Flower app
+MASKS = (("mask", "mean"), ("train", "gma-mask-mean"))  # where the mean of the mask is recorded, in the same order
 PACE_SECONDS = 60.0  # over which the pace of rounds is measured
 RECENT = 10  # rounds
 
@@ -50,7 +51,7 @@ def values_of(record: Record, metric: Metric) -> dict[str, float]:
         "score": next((metric.factor * score for score in scores if score is not None), None),
         "loss": next((loss for loss in losses if loss is not None), None),
         "train": number(record, "train", "loss"),
-        "mask": number(record, "mask", "mean"),
+        "mask": next((mean for path in MASKS if (mean := number(record, *path)) is not None), None),
         "agreement": number(record, "mask", "agreement"),
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgma.aggregation import kernels
 from fedgma.arrays import to_native
-from fedgma.training.stacked import Stacked, ship, ship_many
+from fedgma.training.stacked import Stacked, flatten, ship, ship_many
 
 
 @dataclass
@@ -128,6 +128,12 @@ def add(
         _add_buffers([sums.buffers[name] for name in names], values, slots(run, updates.device), fine, weight)
     _add_numbers(sums, owners.owner, fine, weight, metrics)
     return fine
+
+
+def rehearse(params: Stacked) -> None:
+    """What a round does with updates, so that its kernels are compiled; `params` are those of one lane."""
+    updates = flatten(params)
+    add(empty(updates, {}), np.zeros(1, np.int64), np.ones(1), updates, {}, updates[:, :2])
 
 
 def _are_finite(updates: Tensor) -> Tensor:
