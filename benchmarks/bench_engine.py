@@ -52,10 +52,10 @@ def weights_after(spec, options) -> torch.Tensor:
     return played.state.params[0]
 
 
-def profile(spec, options, rounds: int) -> None:
+def profile(specs, options, rounds: int) -> None:
     """What a round consists of: operations of the device, operations of the host, functions of the host."""
-    cuda = spec.federation.train.y.device.type == "cuda"
-    fleet = assemble([spec], **options)
+    cuda = specs[0].federation.train.y.device.type == "cuda"
+    fleet = assemble(specs, **options)
     state = start(fleet)
     for _ in range(3):
         state, played = play_round(fleet, state)
@@ -97,7 +97,7 @@ def main() -> None:
             for way in arguments.ways:
                 print(f"## {name} {way}\n")
                 spec = spec_of(WORKLOADS[name], make_images(WORKLOADS[name], arguments.device))
-                profile(spec, options_of(way), arguments.rounds)
+                profile([spec], options_of(way), arguments.rounds)
         return
     print("| workload | way | start-up s | ms a round | host ms | samples/s | MiB | accuracy | off |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")

@@ -40,7 +40,7 @@ LENET, LENET_64, LOGISTIC_64 = Rounds("W1"), Rounds("W1", runs=64), Rounds("logi
 CNN = Rounds("cnn", precision="tf32")
 RESNET, RESNET_4 = Rounds("resnet", precision="bf16"), Rounds("resnet", runs=4, precision="bf16")
 IMAGENET, IMAGENET_8 = Rounds("resnet-imagenet", precision="bf16"), Rounds("resnet-imagenet", 8, precision="bf16")
-RESNET_BN = Rounds("resnet-bn", precision="tf32")
+RESNET_BN, RESNET_TF32 = Rounds("resnet-bn", precision="tf32"), Rounds("resnet", precision="tf32")
 RESNET_SIZE, LENET_SIZE = 11_173_962, 61_706  # parameters
 
 
@@ -59,6 +59,10 @@ def written(workload: str, side: Rounds) -> Part:
 
 def kernel(name: str, workload: str, side: Rounds) -> Part:
     return Part(f"gpu/{name}", workload, side, replace(side, without=(name,)))
+
+
+def changed(name: str, workload: str, side: Rounds, change: str) -> Part:
+    return Part(name, workload, side, replace(side, change=change))
 
 
 def tally(workload: str, runs: int, entries: int, way: str) -> Part:
@@ -85,13 +89,21 @@ GROUPS = {
         kernel("conv_thread", "LeNet, 10 lanes, fp32", LENET),
         kernel("conv_thread", "LeNet, 640 lanes, fp32", LENET_64),
         kernel("conv_matrix", "small CNN, 50 lanes, tf32", CNN),
-        Part("dense gradients not multiplied out", "small CNN, 50 lanes, tf32", CNN,
-             replace(CNN, change="multiplied out")),
+        changed("dense gradients not multiplied out", "small CNN, 50 lanes, tf32", CNN, "multiplied out"),
+    ],
+    "residual": [
+        part
+        for lanes, side in (("10 lanes", RESNET), ("40 lanes", RESNET_4))
+        for part in (
+            kernel("conv_3x3", f"ResNet18-GN, {lanes}, bf16", side),
+            kernel("group_norm", f"ResNet18-GN, {lanes}, bf16", side),
+            changed("weights in the order of the convolutions", f"ResNet18-GN, {lanes}, bf16", side, "torch's order"),
+        )
     ],
     "more": [
         written("ResNet18-GN, 40 lanes, bf16", RESNET_4),
         written("ResNet18-BN, 10 lanes, tf32", RESNET_BN),
-        Part("lanes on four streams", "ResNet18-GN, 10 lanes, bf16", RESNET, replace(RESNET, change="one stream")),
+        changed("lanes on four streams", "ResNet18-GN, 10 lanes, tf32", RESNET_TF32, "one stream"),
         Part("written evaluation", "LeNet, 64 runs, fp32", Scores("W1", 64), Scores("W1", 64, form=False)),
         Part("written evaluation", "ResNet18-GN, 4 runs, fp32", Scores("resnet", 4), Scores("resnet", 4, form=False)),
         tally("64 runs x 10 clients of LeNet", 64, LENET_SIZE, "torch"),

@@ -110,6 +110,12 @@ def _one_stream(fleet: Fleet) -> Any:
     return fleet.train
 
 
+def _torch_order(fleet: Fleet) -> Any:
+    """Weights in the order of torch."""
+    fleet.train.order = None
+    return fleet.train
+
+
 def _one_call_a_lane(fleet: Fleet) -> Engine:
     resnet18.TOGETHER = resnet18.BY_LANE
     resnet18.residual_form.cache_clear()
@@ -120,6 +126,7 @@ def _one_call_a_lane(fleet: Fleet) -> Engine:
 CHANGES = {
     "multiplied out": _multiplied_out,
     "one stream": _one_stream,
+    "torch's order": _torch_order,
     "one call a lane": _one_call_a_lane,
 }
 

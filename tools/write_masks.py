@@ -1,8 +1,9 @@
-"""Write the measured parts of docs/masks.md, and its pictures, from the exported runs in results/.
+"""Write the measured parts of docs/masks.md and docs/advise.md, and their pictures, from the exported runs in results/.
 
 python tools/write_masks.py
 """
 
+import csv
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,21 +11,45 @@ from statistics import median
 
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
-from fedgma.paper.contest import Arm, Gain, earns, gains_of, is_candidate, label, ranked, scores_of
+from fedgma.paper.contest import (
+    SERVERS,
+    Arm,
+    Gain,
+    Pooled,
+    earns,
+    gains_of,
+    is_candidate,
+    label,
+    pooled,
+    ranked,
+    scores_of,
+)
 from fedgma.paper.entries import Entry, read_export
 from fedgma.paper.findings import read_findings
 from fedgma.paper.multiverse import look, most_telling, sentences
 from fedgma.paper.plots.contest import draw_gains
-from fedgma.paper.rates import read_chosen
+from fedgma.paper.rates import read_chosen, setting_of
 from fedgma.reports.plots.style import save
+from fedgma.statistics.comparisons import over_seeds
+from fedgma.statistics.labels import NAMES, spoken
+from fedgma.statistics.verdicts import Verdict, correct, paired
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "masks.md"
+ADVICE = ROOT / "docs" / "advise.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
 SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
-CLAIMED = ("noise/gma", "noise/best", "drift/uniform/gma", "drift/uniform/magnitude")
-TRAINED = ("trained/uniform", "trained/saved")
+CLAIMED = ("trained/uniform", "trained/saved")
+FEDADAM, FEDERATIONS = "C27", "C29"
+SCORES, SAME_RATES = (ROOT / "benchmarks" / "languages" / f"{name}.csv" for name in ("scores", "same_rates"))
+ON_TEXT: tuple[Arm, ...] = (
+    ("fedavg", "gma"),
+    ("fedavg", "mean, server average 0.9"),
+    ("fedadam", "gma"),
+    ("fedadam", "magnitude_agreement"),
+)
+NOT_YET = "Not measured yet."
 
 
 def exported(name: str) -> list[Entry]:
@@ -42,28 +67,107 @@ def answer() -> str:
     found = gains(CONFIRMATION)
     arms = sorted(dict.fromkeys(gain.arm for gain in found), key=lambda arm: not is_candidate(arm))
     if not arms:
-        return "Not measured yet."
-    return "\n".join(f"- **{label(arm)}** {_verdict(found, arm)}." for arm in arms)
+        return NOT_YET
+    header = ("", "criterion", "mean gain", "significantly ahead", "behind", "corrected intervals begin at")
+    return _rows(header, [(f"**{label(arm)}**", *_verdict(found, arm)) for arm in arms])
 
 
-def _verdict(found: Sequence[Gain], arm: Arm) -> str:
+def _verdict(found: Sequence[Gain], arm: Arm) -> tuple[str, ...]:
     own = [gain for gain in found if gain.arm == arm]
-    ahead = [gain for gain in own if gain.verdict.outcome == "first ahead"]
-    behind = [gain for gain in own if gain.verdict.outcome == "second ahead"]
-    earned = "meets the criterion" if earns(found, arm) else "misses the criterion"
+    ahead, behind = (sum(gain.verdict.outcome == side for gain in own) for side in ("first ahead", "second ahead"))
+    earned = "met" if earns(found, arm) else "missed"
     mean = sum(gain.verdict.mean for gain in own) / len(own)
-    lowest, best = min(gain.interval[0] for gain in own), max(gain.interval[0] for gain in own)
-    return (
-        f"{earned}: {mean:+.2f} points on average, significantly ahead in {len(ahead)} and behind in {len(behind)} of "
-        f"{len(own)} settings; its corrected intervals begin between {lowest:+.2f} and {best:+.2f}"
-    )
+    starts = ", ".join(f"{start:+.2f}" for start in sorted(gain.interval[0] for gain in own))
+    return earned, f"{mean:+.2f}", f"{ahead} of {len(own)}", f"{behind}", starts
+
+
+def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; numbers stand at the right."""
+    lines = ["| " + " | ".join(row) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "| --- |" + " ---: |" * (len(header) - 1), *lines[1:]])
+
+
+def fedadam() -> str:
+    """FedAdam with the mask after the preconditioner: three differences at two lengths, corrected together."""
+    lengths: dict[int, dict[str, dict[Arm, dict[int, float]]]] = {}
+    for entry in exported(FEDADAM):
+        arms = lengths.setdefault(int(entry.settings["rounds"]), {}).setdefault(setting_of(entry.settings), {})
+        arm = str(entry.settings["algorithm"]), str(entry.settings["aggregator"])
+        arms.setdefault(arm, {})[entry.seed] = float(entry.scores["test"].last10)
+    pairs = (("gma", "mean"), ("damped_mean", "mean"), ("gma", "damped_mean"))
+    found = {
+        (pair, rounds): apart
+        for pair in pairs
+        for rounds in sorted(lengths)
+        if (apart := pooled(lengths[rounds], *(("fedadam", rule) for rule in pair))) is not None
+    }
+    if not found:
+        return NOT_YET
+    verdicts = dict(zip(found, correct([apart.verdict for apart in found.values()]), strict=True))
+    rows = [
+        (_apart(pair), *(_pooled(found[key], verdicts[key]) for key in ((pair, rounds) for rounds in sorted(lengths))))
+        for pair in pairs
+    ]
+    table = _rows(["", *(f"{rounds} rounds" for rounds in sorted(lengths))], rows)
+    return f"{table}\n\n{_by_convergence(max(lengths))}"
+
+
+def _by_convergence(rounds: int) -> str:
+    """Masked minus plain averaging in the settings that have converged, and in the others."""
+    cells = compare(experiment(FEDADAM), exported(FEDADAM), read_chosen()).on()
+    own = [cell for cell in cells if cell.cell.arm == "gma" and cell.rounds == (rounds,)]
+    said = []
+    for words, converged in (("have", True), ("have not", False)):
+        rows = [cell.differences for cell in own if cell.converged is converged]
+        if values := over_seeds(rows):
+            verdict = paired(values)
+            said.append(f"{verdict.mean:+.2f}{_between(verdict)} in the {len(rows)} settings that {words} converged")
+    return f"GMA minus the mean after {rounds} rounds: {', '.join(said)}."
+
+
+def _apart(pair: tuple[str, str]) -> str:
+    return f"{NAMES[pair[0]]} minus {spoken(pair[1])}"
+
+
+def _pooled(apart: Pooled, verdict: Verdict) -> str:
+    said = f"**{verdict.mean:+.2f}**" if verdict.significant else f"{verdict.mean:+.2f}"
+    lost = f"; {apart.lost} diverged" if apart.lost else ""
+    return f"{said}{_between(verdict)}; {apart.ahead} of {apart.of}{lost}"
+
+
+def text() -> str:
+    """What the arms gain on text by language, in points of the next byte."""
+    arms = _scores(SCORES)
+    if not arms:
+        return NOT_YET
+    plain = arms["fedavg", "mean"].values()
+    said = [f"over the mean of the same server (FedAvg: {sum(plain) / len(plain):.1f} %): {_on_text(arms)}"]
+    if same := _scores(SAME_RATES):
+        said.append(f"with FedAvg at the rates of the mean: {_on_text(same)}")
+    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in said)
+
+
+def _scores(file: Path) -> dict[Arm, dict[int, float]]:
+    """The scores of a file by arm and seed; empty if it is not there."""
+    arms: dict[Arm, dict[int, float]] = {}
+    if file.is_file():
+        for row in csv.DictReader(file.read_text().splitlines()):
+            server, comma, rule = row["arm"].partition(", ")
+            arm = (server, rule) if comma and server in SERVERS else ("fedavg", row["arm"])
+            arms.setdefault(arm, {})[int(row["seed"])] = float(row["accuracy"])
+    return arms
+
+
+def _on_text(arms: dict[Arm, dict[int, float]]) -> str:
+    shown = [gain for gain in gains_of({"text": arms}) if gain.arm in ON_TEXT or gain.verdict.significant]
+    return "; ".join(f"{label(gain.arm)} {_cell(gain)}" for gain in shown)
 
 
 def finalists() -> str:
     """The candidates of the search, the best first."""
     best = ranked(gains(SEARCH))
     if not best:
-        return "Not measured yet."
+        return NOT_YET
     words = ", ".join(f"{label(arm)} {gain:+.2f}" for arm, gain in best[:3])
     return f"The best candidates by their mean gain over the mean of their server, in points: {words}."
 
@@ -72,16 +176,13 @@ def table(name: str) -> str:
     """Gain of every arm in every setting, with its 95 % CI; bold where it holds after the correction."""
     found = gains(name)
     if not found:
-        return "Not measured yet."
+        return NOT_YET
     settings = list(dict.fromkeys(gain.setting for gain in found))
     cells = {(gain.arm, gain.setting): gain for gain in found}
-    lines = ["| | " + " | ".join(_short(setting) for setting in settings) + " |", "| --- |" + " ---: |" * len(settings)]
-    for arm in dict.fromkeys(gain.arm for gain in found):
-        lines.append("| " + " | ".join([label(arm), *(_cell(cells.get((arm, one))) for one in settings)]) + " |")
-    levels = [f"{_short(setting)} {_level(name, setting):.1f}" for setting in settings]
-    return "\n".join(
-        [*lines, "", f"Median level of the mean with FedAvg, in percent: {', '.join(levels)}. {_effort(name)}"]
-    )
+    arms = dict.fromkeys(gain.arm for gain in found)
+    rows = [(label(arm), *(_cell(cells.get((arm, one))) for one in settings)) for arm in arms]
+    header = ["", *(f"{_short(setting)} ({_level(name, setting):.1f} %)" for setting in settings)]
+    return f"{_rows(header, rows)}\n\n{_effort(name)}"
 
 
 def _short(setting: str) -> str:
@@ -93,9 +194,12 @@ def _cell(gain: Gain | None) -> str:
     if gain is None:
         return ""
     said = f"{gain.verdict.mean:+.2f}"
-    between = "" if gain.verdict.interval is None else f" ({gain.verdict.low:+.2f} to {gain.verdict.high:+.2f})"
-    lost = "" if not any(gain.lost) else f"; {gain.lost[0]} + {gain.lost[1]} diverged"
-    return (f"**{said}**" if gain.verdict.significant else said) + between + lost
+    lost = "" if not any(gain.lost) else f"; {gain.lost[0]}+{gain.lost[1]}"
+    return (f"**{said}**" if gain.verdict.significant else said) + _between(gain.verdict) + lost
+
+
+def _between(verdict: Verdict) -> str:
+    return "" if verdict.interval is None else f" [{verdict.low:+.2f}, {verdict.high:+.2f}]"
 
 
 def _level(name: str, setting: str) -> float:
@@ -117,28 +221,31 @@ def why() -> str:
     """Findings of the analysis of entries and classes."""
     folder = RESULTS / WHY
     if not (folder / "findings.json").is_file():
-        return "Not measured yet."
+        return NOT_YET
     known = {finding.id: finding.text for finding in read_findings(folder)}
-    return "\n".join(f"- {known[name]}" for name in (*CLAIMED, *TRAINED) if name in known)
+    return "\n".join(f"- {known[name]}" for name in CLAIMED if name in known)
 
 
 def universes() -> str:
     """What the universes say, and the levels that shift the difference most."""
     found = look(compare(experiment(UNIVERSES), exported(UNIVERSES), read_chosen()))
     if found is None:
-        return "Not measured yet."
+        return NOT_YET
     return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found)[1:2], *most_telling(found)])
 
 
-def parts() -> dict[str, str]:
-    """The measured parts of the page by name."""
-    return {
+def parts() -> dict[Path, dict[str, str]]:
+    """The measured parts of each page by name."""
+    masks = {
         "answer": answer(),
         "finalists": finalists(),
         "confirmation": table(CONFIRMATION),
+        "text": text(),
         "universes": universes(),
+        "fedadam": fedadam(),
         "why": why(),
     }
+    return {PAGE: masks, ADVICE: {"comparison": table(FEDERATIONS)}}
 
 
 def page_with(measured: dict[str, str], page: str) -> str:
@@ -159,5 +266,6 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with(parts(), PAGE.read_text()))
+    for path, measured in parts().items():
+        path.write_text(page_with(measured, path.read_text()))
     draw()

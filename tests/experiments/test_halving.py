@@ -1,5 +1,6 @@
 """Successive halving: equal budgets, the plain mean stays, and no stage is planned that the time does not allow."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from fedgma.experiments.halving import (
     final_stage,
     first_stage,
     next_stage,
+    pace,
     rates_around,
     survivors,
     units,
@@ -22,6 +24,18 @@ allowances = st.builds(Allowance, st.floats(0.0, 1e4), st.floats(1e-3, 1.0), st.
 
 def takes(stage, allowed):
     return stage.runs * units(stage.rounds, allowed.every) * allowed.unit
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 9.0), st.integers(1, 9)), min_size=1, max_size=9), st.floats(0.0, 99.0))
+def test_the_pace_of_a_stage_adds_up_to_what_it_took(steps, began):
+    ticks, now, done = [], began, 0
+    for seconds, more in steps:
+        now, done = now + seconds, done + more
+        ticks.append((now, done))
+    found = pace(began, ticks)
+    assert found.unit > 0
+    assert found.start >= 0
+    assert found.start + found.unit * done == pytest.approx(now - began, abs=1e-6)
 
 
 @given(allowances)

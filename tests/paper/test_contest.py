@@ -7,7 +7,7 @@ from made_runs import write_run
 
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
-from fedgma.paper.contest import earns, gains_of, ranked, scores_of
+from fedgma.paper.contest import earns, gains_of, pooled, ranked, scores_of
 from fedgma.paper.entries import read_entries
 from fedgma.paper.plans import Cut, plan_runs
 from fedgma.paper.rates import Chosen, read_chosen, rule_of
@@ -91,9 +91,22 @@ def test_a_rule_earns_its_place_if_it_loses_nowhere_and_gains_on_two_data_sets(g
     assert one.interval[0] < one.verdict.low < one.verdict.mean < one.verdict.high < one.interval[1]
 
 
-def test_the_page_says_what_the_exported_runs_say_in_1200_words():
+def test_arms_are_pooled_over_settings_by_seed_without_seeds_in_which_one_diverged():
+    first, second = ("fedadam", "gma"), ("fedadam", "mean")
+    scores = {
+        "mnist": {first: {0: 91.0, 1: 92.0, 2: 93.0}, second: {0: 90.0, 1: 90.0, 2: 90.0}},
+        "fmnist": {first: {0: 79.0, 1: 79.0, 2: 10.0}, second: {0: 80.0, 1: 80.0, 2: 80.0}},
+    }
+    found = pooled(scores, first, second)
+    assert (found.verdict.mean, found.verdict.of) == (0.25, 2)  # of the seeds 0 and 1: 0 and 0.5
+    assert (found.ahead, found.of, found.lost) == (1, 2, 1)
+    assert pooled(scores, first, ("fedadam", "wiener")) is None
+
+
+def test_the_pages_say_what_the_exported_runs_say_and_that_of_masks_in_1200_words():
     made = load_script("tools/write_masks.py")
+    for path, measured in made.parts().items():
+        assert made.page_with(measured, path.read_text()) == path.read_text(), "run: python tools/write_masks.py"
     page = made.PAGE.read_text()
-    assert made.page_with(made.parts(), page) == page, "run: python tools/write_masks.py"
     words = [word for word in re.sub(r"<!--.*?-->", "", page).split() if re.search(r"\w", word)]
     assert len(words) <= 1200

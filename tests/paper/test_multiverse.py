@@ -159,15 +159,15 @@ def test_few_universes_have_no_model_and_none_no_multiverse(made):
 
 @pytest.mark.slow
 def test_a_universe_is_searched_and_compared_once_wherever_its_runs_are(tmp_path):
-    tool = load_script("tools/run_multiverse.py")
+    tool = load_script("tools/run_parts.py")
     small = {"local work": "5 steps", "batch": "10", "a round": "5"}
     place = next(i for i, one in enumerate(universes.read()) if {**one, **small} == one)
     how = tool.How(tmp_path / "here", Cut(rounds=1, seeds=1, quick=True), "cpu", "fp32", 0.0, ())
     materials, name = Materials("cpu"), universes.name_of(universes.read()[place])
-    assert tool.play_universe(place, how, materials, []).startswith(f"{name}: 16 + 2 runs in")
-    assert tool.play_universe(place, how, materials, []).startswith(f"{name}: 0 + 0 runs in")
+    assert tool.play_part(place, how, materials, []).startswith(f"{name}: 16 + 2 runs in")
+    assert tool.play_part(place, how, materials, []).startswith(f"{name}: 0 + 0 runs in")
     chosen = read_chosen(tmp_path / "here" / name.replace(" ", "-") / tool.CHOSEN)
     assert {where for where, *_ in chosen.rates} == {f"fmnist-mini, {name}"}
     elsewhere = how._replace(out=tmp_path / "there")
     earlier = read_entries([tmp_path / "here"])[0]
-    assert tool.play_universe(place, elsewhere, materials, earlier).startswith(f"{name}: 0 + 0 runs in")
+    assert tool.play_part(place, elsewhere, materials, earlier).startswith(f"{name}: 0 + 0 runs in")

@@ -60,6 +60,15 @@ def test_a_run_with_other_rounds_is_not_the_planned_one(tmp_path):
     assert (left.done, left.runs) == (0, PLANNED)
 
 
+def test_a_run_with_a_setting_that_the_planned_one_leaves_at_its_default_is_another_run():
+    cut = Cut(cells="dataset=mnist,algorithm=fedavg,aggregator=mean")
+    planned = plan_runs(experiment("C22"), Chosen(), cut).grid.runs
+    averaged = [entry for entry in read_export(RESULTS / "C22") if entry.settings.get("server_average")]
+    left = not_made(planned, averaged)
+    assert left == [run for run in planned if not run.server_average]
+    assert len(left) == 9 == len(planned) - len(left)
+
+
 def test_a_run_that_was_stopped_early_is_left(tmp_path):
     entries = read_entries([made(tmp_path)])[0]
     planned = int(entries[0].settings["rounds"])

@@ -92,6 +92,18 @@ def test_a_round_of_a_fleet_is_begun_and_sent_without_waiting_for_the_device(com
     assert_compiled_and_captured(caplog)
 
 
+def test_the_kernels_of_a_first_round_are_compiled_with_the_fleet(monkeypatch):
+    triton, heard = pytest.importorskip("triton"), []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **told: heard.append(told["src"].name))
+    federation = make_federation([20, 13, 30, 8], (1, 22, 22)).to("cuda")  # a shape of its own
+    spec = make_spec(federation, model="lenet", rounds=2, clients_per_round=3, batch_size=8)
+    fleet = assemble([spec])
+    compiled = len(heard)
+    play_round(fleet, start(fleet))[1].sent()
+    assert compiled >= 5  # two forward and three backward passes
+    assert not {"_forward", "_backward_inputs", "_backward_weights"}.intersection(heard[compiled:])
+
+
 def test_a_run_that_starts_uncompiled_repeats_and_resumes_to_the_bit(caplog):
     federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
     words = {"model": "lenet", "rounds": 4, "clients_per_round": 3, "batch_size": 8, "lr": 0.01}

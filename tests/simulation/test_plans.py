@@ -62,6 +62,17 @@ def test_a_round_can_be_played_again_and_out_of_turn():
         assert np.array_equal(again.params.numpy(), after.params.numpy())
 
 
+def test_rounds_without_clients_are_played():
+    federation = make_federation([2, 9, 1, 1, 1, 1], (6,))
+    words = {"model": "logistic", "clients_per_round": 1, "batch_size": 4, "smallest_batch": 3}
+    fleet = assemble([RunSpec(federation, rounds=12, **words)], trainer="lanes")
+    state, counted = start(fleet), []
+    for _ in range(12):
+        state, played = play_round(fleet, state)
+        counted.append(played.records[0].clients)
+    assert set(counted) == {0, 1}
+
+
 def test_large_rounds_are_drawn_alone():
     fleet = replace(assemble(specs(), trainer="lanes"), chunk=5)
     assert plan_round(fleet, np.zeros(2, np.int64), [0, 1], {}).laid is None

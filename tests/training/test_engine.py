@@ -215,6 +215,27 @@ def test_the_engine_takes_corrections_in_the_order_of_the_lanes():
     assert distance(loop.train(task).updates, engine_of(model)(task).updates) < 1e-9
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+def test_another_order_of_the_weights_in_memory_changes_no_result(runs):
+    federation, model = make_federation([3, 17, 8], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).double()
+    pool, (start, _) = DoublePool(federation.train.x, federation.train.y, 10), start_of(model)
+    start = {name: torch.cat([value] * runs) for name, value in start.items()}
+    batch = make_lane_batch(federation, range(3), momentum=0.9, mu=0.1, clip=0.5)
+    batch.run[:] = [0, runs - 1, 0]
+    seen = []
+
+    def order(params):
+        turned = {n: v.movedim(2, -1).contiguous().movedim(-1, 2) for n, v in params.items() if v.dim() == 5}
+        seen.append(not turned["conv2.weight"].is_contiguous())
+        return {**params, **turned}
+
+    task = Assignment(model, batch, [pool], start, {}, correction_like(start, 3))
+    given = {"padding": True, "compile": False}
+    wanted, found = (Engine(written_gradients(model), order=by, **given)(task) for by in (None, order))
+    assert seen == [True]
+    torch.testing.assert_close(found.flat, wanted.flat, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("written", [False, True])
 def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools(written):
     federation, model = make_federation([7, 3], (3, 16, 16)), make_model("resnet18-bn", (3, 16, 16))

@@ -45,7 +45,7 @@ def test_the_fused_convolutions_keep_float32_where_it_is_asked_for(case, family)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)])
-@pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (8, 256), (4, 512), (7, 12)])
+@pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (8, 64), (4, 512), (2, 256), (1, 512), (7, 12)])
 def test_written_group_normalisation_has_the_gradients_of_autograd(side, channels, dtype, bound):
     for relu, beside, parts in ((False, False, 1), (True, False, 1), (True, True, 1), (True, True, 2)):
         case = norms.Case(2, 3, side, channels, 2, relu, beside, parts)
@@ -54,9 +54,19 @@ def test_written_group_normalisation_has_the_gradients_of_autograd(side, channel
         assert max(off.values()) < bound, (case, off)
 
 
-@pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (4, 512)])
-def test_the_convolutions_of_resnets_are_exact_there(side, channels):
-    x, weight, grads = squares.draw(squares.Case(2, 8, side, side, channels, channels), "cuda", torch.bfloat16)
-    found = [convolve(x, weight), convolve_inputs(grads, weight, side, side), convolve_weights(grads, x)]
-    for one, other in zip(squares.wanted(x, weight, grads), found, strict=True):
-        assert torch.equal(one.to(torch.bfloat16), other)  # sums of whole numbers, rounded once
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("side", "inputs", "outs"),
+    [(32, 64, 64), (16, 64, 128), (8, 64, 64), (8, 256, 512), (4, 128, 128), (32, 8, 32), (16, 24, 40)],
+)
+@pytest.mark.parametrize("samples", [16, 50, 3])
+def test_the_convolutions_of_resnets_are_exact_there(side, inputs, outs, stride, samples):
+    case = squares.Case(3, samples, side, side, inputs, outs, stride)
+    x, weight, grads = squares.draw(case, "cuda", torch.bfloat16)
+    found = [
+        convolve(x, weight, stride),
+        convolve_inputs(grads, weight, side, side, stride),
+        convolve_weights(grads, x, stride),
+    ]
+    for name, one, other in zip(("out", "x", "weight"), squares.wanted(case, x, weight, grads), found, strict=True):
+        assert torch.equal(one.to(torch.bfloat16), other), name  # sums of whole numbers, rounded once

@@ -15,15 +15,18 @@ from fedgma.documents import read_json
 from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.grid import Grid
 from fedgma.experiments.halving import (
+    LEAST_UNIT,
     PAIRS,
     SEARCH,
     SHARES,
     Allowance,
     Candidate,
+    Pace,
     Stage,
     final_stage,
     first_stage,
     next_stage,
+    pace,
     stage_of,
     survivors,
     units,
@@ -128,20 +131,22 @@ class Trainer(NamedTuple):
         folder = self.out / ("runs" if stage.final else "search")
         return dict(zip(keys, plan(Grid(tuple(settings), ()), self.materials, folder), strict=True))
 
-    def train(self, stage: Stage, words: str, until: float) -> float | None:
-        """Train the missing runs of a stage; returns the seconds of a unit, or None if nothing was trained."""
+    def train(self, stage: Stage, words: str, until: float) -> Pace | None:
+        """Train the missing runs of a stage; returns its pace, or None if nothing was trained."""
         planned = list(self.planned(stage).values())
         left = missing(planned)
         if not left:
             return None
         self.watch.stage(words, planned)
-        began, trained = self.clock(), 0
+        began, trained, ticks = self.clock(), 0, []
         for members in pack(left, self.materials):
             self.watch.begin(members, "training")
             for played in play_fleet(members, self.materials, stop=lambda: self.stop() or self.clock() > until):
                 self.watch.see(played)
                 trained += 1 + (played.line.get("test") is not None)
-        return (self.clock() - began) / trained if trained else None
+                if self.on_gpu:
+                    ticks.append((self.clock(), trained))
+        return pace(began, [*ticks, (self.clock(), trained)]) if trained else None
 
     def done(self, stage: Stage) -> bool:
         """Whether all runs of a stage are done."""
@@ -155,10 +160,15 @@ class Trainer(NamedTuple):
                 read.setdefault(candidate, {})[seed] = read_run(run.folder)
         return read
 
-    def probe(self) -> float:
-        """The seconds of a unit: a few rounds of each arm, on a GPU of each candidate, that are not recorded."""
+    @property
+    def on_gpu(self) -> bool:
+        """Whether runs train on a GPU, where stages take time to start."""
+        return self.materials.device.type == "cuda"
+
+    def probe(self) -> Pace:
+        """The pace of a few rounds of each arm, on a GPU of each candidate, that are not recorded."""
         asked = self.question
-        pairs = asked.pairs if self.materials.device.type == "cuda" else asked.pairs[:1]
+        pairs = asked.pairs if self.on_gpu else asked.pairs[:1]
         candidates = [(name, pair) for name in asked.arms for pair in pairs]
         settings = [asked.settings(c, seeds_of_the_search(asked)[0], NEVER, final=False) for c in candidates]
         settings = [one.model_copy(update={"evaluate_every": 1}) for one in settings]
@@ -174,7 +184,7 @@ class Trainer(NamedTuple):
             trained += 2
             if played.run is members[-1] and played.line["round"] >= PROBE_ROUNDS:
                 break
-        return max((now - began) / max(trained, 1), 1e-9)
+        return Pace(max((now - began) / max(trained, 1), LEAST_UNIT))
 
 
 class Advisor:
@@ -183,21 +193,21 @@ class Advisor:
     def __init__(self, trainer: Trainer, book: Book, seconds: float, spent: float) -> None:
         self.trainer, self.book, self.seconds = trainer, book, seconds
         self.began = trainer.clock() - spent
-        self.measured: float | None = None
+        self.measured: Pace | None = None
         self.notes: list[str] = []
 
     @property
-    def unit(self) -> float:
-        """The seconds of a unit in the last stage that was trained; measured first if there was none."""
+    def pace(self) -> Pace:
+        """The pace of the last stage that was trained; measured first if there was none."""
         if self.measured is None:
             self.measured = self.trainer.probe()
         return self.measured
 
     def allowed(self, end: float, part: float = 1.0, every: int | None = None) -> Allowance:
         """A part of the time until a share of it has passed; the speed is measured before the time is read."""
-        unit = self.unit
+        unit, start = self.pace
         left = self.began + end * self.seconds - self.trainer.clock()
-        return Allowance(max(0.0, CAREFUL * part * left), unit, self.trainer.question.rounds, every)
+        return Allowance(max(0.0, CAREFUL * part * left - start), unit, self.trainer.question.rounds, every)
 
     def search(self) -> list[Course]:
         """Train the stages of the search, those in the book first, until the time for it is over."""
@@ -267,18 +277,20 @@ class Advisor:
             return
         words = f"{name}: {in_words(stage)}"
         if self.measured is not None:
-            words += f", at most about {duration(stage.runs * units(stage.rounds) * self.measured)}"
-        unit = self.trainer.train(stage, words, self.began + until * self.seconds)
-        self.measured = self.measured if unit is None else unit
+            unit, start = self.measured
+            words += f", at most about {duration(start + stage.runs * units(stage.rounds) * unit)}"
+        trained = self.trainer.train(stage, words, self.began + until * self.seconds)
+        self.measured = self.measured if trained is None else trained
 
     def too_short(self) -> ConfigError:
         """The error if there is no time for the smallest search: two arms with three pairs of rates."""
         pairs = min(PAIRS[-1], len(self.trainer.question.pairs))
-        rounds = Allowance(0.0, self.unit, self.trainer.question.rounds).least
-        least = 2 * pairs * units(rounds) * self.unit
+        unit, start = self.pace
+        rounds = Allowance(0.0, unit, self.trainer.question.rounds).least
+        least = start + 2 * pairs * units(rounds) * unit
         minutes = math.ceil(1.5 * least / (CAREFUL * SHARES[0]) / 60)
         return ConfigError(
-            f"{self.seconds / 60:g} minutes are too short: a round of a run takes about {self.unit:.2g} s here; "
+            f"{self.seconds / 60:g} minutes are too short: a round of a run takes about {unit:.2g} s here; "
             f"give at least --minutes {max(minutes, math.ceil(self.seconds / 60) + 1)}"
         )
 

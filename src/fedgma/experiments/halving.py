@@ -16,6 +16,8 @@ LEAST_ROUNDS, LEAST_SHARE = 10, 1 / 8  # of a stage, and of the rounds that were
 CLIENT_FACTORS, SERVER_FACTORS = (0.4, 2.0), (0.5, 2.0)  # of the given rates
 SEARCH = 0.55  # of the time; the rest is for the test
 SHARES = (0.25, 0.15, 0.15)  # of the time, for each stage of the search
+STEADY = 1.3  # by which the second half of a stage is taken to be slower than it was, for the next stage
+LEAST_UNIT = 1e-9  # seconds
 PAIRS = (9, 5, 3)  # of rates in the first stage, the first number that can be afforded
 
 
@@ -82,10 +84,33 @@ def units(rounds: int, every: int | None = None) -> int:
     return rounds + min(rounds, LAST) + earlier
 
 
+class Pace(NamedTuple):
+    """How fast runs train."""
+
+    unit: float  # seconds of a unit
+    start: float = 0.0  # seconds that a stage takes beyond its units, such as compilation for a GPU
+
+
+def pace(began: float, ticks: Sequence[tuple[float, int]]) -> Pace:
+    """The pace of a stage, out of times with the units that were done by then: that of its second half.
+
+    What the first half took beyond it is the start. A single tick tells no start from units.
+
+    >>> pace(0.0, [(10.0, 10), (11.0, 20)]), pace(0.0, [(11.0, 20)])
+    (Pace(unit=0.13, start=8.4), Pace(unit=0.55, start=0.0))
+    """
+    end, total = ticks[-1]
+    middle, half = next(tick for tick in ticks if 2 * tick[1] >= total)
+    whole = (end - began) / total
+    late = whole if half == total else STEADY * (end - middle) / (total - half)
+    unit = max(min(whole, late), LEAST_UNIT)
+    return Pace(unit, max(0.0, end - began - unit * total))
+
+
 class Allowance(NamedTuple):
     """What a stage may take."""
 
-    seconds: float
+    seconds: float  # after its start
     unit: float  # seconds of a unit, as measured
     most: int  # rounds
     every: int | None = None  # rounds between evaluations

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedgma.errors import ConfigError
@@ -37,7 +38,18 @@ def load_code(file: Path, name: str, *, setting: str, arguments: str) -> Callabl
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(f"{setting}: {file.name} has no {name!r} that can be called as {name}({arguments})")
+    _make_importable(module)
     return found  # type: ignore[no-any-return]
+
+
+def _make_importable(module: ModuleType) -> None:
+    """Let torch's compiler import the module by its name, unless another file has that name.
+
+    An older version of the same file makes way. Code that cannot be imported runs uncompiled.
+    """
+    before = sys.modules.get(module.__name__)
+    if before is None or before.__file__ == module.__file__:
+        sys.modules[module.__name__] = module
 
 
 def import_code(name: str, *, setting: str) -> Callable[..., Any]:

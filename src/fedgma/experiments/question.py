@@ -27,6 +27,7 @@ TRIED = (
     "majority_sign",
     "and_mask",
 )
+AVERAGE, WEIGHT = "average of models", 0.9  # an arm that is no rule, and its `server_average`
 RATES = ("client_learning_rate", "server_learning_rate")
 VALIDATION = 0.2  # of each client's samples, in the search
 NEVER = 10**6  # rounds between evaluations: only the last ten are evaluated
@@ -68,7 +69,8 @@ class Question(NamedTuple):
 def ask(grid: Grid, materials: Materials, rules: Sequence[str] = ()) -> Question:
     """The question of a settings file: its rules, and unless `rules` are named, those of the library.
 
-    Lists of rules, of their settings, of rates and of seeds are candidates; any other list is refused.
+    An average of the server's models is tried with the library's rules. Lists of rules, of their settings, of rates and
+    of seeds are candidates; any other list is refused.
     """
     if other := [axis for axis in grid.axes if axis not in ("aggregator", "seed", *RULE_SETTINGS, *RATES)]:
         raise ConfigError(f"expected settings of one federation, got a list for {', '.join(other)}; choose one value")
@@ -82,12 +84,19 @@ def ask(grid: Grid, materials: Materials, rules: Sequence[str] = ()) -> Question
         own = [run for run in runs if run.aggregator == rule] or [first.model_copy(update={"aggregator": rule})]
         for settings in own:
             arms.setdefault(name_of(settings, grid.axes), settings)
+        if rule == BASELINE and not rules and _may_average(first):
+            arms[AVERAGE] = first.model_copy(update={"aggregator": BASELINE, "server_average": WEIGHT})
     if len(arms) < 2:
         raise ConfigError(f"expected a rule beside {BASELINE!r} to compare with it, got none; name one with --rules")
     listed = list(dict.fromkeys((run.client_learning_rate, float(run.server_learning_rate or 1)) for run in runs))
     pairs = listed if len(listed) > 1 else rates_around(*listed[0])
     follows = all(run.partition.seed == run.seed for run in runs)
     return Question(arms, tuple(pairs), tuple(dict.fromkeys(run.seed for run in runs)), follows)
+
+
+def _may_average(settings: Settings) -> bool:
+    """Whether an average of models is another arm, and is defined: one of products of adapters is not."""
+    return not settings.server_average and settings.adapters == "apart"
 
 
 def name_of(settings: Settings, names: Sequence[str] = ()) -> str:

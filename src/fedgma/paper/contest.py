@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fedgma.aggregation.rules import BASELINE
 from fedgma.paper.entries import Entry
 from fedgma.paper.rates import rule_of, setting_of
+from fedgma.statistics.comparisons import over_seeds
 from fedgma.statistics.labels import NAMES
 from fedgma.statistics.power import LEVEL
 from fedgma.statistics.verdicts import Verdict, correct, paired
@@ -72,7 +73,7 @@ def gains_of(scores: Scores) -> list[Gain]:
     """What every arm gains in every setting; tests are corrected together."""
     found = []
     for setting, arms in scores.items():
-        half = median(value for by_seed in arms.values() for value in by_seed.values()) / 2  # a run below diverged
+        half = _half(arms)
         for arm, by_seed in arms.items():
             plain = arms.get(baseline_of(arm), {})
             apart = [by_seed[s] - plain[s] for s in sorted({*by_seed} & {*plain}) if min(by_seed[s], plain[s]) >= half]
@@ -82,6 +83,40 @@ def gains_of(scores: Scores) -> list[Gain]:
                 found.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict, lost))
     corrected = correct([gain.verdict for gain in found])
     return [gain._replace(verdict=verdict) for gain, verdict in zip(found, corrected, strict=True)]
+
+
+class Pooled(NamedTuple):
+    """How far apart two arms are over several settings."""
+
+    verdict: Verdict  # over seeds; the difference of a seed is its mean over settings
+    ahead: int  # settings in which the first arm is ahead
+    of: int  # settings
+    lost: int  # runs of the two arms that diverged
+
+
+def pooled(scores: Scores, first: Arm, second: Arm) -> Pooled | None:
+    """One arm minus another over all settings, without seeds in which one of them diverged; None if none is left.
+
+    >>> scores = {"mnist": {("fedavg", "gma"): {0: 91.0, 1: 92.0}, ("fedavg", "mean"): {0: 90.0, 1: 90.0}}}
+    >>> found = pooled(scores, ("fedavg", "gma"), PLAIN)
+    >>> found.verdict.mean, found.ahead, found.of, found.lost
+    (1.5, 1, 1, 0)
+    """
+    rows, lost = [], 0
+    for arms in scores.values():
+        half, (one, other) = _half(arms), (arms.get(first, {}), arms.get(second, {}))
+        rows.append({s: one[s] - other[s] for s in {*one} & {*other} if min(one[s], other[s]) >= half})
+        lost += _below(one, half) + _below(other, half)
+    values = over_seeds(rows)
+    if not values:
+        return None
+    ahead = sum(sum(row.values()) > 0 for row in rows)
+    return Pooled(paired(values, (label(first), label(second))), ahead, len(rows), lost)
+
+
+def _half(arms: Mapping[Arm, Mapping[int, float]]) -> float:
+    """Half of the median score of a setting; a run below it diverged."""
+    return median(value for by_seed in arms.values() for value in by_seed.values()) / 2
 
 
 def _below(by_seed: Mapping[int, float], half: float) -> int:

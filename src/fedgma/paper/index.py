@@ -32,10 +32,12 @@ class Index:
                 continue
             common = names & set(wanted)
             newer = set(wanted) - names - set(without)  # these runs had the default, or did not use the setting
-            if any(wanted[name] not in (None, DEFAULTS.get(name)) for name in newer):
+            if not all(_is_usual(name, wanted[name]) for name in newer):
                 continue
             table = self._table(names, frozenset(common), without)
-            entries += table.get(frozen({name: wanted[name] for name in common}, without), [])
+            found = table.get(frozen({name: wanted[name] for name in common}, without), [])
+            further = names - set(wanted) - set(without)  # the planned run has the default, which it does not record
+            entries += [entry for entry in found if all(_is_usual(name, entry.settings[name]) for name in further)]
         return list({id(entry): entry for entry in entries}.values())
 
     def _table(self, names: frozenset[str], common: frozenset[str], without: tuple[str, ...]) -> dict[str, list[Entry]]:
@@ -47,6 +49,10 @@ class Index:
                 table.setdefault(key, []).append(entry)
             self._known[names, common, without] = table
         return self._known[names, common, without]
+
+
+def _is_usual(name: str, value: Any) -> bool:
+    return value in (None, DEFAULTS.get(name))
 
 
 def _kind(settings: Mapping[str, Any]) -> tuple[Any, ...]:

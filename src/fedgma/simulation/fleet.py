@@ -22,6 +22,7 @@ from fedgma.simulation import timeline, versions
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.plans import lay, plan_round
+from fedgma.simulation.plans import lay_lane_batch as lay_lane_batch
 from fedgma.simulation.rates import beyond_kernels, run_rates
 from fedgma.simulation.sampling import chunks, steps_of_a_round
 from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
@@ -32,12 +33,12 @@ from fedgma.simulation.spec import RunSpec, check_together
 from fedgma.simulation.state import State, restored
 from fedgma.simulation.versions import Laid
 from fedgma.training import memory
-from fedgma.training.choose import choose, choose_scorer, early_form, lanes_of_a_chunk
+from fedgma.training.choose import choose, choose_scorer, early_form, lanes_of_a_chunk, warm_up
 from fedgma.training.compile import rounds_before_compiling
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
-from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
+from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import build
 from fedgma.training.ranks import ALONE, Ranks, train_shared
 from fedgma.training.same_pools import distinct
@@ -75,6 +76,14 @@ def assemble(
     seen = shapes if space is None else space.seen
     task = specs[0].task
     columns = columns_of(task, model, sample)
+    most, together = max(spec.clients_per_round for spec in specs), sum(spec.clients_per_round for spec in specs)
+    warm_up(
+        *(trainer, model, sample, together, specs[0].batch_size),
+        precision=precision,
+        form=form,
+        task=task,
+        then=tallies.rehearse,
+    )
     moments = 2 if specs[0].client_optimizer == "adamw" else 1
     more = max(spec.algorithm.arrays_of_a_lane for spec in specs)
     cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task, kept=moments + more)
@@ -93,7 +102,6 @@ def assemble(
         compile_after = 0 if early is None else rounds_before_compiling(steps, lanes * cost.activations)
     frozen = frozenset(name for name, value in model.named_parameters() if not value.requires_grad)
     stepping = optimizers.lay_out([spec.optimizer for spec in specs], seen, device)
-    most = max(spec.clients_per_round for spec in specs)
     ruling = rules.lay_out([spec.rule for spec in specs], most, seen, device)
     bounds, attackers = norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device), attacks.lay_out(specs)
     algorithms, server = carried.lay_out(specs, shapes, device), None
@@ -289,14 +297,6 @@ def _count_lanes(
         votes.count_zeros(zeros, owner, fleet.layers, added.updates[picked], added.counted[picked])
     carried.gather(fleet.algorithms, state.carried, gathered, lane_batch, weights, trained, added.counted)
     return lane_batch.run, lane_batch.client, verdicts(added.counted, added.longer)
-
-
-def lay_lane_batch(
-    fleet: Fleet, state: State, lanes: np.ndarray | Sequence[tuple[int, ...]]
-) -> tuple[LaneBatch, np.ndarray]:
-    """The lanes of (run, client) or (run, client, round), by default the next, and their weights: samples, or ones."""
-    runs, clients, *given = np.asarray(lanes, np.int64).T
-    return lay(fleet, np.stack([runs, clients, given[0] if given else state.rounds[runs] + 1], 1))
 
 
 def _record(

@@ -12,6 +12,7 @@ import numpy as np
 from fedgma.simulation.rates import learning_rates
 from fedgma.simulation.sampling import draw_batches, lay_lanes, sample_all_clients
 from fedgma.simulation.setup import Fleet, Plan
+from fedgma.simulation.state import State
 from fedgma.simulation.timeline import Attendance
 from fedgma.training.lane_batch import LaneBatch
 
@@ -25,10 +26,10 @@ def plan_round(fleet: Fleet, rounds: np.ndarray, busy: Sequence[int], attended: 
     if (known := fleet.plans.pop(rounds.tobytes(), None)) is not None:
         return known
     first = _drawn(fleet, rounds, busy, {})
-    left = min(fleet.specs[run].rounds - int(rounds[run]) for run in busy)
-    number = min(left, TOGETHER // max(1, len(first.lanes)))
-    if number < 2 or len(first.lanes) > fleet.chunk:
+    if not 0 < len(first.lanes) <= min(fleet.chunk, TOGETHER // 2):
         return first
+    left = min(fleet.specs[run].rounds - int(rounds[run]) for run in busy)
+    number = min(left, TOGETHER // len(first.lanes))
     ahead = [rounds + np.isin(np.arange(len(rounds)), busy) * more for more in range(number)]
     plans = [first, *(_drawn(fleet, after, busy, {}) for after in ahead[1:])]
     batch, weights = lay(fleet, np.concatenate([plan.lanes for plan in plans]))
@@ -43,6 +44,14 @@ def _drawn(fleet: Fleet, rounds: np.ndarray, busy: Sequence[int], attended: Mapp
     """The clients of a round, without their batches."""
     sampled = sample_all_clients(fleet.specs, rounds + 1, busy, attended)
     return Plan(sampled, lay_lanes(sampled, rounds + 1, attended))
+
+
+def lay_lane_batch(
+    fleet: Fleet, state: State, lanes: np.ndarray | Sequence[tuple[int, ...]]
+) -> tuple[LaneBatch, np.ndarray]:
+    """The lanes of (run, client) or (run, client, round), by default the next, and their weights: samples, or ones."""
+    runs, clients, *given = np.asarray(lanes, np.int64).T
+    return lay(fleet, np.stack([runs, clients, given[0] if given else state.rounds[runs] + 1], 1))
 
 
 def lay(fleet: Fleet, lanes: np.ndarray) -> tuple[LaneBatch, np.ndarray]:

@@ -58,11 +58,11 @@ def sample_all_clients(
 
 def lay_lanes(sampled: Mapping[int, np.ndarray], rounds: np.ndarray, attended: Mapping[int, Attendance]) -> np.ndarray:
     """Run, client and round of every lane, int64 [lane, 3]; with a clock, the round in which the client started."""
-    parts = [
-        np.stack(np.broadcast_arrays(run, clients, attended[run].rounds if run in attended else rounds[run]), 1)
-        for run, clients in sampled.items()
-    ]
-    return np.concatenate([np.empty((0, 3), np.int64), *parts])
+    runs = np.repeat(np.array([*sampled], np.int64), [len(clients) for clients in sampled.values()])
+    lanes = np.stack([runs, np.concatenate([np.empty(0, np.int64), *sampled.values()]), rounds[runs]], 1)
+    for run, attendance in attended.items():
+        lanes[runs == run, 2] = attendance.rounds
+    return lanes
 
 
 def chunks(lanes: np.ndarray, size: int, *, whole: bool = False) -> Iterator[np.ndarray]:

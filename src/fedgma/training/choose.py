@@ -8,10 +8,13 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
@@ -21,9 +24,10 @@ from fedgma.training.cuda_graphs import Engine, float32_precision
 from fedgma.training.evaluation import Scorer, run_forward, scorer
 from fedgma.training.fast import gpu, resnet18
 from fedgma.training.fast.cpu.trainer import kernel_of, kernel_scorer, kernel_trainer
+from fedgma.training.fast.grouped import with_lanes
 from fedgma.training.fast.written import Form, cnn_form, form_gradients, lenet_form, logistic_form
-from fedgma.training.gradients import check_precision, lane_gradients, why_not_lanes
-from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
+from fedgma.training.gradients import check_precision, lane_gradients, named_tensors, why_not_lanes
+from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained, keyed_generators
 from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN, parameter_count
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, columns_of
@@ -31,6 +35,7 @@ from fedgma.training.tasks import CLASSIFICATION, smoothed
 from fedgma.training.threads import SMALL, Threads, why_not_threads, workers_for
 
 log = logging.getLogger(__name__)
+MOST = 1024  # lanes of a round whose kernels are compiled before its arrays are there
 TRAINERS = ("auto", "engine", "kernels", "lanes", "loop", "threads")
 FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {  # models that are written out by hand
     Logistic: lambda model: logistic_form(),
@@ -95,7 +100,53 @@ def choose(
     if trainer == "lanes":
         return Under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
     rehearse = gpu.rehearse if written is not None and on_gpu else None
-    return Engine(gradients, precision=precision, compile=on_gpu, rehearse=rehearse, **shared)
+    order = written.order if written is not None and precision == "bf16" else None
+    change = with_lanes if written is None and precision == "bf16" and _convolves(model) else None
+    shared.update(precision=precision, compile=on_gpu, rehearse=rehearse, order=order, change=change)
+    return Engine(gradients, **shared)
+
+
+def warm_up(
+    trainer: str,
+    model: nn.Module,
+    pool: Pool,
+    lanes: int,
+    batch: int,
+    *,
+    precision: str,
+    form: bool,
+    task: Task,
+    then: Callable[[Stacked], object],
+) -> None:
+    """On a GPU, compile the kernels of a round of so many lanes while torch loads libraries of its own.
+
+    Both take seconds on a machine that has never done it. `then` is what follows training, given the parameters of a
+    lane. Kernels for another shape than that of the round are of no use and do no harm.
+    """
+    device = pool.y.device
+    if device.type != "cuda" or trainer not in ("auto", "engine") or lanes > MOST:
+        return
+    written = written_form(model) if form and task is CLASSIFICATION and type(model) in (LeNet, SmallCNN) else None
+    one = {name: value.detach()[None] for name, value in named_tensors(model)[0].items()}
+
+    def call() -> None:
+        then(one)
+        if written is not None:
+            params = {name: value.repeat_interleave(lanes, 0) for name, value in one.items()}
+            index = torch.zeros(lanes, batch, dtype=torch.int64, device=device)
+            count = torch.full((lanes,), batch, device=device)
+            form_gradients(written, precision)(params, {}, *pool.batch(index, index[:, :1]), count)
+
+    with ThreadPoolExecutor(1) as beside, float32_precision(precision), keyed_generators(device, 0):
+        if any(isinstance(part, nn.Conv2d) for part in model.modules()):
+            beside.submit(_load_convolutions, device)
+        gpu.rehearse(call)
+
+
+def _load_convolutions(device: torch.device) -> None:
+    """Torch loads the libraries of convolutions at the first one."""
+    with torch.cuda.device(device):
+        F.conv2d(torch.zeros(1, 1, 8, 8, device=device), torch.zeros(1, 1, 3, 3, device=device))
 
 
 def _on_cpu(model: nn.Module, pools: Sequence[Pool], task: Task) -> str:
@@ -105,6 +156,11 @@ def _on_cpu(model: nn.Module, pools: Sequence[Pool], task: Task) -> str:
     # larger models use all threads of torch for one client: their bits stay as they are
     small = parameter_count(model) < SMALL
     return "threads" if small and why_not_threads(model, pools[0], task) is None else "loop"
+
+
+def _convolves(model: nn.Module) -> bool:
+    """Whether a model has convolutions of images."""
+    return any(isinstance(part, nn.Conv2d) for part in model.modules())
 
 
 def early_form(train: LocalTrainer) -> LocalTrainer | None:

@@ -18,11 +18,15 @@ PATIENCE = 10_000  # light local steps that a run trains uncompiled
 LIGHT = 1 << 28  # bytes of activations that make a step twice as heavy
 
 
+Table = dict[Any, Callable[..., Any]]  # operators, and what the compiler puts in their place
+
+
 @functools.cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], change: Callable[[Table], Table] | None = None) -> Callable[..., Any]:
     """The function, compiled separately for every shape: symbolic shapes are slower, and there are few shapes here.
 
-    Nothing is compiled, nor is the compiler imported, before the first call.
+    Nothing is compiled, nor is the compiler imported, before the first call. `change` changes the compiler's table of
+    what it puts in place of operators.
     """
 
     def call(*arguments: Any) -> Any:
@@ -36,9 +40,21 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     def fixed_shapes() -> Callable[..., Any]:
         import torch
 
-        return torch.compile(function, dynamic=False)
+        return torch.compile(function, dynamic=False, backend="inductor" if change is None else _inductor(change))
 
     return call
+
+
+def _inductor(change: Callable[[Table], Table]) -> Callable[..., Any]:
+    """torch's usual compiler with a changed table."""
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+        from torch._inductor.decomposition import select_decomp_table
+
+        return compile_fx(graph, inputs, decompositions=change(select_decomp_table()))
+
+    return compile_graph
 
 
 def rounds_before_compiling(steps: int, activations: int) -> int:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.training import lanes
-from fedgma.training.compile import compiled
+from fedgma.training.compile import Table, compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import LANE_WISE, Assignment, LaneBatch, Tilt, Trained, keyed_generators
@@ -94,6 +94,8 @@ class Engine:
         graphs: bool = True,
         measures: int = 1,
         rehearse: Callable[[Callable[[], None]], None] | None = None,
+        order: Callable[[Stacked], Stacked] | None = None,
+        change: Callable[[Table], Table] | None = None,
     ) -> None:
         self.gradients = gradients
         self.padding = padding  # whether the gradients ignore padding in any batch
@@ -101,8 +103,9 @@ class Engine:
         self.graphs = graphs
         self.measures = measures  # columns that the gradient function returns beside the loss
         self.rehearse = rehearse  # called with a step before it is first taken; what the step computes is forgotten
+        self.order = order  # gives stacked parameters the order in memory that the gradients want
         self.compiles = compile
-        self.learn: Callable[..., None] = compiled(_step) if compile else _step
+        self.learn: Callable[..., None] = compiled(_step, change) if compile else _step
         self.start_up = 0.0  # seconds spent on compiling and capturing
         self._stations: list[Station] = []
         self._memory: Any = None  # of the graphs
@@ -262,7 +265,7 @@ class Engine:
         if not any(station.graphs for station in self._stations):
             self._memory = None  # it was freed with its last graph
         rows = ship(lane_batch.run, device)
-        bench = lanes.lay_out(lane_batch, features, task.start, task.buffers, rows, self.measures)
+        bench = lanes.lay_out(lane_batch, features, task.start, task.buffers, rows, self.measures, self.order)
         # room for other lane batches: the number of steps is part of the compiled shape
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))
@@ -373,4 +376,7 @@ def _copy_rows(source: Stacked, rows: Tensor, target: Stacked) -> None:
         torch._foreach_copy_(list(target.values()), [source[name].expand_as(value) for name, value in target.items()])
         return
     for name, value in target.items():
-        torch.index_select(source[name], 0, rows, out=value)
+        if value.is_contiguous():
+            torch.index_select(source[name], 0, rows, out=value)
+        else:
+            value.copy_(source[name].index_select(0, rows))

@@ -5,7 +5,7 @@ when half of the active lanes have finished, only the others are computed. All i
 step, and nothing is read back, so a step can be compiled and captured in a CUDA graph (`cuda_graphs`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
 from fedgma.training.local_steps import adamw, sgd, wide
 from fedgma.training.perturbations import Ascent, second_gradients, turn
-from fedgma.training.stacked import Stacked, flatten, shapes_of, ship
+from fedgma.training.stacked import Stacked, empty_flat, shapes_of, ship, unflatten
 
 Rows = slice | Tensor
 UNUSED = np.array([{"scale": 1, "clip": np.inf}.get(name, 0) for name in RATES], np.float32)  # rates without effect
@@ -159,10 +159,14 @@ def lay_out(
     buffers: Stacked,
     rows: Tensor,
     measures: int = 1,
+    order: Callable[[Stacked], Stacked] | None = None,
 ) -> Bench:
-    """The working tensors of the lane batch, on the device of `rows`; each host array is copied once."""
+    """The working tensors of the lane batch, on the device of `rows`; each host array is copied once.
+
+    `order` gives parameters, and all that is shaped like them, another order in memory.
+    """
     device, lanes = rows.device, len(rows)
-    params = take_rows(start, rows)
+    params = take_rows(start, rows) if order is None else order(take_rows(start, rows))
 
     def zeros(needed: bool) -> Stacked:
         return {name: torch.zeros_like(value) for name, value in params.items()} if needed else {}
@@ -266,7 +270,7 @@ def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: 
     if features.prox:
         grads = {n: g + wide(rates["mu"], g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
-        norm = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
+        norm = torch.stack([_square(g, bench.params[n]) for n, g in grads.items()]).sum(0).sqrt()
         shorter = (rates["clip"] / (norm + 1e-6)).clamp(max=1.0)
         grads = {n: g * wide(shorter, g) for n, g in grads.items()}
     if features.scale:
@@ -275,6 +279,13 @@ def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: 
         grads = {n: g + bench.correction[n] for n, g in grads.items()}
     for name, gradient in grads.items():
         _step(bench, name, gradient, lr, rates, step, features, busy)
+
+
+def _square(gradient: Tensor, weight: Tensor) -> Tensor:
+    """The squared norm of each lane's gradient; in the order of memory, where weights have an order of their own."""
+    if weight.is_contiguous():
+        return gradient.flatten(1).square().sum(1)
+    return gradient.square().sum(tuple(range(1, gradient.dim())))
 
 
 def _step(
@@ -316,8 +327,10 @@ def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Tra
     else:
         back = ship(np.argsort(order), rows.device)
     shapes = shapes_of(bench.params)
-    flat, began = flatten(bench.params), flatten({name: start[name] for name, _ in shapes})
-    flat.sub_(began if len(began) == 1 else began.index_select(0, rows))
+    flat = empty_flat(bench.params)
+    for name, update in unflatten(flat, shapes).items():
+        began = start[name] if len(start[name]) == 1 else start[name].index_select(0, rows)
+        torch.sub(bench.params[name], began, out=update)  # one pass over the weights
     seen = bench.counts.sum(0).clamp(min=1)
     loss, measures = (bench.loss / seen)[back], (bench.measures / seen[:, None])[back]
     buffers = take_rows(bench.buffers, back)

@@ -76,7 +76,19 @@ def without(stacked: Stacked, names: Collection[str]) -> Stacked:
 
 def flatten(stacked: Stacked) -> Tensor:
     """[lane, entry]: all parameters of each lane in one row."""
-    return torch.cat([value.flatten(1) for value in stacked.values()], 1)
+    if all(value.is_contiguous() for value in stacked.values()):
+        return torch.cat([value.flatten(1) for value in stacked.values()], 1)
+    first = next(iter(stacked.values()))
+    flat = first.new_empty((len(first), sum(value[0].numel() for value in stacked.values())))
+    for name, place in unflatten(flat, shapes_of(stacked)).items():
+        place.copy_(stacked[name])
+    return flat
+
+
+def empty_flat(like: Stacked) -> Tensor:
+    """[lane, entry] for so many parameters, not filled."""
+    values = list(like.values())
+    return values[0].new_empty(len(values[0]), sum(value.numel() for value in values) // len(values[0]))
 
 
 def unflatten(flat: Tensor, like: Shapes) -> Stacked:

@@ -6,7 +6,7 @@ not change a bit.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgma.aggregation import kernels
 from fedgma.arrays import to_native
-from fedgma.training.stacked import Stacked, ship, ship_many
+from fedgma.training.stacked import Stacked, flatten, ship, ship_many
 
 
 @dataclass
@@ -115,20 +115,25 @@ def add(
     fine = _are_finite(updates)
     if refused is not None:
         fine = fine & ~refused
-    for value in buffers.values():
-        fine = fine & (torch.isfinite(value).flatten(1).all(1) if value.is_floating_point() else True)
+    joined = _joined(buffers)
+    for kind in joined:
+        fine = fine & (torch.isfinite(kind.values).all(1) if kind.values.is_floating_point() else True)
     weight = owners.weight * fine
     if updates.device.type == "cuda" and kernels.load_gpu_kernels() is not None:
         kept = fine.to(torch.uint8)
         kernels.load_gpu_kernels().add_runs(sums.entries, updates, weight, kept, owners.edges)  # type: ignore[union-attr]
     else:
         _add_lanes(sums, run, fine, weights, updates)
-    if buffers:
-        for rows, lanes in slots(run, updates.device):
-            for name, value in buffers.items():
-                _add_buffer(sums.buffers[name], rows, value[lanes], fine[lanes], weight[lanes])
+    for names, values in joined:
+        _add_buffers([sums.buffers[name] for name in names], values, slots(run, updates.device), fine, weight)
     _add_numbers(sums, owners.owner, fine, weight, metrics)
     return fine
+
+
+def rehearse(params: Stacked) -> None:
+    """What a round does with updates, so that its kernels are compiled; `params` are those of one lane."""
+    updates = flatten(params)
+    add(empty(updates, {}), np.zeros(1, np.int64), np.ones(1), updates, {}, updates[:, :2])
 
 
 def _are_finite(updates: Tensor) -> Tensor:
@@ -157,13 +162,48 @@ def _add_numbers(sums: Sums, owner: Tensor, fine: Tensor, weight: Tensor, metric
     sums.metrics += totals[:, 2:]
 
 
-def _add_buffer(total: Tensor, rows: slice | Tensor, value: Tensor, sure: Tensor, factor: Tensor) -> None:
-    wide = (-1, *(1,) * (value.dim() - 1))
-    if value.is_floating_point():
-        _add_rows(total, rows, torch.where(sure.view(wide), value.double() * factor.view(wide), 0.0))
-    else:
-        before = total[rows]
-        total[rows] = torch.where(sure.view(wide), torch.maximum(before, value), before)
+class Joined(NamedTuple):
+    """Buffers of one kind side by side: their names, and their values [lane, entry]."""
+
+    names: list[str]
+    values: Tensor
+
+
+def _joined(buffers: Stacked) -> list[Joined]:
+    """Buffers by kind, floats as float64: what is added together takes few launches."""
+    kinds: dict[torch.dtype, list[str]] = {}
+    for name, value in buffers.items():
+        kinds.setdefault(torch.float64 if value.is_floating_point() else value.dtype, []).append(name)
+    return [
+        Joined(names, torch.cat([_flat(buffers[name]).to(kind) for name in names], 1)) for kind, names in kinds.items()
+    ]
+
+
+def _add_buffers(
+    totals: Sequence[Tensor],
+    values: Tensor,
+    slots: Sequence[tuple[slice | Tensor, slice | Tensor]],
+    fine: Tensor,
+    weight: Tensor,
+) -> None:
+    """Add the lanes' values [lane, entry] to the totals of their runs, in place, each run's lanes in their order."""
+    total = torch.cat([_flat(part) for part in totals], 1)
+    sure = fine[:, None]
+    terms = torch.where(sure, values * weight[:, None], 0.0) if values.is_floating_point() else values
+    for rows, lanes in slots:
+        if values.is_floating_point():
+            _add_rows(total, rows, terms[lanes])
+        else:
+            before = total[rows]
+            total[rows] = torch.where(sure[lanes], torch.maximum(before, terms[lanes]), before)
+    sizes = [_flat(part).shape[1] for part in totals]
+    for part, found in zip(totals, torch.split(total, sizes, 1), strict=True):
+        part.copy_(found.view(part.shape))
+
+
+def _flat(value: Tensor) -> Tensor:
+    """[row, ...] as [row, entry]."""
+    return value.reshape(len(value), math.prod(value.shape[1:]))
 
 
 def slots(run: np.ndarray, device: torch.device | str = "cpu") -> list[tuple[slice | Tensor, slice | Tensor]]:
@@ -187,7 +227,7 @@ def slots(run: np.ndarray, device: torch.device | str = "cpu") -> list[tuple[sli
 
 def _add_rows(total: Tensor, rows: slice | Tensor, values: Tensor) -> None:
     if isinstance(rows, slice):
-        total[rows] += values
+        total[rows].add_(values)  # a view
     else:
         total.index_add_(0, rows, values)  # rows are distinct: deterministic on every device
 

@@ -3,18 +3,32 @@
 Batch normalisation is group normalisation with one channel per group and moments pooled over the samples of a lane.
 Padding has no share in the moments and is normalised to the offset alone, so it reaches neither statistics nor
 gradients, and batches of every size have the same shape. Activations are [lane, sample, row, column, channel],
-statistics float32 or wider. It is plain torch for the compiler to fuse.
+statistics float32 or wider. It is plain torch for the compiler to fuse; in bfloat16 on a GPU, group normalisation is
+one kernel each way (`gpu.group_norm`).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedgma.training.fast import gpu
 from fedgma.training.fast.layers import wide_type
 from fedgma.training.gradients import Product
 from fedgma.training.stacked import Stacked
+
+MOST = 32768  # values in a group that one pass can hold
+
+_library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "group_norm(Tensor x, Tensor weight, Tensor bias, Tensor? shortcut, int groups, float epsilon, bool relu)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "group_norm_back(Tensor grads, Tensor? more, Tensor? out, Tensor x, Tensor mean, Tensor scale, Tensor weight,"
+    " Tensor bias, bool relu) -> (Tensor, Tensor, Tensor, Tensor)"
+)
 
 
 class Norm(NamedTuple):
@@ -29,11 +43,12 @@ class Saved(NamedTuple):
     """What the forward pass keeps: its input, the mean and 1 / deviation of every group, and its output."""
 
     x: Tensor
-    mean: Tensor  # [lane, sample or 1, 1, 1, group, 1]
+    mean: Tensor  # [lane, sample or 1, 1, 1, group, 1]; by the kernel [lane, sample, group]
     scale: Tensor
-    variance: Tensor
+    variance: Tensor | None  # None by the kernel
     share: Tensor | None  # [lane, sample, 1, 1, 1, 1]: each sample's share of its batch, where batches are normalised
     out: Tensor | None = None  # after ReLU, if there was one
+    added: bool = False  # whether there was a shortcut
 
 
 def norm_of(model: nn.Module) -> Norm | None:
@@ -66,6 +81,9 @@ def normalise(
     `count` is the number of real samples of each lane, None in evaluation.
     """
     weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
+    if norm.groups is not None and by_kernel(norm.groups, x):
+        out, mean, scale = torch.ops.fedgma.group_norm(x, weight, bias, shortcut, norm.groups, norm.epsilon, relu)
+        return out, Saved(x, mean, scale, None, None, out if relu else None, shortcut is not None)
     mean, variance, share = _moments(norm, x, state, name, count)
     scale = torch.rsqrt(variance + norm.epsilon)
     saved = Saved(x, mean, scale if share is None else scale * (share > 0), variance, share)
@@ -102,6 +120,13 @@ def normalise_back(
 
     The gradient of the output may be given in two parts, which are added.
     """
+    if norm.groups is not None and by_kernel(norm.groups, saved.x):
+        first, second = (*grads, None)[:2]
+        state = (saved.x, saved.mean, saved.scale, params[f"{name}.weight"], params[f"{name}.bias"])
+        out = saved.out if saved.added else None
+        inner, outer, *sums = torch.ops.fedgma.group_norm_back(first, second, out, *state, saved.out is not None)
+        gradients[f"{name}.bias"], gradients[f"{name}.weight"] = (values.sum(1) for values in sums)
+        return inner, outer
     wide = sum((part.to(wide_type(part)) for part in grads[1:]), grads[0].to(wide_type(grads[0])))
     if saved.out is not None:
         wide = torch.where(saved.out > 0, wide, 0.0)
@@ -131,7 +156,7 @@ def _input_gradient(norm: Norm, grads: Tensor, saved: Saved, weight: Tensor) -> 
 
 def running(norm: Norm, saved: Saved, buffers: Stacked, name: str, count: Tensor) -> Stacked:
     """The running statistics of a batch normalisation after this batch; none for group normalisation."""
-    if norm.groups is not None:
+    if norm.groups is not None or saved.variance is None:
         return {}
     rows, columns = saved.x.shape[2:4]
     seen = (count * (rows * columns))[:, None].to(saved.mean.dtype)
@@ -170,3 +195,64 @@ def _grouped(norm: Norm, x: Tensor) -> Tensor:
 def _wide(per_channel: Tensor) -> Tensor:
     """[lane, channel], to multiply activations by."""
     return per_channel[:, None, None, None]
+
+
+# group normalisation by the GPU kernels
+
+
+def by_kernel(groups: int, x: Tensor) -> bool:
+    """Whether a GPU kernel normalises these groups: in bfloat16, of powers of two that registers hold."""
+    _, _, rows, columns, channels = x.shape
+    available = "group_norm" in gpu.KERNELS and x.device.type == "cuda" and x.dtype == torch.bfloat16
+    sizes = (rows * columns, channels // groups)
+    return available and all(size.bit_count() == 1 for size in sizes) and sizes[0] * sizes[1] <= MOST
+
+
+def _fused(
+    x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, groups: int, epsilon: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    kernels = gpu.kernels("group_norm")
+    assert kernels is not None
+    out, mean, scale = _outputs(x, weight, bias, shortcut, groups, epsilon, relu)
+    inputs = (_contiguous(value) for value in (x, weight, bias, shortcut))
+    kernels.forward(*inputs, out, mean, scale, epsilon=epsilon, relu=relu)
+    return out, mean, scale
+
+
+def _outputs(
+    x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, groups: int, epsilon: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty tensors for the output, and for mean and scale of every group."""
+    mean = x.new_empty((*x.shape[:2], groups), dtype=torch.float32)
+    return x.new_empty(x.shape), mean, torch.empty_like(mean)
+
+
+def _fused_back(
+    grads: Tensor, more: Tensor | None, out: Tensor | None, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor,
+    bias: Tensor, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    kernels = gpu.kernels("group_norm")
+    assert kernels is not None
+    inner, outer, plain, scaled = _gradients(grads, more, out, x, mean, scale, weight, bias, relu)
+    inputs = (_contiguous(value) for value in (grads, more, out, x, mean, scale, weight, bias))
+    mask = kernels.NONE if not relu else kernels.BY_INPUT if out is None else kernels.BY_OUTPUT
+    kernels.backward(*inputs, outer, inner, plain, scaled, mask=mask)
+    return inner, outer, plain, scaled
+
+
+def _gradients(
+    grads: Tensor, more: Tensor | None, out: Tensor | None, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor,
+    bias: Tensor, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Empty tensors for the gradients of x, of the shortcut (none without one), of bias and weight by sample."""
+    plain = x.new_empty((*x.shape[:2], x.shape[4]), dtype=torch.float32)
+    return x.new_empty(x.shape), x.new_empty(x.shape if relu and out is not None else 0), plain, torch.empty_like(plain)
+
+
+def _contiguous(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.contiguous()
+
+
+for _device, _forward, _back in (("CUDA", _fused, _fused_back), ("Meta", _outputs, _gradients)):
+    _library.impl("group_norm", _forward, _device)
+    _library.impl("group_norm_back", _back, _device)

@@ -1,9 +1,9 @@
 """Hand-written gradients of ResNet18 with group or batch normalisation over lanes.
 
-Convolutions are one call per lane (`torch_ops`), or for the small maps of the ImageNet network one product for all
-lanes (`windows`). Normalisation with the shortcut and ReLU that follow it, which is what
-limits this network, is done for all lanes at once (`normalisations`). A gradient that arrives by two paths stays two
-tensors until it is read. Activations are [lane, sample, row, column, channel].
+Convolutions are operators (`torch_ops`): one kernel for all lanes, or one call per lane. For the small maps of the
+ImageNet network they are one product for all lanes (`windows`). Normalisation with the shortcut and ReLU that follow it
+is done for all lanes at once (`normalisations`). A gradient that arrives by two paths stays two tensors until it is
+read. Activations are [lane, sample, row, column, channel].
 
 Buys, over the generic path on an H200: 2.3 with 10 lanes of group normalisation in bfloat16.
 """
@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,8 +39,12 @@ class Convolutions(NamedTuple):
     weights: Callable[..., Tensor]
 
 
+SMALL = 4  # sides of a map, below which products with windows are faster than kernels
 BY_LANE = Convolutions(torch_ops.convolve, torch_ops.convolve_inputs, torch_ops.convolve_weights)
 TOGETHER = Convolutions(small.convolve, small.convolve_inputs, small.convolve_weights)
+
+
+ByMap = Callable[..., Convolutions]  # of a layer's inputs, and its stride
 
 
 class Block(NamedTuple):
@@ -64,10 +69,16 @@ def form_of(model: ResNet18) -> Form | None:
     return residual_form(norm, model.imagenet) if norm is not None and whole else None
 
 
+def convolutions_of(imagenet: bool, x: Tensor, stride: int = 1) -> Convolutions:
+    """How a layer with such inputs is convolved."""
+    large = min(x.shape[2:4]) // stride >= SMALL and x.dtype == torch.bfloat16 and x.device.type == "cuda"
+    return BY_LANE if not imagenet or (large and torch_ops.by_own_kernels()) else TOGETHER
+
+
 @functools.cache
 def residual_form(norm: Norm, imagenet: bool = False) -> Form:
     """ResNet18 with one kind of normalisation everywhere, for small images or as for ImageNet."""
-    by = TOGETHER if imagenet else BY_LANE
+    by = functools.partial(convolutions_of, imagenet)
     kernel, step = (7, 2) if imagenet else (3, 1)  # of the stem
 
     def forward(state: Stacked, x: Tensor, count: Tensor | None) -> Passed:
@@ -111,17 +122,17 @@ def residual_form(norm: Norm, imagenet: bool = False) -> Form:
         gradients["conv1.weight"] = used.permute(0, 4, 3, 1, 2)
         return gradients
 
-    return Form(forward, back)
+    return Form(forward, back, _in_order)
 
 
-def block_of(params: Stacked, name: str, x: Tensor, stride: int, layer: Layer, by: Convolutions) -> Block:
+def block_of(params: Stacked, name: str, x: Tensor, stride: int, layer: Layer, by: ByMap) -> Block:
     """A residual block."""
-    inner = layer(by.forward(x, _inputs_last(params[f"{name}.conv1.weight"]), stride), f"{name}.norm1")
+    inner = layer(by(x, stride).forward(x, _inputs_last(params[f"{name}.conv1.weight"]), stride), f"{name}.norm1")
     shortcut = x
     if stride > 1:
         shortcut = layer(project(x, params[f"{name}.shortcut.0.weight"]), f"{name}.shortcut.1", relu=False)
-    out = layer(by.forward(inner, _inputs_last(params[f"{name}.conv2.weight"])), f"{name}.norm2", shortcut=shortcut)
-    return Block(x, inner, out)
+    found = by(inner).forward(inner, _inputs_last(params[f"{name}.conv2.weight"]))
+    return Block(x, inner, layer(found, f"{name}.norm2", shortcut=shortcut))
 
 
 def block_back(
@@ -131,18 +142,18 @@ def block_back(
     saved: Block,
     stride: int,
     layer: LayerBack,
-    by: Convolutions,
+    by: ByMap,
     gradients: dict[str, Tensor | Product],
 ) -> Parts:
     """The gradient of a block's input; those of its weights are put into `gradients`."""
     main, shortcut = layer(grads, f"{name}.norm2")
-    gradients[f"{name}.conv2.weight"] = _torch_order(by.weights(main, saved.inner))
+    gradients[f"{name}.conv2.weight"] = _torch_order(by(saved.inner).weights(main, saved.inner))
     rows, columns = saved.inner.shape[2:4]
-    main = by.inputs(main, _inputs_last(params[f"{name}.conv2.weight"]), rows, columns)
+    main = by(saved.inner).inputs(main, _inputs_last(params[f"{name}.conv2.weight"]), rows, columns)
     main, _ = layer((main,), f"{name}.norm1")
-    gradients[f"{name}.conv1.weight"] = _torch_order(by.weights(main, saved.x, stride))
+    gradients[f"{name}.conv1.weight"] = _torch_order(by(saved.x, stride).weights(main, saved.x, stride))
     rows, columns = saved.x.shape[2:4]
-    main = by.inputs(main, _inputs_last(params[f"{name}.conv1.weight"]), rows, columns, stride)
+    main = by(saved.x, stride).inputs(main, _inputs_last(params[f"{name}.conv1.weight"]), rows, columns, stride)
     if stride == 1:
         return main, shortcut
     shortcut, _ = layer((shortcut,), f"{name}.shortcut.1")
@@ -174,6 +185,11 @@ def project_back(grads: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the input of `project`, with zeros in the rows and columns between."""
     flat = (grads.flatten(1, 3) @ weight.flatten(2)).view(*grads.shape[:4], -1)
     return F.pad(flat[:, :, :, None, :, None], (0, 0, 0, 1, 0, 0, 0, 1))
+
+
+def _in_order(params: Stacked) -> Stacked:
+    """Weights of 3x3 convolutions with their inputs next to each other in memory, as `convolve` takes them."""
+    return {name: _torch_order(_inputs_last(v)) if v.shape[3:] == (3, 3) else v for name, v in params.items()}
 
 
 def _inputs_last(weight: Tensor) -> Tensor:

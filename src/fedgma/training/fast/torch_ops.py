@@ -1,21 +1,27 @@
 """3x3 convolutions of many lanes, each with its own weights, as operators that the compiler does not look into.
 
-One lane's batch of large images fills a GPU by itself, and no library is fast at convolutions with separate weights for
-every group; so each lane is one call of cuDNN. Lanes take turns on a few streams, so that lanes too small to fill the
-device run side by side. Activations are [lane, sample, row, column, channel], weights [lane, out, row, column, in].
+In bfloat16 on an H100, one kernel of our own does all lanes (`gpu.conv_3x3`). Elsewhere each lane is one call of cuDNN,
+since no library is fast at convolutions with separate weights for every group. Lanes take turns on a few streams, so
+that lanes too small to fill the device run side by side. Activations are [lane, sample, row, column, channel], weights
+[lane, out, row, column, in].
 
 Buys: not measured since; row "lanes on four streams" of `benchmarks/bench_parts.py` does.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedgma.training.fast import gpu
+from fedgma.training.fast.layers import pieces_of
+
 STREAMS = 4
+ROOM = 200_000  # bytes of shared memory that our kernels need
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("convolve(Tensor x, Tensor weight, int stride) -> Tensor")
@@ -30,8 +36,6 @@ def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
 
 def convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int = 1) -> Tensor:
     """The gradient of the input [lane, sample, rows, columns, in]."""
-    if stride == 1:  # a forward convolution is what libraries do best
-        return convolve(grads, flipped(weight))
     return torch.ops.fedgma.convolve_inputs(grads, weight, rows, columns, stride)  # type: ignore[no-any-return]
 
 
@@ -45,8 +49,38 @@ def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
     return torch.ops.fedgma.convolve_weights(grads, x, stride)  # type: ignore[no-any-return]
 
 
+def _own(x: Tensor, out: Tensor, stride: int) -> ModuleType | None:
+    """Our own kernels, if they do a layer with such inputs and outputs; else cuDNN does."""
+    return gpu.kernels("conv_3x3") if does(x, x.shape, out.shape[4], stride) else None
+
+
+def does(like: Tensor, shape: Sequence[int], outs: int, stride: int) -> bool:
+    """Whether our own kernels do a convolution of inputs of this shape, on the device and in the type of `like`."""
+    rows, columns, inputs = shape[2:]
+    if like.device.type != "cuda" or like.dtype != torch.bfloat16 or rows % stride or columns % stride:
+        return False
+    own = gpu.kernels("conv_3x3") if _copies_blocks(like.device) else None
+    return own is not None and own.fits(rows // stride, columns // stride, inputs, outs, stride)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def by_own_kernels() -> bool:
+    """Whether our own kernels do bfloat16 on the present GPU; the compiler asks once."""
+    return "conv_3x3" in gpu.KERNELS and torch.cuda.is_available() and _copies_blocks(torch.device("cuda"))
+
+
+@functools.cache
+def _copies_blocks(device: torch.device) -> bool:
+    """Whether a GPU has the units that our kernels copy blocks of images with, and room for them: an H100 or B200."""
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0) and room >= ROOM
+
+
 def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     out = _output(x, weight, stride)
+    if own := _own(x, out, stride):
+        own.forward(x, weight, out, own.tile_of(out), stride=stride)
+        return out
 
     def lane(i: int) -> None:
         image, filters, target = _first(x[i]), _first(weight[i]), _first(out[i])
@@ -62,6 +96,11 @@ def _convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stride: int) -> Tensor:
     out = grads.new_empty((*grads.shape[:2], rows, columns, weight.shape[4]))
+    if own := _own(out, grads, stride):
+        own.backward_inputs(grads, weight, out, own.tile_of(out), stride=stride)
+        return out
+    if stride == 1:  # a forward convolution is what libraries do best
+        return _convolve(grads, flipped(weight), 1)
 
     def lane(i: int) -> None:
         like = _first(out[i])
@@ -73,6 +112,8 @@ def _convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, str
 
 def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
     out = grads.new_empty((len(grads), grads.shape[4], 3, 3, x.shape[4]))
+    if own := _own(x, grads, stride):
+        return _own_weights(own, grads, x, out, stride)
 
     def lane(i: int) -> None:
         like = _first(out[i])
@@ -80,6 +121,18 @@ def _convolve_weights(grads: Tensor, x: Tensor, stride: int) -> Tensor:
 
     _each(len(grads), grads.device, lane)
     return out
+
+
+def _own_weights(own: ModuleType, grads: Tensor, x: Tensor, out: Tensor, stride: int) -> Tensor:
+    """The gradient of the weights by our kernels; in pieces of the batch where few lanes would not fill the device."""
+    tile, taps = own.tile_of_weights(grads.shape[4], x.shape[4])
+    pieces = pieces_of(len(x) * own.programs(tile, taps, out), own.tiles(tile, grads), least=own.PROGRAMS)
+    if pieces == 1:
+        own.backward_weights(grads, x, out[:, None], tile, taps=taps, stride=stride)
+        return out
+    parts = out.new_empty((len(out), pieces, *out.shape[1:]), dtype=torch.float32)
+    own.backward_weights(grads, x, parts, tile, taps=taps, stride=stride)
+    return parts.sum(1).to(out.dtype)
 
 
 def _backward(grads: Tensor, x: Tensor, weight: Tensor, stride: int, wanted: list[bool]) -> tuple[Tensor, ...]:

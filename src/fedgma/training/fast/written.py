@@ -34,11 +34,13 @@ class Passed(NamedTuple):
 class Form(NamedTuple):
     """A model over lanes: `forward(state, x, count)` and `back(params, tape, grads)`.
 
-    The state is parameters and buffers; `count` is the number of real samples of each lane, None in evaluation.
+    The state is parameters and buffers; `count` is the number of real samples of each lane, None in evaluation. `order`
+    gives parameters the order in memory that bfloat16 passes read them in; their shapes stay.
     """
 
     forward: Callable[[Stacked, Tensor, Tensor | None], Passed]
     back: Callable[[Stacked, Tape, Tensor], Found]
+    order: Callable[[Stacked], Stacked] | None = None
 
 
 @functools.cache

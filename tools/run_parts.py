@@ -1,10 +1,11 @@
-"""Run the multiverse (C19 and C24) universe by universe, in several processes that share one GPU.
+"""Run a search of learning rates and its test part by part, in several processes that share one GPU.
 
-python tools/run_multiverse.py --out runs/multiverse --workers 8 --minutes 5
-python tools/run_multiverse.py --quick --rounds 12 --universes 12 --out /tmp/tiny     # a trial on the CPU
+python tools/run_parts.py --out runs/multiverse --workers 8 --minutes 5               # the multiverse: C19 and C24
+python tools/run_parts.py C26 C27 --out runs/fedadam --workers 6 --precision tf32     # other plans with equal parts
+python tools/run_parts.py --quick --rounds 12 --parts 12 --out /tmp/tiny              # a trial on the CPU
 
-A universe is searched, its rates are chosen, and its arms are compared before the next one begins. Universes are taken
-in their order, which is random, so those that are complete when the time is over are a random sample. The same command
+A part is searched, its rates are chosen, and its arms are compared before the next one begins. Universes are taken in
+their order, which is random, so those that are complete when the time is over are a random sample. The same command
 resumes; `--done` names exports or folders of another machine whose runs are not made again. `fedgma paper search --plan
 C19` and `fedgma paper run C24` make the same runs in one process.
 """
@@ -13,6 +14,7 @@ import argparse
 import gc
 import logging
 import multiprocessing
+import re
 import time
 import traceback
 from collections.abc import Sequence
@@ -31,7 +33,7 @@ from fedgma.paper.queue import not_made
 from fedgma.paper.rates import Chosen, read_chosen, written
 from fedgma.paper.search import choose
 
-SEARCH, TEST = "C19", "C24"
+MULTIVERSE = ("C19", "C24")
 CHOSEN = "chosen.toml"
 
 
@@ -44,12 +46,13 @@ class How(NamedTuple):
     precision: str
     deadline: float  # by `time.time`
     done: tuple[Path, ...]
+    plans: tuple[str, str] = MULTIVERSE  # the search, and the test of its rates
 
 
-def play_universe(place: int, how: How, materials: Materials, earlier: Sequence[Entry]) -> str:
-    """Search the rates of a universe, choose them, and compare its arms; returns what was done in words."""
-    search, test = (_only(experiment(name), place) for name in (SEARCH, TEST))
-    folder, chosen = how.out / search.parts[0].name.replace(" ", "-"), read_chosen()
+def play_part(place: int, how: How, materials: Materials, earlier: Sequence[Entry]) -> str:
+    """Search the rates of a part, choose them, and compare its arms; returns what was done in words."""
+    search, test = (_only(experiment(name), place) for name in how.plans)
+    folder, chosen = how.out / re.sub(r"\W+", "-", search.parts[0].name), read_chosen()
     began = time.monotonic()
     searched = _play(search, Chosen(shift=chosen.shift), folder, how, materials, earlier)
     entries = merged([*(read_entries([folder])[0] if any(folder.glob("*/done")) else []), *earlier])
@@ -68,7 +71,7 @@ def _only(one: Experiment, place: int) -> Experiment:
 def _play(
     one: Experiment, chosen: Chosen, folder: Path, how: How, materials: Materials, earlier: Sequence[Entry]
 ) -> int:
-    """Train the missing runs of one universe; returns their number."""
+    """Train the missing runs of one part; returns their number."""
     runs = tuple(not_made(plan_runs(one, chosen, how.cut).grid.runs, earlier))
     folder.mkdir(parents=True, exist_ok=True)
     left = plans.missing(plans.plan(Grid(runs, ("seed",)), materials, folder))
@@ -89,7 +92,7 @@ def _free(materials: Materials) -> None:
 
 
 def work(number: int, following: Any, last: int, how: How) -> None:
-    """Take universe after universe until all are taken or the time is over."""
+    """Take part after part until all are taken or the time is over."""
     logging.basicConfig(level=logging.WARNING)
     materials = Materials(how.device, precision=how.precision)
     earlier = merged(read_entries(how.done)[0]) if how.done else []
@@ -100,18 +103,20 @@ def work(number: int, following: Any, last: int, how: How) -> None:
         if place >= last:
             return
         try:
-            print(f"worker {number}: {play_universe(place, how, materials, earlier)}", flush=True)
-        except Exception:  # one universe must not cost the others
-            print(f"worker {number}: universe {place + 1} failed\n{traceback.format_exc()}", flush=True)
+            print(f"worker {number}: {play_part(place, how, materials, earlier)}", flush=True)
+        except Exception:  # one part must not cost the others
+            print(f"worker {number}: part {place + 1} failed\n{traceback.format_exc()}", flush=True)
 
 
 def main() -> None:
     """Start the workers and wait for them."""
-    parser = argparse.ArgumentParser(description="Run the multiverse, universe by universe.")
+    parser = argparse.ArgumentParser(description="Run a search and its test, part by part.")
+    parser.add_argument("plans", nargs="*", default=MULTIVERSE, metavar="SEARCH TEST", help="default: C19 C24")
     parser.add_argument("--out", type=Path, default=Path("runs/multiverse"))
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no universe after this time")
-    parser.add_argument("--universes", type=int, default=None, help="only the first ones")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no part after this time")
+    parser.add_argument("--first", type=int, default=1, help="the part to begin with")
+    parser.add_argument("--parts", type=int, default=None, help="only those up to this one")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--done", type=Path, action="append", default=[])
@@ -119,19 +124,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--seeds", type=int, default=None)
     given = parser.parse_args()
+    if len(given.plans) != 2:
+        parser.error(f"expected a search and its test, such as C26 C27, got {' '.join(given.plans)}")
     cut = Cut(given.rounds, given.seeds, "", given.quick)
     deadline = time.time() + 60 * given.minutes
-    how = How(given.out, cut, given.device, given.precision, deadline, tuple(given.done))
-    last = min(len(experiment(TEST).parts), given.universes or len(experiment(TEST).parts))
+    how = How(given.out, cut, given.device, given.precision, deadline, tuple(given.done), tuple(given.plans))
+    parts = len(experiment(given.plans[1]).parts)
+    last = min(parts, given.parts or parts)
     context = multiprocessing.get_context("spawn")
-    following = context.Value("i", 0)
+    following = context.Value("i", given.first - 1)
     arguments = [(number, following, last, how) for number in range(given.workers)]
     workers = [context.Process(target=work, args=one) for one in arguments]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    print(f"{min(following.value, last)} of {last} universes were begun", flush=True)
+    print(f"parts up to {min(following.value, last)} of {last} were begun", flush=True)
 
 
 if __name__ == "__main__":
