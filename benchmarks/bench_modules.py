@@ -9,6 +9,7 @@ are compared after two local steps (column "off", relative to their length, in t
 """
 
 import json
+import multiprocessing
 import statistics
 import sys
 import time
@@ -80,18 +81,52 @@ def begin(specs: list, **options: object) -> tuple[float, Any, Any]:
     return first, fleet, state
 
 
-def alternate(sides: list, rounds: int) -> list[float]:
-    """Milliseconds of a round of each side (median), in turns."""
-    spent: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for (_, fleet, state), times in zip(sides, spent, strict=True):
-            cuda = fleet.device.type == "cuda"
-            wait(cuda)
-            begun = time.perf_counter()
-            play_round(fleet, state)
-            wait(cuda)
-            times.append(time.perf_counter() - begun)
-    return [statistics.median(times) * 1e3 for times in spent]
+def play_on_demand(pipe: Any, name: str, options: Any, trainer: str) -> None:
+    """One side in a process of its own: the seconds to its first round, then of a round whenever it is asked."""
+    torch.set_num_threads(options.torch_threads or torch.get_num_threads())
+    first, fleet, state = begin(specs_of(name, options.device, options.tiny), trainer=trainer)
+    pipe.send(first)
+    while pipe.recv():
+        pipe.send(timed_round(fleet, state))
+
+
+def timed_round(fleet: Any, state: Any) -> float:
+    cuda = fleet.device.type == "cuda"
+    wait(cuda)
+    begun = time.perf_counter()
+    play_round(fleet, state)
+    wait(cuda)
+    return time.perf_counter() - begun
+
+
+def apart(name: str, options: Any) -> tuple[list[float], list[float]]:
+    """First rounds (s) and rounds (ms, median) of both sides in turns, on a CPU.
+
+    Each has a process of its own, because the memory that threads keep would make the loop faster too.
+    """
+    spawn, pipes, processes, firsts = multiprocessing.get_context("spawn"), [], [], []
+    for trainer in ("loop", options.trainer):
+        here, there = spawn.Pipe()
+        processes.append(spawn.Process(target=play_on_demand, args=(there, name, options, trainer), daemon=True))
+        processes[-1].start()
+        there.close()
+        pipes.append(here)
+        firsts.append(here.recv())  # the next one starts on a quiet machine
+    spent = []
+    for _ in range(options.rounds):
+        for pipe in pipes:
+            pipe.send(True)
+            spent.append(pipe.recv())
+    for pipe, process in zip(pipes, processes, strict=True):
+        pipe.send(False)
+        process.join()
+    return firsts, [statistics.median(spent[side::2]) * 1e3 for side in (0, 1)]
+
+
+def together(sides: list, rounds: int) -> tuple[list[float], list[float]]:
+    """The same on a GPU, in one process."""
+    spent = [[timed_round(fleet, state) for _, fleet, state in sides] for _ in range(rounds)]
+    return [first for first, _, _ in sides], [statistics.median(times) * 1e3 for times in zip(*spent, strict=True)]
 
 
 def compare(specs: list, slow: object, fast: object) -> float:
@@ -132,10 +167,14 @@ def main() -> None:
 
 def row_of(name: str, precision: str, options: Any) -> dict:
     """Both sides of one module, measured, compared and printed."""
-    specs, trainer = specs_of(name, options.device, options.tiny), options.trainer
-    sides = [begin(specs, trainer="loop"), begin(specs, trainer=trainer, precision=precision)]
-    loop_ms, ms = alternate(sides, options.rounds)
-    (loop_first, slow, _), (first, fast, _) = sides
+    specs, ways = specs_of(name, options.device, options.tiny), (("loop", "fp32"), (options.trainer, precision))
+    if options.device == "cuda":
+        sides = [begin(specs, trainer=trainer, precision=kind) for trainer, kind in ways]
+        (loop_first, first), (loop_ms, ms) = together(sides, options.rounds)
+        slow, fast = (fleet for _, fleet, _ in sides)
+    else:
+        (loop_first, first), (loop_ms, ms) = apart(name, options)
+        slow, fast = (assemble(specs, trainer=trainer, precision=kind) for trainer, kind in ways)
     off = compare(specs, slow, fast)
     sure = "" if off <= BOUND[precision] else " TOO FAR"
     print(
