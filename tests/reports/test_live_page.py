@@ -69,6 +69,21 @@ def test_runs_are_filtered_in_table_and_pictures(duel, browser):
         assert "wide nets" in page.run(TEXTS)[0][8]
 
 
+@pytest.mark.parametrize("width", [390, 1200])
+def test_long_names_of_arms_are_whole(tmp_path, browser, width):
+    for algorithm in ("fedavg", "fedadam"):
+        for tau in (0.2, 0.4):
+            write_run(tmp_path, rounds=3, algorithm=algorithm, client_learning_rate=0.0125, tau=tau)
+            write_run(tmp_path, rounds=3, algorithm=algorithm, client_learning_rate=0.125, tau=tau)
+    names = "[...document.querySelectorAll('td .arm, ul.key .name')]"
+    cut = "one.scrollHeight > one.clientHeight + 1 || one.scrollWidth > one.clientWidth + 1"
+    with serving(tmp_path) as server, browser.page(server.address, width) as page:
+        page.wait(f"{ROWS}.length === 8")
+        assert "client learning rate 0.0125, GMA, tau 0.2" in page.run("document.querySelector('ul.key').innerText")
+        assert page.run(f"{names}.filter(one => {cut}).length") == 0
+        assert page.run("[...document.querySelectorAll('td .arm')].every(one => one.clientWidth > 100)")
+
+
 def test_runs_are_sorted_by_the_keyboard(duel, browser):
     with browser.page(duel) as page:
         page.wait(f"{ROWS}.length === 6")

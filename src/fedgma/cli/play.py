@@ -241,12 +241,12 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     for comparison in outcome.comparisons:
         several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
         for cell in comparison.cells:
-            where = f"{late}, {cell.where}: " if cell.where else f"{late}: "
+            where = f"{cell.where}: " if len(comparison.cells) > 1 else f"{late}: "
             words = cell.verdict.text if len(comparison.cells) > 1 else comparison.text
             console.print(Text.assemble(where, (words, "bold")), soft_wrap=True)
         if len(comparison.cells) > 1:
-            against = f"{comparison.names[0]} against {comparison.names[1]}: " if several else ""
-            console.print(f"{against}{comparison.text}", soft_wrap=True)
+            against = f", {comparison.names[0]} against {comparison.names[1]}" if several else ""
+            console.print(f"{late}{against}: {comparison.text}", soft_wrap=True)
         if more := [name for name in comparison.differ if name != "aggregator"]:
             console.print(f"{' and '.join(comparison.names)} differ in {', '.join(more)} too", soft_wrap=True)
     for note in outcome.notes:

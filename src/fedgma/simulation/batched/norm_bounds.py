@@ -1,4 +1,4 @@
-"""The norm bound of a deployment (`aggregation.server`) in the lab, for many runs at once.
+"""The norm bound of a deployment (`aggregation.server`) in the simulator, for many runs at once.
 
 An update longer than `norm_factor` times the usual norm is refused. The usual norm is the lower median, over the last
 rounds, of each round's lower median over all finite updates; before the first round it is the norm of the model.
