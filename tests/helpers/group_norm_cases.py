@@ -89,7 +89,3 @@ def main():
             drawn = draw(case, dtype=dtype)
             off = distances(wanted(case, *drawn), found_by_kernels(case, *drawn))
             assert max(off.values()) < bound, (case, dtype, off)
-
-
-if __name__ == "__main__":
-    main()

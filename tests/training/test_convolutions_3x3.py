@@ -48,5 +48,5 @@ def test_our_own_kernels_take_bfloat16_on_a_gpu_that_copies_blocks(monkeypatch):
 
 
 @needs_triton
-def test_the_gpu_kernels_give_the_same_in_the_interpreter():
-    check_cases("convolution_3x3_cases")
+def test_the_gpu_kernels_of_resnets_give_the_same_in_the_interpreter():
+    check_cases("residual_cases")

@@ -1,4 +1,4 @@
-"""Group normalisation with shortcut and ReLU over lanes against autograd; the GPU kernels by triton's interpreter."""
+"""Group normalisation with shortcut and ReLU over lanes against autograd; `residual_cases` has the GPU kernels."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 from fedgma.training.fast import gpu
 from fedgma.training.fast.normalisations import Norm, by_kernel
 from group_norm_cases import CASES, distances, draw, found_by_form, wanted
-from interpreted import check_cases, needs_triton
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -41,8 +40,3 @@ def test_what_the_kernels_fill_has_the_shapes_that_a_compiler_is_told():
     for cut, beside in ((out, x.shape), (None, (0,))):
         found = torch.ops.fedgma.group_norm_back(x, None, cut, x, mean, scale, per_channel, per_channel, True)
         assert [tuple(value.shape) for value in found] == [x.shape, beside, (2, 3, 8), (2, 3, 8)]
-
-
-@needs_triton
-def test_the_gpu_kernels_give_the_same_in_the_interpreter():
-    check_cases("group_norm_cases")

@@ -40,7 +40,7 @@ def test_a_module_that_vmap_has_no_rule_for_trains_without_a_word(trainer):
 
 
 def test_a_compiled_function_keeps_the_hint_on_tf32_to_itself(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
     def warn(text):
         warnings.warn(text, stacklevel=1)

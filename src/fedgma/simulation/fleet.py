@@ -107,8 +107,9 @@ def assemble(
     algorithms, server = carried.lay_out(specs, shapes, device), None
     clocks = timeline.lay_out(specs)
     nothing = all(part is None for part in (space, bounds, attackers, algorithms, *clocks))
-    if nothing and is_plain(ruling, stepping) and frozen >= named_tensors(model)[1].keys():
-        server = ServerPart(ruling, stepping, task, columns, replay=can_replay(task, device))
+    if nothing and is_plain(ruling, stepping):
+        held = [name for name in named_tensors(model)[1] if name not in frozen]
+        server = ServerPart(ruling, stepping, task, columns, held, replay=can_replay(task, device))
     return Fleet(
         specs=specs,
         model=model,
@@ -236,8 +237,14 @@ def _play_plain(
     """A round of a fleet for which `server` is all that follows training."""
     ((laid, trained),) = _trained(fleet, train, state, plan, [plan.lanes])
     batch = laid.batch
-    done = server(batch.run, laid.weights, trained, state.params, state.moments)
-    state = replace(state, rounds=_advanced(state.rounds, [*plan.sampled]), params=done.params, moments=done.moments)
+    done = server(batch.run, laid.weights, trained, state.params, state.moments, state.buffers)
+    state = replace(
+        state,
+        rounds=_advanced(state.rounds, [*plan.sampled]),
+        params=done.params,
+        moments=done.moments,
+        buffers={**state.buffers, **done.buffers},
+    )
     counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
     return state, replace(_round(fleet, score, state, plan.sampled, done.table), counted=counted)
 

@@ -1,12 +1,11 @@
 """The server's part of a round as one function of tensors: tally, rule, server step, and the round's numbers.
 
 Most fleets need nothing else between training and the next round: their rules are means with or without a mask of
-votes, their optimisers are built in, their models have no buffers, and nothing is carried, bounded or attacked. On a
-GPU that function is captured (`training.replay`), because the launches of a small model take longer than its round.
+votes, their optimisers are built in, and nothing is carried, bounded or attacked. On a GPU that function is captured
+(`training.replay`), because the launches of a small model take longer than its round.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from fedgma.aggregation.masks import VoteMask
 from fedgma.simulation.batched import optimizers, rules, tallies
 from fedgma.training.lane_batch import Trained
 from fedgma.training.replay import Replayed
+from fedgma.training.stacked import Stacked
 from fedgma.training.task import Columns, Task, figures
 
 LARGEST = 1 << 24  # entries of all updates; beyond, the device takes longer than the launches
@@ -30,43 +30,79 @@ class Concluded(NamedTuple):
     moments: optimizers.Moments
     table: Tensor  # [run, figure and four more]
     counted: Tensor  # bool [lane]
+    buffers: Stacked  # [run, ...]
 
 
 class ServerPart:
-    """What becomes of trained lanes, in fleets that `is_plain` holds for."""
+    """What becomes of trained lanes, in fleets that `is_plain` holds for; `buffers` are names in the model's state."""
 
     def __init__(
-        self, rules: rules.Rules, optimizers: optimizers.Optimizers, task: Task, columns: Columns, *, replay: bool
+        self,
+        rules: rules.Rules,
+        optimizers: optimizers.Optimizers,
+        task: Task,
+        columns: Columns,
+        buffers: Sequence[str] = (),
+        *,
+        replay: bool,
     ) -> None:
         self.rules, self.optimizers, self.task, self.columns = rules, optimizers, task, columns
-        nothing = np.empty(0, np.int64)  # a GPU reads runs and weights of lanes from `Owners` alone
-        self._replayed = Replayed(partial(self._tensors, nothing, nothing)) if replay else None
+        self.buffers = tuple(buffers)
+        self._replayed = Replayed(self._of_equal_runs) if replay else None
 
     def __call__(
-        self, run: np.ndarray, weights: np.ndarray, trained: Trained, params: Tensor, moments: optimizers.Moments
+        self,
+        run: np.ndarray,
+        weights: np.ndarray,
+        trained: Trained,
+        params: Tensor,
+        moments: optimizers.Moments,
+        buffers: Stacked | None = None,
     ) -> Concluded:
-        """Tally, rule and server step of lanes; `run` [lane], rising, is the run of each."""
+        """Tally, rule and server step of lanes; `run` [lane], rising, is the run of each; `buffers` are the runs'."""
         owners = tallies.owners_of(run, weights, len(params), params.device)
         average = () if moments.average is None else (moments.average,)
-        given = (*owners, trained.flat, trained.loss, trained.measures, params, moments.z, moments.v, *average)
-        if self._replayed is not None and trained.flat.numel() <= LARGEST:
-            after, z, v, table, counted, *rest = self._replayed(*given)
+        held = [part[name] for part in (trained.buffers, buffers or {}) for name in self.buffers]
+        given = (*owners, trained.flat, trained.loss, trained.measures, params, moments.z, moments.v, *held, *average)
+        captured = self._replayed is not None and trained.flat.numel() <= LARGEST
+        if captured and (not self.buffers or (len(run) > 1 and np.array_equal(run, _equal_runs(owners.owner)))):
+            after, z, v, table, counted, *rest = self._replayed(*given)  # type: ignore[misc]
         else:
             after, z, v, table, counted, *rest = self._tensors(run, weights, *given)
-        return Concluded(after, moments._replace(z=z, v=v, average=rest[0] if rest else None), table, counted)
+        found = dict(zip(self.buffers, rest, strict=False))
+        mean = rest[len(found)] if len(rest) > len(found) else None
+        return Concluded(after, moments._replace(z=z, v=v, average=mean), table, counted, found)
+
+    def _of_equal_runs(self, *given: Tensor) -> Sequence[Tensor]:
+        """The same on a GPU, which reads runs and weights of lanes from `Owners`; buffers need runs of equal size."""
+        run = _equal_runs(given[2]) if self.buffers else np.empty(0, np.int64)
+        return self._tensors(run, np.empty(0), *given)
 
     def _tensors(self, run: np.ndarray, weights: np.ndarray, *given: Tensor) -> Sequence[Tensor]:
         """The same with tensors alone, in the order of `__call__`."""
-        weight, edges, owner, flat, loss, measures, params, z, v, *average = given
-        sums = tallies.empty(params, {}, self.columns.number)
-        trained = Trained(flat, self.rules.shapes, {}, loss, measures)
+        weight, edges, owner, flat, loss, measures, params, z, v, *rest = given
+        names, number = self.buffers, len(self.buffers)
+        of_lanes, of_runs = (dict(zip(names, part, strict=True)) for part in (rest[:number], rest[number : 2 * number]))
+        sums = tallies.empty(params, of_runs, self.columns.number)
+        trained = Trained(flat, self.rules.shapes, of_lanes, loss, measures)
         owners = tallies.Owners(weight, edges, owner)
         added = rules.add(self.rules, sums, {}, run, weights, trained, owners=owners)
-        merged = rules.merge(self.rules, sums, {}, {})
-        moments = optimizers.Moments(z, v, (None,) * len(params), *average)
+        merged = rules.merge(self.rules, sums, {}, of_runs)
+        moments = optimizers.Moments(z, v, (None,) * len(params), *rest[2 * number :])
         after, moments = optimizers.step(self.optimizers, merged, moments, params)
-        rest = () if moments.average is None else (moments.average,)
-        return after, moments.z, moments.v, numbers(self.task, self.columns, sums, merged), added.counted, *rest
+        average = () if moments.average is None else (moments.average,)
+        table = numbers(self.task, self.columns, sums, merged)
+        return after, moments.z, moments.v, table, added.counted, *(merged.buffers[name] for name in names), *average
+
+
+def _equal_runs(owner: Tensor) -> np.ndarray:
+    """The run of each lane, if all runs have the same number of lanes; `owner` is [run, lane].
+
+    >>> _equal_runs(torch.zeros(2, 6)).tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    runs, lanes = owner.shape
+    return np.repeat(np.arange(runs), lanes // runs)
 
 
 def is_plain(rules: rules.Rules, optimizers: optimizers.Optimizers) -> bool:
