@@ -35,6 +35,7 @@ ROOMS = [
     "__main__",
 ]
 FILES = sorted(SOURCE.rglob("*.py"))
+LONGEST = 400  # lines of a module
 
 
 def module_of(path):
@@ -66,6 +67,11 @@ def test_a_room_imports_only_from_rooms_before_it(path):
     assert room in ROOMS, f"{room} is no room yet: add it to ROOMS and to docs/architecture.md"
     for other in filter(None, imported(path)):
         assert ROOMS.index(other.split(".")[0]) <= ROOMS.index(room), f"{room} must not import {other}"
+
+
+def test_no_module_is_longer_than_one_idea_needs():
+    lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in MODULES.items()}
+    assert {module: count for module, count in lines.items() if count > LONGEST} == {}
 
 
 def test_every_room_exists():

@@ -18,14 +18,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def run(python: str, script: str, workload: str, threads: int, limit: float = 400) -> dict[str, Any]:
+def run(python: str, script: str, workload: str, threads: int, wait: float = 30, limit: float = 400) -> dict[str, Any]:
     """One run of one engine: its own report, with peak memory, wall time and what else the machine did."""
     tag = uuid.uuid4().hex
     source = str(HERE.parents[1] / "src")
     environment = dict(os.environ, BENCH_RUN=tag, BENCH_WORKLOAD=workload, BENCH_THREADS=str(threads))
     environment |= {"PYTHONPATH": source, "PYTHONWARNINGS": "ignore", "PFL_PYTORCH_DEVICE": "cpu"}
     command = [python, str(HERE / script)]
-    _wait_for_quiet(30)
+    _wait_for_quiet(wait)
     begun, busy = time.perf_counter(), _busy()
     log = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"bench-{tag}.log"
     with log.open("w+") as output:
@@ -101,12 +101,14 @@ def _busy() -> float:
 Engine = tuple[str, str, int]  # interpreter, script, threads
 
 
-def measure(engines: dict[str, Engine], workload: str, repeats: int) -> dict[str, list[dict[str, Any]]]:
+def measure(
+    engines: dict[str, Engine], workload: str, repeats: int, wait: float = 30
+) -> dict[str, list[dict[str, Any]]]:
     """Every engine `repeats` times, in turns, so that a slow minute of the machine hits all of them."""
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     for turn in range(repeats):
         for name, (python, script, threads) in engines.items():
-            report = run(python, script, workload, threads)
+            report = run(python, script, workload, threads, wait)
             results[name].append(report)
             if "error" in report:
                 print(f"{workload} {name} failed: {report['error'][-600:]}", file=sys.stderr)

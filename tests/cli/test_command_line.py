@@ -148,6 +148,14 @@ def commands_below(group, before=""):
             yield f"{before}{name}", command
 
 
+def test_an_error_of_several_lines_is_one_line(tmp_path):
+    (tmp_path / "two  spaces.py").write_text("def Net(shape, classes):\n    raise RuntimeError('no\\n  way')\n")
+    code, _, said = call("run", f"model={tmp_path}/two  spaces.py:Net", *SMALL[1:])
+    assert (code, said.count("\n")) == (2, 1)
+    assert "two  spaces.py:Net" in said
+    assert "(RuntimeError: no way)" in said
+
+
 def test_an_unknown_command_is_answered_with_one_suggestion():
     code, _, said = call("rn")
     assert code == 2

@@ -1,5 +1,9 @@
 """Specifications of runs in the few words that tests need: a rule and a server optimiser by their names."""
 
+import math
+
+from torch import nn
+
 from fedgma.aggregation.optimizers import server_optimizer
 from fedgma.aggregation.rules import RULES
 from fedgma.simulation.algorithms import Algorithm
@@ -27,3 +31,17 @@ def make_spec(
     settings = {SHORT.get(name, name): value for name, value in words.items()}
     settings.setdefault("algorithm", Algorithm(mu=mu, keeps="gradients" if scaffold else "nothing"))
     return RunSpec(federation, rule=rule, optimizer=server_optimizer(server, server_lr, mask_position), **settings)
+
+
+class Normalised(nn.Module):
+    """Dense layers with batch normalisation: a model with buffers, one of them a counter."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        size = math.prod(shape)
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(size, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, classes)
+        )
+
+    def forward(self, x):
+        return self.layers(x)

@@ -18,7 +18,7 @@ from fedgma.simulation.state import export
 from fedgma.training.lane_batch import Assignment, ship_batches
 from fedgma.training.stacked import unflatten
 from plain_pools import PlainFederation, make_federation, make_pool
-from run_specs import make_spec
+from run_specs import Normalised, make_spec
 
 SHAPE = (1, 28, 28)
 UNEVEN = [20, 13, 30, 8, 25, 40]
@@ -455,10 +455,12 @@ def test_steps_of_a_round_are_those_of_the_largest_client_for_each_chunk(setting
     assert steps_of_a_round([run_of(federation), run_of(federation, **settings)], chunk) == steps
 
 
-def test_the_servers_part_alone_takes_the_step_of_a_whole_round():
-    federation = make_federation(UNEVEN, SHAPE)
+@pytest.mark.parametrize("model", ["logistic", Normalised])
+def test_the_servers_part_alone_takes_the_step_of_a_whole_round(model):
+    federation = make_federation([20, 13, 30, 8, 28, 40], SHAPE)  # no batch of one sample
     servers = [("gma", "sgd", 1.0), ("mean", "adam", 0.01), ("and_mask", "yogi", 0.01), ("soft", "momentum", 0.5)]
-    words = {"evaluate_every": 2, "mask_every": 3, "rounds": 5}  # the third round, and others, take the longer way
+    # the third round, and others, take the longer way
+    words = {"evaluate_every": 2, "mask_every": 3, "rounds": 5, "model": model}
     specs = [
         run_of(federation, seed=i, aggregator=name if name != "soft" else "gma", server=kind, server_lr=rate, **words)
         for i, (name, kind, rate) in enumerate(servers)
@@ -472,6 +474,8 @@ def test_the_servers_part_alone_takes_the_step_of_a_whole_round():
         assert torch.equal(short.params, long.params)
         assert torch.equal(short.moments.z, long.moments.z)
         assert torch.equal(short.moments.v, long.moments.v)
+        assert short.buffers.keys() == long.buffers.keys()
+        assert all(torch.equal(value, long.buffers[name]) for name, value in short.buffers.items())
         assert short.rounds.tolist() == long.rounds.tolist()
         assert repr(one.records) == repr(two.records)
 

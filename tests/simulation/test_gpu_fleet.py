@@ -28,7 +28,7 @@ from fedgma.training.lane_batch import Trained
 from fedgma.training.stacked import ship_many
 from gpu_steps import ALL_BUT_HINTS, assert_compiled_and_captured
 from plain_pools import make_federation
-from run_specs import make_spec
+from run_specs import Normalised, make_spec
 from scripts import load_script
 from tables import AGGREGATORS
 
@@ -123,10 +123,11 @@ def test_a_run_that_starts_uncompiled_repeats_and_resumes_to_the_bit(caplog):
     assert_compiled_and_captured(caplog)
 
 
-def test_the_captured_part_of_the_server_gives_the_bits_of_its_launches(caplog):
+@pytest.mark.parametrize("model", ["lenet", Normalised])
+def test_the_captured_part_of_the_server_gives_the_bits_of_its_launches(model, caplog):
     federation = make_federation([20, 13, 30, 8, 11], (1, 28, 28)).to("cuda")
     servers = [("sgd", 1.0), ("adam", 0.01), ("yogi", 0.01), ("momentum", 0.5)]
-    words = {"model": "lenet", "rounds": 9, "clients_per_round": 3, "batch_size": 8, "lr": 0.01, "mask_every": 8}
+    words = {"model": model, "rounds": 9, "clients_per_round": 3, "batch_size": 8, "lr": 0.01, "mask_every": 8}
     specs = [make_spec(federation, seed=i, server=n, server_lr=r, **words) for i, (n, r) in enumerate(servers)]
     fleet = assemble(
         [*specs, make_spec(federation, **{**words, "rounds": 6})], compile_after=99
@@ -138,6 +139,7 @@ def test_the_captured_part_of_the_server_gives_the_bits_of_its_launches(caplog):
         assert torch.equal(one.params, two.params)
         assert torch.equal(one.moments.z, two.moments.z)
         assert torch.equal(one.moments.v, two.moments.v)
+        assert all(torch.equal(value, two.buffers[name]) for name, value in one.buffers.items())
         assert repr(first.sent().records) == repr(second.sent().records)
     assert any(captured is not None for captured in fleet.server._replayed._captured.values())
     assert_compiled_and_captured(caplog)

@@ -54,6 +54,9 @@ def test_only_plain_layers_change():
 
     model = nn.ModuleList([nn.MaxPool2d(2), Own(2), nn.MaxPool2d(2, return_indices=True), nn.AvgPool2d(2)])
     assert ["forward" in vars(part) for part in pool_in_vectors(model)] == [True, False, False, False]
+    changed = nn.MaxPool2d(2)
+    changed.forward = torch.neg
+    assert pool_in_vectors(changed).forward is torch.neg
 
 
 def test_a_gradient_of_a_gradient_is_that_of_torch():

@@ -1,5 +1,6 @@
 """The root of the command line: registers the commands and turns errors into one sentence and an exit code."""
 
+import re
 import sys
 from typing import Annotated
 
@@ -60,7 +61,8 @@ def run_app() -> None:
     try:
         app(prog_name="fedgma")
     except FedgmaError as error:
-        typer.echo(f"fedgma: {' '.join(str(error).split())}", err=True)  # one line, also of a user's code
+        sentence = re.sub(r"\s*\n\s*", " ", str(error))  # a user's code may raise one of several lines
+        typer.echo(f"fedgma: {sentence}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:  # a name that is too long, a disk that is full, a folder without permission
         where = "the output" if error.filename is None else repr(str(error.filename)[:200])

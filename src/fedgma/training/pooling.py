@@ -17,7 +17,7 @@ FEWEST = 16  # channels: one vector
 def pool_in_vectors(model: nn.Module) -> nn.Module:
     """The model itself, with quicker layers of max pooling; they keep their type and settings."""
     for part in model.modules():
-        if type(part) is nn.MaxPool2d and not part.return_indices:
+        if type(part) is nn.MaxPool2d and not part.return_indices and "forward" not in vars(part):
             part.forward = functools.partial(_forward, part)  # type: ignore[method-assign]
     return model
 
