@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 import fedgma
 from commands import call
 from fake_grids import Clock, Nodes, failure, record, reply
+from fedgma.aggregation.adapters import in_products
 from fedgma.aggregation.own import as_rule
 from fedgma.flower import Masked, identify
 from fedgma.flower import messages as messages_module
@@ -35,7 +36,8 @@ def trained(node, message):
 
 
 def strategy(**options):
-    return Masked(optimizer=fedgma.yogi(0.1), fraction_evaluate=0.0, min_available_nodes=3, **options)
+    usual = {"optimizer": fedgma.yogi(0.1), "fraction_evaluate": 0.0, "min_available_nodes": 3}
+    return Masked(**{**usual, **options})
 
 
 def play(rounds, folder=None, answer=trained, ids=(1, 2, 3), **options):
@@ -466,3 +468,42 @@ def test_the_servers_own_evaluation_is_called_as_flower_calls_it(tmp_path):
     grid = Nodes((1, 2, 3), trained)
     result = strategy().start(grid, record(START), 2, evaluate_fn=evaluate, folder=tmp_path)
     assert {key: value["round"] for key, value in result.evaluate_metrics_serverapp.items()} == {0: 0, 1: 1, 2: 2}
+
+
+def test_nodes_train_the_model_and_its_average_is_evaluated_and_returned(tmp_path):
+    sent, evaluated = [], []
+
+    def answer(node, message):
+        sent.append(message.content["arrays"]["w"].numpy())
+        return trained(node, message)
+
+    def evaluate(round_, arrays):
+        evaluated.append(arrays["w"].numpy())
+        return MetricRecord({"round": round_})
+
+    def played(rounds):
+        made = strategy(optimizer=fedgma.averaged(fedgma.sgd(0.5), 0.75), norm_factor=None)
+        return made.start(Nodes((1, 2, 3), answer), record(START), rounds, evaluate_fn=evaluate, folder=tmp_path / "a")
+
+    played(3)
+    result = played(4)  # goes on with the model and its average
+    plain = strategy(optimizer=fedgma.sgd(0.5), norm_factor=None)
+    models = [START["w"]]
+    plain.start(
+        Nodes((1, 2, 3), trained), record(START), 4, evaluate_fn=lambda _, arrays: models.append(arrays["w"].numpy())
+    )
+    models = [START["w"], *models[2:]]  # the first evaluation is that of the start
+    np.testing.assert_array_equal(sent[::3], models[:4])
+    average, expected = np.float64(START["w"]), [START["w"]]
+    for model_ in models[1:]:
+        average = 0.75 * average + 0.25 * model_
+        expected.append(average)
+    np.testing.assert_allclose(evaluated, expected, rtol=1e-6)
+    np.testing.assert_array_equal(model(result)["w"], evaluated[-1])
+    assert model(result)["w"].dtype == np.float32
+    assert model(result)["steps"] == 4
+
+
+def test_an_average_of_models_refuses_a_rule_in_products():
+    with pytest.raises(fedgma.ConfigError, match="the model's own arrays"):
+        strategy(optimizer=fedgma.averaged(fedgma.sgd()), aggregator=in_products(fedgma.masked_mean()))

@@ -68,6 +68,8 @@ class MaskedServer:
             raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
         if self.lookahead and self.optimizer.name != "momentum":
             raise ConfigError(f"a lookahead needs the server optimiser momentum, got {self.optimizer.name!r}")
+        if self.rule.space is not None and "average" in self.optimizer.settings:
+            raise ConfigError(f"an average of models needs a rule over the model's own arrays, got {self.rule.name!r}")
         if self.share_cap is not None and not 0.5 <= self.share_cap < 1:
             raise ConfigError(f"share_cap must be at least 0.5 and below 1, or None for no cap, got {self.share_cap!r}")
 
@@ -93,6 +95,13 @@ class MaskedServer:
         factor = self.optimizer.settings["learning_rate"] * self.optimizer.settings["beta1"]
         ahead = {name: cast(params[name] + factor * z, spec(params[name]).dtype) for name, z in momentum.items()}
         return {**params, **ahead}
+
+    def evaluated(self, params: Params) -> Params:
+        """The model to evaluate and to use: the average that the optimiser keeps (`averaged`), or the model."""
+        average = (self.state or {}).get("average")
+        if average is None:
+            return params
+        return {**params, **{name: cast(array, spec(params[name]).dtype) for name, array in average.items()}}
 
     def step(self, params: Params, replies: Iterable[Reply], selected: Collection[Hashable] | None = None) -> Step:
         """Aggregate the replies and step. `selected` are the clients of the round; others are refused."""

@@ -184,7 +184,9 @@ class Masked(FedAvg):
     ) -> Result:
         """Run the rounds; with `folder`, save each one there and resume a stopped run from there.
 
-        A round waits `timeout` seconds for replies. A resumed run gives the same bits as one without interruption.
+        A round waits `timeout` seconds for replies. A resumed run gives the same bits as one without interruption. If
+        the optimiser keeps an average of models (`fedgma.averaged`), nodes train the model, and the average is what is
+        evaluated and returned.
         """
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
@@ -193,23 +195,30 @@ class Masked(FedAvg):
         with SavedRun(folder, {**self.settings, **_plain(configs)}, first, self.server.rule) as saved:
             completed, params, result = saved.resume(self.server, num_rounds)
             arrays = initial_arrays if params is None else to_record(params)
+            shown = self._evaluated(arrays)
             if completed == 0 and evaluate_fn is not None:
                 _add_metrics(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
             for server_round in range(completed + 1, num_rounds + 1):
                 log(INFO, "[ROUND %d/%d]", server_round, num_rounds)
                 began = time.monotonic()
                 arrays, train_metrics = self._train(server_round, arrays, train_config, grid, timeout)
-                evaluate_metrics = self._evaluate(server_round, arrays, evaluate_config, grid, timeout)
-                server_metrics = evaluate_fn(server_round, arrays) if evaluate_fn is not None else None
+                shown = self._evaluated(arrays)
+                evaluate_metrics = self._evaluate(server_round, shown, evaluate_config, grid, timeout)
+                server_metrics = evaluate_fn(server_round, shown) if evaluate_fn is not None else None
                 _add_metrics(result.train_metrics_clientapp, server_round, train_metrics)
                 _add_metrics(result.evaluate_metrics_clientapp, server_round, evaluate_metrics)
                 _add_metrics(result.evaluate_metrics_serverapp, server_round, server_metrics)
                 metrics = {"train": train_metrics, "evaluate": evaluate_metrics, "server": server_metrics}
                 saved.save(server_round, pack_state(self.server, _to_arrays(arrays)), metrics, self._refused)
                 log(INFO, "round %d took %.1f s: %s", server_round, time.monotonic() - began, dict(train_metrics or {}))
-            saved.finish(num_rounds, _to_arrays(arrays))
-        result.arrays = arrays
+            saved.finish(num_rounds, _to_arrays(shown))
+        result.arrays = shown
         return result
+
+    def _evaluated(self, arrays: ArrayRecord) -> ArrayRecord:
+        model = _to_arrays(arrays)
+        shown = self.server.evaluated(model)
+        return arrays if shown is model else to_record(shown)
 
     def _train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord | None, grid: Grid, timeout: float
