@@ -12,18 +12,22 @@ from rich.console import Console
 from commands import BUILT, call
 from fedgma import cli
 from fedgma.cli import estimate as estimates
-from fedgma.cli import live
+from fedgma.cli import live, play
 from fedgma.cli.tables import say_table
 from fedgma.experiments import doctor, estimate
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.outcome import Outcome
 from fedgma.experiments.plan import pack, plan
 from fedgma.experiments.play import Played
 from fedgma.experiments.progress import arm_names
 from fedgma.paper.catalogue import experiment
 from fedgma.records.label import read_label
+from fedgma.records.reader import read_runs
 from fedgma.reports.tables import Table
-from run_folders import write_duel
+from fedgma.statistics.arms import rows
+from fedgma.statistics.baseline import against_baseline
+from run_folders import write_duel, write_run
 
 SMALL = ("model=logistic", "rounds=2", "seed=0", "partition.clients=10", "client_test_size=0", "--device", "cpu")
 
@@ -274,3 +278,27 @@ def test_the_page_on_the_command_line_names_every_command():
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     groups = [group.name for group in app.registered_groups]
     assert [name for name in [*commands, *groups] if f"`fedgma {name}" not in page and f"`{name}`" not in page] == []
+
+
+def test_run_alone_compares_the_mean_gma_and_an_average_of_models_and_words_compare_the_first_two(monkeypatch):
+    grids = []
+    monkeypatch.setattr(play, "play_grid", lambda grid, manner: grids.append(grid))
+    assert call("run")[0] == call("run", "rounds=3")[0] == 0
+    alone, given = ([(run.aggregator, run.server_average) for run in grid.runs] for grid in grids)
+    assert alone == [("mean", 0.0)] * 5 + [("gma", 0.0)] * 5 + [("mean", 0.9)] * 5
+    assert given == [("mean", 0.0)] * 5 + [("gma", 0.0)] * 5
+    assert [run.seed for run in grids[0].runs] == 3 * list(range(5))
+
+
+def test_verdicts_of_several_arms_say_which_arms_they_are_of(tmp_path):
+    for seed in range(4):
+        for settings in ({"aggregator": "mean"}, {"aggregator": "gma"}, {"aggregator": "mean", "server_average": 0.9}):
+            write_run(tmp_path, seed=seed, lift=len(settings), **settings)
+    runs = read_runs([tmp_path])
+    console = Console(file=io.StringIO(), width=200)
+    play.print_outcome(
+        console, Outcome(tuple(runs), tuple(rows(runs)), tuple(against_baseline(runs)), (), {}), tmp_path
+    )
+    printed = console.file.getvalue()
+    assert "last 10 rounds, GMA against the mean: " in printed
+    assert "last 10 rounds, the average of models against the mean: " in printed

@@ -18,7 +18,7 @@ from fedgma.experiments.grid import expand
 from fedgma.experiments.halving import Stage
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import plan
-from fedgma.experiments.question import AVERAGE, TRIED, Question, ask
+from fedgma.experiments.question import AVERAGE_OF_MODELS, TRIED, Question, ask
 from fedgma.experiments.settings import Settings, complete
 from fedgma.records.reader import Run, read_runs
 
@@ -140,7 +140,7 @@ def test_a_list_of_federations_is_refused():
 def test_the_rules_are_the_library_s_without_robust_ones_and_those_of_the_settings():
     question = ask(expand({**TINY, "aggregator": ["median", "gma"], "tau": [0.2, 0.4]}), Materials("cpu"))
     names = list(question.arms)
-    assert names[:4] == ["mean", AVERAGE, "GMA, tau 0.2", "GMA, tau 0.4"]
+    assert names[:4] == ["mean", AVERAGE_OF_MODELS, "GMA, tau 0.2", "GMA, tau 0.4"]
     assert "median" in names
     assert len(names) == len(TRIED) + 3
     with pytest.raises(ConfigError, match="unknown rule 'gmaa'"):
@@ -152,8 +152,8 @@ def test_an_average_of_models_is_tried_unless_the_settings_have_one_or_rules_are
         ask(expand({**TINY, **given}), Materials("cpu"), rules)
         for given, rules in (({}, []), ({"server_average": 0.5}, []), ({}, ["gma"]))
     ]
-    assert [AVERAGE in question.arms for question in asked] == [True, False, False]
-    base, averaged = asked[0].arms["mean"], asked[0].arms[AVERAGE]
+    assert [AVERAGE_OF_MODELS in question.arms for question in asked] == [True, False, False]
+    base, averaged = asked[0].arms["mean"], asked[0].arms[AVERAGE_OF_MODELS]
     assert averaged == base.model_copy(update={"server_average": 0.9})
 
 

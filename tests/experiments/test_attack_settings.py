@@ -17,7 +17,7 @@ from fedgma.records.format import fingerprint
 from fedgma.records.reader import read_runs
 from fedgma.simulation.attacks import Attack
 from fedgma.statistics.arms import rows
-from fedgma.statistics.comparisons import against_baseline
+from fedgma.statistics.baseline import against_baseline
 from run_folders import write_run
 
 WORDS = ["attack.name=sign_flip", "attack.share=0.3", "attack.scale=10.0"]

@@ -7,7 +7,7 @@ from fedgma.reports import pages
 from fedgma.reports.pictures import make_pictures, specification_curve
 from fedgma.reports.plots.specifications import MOST_CHOICES, Specification, draw_specifications, shown_choices
 from fedgma.reports.report import make_report
-from fedgma.statistics.comparisons import against_baseline
+from fedgma.statistics.baseline import against_baseline
 from fedgma.statistics.verdicts import correct, paired
 from run_folders import write_duel
 

@@ -13,7 +13,8 @@ from fedgma.records.reader import read_runs
 from fedgma.reports.pages import write_report
 from fedgma.reports.report import make_report
 from fedgma.statistics.arms import rows, without_extended
-from fedgma.statistics.comparisons import against_baseline, compare
+from fedgma.statistics.baseline import against_baseline
+from fedgma.statistics.comparisons import compare
 from fedgma.statistics.selection import where
 from run_folders import write_duel, write_run
 

@@ -3,7 +3,8 @@ import pytest
 from fedgma.errors import ConfigError
 from fedgma.records.reader import curve, read_runs
 from fedgma.statistics.arms import score
-from fedgma.statistics.comparisons import against_baseline, compare
+from fedgma.statistics.baseline import against_baseline
+from fedgma.statistics.comparisons import compare
 from fedgma.statistics.selection import select
 from fedgma.statistics.verdicts import holm
 from run_folders import write_duel, write_run
@@ -142,6 +143,30 @@ def test_the_comparisons_of_a_page_are_corrected_together(tmp_path):
     assert [one.overall.tests for one in made] == [3, 3, 3]
     assert [one.cells[0].verdict.tests for one in made] == [1, 1, 1]
     assert [one.overall.corrected for one in made] == holm([one.overall.p for one in made])
+
+
+def test_an_average_of_models_is_compared_with_the_mean_and_disturbs_no_other_comparison(tmp_path):
+    for seed in range(4):
+        write_run(tmp_path, seed=seed, aggregator="mean")
+        write_run(tmp_path, seed=seed, aggregator="gma", lift=-1.0 - 0.1 * seed)
+        write_run(tmp_path, seed=seed, aggregator="mean", server_average=0.9, lift=2.0 + 0.1 * seed)
+    masked, averaged = against_baseline(read_runs([tmp_path]))
+    assert (masked.names, averaged.names) == (("GMA", "the mean"), ("the average of models", "the mean"))
+    assert (masked.alone, averaged.alone) == (0, 0)
+    assert masked.overall.mean == pytest.approx(-1.15, abs=0.3)
+    assert averaged.overall.mean == pytest.approx(2.15, abs=0.3)
+    assert averaged.cells[0].seeds == (0, 1, 2, 3)
+
+
+def test_rules_that_are_evaluated_by_an_average_are_paired_with_such_a_mean(tmp_path):
+    for average in (0.0, 0.9):
+        held = {"server_average": average} if average else {}
+        for seed in range(4):
+            write_run(tmp_path, seed=seed, aggregator="mean", lift=2.0 * average, **held)
+            write_run(tmp_path, seed=seed, aggregator="gma", lift=1.0, **held)
+    masked, averaged = against_baseline(read_runs([tmp_path]))
+    assert sorted(cell.verdict.mean for cell in masked.cells) == pytest.approx([-0.8, 1.0], abs=0.3)
+    assert averaged.overall.mean == pytest.approx(1.8, abs=0.3)
 
 
 def test_one_plain_mean_is_the_partner_of_every_tau(tmp_path):

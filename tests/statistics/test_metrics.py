@@ -8,7 +8,8 @@ from fedgma.errors import ConfigError
 from fedgma.records.format import Done
 from fedgma.records.reader import Run
 from fedgma.statistics.arms import Summary, rows, summary_of
-from fedgma.statistics.comparisons import against_baseline, compare
+from fedgma.statistics.baseline import against_baseline
+from fedgma.statistics.comparisons import compare
 from fedgma.statistics.convergence import converge, diverged
 from fedgma.statistics.metrics import ACCURACY, LARGEST, Metric, course, metric_of, metrics_of
 

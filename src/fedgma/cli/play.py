@@ -239,13 +239,12 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
         table.add_row(Text(arm.name), *scores, str(len(arm.runs)))
     console.print(table)
     for comparison in outcome.comparisons:
-        several = len(outcome.comparisons) > 1 and len(comparison.cells) > 1
+        against = f", {' against '.join(comparison.names)}" if len(outcome.comparisons) > 1 else ""
         for cell in comparison.cells:
-            where = f"{cell.where}: " if len(comparison.cells) > 1 else f"{late}: "
+            where = f"{cell.where}: " if len(comparison.cells) > 1 else f"{late}{against}: "
             words = cell.verdict.text if len(comparison.cells) > 1 else comparison.text
             console.print(Text.assemble(where, (words, "bold")), soft_wrap=True)
         if len(comparison.cells) > 1:
-            against = f", {comparison.names[0]} against {comparison.names[1]}" if several else ""
             console.print(f"{late}{against}: {comparison.text}", soft_wrap=True)
         if more := [name for name in comparison.differ if name != "aggregator"]:
             console.print(f"{' and '.join(comparison.names)} differ in {', '.join(more)} too", soft_wrap=True)
@@ -258,7 +257,7 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
 def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
     """The outcome as a JSON object, for programs."""
     from fedgma.statistics.arms import Summary
-    from fedgma.statistics.comparisons import against_baseline
+    from fedgma.statistics.baseline import against_baseline
     from fedgma.statistics.verdicts import as_object as verdict_object
 
     by_metric = {name: against_baseline(_scored(outcome), metric=name) for name in Summary._fields}

@@ -42,9 +42,9 @@ def run(
 ) -> None:
     """Train with and without the mask on paired seeds and give a verdict.
 
-    Without a FILE: embedded images, 100 clients with two classes each, LeNet, FedAvg, the plain mean against GMA. A
-    list of values makes a sweep, e.g. tau=0.2,0.4. Finished runs are not repeated, stopped runs are resumed, and with a
-    larger rounds= finished runs are extended.
+    Without a FILE: embedded images, 100 clients with two classes each, LeNet, FedAvg, the plain mean against GMA; with
+    no words at all also against an average of the server's models. A list of values makes a sweep, e.g. tau=0.2,0.4.
+    Finished runs are not repeated, stopped runs are resumed, and with a larger rounds= finished runs are extended.
     """
     grid = play.grid_of_words(words)
     if show:
@@ -52,6 +52,10 @@ def run(
 
         typer.echo(show_settings(grid))
         return
+    if not words:
+        from fedgma.experiments.grid import embedded_comparison
+
+        grid = embedded_comparison()
     from fedgma.records.label import make_label
 
     manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)

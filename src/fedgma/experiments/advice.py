@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedgma.experiments.advise import Found
 from fedgma.experiments.halving import SHARES, Candidate, Pair
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.question import AVERAGE, RATES, seeds_of_the_test
+from fedgma.experiments.question import AVERAGE_OF_MODELS, RATES, seeds_of_the_test
 from fedgma.experiments.settings import SECTIONS, Settings, record
 from fedgma.statistics.arms import last_rounds, score
 from fedgma.statistics.labels import NAMES, spoken
@@ -182,7 +182,7 @@ def _names(candidate: Candidate, best: Candidate) -> tuple[str, str]:
 
 def _spoken(label: str) -> str:
     """The label of an arm as it stands in a sentence."""
-    rules = {words: spoken(name) for name, words in NAMES.items()} | {AVERAGE: f"the {AVERAGE}"}
+    rules = {words: spoken(name) for name, words in NAMES.items()} | {AVERAGE_OF_MODELS: f"the {AVERAGE_OF_MODELS}"}
     return rules.get(label, label)
 
 

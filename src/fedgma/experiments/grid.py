@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.documents import PathLike, parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.clock_settings import ClockSettings
@@ -30,7 +31,8 @@ from fedgma.experiments.settings import (
 from fedgma.records.format import fingerprint
 
 # values of these two settings where a file gives none: with and without the mask, on enough seeds for a verdict
-COMPARED: dict[str, Any] = {"aggregator": ["mean", "gma"], "seed": [0, 1, 2, 3, 4]}
+COMPARED: dict[str, Any] = {"aggregator": [BASELINE, "gma"], "seed": [0, 1, 2, 3, 4]}
+AVERAGE = 0.9  # `server_average` of the third arm where nothing is given
 LARGEST = 2**20  # bytes of a settings file
 MOST = 100_000  # runs of a sweep
 
@@ -64,6 +66,12 @@ def read_grid(file: PathLike | None = None, words: Sequence[str] = (), *, own: b
     for word in words:
         given = _set(given, *_parse_word(word))
     return expand(given, own=own)._replace(folder=None if file is None else Path(file).resolve().parent)
+
+
+def embedded_comparison() -> Grid:
+    """The comparison where nothing is given: on embedded images the mean, GMA, and an average of the mean's models."""
+    both, average = expand({}), expand({"aggregator": BASELINE, "server_average": AVERAGE})
+    return Grid((*both.runs, *average.runs), ("aggregator", "server_average", "seed"))
 
 
 def read_file(file: Path) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State as FleetState
 from fedgma.simulation.state import export
 from fedgma.statistics.arms import rows, summary_of
-from fedgma.statistics.comparisons import against_baseline
+from fedgma.statistics.baseline import against_baseline
 from fedgma.training.gradients import tied_names
 from fedgma.training.models import Model, parameter_count
 from fedgma.training.ranks import ALONE, Ranks

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE, RULE_SETTINGS, RULES
 from fedgma.errors import ConfigError
-from fedgma.experiments.grid import Grid
+from fedgma.experiments.grid import AVERAGE, Grid
 from fedgma.experiments.halving import Candidate, Pair, rates_around
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, record
@@ -27,7 +27,7 @@ TRIED = (
     "majority_sign",
     "and_mask",
 )
-AVERAGE, WEIGHT = "average of models", 0.9  # an arm that is no rule, and its `server_average`
+AVERAGE_OF_MODELS = "average of models"  # an arm that is no rule
 RATES = ("client_learning_rate", "server_learning_rate")
 VALIDATION = 0.2  # of each client's samples, in the search
 NEVER = 10**6  # rounds between evaluations: only the last ten are evaluated
@@ -85,7 +85,7 @@ def ask(grid: Grid, materials: Materials, rules: Sequence[str] = ()) -> Question
         for settings in own:
             arms.setdefault(name_of(settings, grid.axes), settings)
         if rule == BASELINE and not rules and _may_average(first):
-            arms[AVERAGE] = first.model_copy(update={"aggregator": BASELINE, "server_average": WEIGHT})
+            arms[AVERAGE_OF_MODELS] = first.model_copy(update={"aggregator": BASELINE, "server_average": AVERAGE})
     if len(arms) < 2:
         raise ConfigError(f"expected a rule beside {BASELINE!r} to compare with it, got none; name one with --rules")
     listed = list(dict.fromkeys((run.client_learning_rate, float(run.server_learning_rate or 1)) for run in runs))

@@ -20,7 +20,8 @@ from fedgma.reports.tables import (
 )
 from fedgma.reports.targets import targets_table
 from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
-from fedgma.statistics.comparisons import Comparison, against_baseline
+from fedgma.statistics.baseline import against_baseline
+from fedgma.statistics.comparisons import Comparison
 from fedgma.statistics.labels import NAMES, is_rule, plain, short, sortable
 from fedgma.statistics.metrics import metric_of
 from fedgma.statistics.selection import where as filtered

@@ -145,7 +145,7 @@ def trait(run: Run, name: str) -> Any:
         return "no attack" if name == "attack.name" else ""
     if name.startswith("clock."):
         return "no clock" if name == "clock.name" else ""
-    if name in AGGREGATION_SETTINGS or name.endswith(".seed"):
+    if name in (*AGGREGATION_SETTINGS, "server_average") or name.endswith(".seed"):
         return ""
     return "unknown" if name in (VERSIONS["data"], VERSIONS["model"]) else None
 

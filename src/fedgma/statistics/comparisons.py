@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import ConfigError
 from fedgma.records.format import PARTS
 from fedgma.records.reader import Run
@@ -22,9 +21,8 @@ from fedgma.statistics.labels import (
     plain,
     sortable,
     spelt,
-    spoken,
 )
-from fedgma.statistics.metrics import ACCURACY, Metric, by_metric, course, metric_of
+from fedgma.statistics.metrics import ACCURACY, Metric, course, metric_of
 from fedgma.statistics.power import LEAST_SEEDS
 from fedgma.statistics.verdicts import Verdict, correct, paired, sign_test
 
@@ -150,31 +148,6 @@ def compare(
         versions=_counted(other) if cells else _different(other),
         score=score,
     )
-
-
-def against_baseline(
-    runs: Sequence[Run], *, metric: str = "last10", split: str = "test", of: str | None = None
-) -> list[Comparison]:
-    """Compare every other aggregator with the plain mean, GMA first, if they share seeds and settings.
-
-    Runs that are scored by different metrics are compared apart, unless `of` names one.
-    """
-    groups = by_metric(runs) if of is None else [list(runs)]
-    compared = [one for group in groups for one in _against_baseline(group, metric, split, of)]
-    corrected = iter(correct([one.overall for one in compared if one.overall is not None]))
-    return [one if one.overall is None else one._replace(overall=next(corrected)) for one in compared]
-
-
-def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | None) -> list[Comparison]:
-    base = [run for run in runs if run.settings["aggregator"] == BASELINE]
-    others = sorted(
-        {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
-    )
-    arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
-    return [
-        compare(arm, base, (spoken(name), spoken(BASELINE)), metric=metric, split=split, of=of)
-        for name, arm in arms.items()
-    ]
 
 
 def over_seeds(rows: Sequence[Mapping[int, float]]) -> list[float]:

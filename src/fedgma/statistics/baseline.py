@@ -1,0 +1,50 @@
+"""Every arm of a sweep against the plain mean: other rules, and an average of the mean's models."""
+
+from collections.abc import Sequence
+
+from fedgma.aggregation.rules import BASELINE
+from fedgma.records.reader import Run
+from fedgma.statistics.comparisons import Comparison, compare
+from fedgma.statistics.labels import spoken
+from fedgma.statistics.metrics import by_metric
+from fedgma.statistics.verdicts import correct
+
+
+def against_baseline(
+    runs: Sequence[Run], *, metric: str = "last10", split: str = "test", of: str | None = None
+) -> list[Comparison]:
+    """Compare every other aggregator with the plain mean, GMA first, if they share seeds and settings.
+
+    An average of the mean's models (`server_average`) is compared with the mean too. Runs that are scored by different
+    metrics are compared apart, unless `of` names one.
+    """
+    groups = by_metric(runs) if of is None else [list(runs)]
+    compared = [one for group in groups for one in _against_baseline(group, metric, split, of)]
+    corrected = iter(correct([one.overall for one in compared if one.overall is not None]))
+    return [one if one.overall is None else one._replace(overall=next(corrected)) for one in compared]
+
+
+def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | None) -> list[Comparison]:
+    base = [run for run in runs if run.settings["aggregator"] == BASELINE]
+    others = sorted(
+        {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
+    )
+    arms = {spoken(name): [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
+    pairs = [(name, arm, _averaged_alike(base, arm)) for name, arm in arms.items()]
+    averages, last = [run for run in base if _average(run)], [run for run in base if not _average(run)]
+    if averages and last:
+        pairs.append(("the average of models", averages, last))
+    return [
+        compare(arm, other, (name, spoken(BASELINE)), metric=metric, split=split, of=of) for name, arm, other in pairs
+    ]
+
+
+def _average(run: Run) -> float:
+    """The weight of the models before in the average that the run was evaluated by; 0 without an average."""
+    return float(run.settings.get("server_average") or 0.0)
+
+
+def _averaged_alike(base: Sequence[Run], arm: Sequence[Run]) -> list[Run]:
+    """The runs that were evaluated by an average as the arm's were; all if there are none."""
+    known = {_average(run) for run in arm}
+    return [run for run in base if _average(run) in known] or list(base)
