@@ -19,7 +19,7 @@ from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
 from fedgma.statistics.arms import Row, Spread, frozen
 from fedgma.statistics.comparisons import Comparison
-from fedgma.statistics.labels import AGGREGATION, arm, plain, short, spelt, title_of
+from fedgma.statistics.labels import ARM, arm, plain, short, spelt, title_of
 from fedgma.statistics.metrics import ACCURACY, Metric, metrics_of
 from fedgma.statistics.targets import times
 
@@ -121,7 +121,7 @@ def best_rates(rows: Sequence[Row]) -> list[Row]:
     """If learning rates were varied, the rows of the pair with the best mean last10 over the arms."""
     groups: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        others = {name: value for name, value in row.label.items() if name not in AGGREGATION}
+        others = {name: value for name, value in row.label.items() if name not in ARM}
         rates = {name: others.pop(name) for name in RATES if name in others}
         groups.setdefault(frozen(others), {}).setdefault(frozen(rates), []).append(row)
     best = [max(pairs.values(), key=_level) for pairs in groups.values()]
@@ -289,7 +289,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
         return
     groups: dict[str, dict[str, dict[tuple[float, float], float]]] = {}
     for row in rows:
-        others = [spelt(n, v) for n, v in row.label.items() if n not in (*RATES, *AGGREGATION)]
+        others = [spelt(n, v) for n, v in row.label.items() if n not in (*RATES, *ARM)]
         server_rate, client_rate = (number(row.runs[0].settings, name) for name in RATES)
         if server_rate is not None and client_rate is not None:
             arms = groups.setdefault(", ".join(others), {}).setdefault(arm(row.runs[0], list(row.label)), {})

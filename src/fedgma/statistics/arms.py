@@ -16,8 +16,8 @@ from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import DataError
 from fedgma.records.reader import Run
 from fedgma.statistics.labels import (
-    AGGREGATION,
     AGGREGATION_SETTINGS,
+    ARM,
     LEFT_OUT,
     VERSIONS,
     arm,
@@ -145,7 +145,7 @@ def trait(run: Run, name: str) -> Any:
         return "no attack" if name == "attack.name" else ""
     if name.startswith("clock."):
         return "no clock" if name == "clock.name" else ""
-    if name in (*AGGREGATION_SETTINGS, "server_average") or name.endswith(".seed"):
+    if name in ARM or name.endswith(".seed"):
         return ""
     return "unknown" if name in (VERSIONS["data"], VERSIONS["model"]) else None
 
@@ -248,7 +248,8 @@ def _scores(runs: Sequence[Run], metric: Metric) -> dict[str, Spread]:
 
 
 def _order(row: Row, names: Sequence[str]) -> list[tuple[int, int, float, str]]:
-    """Sort key: the settings in turn, the aggregation last: the mean, GMA, the others."""
-    last = sorted(names, key=lambda name: name in AGGREGATION)
+    """Sort key: the settings in turn, those of the arm last: the mean, GMA, the others; unused settings first."""
+    last = sorted(names, key=lambda name: (name in ARM, name != "server_average"))
     arms = {BASELINE: 0, "gma": 1}
-    return [(arms.get(str(row.label[n]), 2) if n == "aggregator" else 0, *sortable(row.label[n])) for n in last]
+    places = [arms.get(str(row.label[n]), 2) if n == "aggregator" else int(row.label[n] != "") for n in last]
+    return [(place, *sortable(row.label[n])) for place, n in zip(places, last, strict=True)]

@@ -15,6 +15,7 @@ AGGREGATION_SETTINGS = (
     "rule_version",
 )
 AGGREGATION = ("aggregator", *AGGREGATION_SETTINGS)
+ARM = (*AGGREGATION, "server_average")  # settings that name an arm; the others say where it was tried
 # parts of a run's identity, and their names in labels
 VERSIONS = {
     "data": "data_version",
@@ -76,16 +77,16 @@ def versions(run: Run) -> dict[str, str]:
 
 
 def arm(run: Run, names: Sequence[str] = ()) -> str:
-    """The name of a run's aggregation, with those of its settings that are in `names`.
+    """The name of a run's aggregation, with those of the settings of an arm that are in `names`.
 
     >>> from pathlib import Path
     >>> arm(Run(Path(), {}, {"aggregator": "gma", "tau": 0.4}, (), None), ["tau"])
     'GMA, tau 0.4'
     """
     held = {**run.settings, **versions(run)}
-    named = [name for name in names if name in AGGREGATION_SETTINGS and held.get(name) is not None]
+    named = [name for name in names if name in ARM[1:] and held.get(name) is not None]
     aggregator = str(run.settings["aggregator"])
-    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{name} {plain(held[name])}" for name in named)])
+    return ", ".join([NAMES.get(aggregator, aggregator), *(f"{short(name)} {plain(held[name])}" for name in named)])
 
 
 def spoken(aggregator: str) -> str:
@@ -117,12 +118,12 @@ def spelt(name: str, value: Any) -> str:
 
 
 def title_of(label: Mapping[str, Any]) -> str:
-    """The label of a row without its aggregation, and without settings that it does not use.
+    """The label of a row without the name of its arm, and without settings that it does not use.
 
     >>> title_of({"attack.name": "no attack", "attack.scale": "", "aggregator": "gma"})
     'no attack'
     """
-    shown = {name: value for name, value in label.items() if name not in AGGREGATION and value != ""}
+    shown = {name: value for name, value in label.items() if name not in ARM and value != ""}
     return ", ".join(spelt(name, value) for name, value in shown.items())
 
 
@@ -170,8 +171,8 @@ def short(name: str) -> str:
 
 
 def rank(name: str) -> int:
-    """The order of names in a label: the aggregation last, so that the arms of one setting are adjacent."""
-    if name in AGGREGATION:
+    """The order of names in a label: those of the arm last, so that the arms of one setting are adjacent."""
+    if name in ARM:
         return len(FIRST) + (2 if name == "aggregator" else 3)
     return FIRST.index(name) if name in FIRST else len(FIRST) + (name in VERSIONS.values())
 
