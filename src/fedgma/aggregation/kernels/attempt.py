@@ -15,7 +15,7 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from fedgma.aggregation.kernels import cpu
-from fedgma.aggregation.kernels.cpu import BITS, CHECKED, EXPONENT, nonfinite, pointer
+from fedgma.aggregation.kernels.cpu import BITS, CHECKED, EXPONENT, arrays_at, nonfinite, pointer
 from fedgma.aggregation.kernels.plain import Sums
 from fedgma.arrays import Array
 
@@ -101,10 +101,7 @@ def _attempt(
     kept, old, lost = 0, np.empty(CHECKED), np.empty(CHECKED)
     for k in range(len(pieces)):
         row, first, size = pieces[k, 0], pieces[k, 1], pieces[k, 2] - pieces[k, 1]
-        total = carray(pointer(table[row, 0] + 8 * first), size, np.float64)
-        rest = carray(pointer(table[row, 1] + of_rest.itemsize * first), size, of_rest.dtype)
-        votes = carray(pointer(table[row, 2] + of_votes.itemsize * first), size, of_votes.dtype)
-        update = carray(pointer(table[row, 3] + of_update.itemsize * first), size, of_update.dtype)
+        total, rest, votes, update = arrays_at(table, row, first, size, of_update, of_rest, of_votes)
         raw = carray(pointer(table[row, 3] + of_update.itemsize * first), size, of_bits.dtype)
         for start in range(0, size, CHECKED):
             stop = min(size, start + CHECKED)
@@ -165,10 +162,7 @@ def _take_back(
     for k in range(min(len(pieces), reached[0] + 1)):
         row, first = pieces[k, 0], pieces[k, 1]
         size = pieces[k, 2] - first if k < reached[0] else reached[1]
-        total = carray(pointer(table[row, 0] + 8 * first), size, np.float64)
-        rest = carray(pointer(table[row, 1] + of_rest.itemsize * first), size, of_rest.dtype)
-        votes = carray(pointer(table[row, 2] + of_votes.itemsize * first), size, of_votes.dtype)
-        update = carray(pointer(table[row, 3] + of_update.itemsize * first), size, of_update.dtype)
+        total, rest, votes, update = arrays_at(table, row, first, size, of_update, of_rest, of_votes)
         for start in range(0, size, CHECKED):
             stop = min(size, start + CHECKED)
             if next_kept < reached[2] and places[next_kept, 0] == k and places[next_kept, 1] == start:

@@ -206,18 +206,28 @@ pointer: Any = intrinsic(_to_pointer)
 
 
 @numba.njit(nogil=True, cache=True)
-def add_pieces(table: Array, pieces: Array, weight: float, of_update: Array, of_rest: Array, of_votes: Array) -> None:
-    """Add pieces of one client's arrays; a row of the table holds the addresses of total, rest, votes and update.
+def arrays_at(
+    table: Array, row: int, first: int, size: int, of_update: Array, of_rest: Array, of_votes: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Total, rest, votes and update of so many entries of one of a client's arrays, from their addresses in the table.
 
     The last three arguments are empty arrays of their number types.
     """
+    return (
+        carray(pointer(table[row, 0] + 8 * first), size, np.float64),
+        carray(pointer(table[row, 1] + of_rest.itemsize * first), size, of_rest.dtype),
+        carray(pointer(table[row, 2] + of_votes.itemsize * first), size, of_votes.dtype),
+        carray(pointer(table[row, 3] + of_update.itemsize * first), size, of_update.dtype),
+    )
+
+
+@numba.njit(nogil=True, cache=True)
+def add_pieces(table: Array, pieces: Array, weight: float, of_update: Array, of_rest: Array, of_votes: Array) -> None:
+    """Add pieces of one client's arrays; a row of the table holds the addresses of total, rest, votes and update."""
     lost = np.empty(CHECKED)
     for k in range(len(pieces)):
         row, first, size = pieces[k, 0], pieces[k, 1], pieces[k, 2] - pieces[k, 1]
-        total = carray(pointer(table[row, 0] + 8 * first), size, np.float64)
-        rest = carray(pointer(table[row, 1] + of_rest.itemsize * first), size, of_rest.dtype)
-        votes = carray(pointer(table[row, 2] + of_votes.itemsize * first), size, of_votes.dtype)
-        update = carray(pointer(table[row, 3] + of_update.itemsize * first), size, of_update.dtype)
+        total, rest, votes, update = arrays_at(table, row, first, size, of_update, of_rest, of_votes)
         _add(total, rest, votes, update, weight, lost)
 
 
