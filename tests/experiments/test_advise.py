@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,19 @@ def test_a_stopped_search_goes_on_with_the_stages_that_were_planned(tmp_path, ad
     assert 0 < len(before) < len(after)
     assert after[: len(before)] == before
     assert conclude(found).contenders == conclude(advised[1]).contenders
+
+
+def test_a_test_without_time_for_more_seeds_is_complete(tmp_path, advised):
+    shutil.copytree(advised[0].out, tmp_path / "again")
+    book = json.loads((tmp_path / "again" / "plan.json").read_text())
+    *earlier, last = book["stages"]
+    assert last["final"]
+    assert earlier[-1]["final"]
+    (tmp_path / "again" / "plan.json").write_text(json.dumps({**book, "stages": [*earlier, {**last, "seeds": []}]}))
+    found = find_out(trainer(tmp_path / "again"), 4000.0)
+    assert {candidate: list(runs) for candidate, runs in found.tests.items()} == {
+        (name, tuple(pair)): earlier[-1]["seeds"] for name, *pair in earlier[-1]["candidates"]
+    }
 
 
 def test_a_time_that_is_too_short_says_how_much_is_needed(tmp_path):

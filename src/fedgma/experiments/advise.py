@@ -261,9 +261,8 @@ class Advisor:
             planned.append(self.book.add(first._replace(seeds=self._more_seeds(first, seeds))))
         self._train(planned[1], "test, more seeds", LATE)
         runs = self.trainer.runs(first)
-        if self.trainer.done(planned[1]):
-            runs = {candidate: {**runs[candidate], **more} for candidate, more in self.trainer.runs(planned[1]).items()}
-        return runs, first.rounds
+        more = self.trainer.runs(planned[1]) if self.trainer.done(planned[1]) else {}  # also empty if no seed fits
+        return {candidate: {**held, **more.get(candidate, {})} for candidate, held in runs.items()}, first.rounds
 
     def _more_seeds(self, stage: Stage, seeds: Sequence[int]) -> tuple[int, ...]:
         allowed = self.allowed(1)
