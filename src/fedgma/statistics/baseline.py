@@ -29,8 +29,8 @@ def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | No
     others = sorted(
         {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
     )
-    arms = {spoken(name): [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
-    pairs = [(name, arm, _averaged_alike(base, arm)) for name, arm in arms.items()]
+    arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
+    pairs = [(spoken(name), arm, _averaged_alike(base, arm)) for name, arm in arms.items()]
     averages, last = [run for run in base if _average(run)], [run for run in base if not _average(run)]
     if averages and last:
         pairs.append(("the average of models", averages, last))
