@@ -107,6 +107,7 @@ def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
     [1.0]
     """
     _check_share(beta=beta)
+    optimizer = as_optimizer(optimizer)
 
     def init(params: Params) -> State:
         floats = {key: detach(array) for key, array in params.items() if spec(array).dtype in FLOATS}
@@ -229,6 +230,18 @@ def server_optimizer(
     coefficients = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
     settings = {"learning_rate": learning_rate, **coefficients, "mask_position": mask_position}
     return ServerOptimizer(name, init, step, settings)
+
+
+def as_optimizer(given: Any) -> ServerOptimizer:
+    """The server optimiser that a user gave, by default FedAvg's; an error for what cannot be one, such as its name."""
+    if given is None:
+        return sgd()
+    if not (hasattr(given, "init") and hasattr(given, "step")):
+        raise ConfigError(
+            f"optimizer: expected a server optimiser, got {given!r:.60}; "
+            "one of the library is made by a call, such as fedgma.adam(0.01)"
+        )
+    return given  # type: ignore[no-any-return]
 
 
 def split_state(state: State | None) -> tuple[State | None, State]:
