@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -166,6 +167,19 @@ def test_an_unknown_command_is_answered_with_one_suggestion():
     assert said.count("run") == 1
 
 
+def test_a_setting_that_was_written_as_an_option_is_told_apart_from_a_wrong_option():
+    for command in ("run", "sweep"):
+        assert (
+            call(command, "--dataset", "mine.npz")[2]
+            == "fedgma: dataset is a setting and no option; write dataset=VALUE\n"
+        )
+        assert call(command, "--batch-size=8")[2].endswith("write batch_size=VALUE\n")
+        code, _, said = call(command, "--devise", "cpu")
+        assert code == 2
+        assert "--devise" in said
+        assert "--device" in said
+
+
 def test_signs_that_the_terminal_does_not_have_are_replaced(monkeypatch):
     screen = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(screen, "ascii", write_through=True))
@@ -243,6 +257,14 @@ def test_names_and_notes_are_recorded_and_do_not_change_the_runs(tmp_path):
     assert "all 2 runs are already done" in printed
     assert [read_label(folder) for folder in folders] == [("second", "try it")] * 2
     assert call("run", *SMALL, "--out", out, "--name", "a\nb")[0] == 2
+
+
+def test_the_command_that_is_printed_can_be_pasted_and_the_record_read(tmp_path):
+    out = tmp_path / "two words" / b"Z\xfcrich".decode("utf-8", "surrogateescape")
+    code, printed, _ = call("run", *SMALL, "--out", out)
+    assert code == 0
+    assert f"fedgma report {shlex.quote(str(out))}" in printed
+    assert [run.head["command"].split()[0] for run in read_runs([out])] == ["fedgma"] * 2
 
 
 def test_a_shell_can_complete_commands(monkeypatch):

@@ -57,6 +57,11 @@ def test_data_that_name_their_clients_are_divided_by_them_and_it_is_said():
     assert "the 4 clients that the data name are not used" in said[-2]
 
 
+def test_samples_that_leave_none_for_testing_are_refused():
+    with pytest.raises(ConfigError, match="own: 4 samples leave none for testing; give more, or a test part"):
+        experiments.run({"rounds": 1}, data=(np.zeros((4, 2)), [0, 0, 1, 1]))
+
+
 def test_owners_are_grouped_or_the_fix_is_said():
     x, y = points()
     settings, _ = adopted({"partition": {"clients": 2}}, (x, y, ["a", "b", "c", "d"] * 30))

@@ -1,6 +1,7 @@
 """`fedgma paper list | search | run | all`: run the experiments behind the paper's tables and figures."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -257,7 +258,7 @@ def _play(one: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = Fals
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
     absent = _play_runs(plan, how, console) if plan.runs else []
     if plan.runs:
-        console.print(f"compare with: fedgma paper compare {one.id} {how.out}", soft_wrap=True)
+        console.print(f"compare with: fedgma paper compare {one.id} {shlex.quote(str(how.out))}", soft_wrap=True)
     if one.analysis:
         from fedgma.paper.results import run_analysis
 

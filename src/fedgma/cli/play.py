@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,12 +106,32 @@ def grid_of_words(words: list[str] | None) -> "Grid":
     from fedgma.errors import ConfigError
     from fedgma.experiments.grid import every_name, read_grid
 
+    _check_dashes(words or [])
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"expected one settings file and key=value settings, got {' and '.join(map(repr, files))}")
     if files and files[0] in every_name() and not Path(files[0]).exists():
         raise ConfigError(f"expected a value for the setting {files[0]!r}; write {files[0]}=VALUE")
     return read_grid(Path(files[0]) if files else None, [word for word in words or [] if "=" in word])
+
+
+def _check_dashes(words: list[str]) -> None:
+    """Refuse an unknown option; a setting that was written as one is told apart."""
+    import difflib
+
+    import click
+
+    from fedgma.errors import ConfigError
+    from fedgma.experiments.grid import every_name
+
+    for word in words:
+        option = word.partition("=")[0]
+        name = option.lstrip("-").replace("-", "_")
+        if name in every_name() and word.startswith("--"):
+            raise ConfigError(f"{name} is a setting and no option; write {name}=VALUE")
+        if word.startswith("-"):
+            known = [name for option in click.get_current_context().command.params for name in option.opts]
+            raise click.NoSuchOption(option, possibilities=difflib.get_close_matches(option, known))
 
 
 def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> None:
@@ -251,7 +272,7 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     for note in outcome.notes:
         console.print(f"note: {note}", soft_wrap=True)
     folders = f"{counted(len(outcome.runs), 'run folder')} in {out}"
-    console.print(f"{folders}; for a full report: fedgma report {out}", soft_wrap=True)
+    console.print(f"{folders}; for a full report: fedgma report {shlex.quote(str(out))}", soft_wrap=True)
 
 
 def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:

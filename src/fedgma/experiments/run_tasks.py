@@ -44,7 +44,12 @@ def metric_facts(task: Task) -> tuple[MetricFacts, ...]:
 
 
 def fitting(task: Task, data: Dataset) -> Dataset:
-    """The data set; an error if its targets are not those of the task."""
+    """The data set; an error if its targets are not those of the task, or if there is nothing to test on."""
+    if not len(data.test.y):
+        count = len(data.train.y)
+        raise ConfigError(
+            f"{data.name}: {count} samples leave none for testing; give more, or a test part (x_test, y_test)"
+        )
     if task.target not in ("any", data.target):
         raise ConfigError(
             f"task {task.name} needs targets that are {WANTED[task.target]}; those of {data.name} are "

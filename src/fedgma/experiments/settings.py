@@ -247,7 +247,8 @@ class Settings(Section):
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
             )
         if unknown := unknown_rule(self.aggregator):
-            raise ValueError(f"aggregator: {unknown}")
+            hint = f"; {self.aggregator} is an algorithm" if self.aggregator in ALGORITHMS else ""
+            raise ValueError(f"aggregator: {unknown}{hint}")
         task_settings.check_task(self.task)
         clock_settings.check_clock(self.clock)
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:

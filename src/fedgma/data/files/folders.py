@@ -1,13 +1,13 @@
 """A user's files and folders: a file of arrays or a table, a folder of files by client, a folder of images by class."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedgma.data.files.clients import join_clients, stack_parts
 from fedgma.data.files.dataset import Dataset, Labels
 from fedgma.data.files.images import FORMATS, decode
 from fedgma.data.files.npy import map_npy, read_npz
@@ -71,15 +71,15 @@ def load_folder(folder: PathLike, *, target: str = "class") -> Dataset:
     train, test = ((folder / part) for part in ("train", "test"))
     if _data_files(train):
         tests = _read_all(test, unlabelled) if test.is_dir() else {}
-        return made(_joined(_read_all(train, unlabelled), tests, name), own=True)
+        return made(join_clients(_read_all(train, unlabelled), tests, name), own=True)
     parts = _read_all(folder, unlabelled)
     if len(parts) == 1:
         return made(next(iter(parts.values())))
     if all(plain(key) in (*TRAIN, *TEST, *VALID) for key in parts):
         return made(_by_split(parts, name))
     if all(part.client is not None for part in parts.values()):  # pieces of one table that names the clients
-        return made(_stacked(list(parts.values()), name))
-    return made(_joined(parts, {}, name), own=True)
+        return made(stack_parts(list(parts.values()), name))
+    return made(join_clients(parts, {}, name), own=True)
 
 
 def _may_lack_labels(target: str) -> bool:
@@ -116,14 +116,22 @@ def _read_images(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[
             if file.suffix.lower() in PICTURES:
                 if file.stat().st_size > (limit := largest(LARGEST_IMAGE)):
                     raise DataError(f"{file.name} must hold at most {limit} bytes, got {file.stat().st_size}")
-                images.append(decode(file.read_bytes(), mode))
+                images.append(_decode(file, mode))
                 labels.append(label)
     if not images:
         raise DataError(f"{top.name} holds no images; known formats: {', '.join(FORMATS)}")
     sizes = {image.shape for image in images}
     if len(sizes) > 1:
-        raise DataError(f"{top.name} holds images of {len(sizes)} sizes; resize them to one")
+        listed = " and ".join(f"{width} x {height}" for _, height, width in sorted(sizes)[:2])
+        raise DataError(f"{top.name} holds images of {len(sizes)} sizes, such as {listed}; resize them to one")
     return np.stack(images), np.array(labels, np.int64)
+
+
+def _decode(file: Path, mode: str) -> npt.NDArray[np.uint8]:
+    try:
+        return decode(file.read_bytes(), mode)
+    except DataError as error:
+        raise DataError(f"{file.parent.name}/{file.name}: {error}; replace or remove it") from None
 
 
 def _files(folder: Path, *suffixes: str) -> list[Path]:
@@ -175,22 +183,6 @@ def _npy_parts(files: Iterable[Path], where: str, unlabelled: bool) -> Parts:
     return parts_of({_npy_role(file.stem)[1]: map_npy(file) for file in files}, where, unlabelled=unlabelled)
 
 
-def _joined(train: Mapping[str, Parts], test: Mapping[str, Parts], where: str) -> Parts:
-    """The parts of clients as one, with the names of their files as client ids."""
-    named = [part._replace(client=[name] * len(part.x)) for name, part in train.items()]
-    tests = [(name, part.x, part.y) for name, part in test.items()]
-    tests += [(name, part.x_test, part.y_test) for name, part in train.items() if part.x_test is not None]
-    joined = _stacked([part._replace(x_test=None, y_test=None) for part in named], where)
-    if not tests:
-        return joined
-    if not test and len(tests) < len(train):
-        lacking = next(name for name, part in train.items() if part.x_test is None)
-        raise DataError(f"{where}: every client must have a test part, or none; {lacking} has none")
-    owners = [name for name, x, _ in tests for _ in range(len(x))]
-    x, y = (_concatenated([entry[i] for entry in tests], where) for i in (1, 2))
-    return joined._replace(x_test=x, y_test=y, client_test=owners)
-
-
 def _by_split(parts: Mapping[str, Parts], where: str) -> Parts:
     """The parts of files that are named after splits, as one."""
     train, test = find(parts, TRAIN), find(parts, (*TEST, *VALID))
@@ -200,32 +192,3 @@ def _by_split(parts: Mapping[str, Parts], where: str) -> Parts:
     remarks = (*parts[train].remarks, *([f"not used: {', '.join(unused)}"] if unused else []))
     second = parts[test]
     return parts[train]._replace(x_test=second.x, y_test=second.y, client_test=second.client, remarks=remarks)
-
-
-def _stacked(parts: Sequence[Parts], where: str) -> Parts:
-    """Several parts of one layout as one."""
-    first = parts[0]
-    names = first.classes
-    if any(part.classes != names for part in parts):
-        raise DataError(f"{where}: all files must name the same classes")
-    fields = {
-        field: None if getattr(first, field) is None else _concatenated([getattr(p, field) for p in parts], where)
-        for field in ("x", "y", "client", "x_test", "y_test", "client_test")
-    }
-    return Parts(**fields, classes=names, remarks=tuple(dict.fromkeys(r for part in parts for r in part.remarks)))
-
-
-def _concatenated(arrays: Sequence[Any], where: str) -> npt.NDArray[Any]:
-    arrays = [np.asarray(array) for array in arrays]
-    shapes = {array.shape[1:]: None for array in arrays}
-    kinds = {array.dtype.kind: None for array in arrays if array.size}
-    if len(shapes) > 1 or len({kind in "US" for kind in kinds}) > 1:
-        listed = " and ".join(f"{array.dtype}{list(array.shape[1:])}" for array in _different(arrays))
-        raise DataError(f"{where}: the samples of all files must have one shape and type, got {listed}")
-    return np.concatenate(arrays)
-
-
-def _different(arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-    """The first array, and the first that differs from it."""
-    other = next(a for a in arrays if (a.shape[1:], a.dtype.kind) != (arrays[0].shape[1:], arrays[0].dtype.kind))
-    return [arrays[0], other]

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.files.dataset import Labels, integers
+from fedgma.documents import is_utf8
 from fedgma.errors import DataError
 
 MOST_CLASSES = 100_000
@@ -88,6 +89,8 @@ def _column(values: Any, where: str) -> npt.NDArray[Any]:
         array = array[:, 0]
     if array.ndim == 1 and array.dtype.kind == "S":
         return np.char.decode(array, "utf-8", "replace")
+    if array.dtype.kind == "U" and not is_utf8("".join(np.unique(array))):
+        raise DataError(f"{where}: labels and client ids must be UTF-8 text; write them again in that encoding")
     return array.astype(np.int64) if array.dtype.kind == "b" else array
 
 

@@ -11,6 +11,7 @@ from fedgma.data.files.npy import read_npz
 from fedgma.data.files.numbering import number_clients, number_labels
 from fedgma.data.files.reader import source_of
 from fedgma.data.files.roles import Parts, parts_of
+from fedgma.data.files.samples import as_numpy
 from fedgma.data.files.targets import guess, with_targets
 from fedgma.documents import PathLike
 from fedgma.errors import DataError
@@ -60,6 +61,7 @@ def dataset_of(
 
     With `own`, each client is tested on its own samples, and a test part is split off client by client.
     """
+    parts = Parts(*map(as_numpy, parts))
     kind = target if target != "any" else "tokens" if parts.y is None else guess(parts.y)
     if kind != "class":
         return _with_targets(parts, kind, name, test_share, seed, files, own)

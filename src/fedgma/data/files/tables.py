@@ -40,8 +40,10 @@ def read_csv(path: Path) -> dict[str, Column]:
                     raise DataError(f"{where}: expected {len(header)} cells as in the header, got {len(row)}")
                 for column, cell in zip(cells, row, strict=True):
                     column.append(cell)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path.name} cannot be read as a table of UTF-8 text: {error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path.name} is not UTF-8 text; save it as UTF-8") from None
+    except csv.Error as error:
+        raise DataError(f"{path.name} cannot be read as a table: {error}") from None
     return {name: _typed(column) for name, column in zip(header, cells, strict=True)}
 
 
