@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedgma.experiments.grid import every_name
-from fedgma.experiments.section import LARGE, MOST
 from fedgma.experiments.settings import Settings
+from fedgma.experiments.settings.section import LARGE, MOST
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "experiments.md"

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from commands import BUILT, call
 from fedgma import cli
+from fedgma.cli import bars, play
 from fedgma.cli import estimate as estimates
-from fedgma.cli import live, play
 from fedgma.cli.tables import say_table
 from fedgma.experiments import doctor, estimate
 from fedgma.experiments.grid import expand
@@ -114,7 +114,7 @@ def line(round):
 def test_progress_is_one_line_on_a_terminal_of_any_width(width):
     runs, _ = members()
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    watch = live.Watch(console, quiet=False, names=arm_names(runs))
+    watch = bars.Display(console, quiet=False, names=arm_names(runs))
     watch.begin(runs, "training")
     for run in runs:
         watch.see(Played(run, line(7)))
@@ -192,16 +192,16 @@ def test_signs_that_the_terminal_does_not_have_are_replaced(monkeypatch):
 def test_a_log_file_gets_a_line_now_and_then_and_a_quiet_one_none(monkeypatch):
     runs, _ = members()
     for seconds, quiet, lines in ((0.0, False, 2), (0.0, True, 0), (3600.0, False, 0)):
-        monkeypatch.setattr(live, "LINE_SECONDS", seconds)
+        monkeypatch.setattr(bars, "LINE_SECONDS", seconds)
         file = io.StringIO()
-        watch = live.Watch(Console(file=file, width=40), quiet=quiet, names=arm_names(runs))
+        watch = bars.Display(Console(file=file, width=40), quiet=quiet, names=arm_names(runs))
         with watch.bars:
             watch.begin(runs, "training")
             for round in (1, 2):
                 watch.see(Played(runs[0], line(round)))
         written = file.getvalue().splitlines()
         assert len(written) == lines
-    monkeypatch.setattr(live, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
     assert watch._seen.text == "training: 2 of 120 rounds, about 12 s left, mean 50.0 %"
 
 

@@ -18,10 +18,10 @@ from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.own_defaults import fit_partition, usual_model
-from fedgma.experiments.partition_settings import PartitionSettings
+from fedgma.experiments.own.defaults import fit_partition, usual_model
 from fedgma.experiments.plan import plan
 from fedgma.experiments.settings import complete, record
+from fedgma.experiments.settings.partition import PartitionSettings
 from fedgma.records.format import recorded_normalisation
 from fedgma.records.reader import read_head
 from fedgma.training.models import build

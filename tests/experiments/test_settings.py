@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgma.aggregation.rules import RULES
-from fedgma.cli.settings import show_settings
+from fedgma.cli.show_settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.settings import MODELS, RULE_SETTINGS, USED, Settings, complete, record
+from fedgma.experiments.settings import Settings, complete, record
+from fedgma.experiments.settings.recorded import RULE_SETTINGS, USED
+from fedgma.experiments.settings.run import MODELS
 from fedgma.experiments.spec_parts import optimizer_of
 from fedgma.records.format import fingerprint
 from fedgma.simulation.algorithms import ALGORITHMS

@@ -16,12 +16,13 @@ from fedgma.cli.estimate import agreed, say_estimate
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedgma.cli.live import Stopping, Watch
+    from fedgma.cli.bars import Display
+    from fedgma.cli.signals import Stopping
     from fedgma.experiments.grid import Grid
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.outcome import Outcome
-    from fedgma.experiments.places import Place
     from fedgma.experiments.plan import Planned
+    from fedgma.experiments.ranks.places import Place
     from fedgma.records.label import Label
     from fedgma.records.reader import Run
 
@@ -140,15 +141,16 @@ def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> Non
     A long job is estimated first; at a terminal, a very long one is begun only if the user agrees. `place` is that of
     this process among several (ranks), of which the first speaks and writes.
     """
-    from fedgma.cli.live import Watch, obeying_signals
+    from fedgma.cli.bars import Display
+    from fedgma.cli.signals import obeying_signals
 
     console, speaks = manner.console, place is None or place.rank == 0
     with obeying_signals(training=True, following=not speaks) as stopping, contextlib.ExitStack() as opened:
-        from fedgma.experiments.agreement import fleets_of
         from fedgma.experiments.materials import Materials
         from fedgma.experiments.plan import plan
         from fedgma.experiments.progress import arm_names
-        from fedgma.experiments.rendezvous import joined
+        from fedgma.experiments.ranks.agreement import fleets_of
+        from fedgma.experiments.ranks.rendezvous import joined
         from fedgma.training.ranks import agreed as asked_first
 
         ranks, device = opened.enter_context(joined(place, manner.device))
@@ -167,7 +169,7 @@ def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> Non
         if not (manner.silent or manner.yes or agreed(console, packed, materials)):
             return
         put_label(planned, manner)
-        watch = Watch(console, quiet=manner.silent, names=arm_names(planned))
+        watch = Display(console, quiet=manner.silent, names=arm_names(planned))
         options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state, "ranks": ranks}
         play_fleets(packed, materials, watch, asked_first(ranks, stopping), **options)
     if speaks:
@@ -186,7 +188,7 @@ def put_label(planned: "Sequence[Planned]", manner: Manner) -> None:
 def play_fleets(
     packed: "Sequence[Sequence[Planned]]",
     materials: "Materials",
-    watch: "Watch",
+    watch: "Display",
     stopping: Callable[[], bool],
     **options: Any,
 ) -> None:

@@ -16,18 +16,13 @@ from pydantic_core import ErrorDetails
 from fedgma.aggregation.rules import BASELINE
 from fedgma.documents import PathLike, is_utf8, parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
-from fedgma.experiments.clock_settings import ClockSettings
-from fedgma.experiments.local_training import ScheduleSettings
-from fedgma.experiments.partition_settings import PartitionSettings
-from fedgma.experiments.settings import (
-    SECTIONS,
-    USED,
-    AttackSettings,
-    Settings,
-    ShiftSettings,
-    complete,
-    record,
-)
+from fedgma.experiments.settings import SECTIONS, Settings, complete, record
+from fedgma.experiments.settings.attack import AttackSettings
+from fedgma.experiments.settings.clock import ClockSettings
+from fedgma.experiments.settings.local_training import ScheduleSettings
+from fedgma.experiments.settings.partition import PartitionSettings
+from fedgma.experiments.settings.recorded import USED
+from fedgma.experiments.settings.shift import ShiftSettings
 from fedgma.records.format import fingerprint
 
 # values of these two settings where a file gives none: with and without the mask, on enough seeds for a verdict

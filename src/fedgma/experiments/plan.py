@@ -13,7 +13,7 @@ from fedgma.data.pools import input_shape
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import Grid, expand, read_file
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.run_tasks import metric_facts
+from fedgma.experiments.own.tasks import metric_facts
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import FORMAT, Done, Head, Identity, MetricFacts, Record, fingerprint, lineage
 from fedgma.records.reader import Run, flat, is_done

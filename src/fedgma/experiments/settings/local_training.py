@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedgma.errors import ConfigError
-from fedgma.experiments.section import Count, Factor, Section, Share, Whole
+from fedgma.experiments.settings.section import Count, Factor, Section, Share, Whole
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.training.schedules import Schedule, check_last_rate
 

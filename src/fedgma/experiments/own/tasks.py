@@ -6,8 +6,8 @@ from pathlib import Path
 from fedgma.data.files.dataset import Dataset
 from fedgma.data.files.targets import WANTED
 from fedgma.errors import ConfigError
-from fedgma.experiments.own_code import load_code
-from fedgma.experiments.partition_settings import OWN
+from fedgma.experiments.own.files import load_code
+from fedgma.experiments.settings.partition import OWN
 from fedgma.records.format import MetricFacts
 from fedgma.training.own_task import as_task
 from fedgma.training.task import Task

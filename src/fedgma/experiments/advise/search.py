@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedgma.documents import read_json
 from fedgma.errors import ConfigError, DataError
-from fedgma.experiments.grid import Grid
-from fedgma.experiments.halving import (
+from fedgma.experiments.advise.halving import (
     LEAST_UNIT,
     PAIRS,
     SEARCH,
@@ -31,10 +30,11 @@ from fedgma.experiments.halving import (
     survivors,
     units,
 )
+from fedgma.experiments.advise.question import NEVER, Question, seeds_of_the_search, seeds_of_the_test
+from fedgma.experiments.grid import Grid
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import Planned, missing, pack, plan
 from fedgma.experiments.play import Played, play_fleet
-from fedgma.experiments.question import NEVER, Question, seeds_of_the_search, seeds_of_the_test
 from fedgma.experiments.settings import record
 from fedgma.records.format import fingerprint
 from fedgma.records.reader import Run, read_run

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedgma.aggregation.rules import BASELINE
-from fedgma.experiments.advice import Advice
-from fedgma.experiments.advise import Course, Found
+from fedgma.experiments.advise.advice import Advice
+from fedgma.experiments.advise.search import Course, Found
 from fedgma.reports.plots.advice import draw_gains, draw_search
 from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.grids import draw_rates

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedgma.data.files.delays import SUFFIXES, read_delays
 from fedgma.documents import read_bytes
 from fedgma.errors import ConfigError
-from fedgma.experiments.section import BelowOne, NotNegative, Positive, Section, Whole
+from fedgma.experiments.settings.section import BelowOne, NotNegative, Positive, Section, Whole
 from fedgma.simulation.clock import DISTRIBUTIONS, Clock, Delays
 
 KINDS = ("compute", "network")  # of delays

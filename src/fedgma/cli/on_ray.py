@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedgma.cli.live import LINE_SECONDS, Stopping, obeying_signals
+from fedgma.cli.bars import LINE_SECONDS
 from fedgma.cli.play import Manner, end, put_label, say_plan
+from fedgma.cli.signals import Stopping, obeying_signals
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import missing

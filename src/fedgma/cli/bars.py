@@ -1,17 +1,12 @@
-"""The display during training (a bar for each fleet, score and spark line of each arm), and signal handling."""
+"""What is shown during training: a bar for each fleet, score and spark line of each arm."""
 
-import contextlib
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
-
-from fedgma.cli.signals import end_now
 
 if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned
@@ -22,50 +17,7 @@ WIDE = 60  # columns of a terminal that has place for more than rounds, time and
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
-class Stopping:
-    """Whether a stop was requested. The first signal lets the round finish, the second ends the process.
-
-    With `training` in this process, a signal before the end of the first round ends the process too: there is nothing
-    to save yet, and kernels may be compiling. Such an end does not wait for threads that train; run folders are safe at
-    any moment.
-    """
-
-    def __init__(self, *, training: bool = False) -> None:
-        self.code: int | None = None
-        self._training = training
-        self._asked = 0  # times; runs ask before and after a round is trained
-
-    def __call__(self) -> bool:
-        """True once a signal was received."""
-        self._asked += 1
-        return self.code is not None
-
-    def receive(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler."""
-        again, self.code = self.code is not None, 128 + number
-        if self._training and (again or self._asked < 2):
-            end_now(self.code)
-        if again:
-            raise SystemExit(self.code)
-
-
-@contextlib.contextmanager
-def obeying_signals(*, training: bool = False, following: bool = False) -> Iterator[Stopping]:
-    """Ctrl-C and SIGTERM set a flag instead of raising in the middle of a round; `training` as in `Stopping`.
-
-    A process that is `following` another one ignores them, and ends when that one does.
-    """
-    stopping = Stopping(training=training)
-    receive = signal.SIG_IGN if following else stopping.receive
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class Watch:
+class Display:
     """Shows how far fleets are: bars on a terminal; elsewhere, such as in a log file, a line now and then."""
 
     def __init__(self, console: Console, *, quiet: bool, names: Mapping[str, str]) -> None:

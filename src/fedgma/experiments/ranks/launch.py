@@ -20,7 +20,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from fedgma.errors import ConfigError, RankLost
-from fedgma.experiments.places import STORE
+from fedgma.experiments.ranks.places import STORE
 
 PIPE = "FEDGMA_RANKS_PIPE"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE, RULE_SETTINGS, RULES
 from fedgma.errors import ConfigError
+from fedgma.experiments.advise.halving import Candidate, Pair, rates_around
 from fedgma.experiments.grid import AVERAGE, Grid
-from fedgma.experiments.halving import Candidate, Pair, rates_around
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, record
 from fedgma.records.format import FORMAT, Head

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from fedgma.experiments.section import Count, Positive, Section, Whole
+from fedgma.experiments.settings.section import Count, Positive, Section, Whole
 
 PARTITIONS = ("iid", "label_skew", "dirichlet", "client_dirichlet", "quantity", "natural")
 OWN = "own:"  # prefix of the name of data, of a model or of a partition that was passed in Python

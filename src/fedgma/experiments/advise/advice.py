@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedgma.experiments.advise import Found
-from fedgma.experiments.halving import SHARES, Candidate, Pair
+from fedgma.experiments.advise.halving import SHARES, Candidate, Pair
+from fedgma.experiments.advise.question import AVERAGE_OF_MODELS, RATES, seeds_of_the_test
+from fedgma.experiments.advise.search import Found
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.question import AVERAGE_OF_MODELS, RATES, seeds_of_the_test
 from fedgma.experiments.settings import SECTIONS, Settings, record
 from fedgma.statistics.arms import last_rounds, score
 from fedgma.statistics.labels import NAMES, spoken

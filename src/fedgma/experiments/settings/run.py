@@ -1,89 +1,34 @@
-"""The settings of one run: names, types, ranges, defaults (the paper's, SPEC 7), and how they are recorded.
+"""The settings of one run: their names, types, ranges and defaults (the paper's, SPEC 7).
 
-A settings file holds only what differs from these defaults. A setting whose default is None is filled in with the
-paper's choice for the data set or the algorithm. A setting that the run does not use, such as `tau` with the plain
-mean, is None in the record and in the fingerprint.
+A settings file holds only what differs from these defaults. A setting whose default is None is filled in by `complete`
+with the paper's choice for the data set or the algorithm.
 """
 
 import os
-from collections.abc import Callable, Mapping
-from pathlib import PurePath
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedgma.aggregation.rules import RULE_SETTINGS, RULES, unknown_rule
+from fedgma.aggregation.rules import RULES, unknown_rule
 from fedgma.data.files.folders import SUFFIXES
 from fedgma.data.files.locate import existing
 from fedgma.data.files.locate import names as dataset_names
-from fedgma.errors import ConfigError
-from fedgma.experiments import clock_settings, local_training, partition_settings, task_settings
-from fedgma.experiments.clock_settings import ClockSettings
-from fedgma.experiments.local_training import ScheduleSettings
-from fedgma.experiments.partition_settings import OWN, PartitionSettings
-from fedgma.experiments.section import Angle, BelowOne, Count, NotNegative, Positive, Section, Share, Whole
+from fedgma.experiments.settings.attack import AttackSettings
+from fedgma.experiments.settings.clock import ClockSettings, check_clock
+from fedgma.experiments.settings.local_training import AXES, ScheduleSettings
+from fedgma.experiments.settings.partition import OWN, PartitionSettings
+from fedgma.experiments.settings.section import BelowOne, Count, NotNegative, Positive, Section, Share, Whole
+from fedgma.experiments.settings.shift import ShiftSettings
+from fedgma.experiments.settings.task import TASKS, check_task
 from fedgma.simulation.algorithms import ALGORITHMS, readers
-from fedgma.simulation.attacks import ATTACKS
 
 MODELS = ("cnn", "lenet", "logistic", "mlp", "resnet18-bn", "resnet18-gn", "resnet18-gn-imagenet")
-
-# data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
-PAPER: dict[str, tuple[str, int, int]] = {
-    "cifar10": ("resnet18-gn", 3, 2),
-    "cifar100": ("resnet18-gn", 3, 10),
-    "tinyimagenet": ("resnet18-gn", 12, 20),
-    "femnist": ("lenet", 5, 2),
-    "femnist-62": ("lenet", 5, 2),
-    "femnist-by-sample": ("lenet", 5, 2),
-}
-SHIFTED = {"fedcmnist": "colour", "fedrotmnist": "rotation"}
-
-
-# settings of algorithms; where one is None, the algorithm has a default of its own
-ALGORITHM_SETTINGS = tuple(dict.fromkeys(name for row in ALGORITHMS.values() for name in row.settings))
 
 
 def _readers(name: str) -> str:
     """The names of the rules that read a setting."""
     return ", ".join(rule for rule, row in RULES.items() if name in row.settings)
-
-
-class ShiftSettings(Section):
-    """How the images of clients differ from each other in appearance."""
-
-    name: Literal["none", "colour", "rotation"] | None = Field(
-        default=None, description="kind of shift; by default the one that belongs to the data set"
-    )
-    palette: Literal["shared", "private"] = Field(
-        default="shared", description="for `colour`: whether clients share the base colours"
-    )
-    coloring: Literal["foreground", "foreground_background"] = Field(
-        default="foreground", description="for `colour`: what is coloured"
-    )
-    test_coloring: Literal["unseen", "permuted", "random"] = Field(
-        default="unseen", description="for `colour`: colours of the test images"
-    )
-    jitter: Share = Field(default=0.1, description="for `colour`: size of each client's variation of a colour")
-    flip_low: Share = Field(
-        default=0.1, description="for `colour`: least share of images in the colour of another class"
-    )
-    flip_high: Share = Field(default=0.2, description="for `colour`: largest such share")
-    palette_seed: int = Field(default=0, description="for `colour`: seed of the base colours")
-    low: Angle = Field(default=0.0, description="for `rotation`: least angle of a client, in degrees")
-    high: Angle = Field(default=75.0, description="for `rotation`: largest angle of a client, in degrees")
-    test: Angle = Field(default=90.0, description="for `rotation`: angle of the test images, in degrees")
-
-
-class AttackSettings(Section):
-    """What malicious clients send in place of their updates."""
-
-    name: Literal["none", *ATTACKS] = Field(default="none", description="kind of attack")  # type: ignore[valid-type]
-    share: Share = Field(default=0.2, description="share of the clients that attack; the seed decides which")
-    scale: Positive | None = Field(
-        default=None, description="what the attack is scaled with; by default 1, 1.5 for `alie`"
-    )
-    target: Count = Field(default=0, description="for `backdoor`: the class that the trigger stands for")
-    poisoned: Share = Field(default=0.5, description="for `backdoor`: share of an attacker's samples with the trigger")
 
 
 class Settings(Section):
@@ -95,7 +40,7 @@ class Settings(Section):
     )
     task: str = Field(
         default="classification",
-        description=f"what the model learns: {', '.join(task_settings.TASKS)}, or your own as `file.py:Name`",
+        description=f"what the model learns: {', '.join(TASKS)}, or your own as `file.py:Name`",
     )
     sequence_length: Whole = Field(default=64, description="for text: tokens of a sample")
     sequence_unit: Literal["window", "line"] = Field(default="window", description="for text: what a sample is")
@@ -249,14 +194,14 @@ class Settings(Section):
         if unknown := unknown_rule(self.aggregator):
             hint = f"; {self.aggregator} is an algorithm" if self.aggregator in ALGORITHMS else ""
             raise ValueError(f"aggregator: {unknown}{hint}")
-        task_settings.check_task(self.task)
-        clock_settings.check_clock(self.clock)
+        check_task(self.task)
+        check_clock(self.clock)
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
         return self
 
 
-SECTIONS = ("partition", "shift", "attack", "clock", *local_training.AXES)
+SECTIONS = ("partition", "shift", "attack", "clock", *AXES)
 
 
 def is_path(dataset: str) -> bool:
@@ -267,131 +212,3 @@ def is_path(dataset: str) -> bool:
 def looks_like_path(dataset: str) -> bool:
     """Whether a name can only be the path of a file or folder."""
     return dataset.lower().endswith((*SUFFIXES, ".txt")) or "/" in dataset or os.sep in dataset
-
-
-def complete(settings: Settings, *, own: bool = False) -> Settings:
-    """Fill in settings that are None with the paper's choice for the data set and the algorithm.
-
-    For a user's data (`own`, or a path) model, partition and number of clients stay open, since they depend on the
-    data; `Materials.adopt` fills them in.
-
-    >>> full = complete(Settings(algorithm="fedyogi"))
-    >>> full.model, full.partition.clients, full.clients_per_round, full.server_learning_rate
-    ('lenet', 100, 10, 0.01)
-    """
-    model, epochs, classes = PAPER.get(settings.dataset, ("lenet", 1, 2))
-    own = own or is_path(settings.dataset) or settings.dataset.startswith(OWN)
-    part = partition_settings.completed(settings.partition, seed=settings.seed, classes=classes, own=own)
-    clients, usual = part.clients, None if own else 10
-    shift = settings.shift.name or SHIFTED.get(settings.dataset, "none")
-    if settings.dataset in SHIFTED and shift == "none":
-        raise ConfigError(
-            f"{settings.dataset} needs its shift, got shift.name = 'none'; for images without one use dataset = 'mnist'"
-        )
-    algorithm = ALGORITHMS[settings.algorithm]
-    values = {name: value for name, value in algorithm.settings.items() if getattr(settings, name) is None}
-    filled = settings.model_copy(
-        update={
-            **values,
-            "partition": part,
-            "shift": settings.shift.model_copy(update={"name": shift}),
-            "attack": _complete_attack(settings.attack),
-            "clock": clock_settings.completed(settings.clock),
-            "round_schedule": local_training.completed(settings.round_schedule, settings.rounds),
-            "model": settings.model or (None if own else model),
-            "local_epochs": settings.local_epochs or epochs,
-            "clients_per_round": settings.clients_per_round or (usual if clients is None else min(10, clients)),
-            "server_learning_rate": settings.server_learning_rate or algorithm.learning_rate,
-        }
-    )
-    algorithm.read(filled)  # checks its settings
-    local_training.check_local(filled)
-    if clients is not None and filled.clients_per_round is not None and filled.clients_per_round > clients:
-        raise ConfigError(
-            f"clients_per_round: expected at most partition.clients = {clients}, got {filled.clients_per_round}"
-        )
-    return filled
-
-
-def _complete_attack(attack: AttackSettings) -> AttackSettings:
-    if attack.name == "none":
-        return AttackSettings()
-    return attack.model_copy(update={"scale": attack.scale or ATTACKS[attack.name].scale})
-
-
-def _shifts(known: str) -> Callable[[Settings], bool]:
-    return lambda settings: (settings.shift.name or SHIFTED.get(settings.dataset)) == known
-
-
-def _reads(name: str) -> Callable[[Settings], bool]:
-    return lambda settings: settings.aggregator in RULES and name in RULES[settings.aggregator].settings
-
-
-def _may_mask(settings: Settings) -> bool:
-    return settings.aggregator not in RULES or RULES[settings.aggregator].may_mask
-
-
-def _attacks(*known: str) -> Callable[[Settings], bool]:
-    return lambda settings: settings.attack.name in known
-
-
-def _algorithms(*known: str) -> Callable[[Settings], bool]:
-    return lambda settings: settings.algorithm in known
-
-
-# settings that only some runs use; if no run of a file uses one, the file is refused
-USED: dict[str, Callable[[Settings], bool]] = {
-    **{name: _reads(name) for name in RULE_SETTINGS},
-    "unmasked": lambda s: _may_mask(s),
-    "mask_position": lambda s: _may_mask(s) and ALGORITHMS[s.algorithm].server != "sgd",
-    **{
-        name: _algorithms(*(key for key, row in ALGORITHMS.items() if name in row.settings))
-        for name in ALGORITHM_SETTINGS
-    },
-    "beta1": _algorithms("fedadam", "fedyogi", "fedavgm"),
-    "beta2": _algorithms("fedadam", "fedyogi"),
-    "epsilon": _algorithms("fedadam", "fedyogi", "fedadagrad"),
-    **partition_settings.USED,
-    **{f"shift.{name}": _shifts("colour") for name in ("palette", "coloring", "test_coloring", "jitter")},
-    **{f"shift.{name}": _shifts("colour") for name in ("flip_low", "flip_high", "palette_seed")},
-    **{f"shift.{name}": _shifts("rotation") for name in ("low", "high", "test")},
-    "attack.share": lambda settings: settings.attack.name != "none",
-    "attack.scale": _attacks(*(name for name in ATTACKS if name != "zero")),
-    "attack.target": _attacks("backdoor"),
-    "attack.poisoned": _attacks("backdoor"),
-    **clock_settings.USED,
-    **local_training.USED,
-    **task_settings.USED,
-}
-_PLACES = [(*dotted.rpartition(".")[::2], used) for dotted, used in USED.items()]  # section and name of each
-
-
-# settings that are recorded only where they differ from this: keeps fingerprints from before they existed
-LATER = {"augment": "none", "adapters": "apart", "server_average": 0.0, "weighting": "samples"}
-
-
-def record(settings: Settings) -> dict[str, Any]:
-    """Settings as they are recorded: nested, with every default, None for those that the run does not use.
-
-    >>> record(complete(Settings(aggregator="mean")))["tau"] is None
-    True
-    """
-    nested = settings.model_dump()
-    for section, name, used in _PLACES:
-        if not used(settings):
-            (nested[section] if section else nested)[name] = None
-    if not settings.inverse_sparsity_scale:  # recorded only when it is on
-        nested["inverse_sparsity_scale"] = None
-    for name, default in LATER.items():
-        if nested[name] == default:
-            del nested[name]
-    if settings.attack.name == "none":
-        nested["attack"] = dict.fromkeys(nested["attack"])
-    if is_path(settings.dataset):  # the folder is private, and does not change the run
-        nested["dataset"] = PurePath(settings.dataset).name
-    named = ((nested, "model"), (nested, "task"), (nested, "aggregator"), (nested["partition"], "name"))
-    for held, own in named:
-        file, sign, name = str(held.get(own)).rpartition(":")
-        if file.endswith(".py"):
-            held[own] = f"{PurePath(file).name}{sign}{name}"
-    return task_settings.trimmed(local_training.trimmed(clock_settings.trimmed(nested), settings))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedgma.errors import ConfigError, RankLost
-from fedgma.experiments.places import Place
+from fedgma.experiments.ranks.places import Place
 from fedgma.training.ranks import ALONE, Ranks, Sent, gather
 
 

@@ -14,7 +14,7 @@ from fedgma.errors import ConfigError, FedgmaError, RankLost
 
 if TYPE_CHECKING:
     from fedgma.experiments.grid import Grid
-    from fedgma.experiments.places import Place
+    from fedgma.experiments.ranks.places import Place
 
 
 def on_ranks(on: str, ranks: int | None, replace: bool) -> bool:
@@ -30,13 +30,13 @@ def on_ranks(on: str, ranks: int | None, replace: bool) -> bool:
 
 def play_on_ranks(grid: "Grid", manner: play.Manner, ranks: int | None, *, replace: bool) -> None:
     """Train as one of the ranks that were started; if none were, start them and wait until they have ended."""
-    from fedgma.experiments.places import find_place
+    from fedgma.experiments.ranks.places import find_place
 
     place = find_place(os.environ, ranks)
     if place is not None:
         _play(grid, manner, place)
         return
-    from fedgma.experiments.launch import launch
+    from fedgma.experiments.ranks.launch import launch
 
     module = ["-m"] if Path(sys.argv[0]).name == "__main__.py" else ["-P", "-m"]  # -P: as the script, which has no "."
     command = [sys.executable, *module, "fedgma", *sys.argv[1:]]
@@ -56,7 +56,7 @@ def _gpus() -> int:
 
 def _play(grid: "Grid", manner: play.Manner, place: "Place") -> None:
     """Train as one rank; an error is said once, and ends this process without waiting for the others."""
-    from fedgma.experiments.launch import end_with_launcher
+    from fedgma.experiments.ranks.launch import end_with_launcher
 
     end_with_launcher(os.environ)
     if place.rank:

@@ -7,8 +7,8 @@ import numpy as np
 from fedgma.data.files import Dataset
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError
-from fedgma.experiments.partition_settings import PARTITIONS, PartitionSettings, details
 from fedgma.experiments.settings import Settings
+from fedgma.experiments.settings.partition import PARTITIONS, PartitionSettings, details
 from fedgma.statistics.labels import counted
 
 USUAL = 100  # clients

@@ -10,12 +10,12 @@ from fedgma.aggregation.rule import Rule
 from fedgma.data.files.locate import existing
 from fedgma.data.partitions import Divider
 from fedgma.errors import ConfigError
-from fedgma.experiments.clock_settings import located_clock
-from fedgma.experiments.own_code import file_of, import_code, load_code
-from fedgma.experiments.partition_settings import OWN
-from fedgma.experiments.run_tasks import make_task, task_name
-from fedgma.experiments.settings import MODELS, Settings, is_path
-from fedgma.experiments.task_settings import check_model
+from fedgma.experiments.own.files import file_of, import_code, load_code
+from fedgma.experiments.own.tasks import make_task, task_name
+from fedgma.experiments.settings.clock import located_clock
+from fedgma.experiments.settings.partition import OWN
+from fedgma.experiments.settings.run import MODELS, Settings, is_path
+from fedgma.experiments.settings.task import check_model
 from fedgma.training.models import Model
 from fedgma.training.task import Task
 

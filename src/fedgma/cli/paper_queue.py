@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgma.cli.beside import RUNS, Rates
+from fedgma.cli.paper_compare import RUNS, Rates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
