@@ -148,6 +148,11 @@ def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
     assert record(complete(Settings(augment="crop_flip")))["augment"] == "crop_flip"
 
 
+def test_a_settings_file_may_begin_with_a_mark_and_end_its_lines_as_on_windows(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbfrounds = 7\r\nseed = 0\r\n")
+    assert {run.rounds for run in read_grid(tmp_path / "mine.toml").runs} == {7}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

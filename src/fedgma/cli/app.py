@@ -27,7 +27,7 @@ app.add_typer(flower.app, name="flower")
 WORDS = {"ignore_unknown_options": True}  # they reach the command as words, which say what was meant
 app.command(context_settings=WORDS)(run)
 app.command(context_settings=WORDS)(sweep)
-app.command()(advise)
+app.command(context_settings=WORDS)(advise)
 app.command()(report.report)
 app.command()(report.compare)
 app.command()(watch)

@@ -82,11 +82,12 @@ def embedded_comparison() -> Grid:
 def read_file(file: Path) -> dict[str, Any]:
     """The content of a settings file, not checked yet."""
     try:
-        text = read_bytes(file, LARGEST, "the settings file").decode("utf-8")
+        content = read_bytes(file, LARGEST, "the settings file")
+        text = content.decode("utf-8-sig")  # Windows editors may begin a file with a mark
     except DataError as error:
         raise ConfigError(str(error)) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"the settings file {str(file)!r} is not UTF-8 text") from None
+        raise ConfigError(f"the settings file {str(file)!r} is not UTF-8 text; save it as UTF-8") from None
     try:
         return parse_toml(text)
     except ValueError as error:
