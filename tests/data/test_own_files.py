@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgma.data.files import from_arrays, from_data, load, load_own
-from fedgma.data.files.numbering import number_labels
+from fedgma.data.files.own.numbering import number_labels
 from fedgma.errors import ConfigError, DataError
 
 X = np.arange(40, dtype=np.float32).reshape(20, 2)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedgma.data.files.dataset import Dataset
-from fedgma.data.files.targets import WANTED
+from fedgma.data.files.own.targets import WANTED
 from fedgma.errors import ConfigError
 from fedgma.experiments.own.files import load_code
 from fedgma.experiments.settings.partition import OWN

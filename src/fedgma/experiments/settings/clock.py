@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from fedgma.data.files.delays import SUFFIXES, read_delays
+from fedgma.data.files.own.delays import SUFFIXES, read_delays
 from fedgma.documents import read_bytes
 from fedgma.errors import ConfigError
 from fedgma.experiments.settings.section import BelowOne, NotNegative, Positive, Section, Whole

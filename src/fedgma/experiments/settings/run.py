@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fedgma.aggregation.rules import RULES, unknown_rule
-from fedgma.data.files.folders import SUFFIXES
 from fedgma.data.files.locate import existing
 from fedgma.data.files.locate import names as dataset_names
+from fedgma.data.files.own.folders import SUFFIXES
 from fedgma.experiments.settings.attack import AttackSettings
 from fedgma.experiments.settings.clock import ClockSettings, check_clock
 from fedgma.experiments.settings.local_training import AXES, ScheduleSettings

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.data.files.roles import TEST, TRAIN, VALID, Parts, find
-from fedgma.data.files.tables import Column, classes_of, columns_of, label_column, parts_of_table
+from fedgma.data.files.own.roles import TEST, TRAIN, VALID, Parts, find
+from fedgma.data.files.own.tables import Column, classes_of, columns_of, label_column, parts_of_table
 from fedgma.errors import DataError
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.files.dataset import Dataset, Labels, Source, Split
+from fedgma.data.files.own.targets import PADDING
 from fedgma.data.files.reader import largest, sha256_of
-from fedgma.data.files.targets import PADDING
 from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError
 

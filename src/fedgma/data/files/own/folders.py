@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.clients import join_clients, stack_parts
 from fedgma.data.files.dataset import Dataset, Labels
 from fedgma.data.files.images import FORMATS, decode
 from fedgma.data.files.npy import map_npy, read_npz
-from fedgma.data.files.own import dataset_of
-from fedgma.data.files.reader import largest
-from fedgma.data.files.roles import (
+from fedgma.data.files.own.arrays import dataset_of
+from fedgma.data.files.own.clients import join_clients, stack_parts
+from fedgma.data.files.own.roles import (
     CLASSES,
     CLIENTS,
     LABELS,
@@ -26,7 +25,8 @@ from fedgma.data.files.roles import (
     parts_of,
     plain,
 )
-from fedgma.data.files.tables import parts_of_table, read_csv, read_parquet_table
+from fedgma.data.files.own.tables import parts_of_table, read_csv, read_parquet_table
+from fedgma.data.files.reader import largest
 from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError
 

@@ -8,13 +8,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from fedgma.data.files.clients import join_clients
 from fedgma.data.files.dataset import Dataset
-from fedgma.data.files.own import dataset_of, from_arrays
-from fedgma.data.files.partitioned import is_partitioned, parts_of_partitions
-from fedgma.data.files.roles import TEST, TRAIN, VALID, Parts, find, parts_of
-from fedgma.data.files.samples import as_numpy, hands_out_samples, parts_of_samples
-from fedgma.data.files.tables import classes_of, columns_of, is_table, label_column, parts_of_table
+from fedgma.data.files.own.arrays import dataset_of, from_arrays
+from fedgma.data.files.own.clients import join_clients
+from fedgma.data.files.own.partitioned import is_partitioned, parts_of_partitions
+from fedgma.data.files.own.roles import TEST, TRAIN, VALID, Parts, find, parts_of
+from fedgma.data.files.own.samples import as_numpy, hands_out_samples, parts_of_samples
+from fedgma.data.files.own.tables import classes_of, columns_of, is_table, label_column, parts_of_table
 from fedgma.errors import DataError
 
 

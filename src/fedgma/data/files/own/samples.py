@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedgma.arrays import is_torch
-from fedgma.data.files.roles import Parts
+from fedgma.data.files.own.roles import Parts
 from fedgma.errors import DataError
 
 

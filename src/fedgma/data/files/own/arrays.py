@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from fedgma.data.files.dataset import Dataset, Split, check_split, split_test
 from fedgma.data.files.npy import read_npz
-from fedgma.data.files.numbering import number_clients, number_labels
+from fedgma.data.files.own.numbering import number_clients, number_labels
+from fedgma.data.files.own.roles import Parts, parts_of
+from fedgma.data.files.own.samples import as_numpy
+from fedgma.data.files.own.targets import guess, with_targets
 from fedgma.data.files.reader import source_of
-from fedgma.data.files.roles import Parts, parts_of
-from fedgma.data.files.samples import as_numpy
-from fedgma.data.files.targets import guess, with_targets
 from fedgma.documents import PathLike
 from fedgma.errors import DataError
 

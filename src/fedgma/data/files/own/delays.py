@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from fedgma.data.files.npy import read_npz
-from fedgma.data.files.roles import CLIENTS
-from fedgma.data.files.tables import read_csv
+from fedgma.data.files.own.roles import CLIENTS
+from fedgma.data.files.own.tables import read_csv
 from fedgma.errors import DataError
 
 SUFFIXES = (".csv", ".npz")

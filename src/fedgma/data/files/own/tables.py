@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.files.images import decode
+from fedgma.data.files.own.roles import CLIENTS, LABELS, SAMPLES, Parts, find, plain
 from fedgma.data.files.reader import check_announced
-from fedgma.data.files.roles import CLIENTS, LABELS, SAMPLES, Parts, find, plain
 from fedgma.errors import DataError, FedgmaError
 
 Column = npt.NDArray[Any]

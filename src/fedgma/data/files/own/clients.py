@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.roles import Parts
+from fedgma.data.files.own.roles import Parts
 from fedgma.errors import DataError
 
 
