@@ -68,7 +68,7 @@ def test_the_doctor_measures_speed():
 
 def test_the_settings_reference_is_that_of_the_models():
     tool = load_script("tools/write_settings.py")
-    page = (ROOT / "docs" / "experiments.md").read_text()
+    page = (ROOT / "docs" / "settings.md").read_text()
     assert tool.page_with(tool.reference(), page) == page, "run: python tools/write_settings.py"
 
 
