@@ -314,7 +314,9 @@ def _to_arrays(arrays: ArrayRecord) -> dict[str, np.ndarray]:
 def _metric_kinds(content: RecordDict) -> tuple[tuple[str, int], ...]:
     """Names of a reply's metrics, with the lengths of lists (-1: a number)."""
     records = content.metric_records.values()
-    sizes = ((name, len(value) if isinstance(value, list) else -1) for one in records for name, value in one.items())
+    sizes = (
+        (name, len(value) if isinstance(value, list) else -1) for metrics in records for name, value in metrics.items()
+    )
     return tuple(sorted(sizes))
 
 
