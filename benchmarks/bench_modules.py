@@ -87,16 +87,18 @@ def play_on_demand(pipe: Any, name: str, options: Any, trainer: str) -> None:
     first, fleet, state = begin(specs_of(name, options.device, options.tiny), trainer=trainer)
     pipe.send(first)
     while pipe.recv():
-        pipe.send(timed_round(fleet, state))
+        seconds, state = timed_round(fleet, state)
+        pipe.send(seconds)
 
 
-def timed_round(fleet: Any, state: Any) -> float:
+def timed_round(fleet: Any, state: Any) -> tuple[float, Any]:
+    """The seconds of a round, and the state after it: the next round is another one, as in a run."""
     cuda = fleet.device.type == "cuda"
     wait(cuda)
     begun = time.perf_counter()
-    play_round(fleet, state)
+    state, _ = play_round(fleet, state)
     wait(cuda)
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, state
 
 
 def apart(name: str, options: Any) -> tuple[list[float], list[float]]:
@@ -125,8 +127,12 @@ def apart(name: str, options: Any) -> tuple[list[float], list[float]]:
 
 def together(sides: list, rounds: int) -> tuple[list[float], list[float]]:
     """The same on a GPU, in one process."""
-    spent = [[timed_round(fleet, state) for _, fleet, state in sides] for _ in range(rounds)]
-    return [first for first, _, _ in sides], [statistics.median(times) * 1e3 for times in zip(*spent, strict=True)]
+    states, spent = [state for _, _, state in sides], [[], []]
+    for _ in range(rounds):
+        for side, (_, fleet, _) in enumerate(sides):
+            seconds, states[side] = timed_round(fleet, states[side])
+            spent[side].append(seconds)
+    return [first for first, _, _ in sides], [statistics.median(times) * 1e3 for times in spent]
 
 
 def compare(specs: list, slow: object, fast: object) -> float:

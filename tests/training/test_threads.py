@@ -213,6 +213,17 @@ def test_a_model_that_draws_later_is_trained_again_by_the_loop():
     assert threads.same(states, threads.random_states())
 
 
+def test_copies_of_the_model_are_kept_for_the_next_call_and_not_for_another_model():
+    first, second, trainer = task_of(Net()), task_of(Pools()), Threads(workers=2)
+    assert_same(by_the_loop(first), trainer(first))
+    kept = dict(trainer.copies)
+    assert_same(by_the_loop(first), trainer(first))
+    assert kept.items() <= trainer.copies.items()
+    trainer.useful = True
+    assert_same(by_the_loop(second), trainer(second))
+    assert all(type(model) is Pools for model in trainer.copies.values())
+
+
 def test_an_error_in_a_thread_reaches_the_caller_and_no_further_client_begins():
     begun = []
 

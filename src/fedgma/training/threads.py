@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from fedgma.data.pools import Pool
 from fedgma.machine import available_cores
 from fedgma.training import loop
-from fedgma.training.lane_batch import Assignment, LaneBatch, Trained
-from fedgma.training.light_sgd import LightSGD, Rates
+from fedgma.training.lane_batch import Assignment, Trained
+from fedgma.training.light_parts import LIGHT
 from fedgma.training.pages import LARGEST_KEPT, keep_pages, use_huge_pages
 from fedgma.training.pooling import pool_in_vectors
 from fedgma.training.task import Task, mean_loss
@@ -67,6 +67,8 @@ class Threads:
     calls: int = 0
     useful: bool = True  # whether threads train faster than the loop: not where Python takes most of the time
     draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
+    copies: dict[int, nn.Module] = field(default_factory=dict)  # of the model, one for each thread
+    copied: nn.Module | None = None  # which model that is
 
     def __call__(self, assignment: Assignment) -> Trained:
         """Train each lane of the batch."""
@@ -105,32 +107,27 @@ class Threads:
         """The results of these lanes at their places; threads take lanes from one queue."""
         results: list[Any] = [None] * assignment.lane_batch.size
         waiting = list(reversed(lanes))
+        if self.copied is not assignment.model:
+            self.copies, self.copied = {}, assignment.model
 
-        def work() -> None:
-            model = pool_in_vectors(copy.deepcopy(assignment.model))
+        def work(thread: int) -> None:
+            if thread not in self.copies:
+                self.copies[thread] = pool_in_vectors(copy.deepcopy(assignment.model))
             while waiting:
                 try:
                     lane = waiting.pop()
                 except IndexError:  # another thread took the last one
                     return
-                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task, light_optimizer)
+                results[lane] = loop.train_lane(self.copies[thread], assignment, lane, flat, self.task, LIGHT)
 
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             try:
-                for done in [pool.submit(work) for _ in range(workers)]:
+                for done in [pool.submit(work, thread) for thread in range(workers)]:
                     done.result()
             except BaseException:  # an error, or Ctrl-C: no further lane begins
                 waiting.clear()
                 raise
         return results
-
-
-def light_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> Any:
-    """The lane's optimiser, to the bits of the loop's."""
-    if lane_batch.optimizer != "sgd":
-        return loop.torch_optimizer(trainable, lane_batch, lane)
-    momentum, decay, nesterov = (float(lane_batch.rate(name)[lane]) for name in Rates._fields)
-    return LightSGD(trainable, Rates(momentum, decay, bool(nesterov)))
 
 
 def _room_for(assignment: Assignment) -> Tensor:
