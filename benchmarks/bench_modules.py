@@ -2,6 +2,7 @@
 
     python benchmarks/bench_modules.py --out modules.json    # on a GPU, about 5 minutes, most of it compiling
     python benchmarks/bench_modules.py --device cpu --torch-threads 1   # clients in threads beside the loop, on a CPU
+    python benchmarks/bench_modules.py --device cpu --torch-threads 1 --trainer auto --rounds 25 --modules small
     python benchmarks/bench_modules.py --device cpu --trainer lanes --tiny   # only shows that both sides agree
 
 Ten clients a round, each with 10 steps of 32 samples (on a CPU 3). Before the clock starts, the updates of both sides
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import numpy as np
 import torch
-from own_modules import GPT, GRU, MLP, VGG, ViT, ready_vit
+from own_modules import GPT, GRU, LSTM, MLP, VGG, Bag, ViT, dropout_mlp, hooked_mlp, norm_cnn, ready_vit, tiny_linear
 from workloads import BOUND, Workload, header, lane_updates, make_images, parser, spec_of, wait
 
 from fedgma.data.pools import ImagePool
@@ -37,6 +38,14 @@ MODULES = {
     "ViT, TransformerEncoderLayer": ready_vit,
     "GRU": GRU,
     "GPT": GPT,
+}
+SMALL = {  # shows on a CPU that no module is slower than by the loop
+    "tiny linear": tiny_linear,
+    "CNN with batch norm": norm_cnn,
+    "dropout": dropout_mlp,
+    "hooks": hooked_mlp,
+    "LSTM": LSTM,
+    "embedding bag": Bag,
 }
 
 
@@ -64,7 +73,7 @@ def make_text(clients: int, samples: int, device: str, length: int) -> Text:
 
 def specs_of(name: str, device: str, tiny: bool) -> list:
     clients, samples, sampled, batch = (4, 8, 2, 4) if tiny else (40, 320 if device == "cuda" else 96, 10, 32)
-    work = Workload(MODULES[name], IMAGE, clients, samples, sampled, batch, lr=0.01)
+    work = Workload({**MODULES, **SMALL}[name], IMAGE, clients, samples, sampled, batch, lr=0.01)
     if name == "GPT":
         return [spec_of(work, make_text(clients, samples, device, 16 if tiny else LENGTH), task=NEXT_TOKEN)]
     return [spec_of(work, make_images(work, device), task=CLASSIFICATION)]
@@ -87,16 +96,18 @@ def play_on_demand(pipe: Any, name: str, options: Any, trainer: str) -> None:
     first, fleet, state = begin(specs_of(name, options.device, options.tiny), trainer=trainer)
     pipe.send(first)
     while pipe.recv():
-        pipe.send(timed_round(fleet, state))
+        seconds, state = timed_round(fleet, state)
+        pipe.send(seconds)
 
 
-def timed_round(fleet: Any, state: Any) -> float:
+def timed_round(fleet: Any, state: Any) -> tuple[float, Any]:
+    """The seconds of a round, and the state after it: the next round is another one, as in a run."""
     cuda = fleet.device.type == "cuda"
     wait(cuda)
     begun = time.perf_counter()
-    play_round(fleet, state)
+    state, _ = play_round(fleet, state)
     wait(cuda)
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, state
 
 
 def apart(name: str, options: Any) -> tuple[list[float], list[float]]:
@@ -125,8 +136,12 @@ def apart(name: str, options: Any) -> tuple[list[float], list[float]]:
 
 def together(sides: list, rounds: int) -> tuple[list[float], list[float]]:
     """The same on a GPU, in one process."""
-    spent = [[timed_round(fleet, state) for _, fleet, state in sides] for _ in range(rounds)]
-    return [first for first, _, _ in sides], [statistics.median(times) * 1e3 for times in zip(*spent, strict=True)]
+    states, spent = [state for _, _, state in sides], [[], []]
+    for _ in range(rounds):
+        for side, (_, fleet, _) in enumerate(sides):
+            seconds, states[side] = timed_round(fleet, states[side])
+            spent[side].append(seconds)
+    return [first for first, _, _ in sides], [statistics.median(times) * 1e3 for times in spent]
 
 
 def compare(specs: list, slow: object, fast: object) -> float:
@@ -138,7 +153,7 @@ def compare(specs: list, slow: object, fast: object) -> float:
 
 def main() -> None:
     asked = parser(__doc__)
-    asked.add_argument("--modules", nargs="+", default=list(MODULES), choices=list(MODULES))
+    asked.add_argument("--modules", nargs="+", default=list(MODULES), choices=[*MODULES, *SMALL, "small"])
     asked.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     asked.add_argument("--out", type=Path)
     asked.add_argument("--tiny", action="store_true")
@@ -153,7 +168,7 @@ def main() -> None:
     print(f"| module | precision | loop, ms | {other}, ms | ratio | off | first round: loop, s | {other}, s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     rows = []
-    for name in options.modules:
+    for name in [*SMALL] if options.modules == ["small"] else options.modules:
         for precision in options.precisions if options.device == "cuda" else ["fp32"]:
             try:
                 rows.append(row_of(name, precision, options))
@@ -178,7 +193,7 @@ def row_of(name: str, precision: str, options: Any) -> dict:
     off = compare(specs, slow, fast)
     sure = "" if off <= BOUND[precision] else " TOO FAR"
     print(
-        f"| {name} | {precision} | {loop_ms:.1f} | {ms:.1f} | {loop_ms / ms:.1f} | {off:.1e}{sure} "
+        f"| {name} | {precision} | {loop_ms:.1f} | {ms:.1f} | {loop_ms / ms:.2f} | {off:.1e}{sure} "
         f"| {loop_first:.1f} | {first:.1f} |",
         flush=True,
     )

@@ -115,3 +115,53 @@ class GPT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         places = self.places.weight[: x.shape[1]]
         return self.head(self.norm(self.layers(self.tokens(x) + places)))
+
+
+def tiny_linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A step of microseconds: Python takes most of the time."""
+    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2] // 64, classes))
+
+
+def norm_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two convolutions with batch normalisation."""
+    first = (nn.Conv2d(shape[0], 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(4))
+    second = (nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(32, classes))
+
+
+def dropout_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Draws random numbers while it trains."""
+    size = shape[0] * shape[1] * shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, classes))
+
+
+def hooked_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Calls a function of the user's in every pass."""
+    layers = nn.Sequential(
+        nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 64), nn.ReLU(), nn.Linear(64, classes)
+    )
+    layers[1].register_forward_hook(lambda layer, given, found: found * 1.0)
+    return layers
+
+
+class LSTM(nn.Module):
+    """Reads an image row by row."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(shape[0] * shape[2], width, batch_first=True), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.permute(0, 2, 1, 3).flatten(2))[0][:, -1])
+
+
+class Bag(nn.Module):
+    """The mean of the embeddings of an image's bright places."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(2 * shape[0] * shape[1] * shape[2], width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = (x.flatten(1) > 0).long()
+        return self.head(self.bag(2 * torch.arange(bright.shape[1], device=x.device) + bright))

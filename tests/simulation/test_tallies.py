@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedgma
+from fedgma.aggregation import kernels
 from fedgma.aggregation.masks import votes_needed
 from fedgma.aggregation.optimizers import server_optimizer
 from fedgma.simulation.batched import optimizers, rules, tallies
@@ -81,7 +82,9 @@ def test_a_tie_with_the_threshold_passes(clients, tau, needed):
     assert votes_needed(tau, clients) == needed
 
 
-def test_a_fleet_tallies_to_the_bits_of_a_tally():
+@pytest.mark.parametrize("large", [kernels.LARGE, 1])  # plain and, where numba is there, compiled loops
+def test_a_fleet_tallies_to_the_bits_of_a_tally(monkeypatch, large):
+    monkeypatch.setattr(kernels, "LARGE", large)
     rng = np.random.default_rng(0)
     updates = torch.from_numpy(rng.standard_normal((12, 50)).astype(np.float32))
     updates[5, 2] = float("nan")

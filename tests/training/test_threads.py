@@ -47,6 +47,17 @@ class Drops(Net):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
 
 
+class DropLayers(Net):
+    """Dropout as layers, one of them in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after, self.never = nn.Dropout(0.3), nn.Dropout(0.5, inplace=True), nn.Dropout(0.0)
+
+    def forward(self, x):
+        return self.never(self.after(super().forward(self.before(x))))
+
+
 class Counts(Net):
     def forward(self, x):
         self.calls = getattr(self, "calls", 0) + 1
@@ -117,7 +128,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", [Net, Pools])
+@pytest.mark.parametrize("kind", [Net, Pools, DropLayers])
 def test_threads_give_the_bits_of_the_loop(kind, settings):
     task = task_of(kind(), **settings)
     trainer = Threads(workers=3)
@@ -153,6 +164,7 @@ def test_a_fleet_chooses_threads_for_a_small_module_of_a_user():
     [
         (Net, None),
         (Caches, None),
+        (DropLayers, None),
         (Drops, "Drops draws random numbers"),
         (Chances, "Chances draws random numbers"),
         (Counts, "Counts remembers something from batch to batch"),
@@ -211,6 +223,17 @@ def test_a_model_that_draws_later_is_trained_again_by_the_loop():
     assert_same(by_the_loop(task), trainer(task))
     assert trainer.draws
     assert threads.same(states, threads.random_states())
+
+
+def test_copies_of_the_model_are_kept_for_the_next_call_and_not_for_another_model():
+    first, second, trainer = task_of(Net()), task_of(Pools()), Threads(workers=2)
+    assert_same(by_the_loop(first), trainer(first))
+    kept = dict(trainer.copies)
+    assert_same(by_the_loop(first), trainer(first))
+    assert kept.items() <= trainer.copies.items()
+    trainer.useful = True
+    assert_same(by_the_loop(second), trainer(second))
+    assert all(type(one.model) is Pools for one in trainer.copies.values())
 
 
 def test_an_error_in_a_thread_reaches_the_caller_and_no_further_client_begins():

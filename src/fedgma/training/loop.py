@@ -5,8 +5,8 @@ The tests compare all other trainers with it. It also trains models that cannot 
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,16 @@ from fedgma.training.task import Task, mean_loss, measure_sums
 from fedgma.training.tasks import CLASSIFICATION
 
 Result = tuple[Stacked, Tensor, Tensor]  # buffers, means of loss and measures over the training batches
-MakeOptimizer = Callable[[list[nn.Parameter], LaneBatch, int], Any]  # used like one of torch's
+Batches = Iterator[tuple[Tensor, Tensor, float]]  # samples, targets and learning rate of each step
+
+
+class Parts(NamedTuple):
+    """What surrounds the steps of a lane: in plain torch here, to the same bits in fewer calls in `light_parts`."""
+
+    load: Callable[[nn.Module, Mapping[str, Tensor]], object]  # named values into a model
+    optimizer: Callable[[list[nn.Parameter], LaneBatch, int], Any]  # used like one of torch's
+    batches: Callable[[LaneBatch, int, Pool], Batches]
+    means: Callable[[Task, torch.device], "Means"]
 
 
 def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
@@ -55,7 +64,7 @@ def train_lane(
     lane: int,
     flat: Tensor,
     task: Task = CLASSIFICATION,
-    make_optimizer: MakeOptimizer | None = None,
+    parts: Parts | None = None,
 ) -> Result:
     """Train one lane with a model whose weights are replaced by those of its run; the update goes to its row."""
     _, lane_batch, pools, start, buffers, correction, tilt = assignment
@@ -63,14 +72,12 @@ def train_lane(
     weights = {name: value[run] for name, value in start.items()}
     extra = {name: value[lane] for name, value in correction.items()} if correction else None
     turned = None if tilt is None else Tilt(*({n: v[lane] for n, v in part.items()} for part in tilt))
-    # not strict: of tied weights only the first name is given
-    model.load_state_dict({**weights, **{name: value[run] for name, value in buffers.items()}}, strict=False)
-    pool, make = pools[lane_batch.pool[lane]], make_optimizer or torch_optimizer
-    found = _take_steps(model, lane_batch, lane, pool, weights, extra, turned, task, make)
-    trained = dict(model.named_parameters())
+    pool, parts, trainable = pools[lane_batch.pool[lane]], parts or PLAIN, _trainable(model)
+    parts.load(model, {**weights, **{name: value[run] for name, value in buffers.items()}})
+    means = _take_steps(model, trainable, lane_batch, lane, pool, weights, extra, turned, task, parts)
     for name, row in unflatten(flat[lane : lane + 1], shapes_of(start)).items():
-        torch.sub(trained[name].detach(), weights[name], out=row[0])
-    return found
+        torch.sub(trainable[name].detach(), weights[name], out=row[0])
+    return _buffers_of(model) if buffers else {}, *means
 
 
 def gather(trained: Sequence[Result], flat: Tensor, assignment: Assignment) -> Trained:
@@ -93,11 +100,21 @@ def train_client(
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     with keyed_generators(pool.y.device, int(lane_batch.seeds[lane])):
-        return _take_steps(model, lane_batch, lane, pool, start, None, None, task, torch_optimizer)
+        means = _take_steps(model, _trainable(model), lane_batch, lane, pool, start, None, None, task, PLAIN)
+        return _buffers_of(model), *means
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def _buffers_of(model: nn.Module) -> Stacked:
+    return {name: value.clone() for name, value in named_tensors(model)[1].items()}
 
 
 def _take_steps(
     model: nn.Module,
+    trainable: dict[str, nn.Parameter],
     lane_batch: LaneBatch,
     lane: int,
     pool: Pool,
@@ -105,39 +122,67 @@ def _take_steps(
     correction: Stacked | None,
     tilt: Tilt | None,
     task: Task,
-    make_optimizer: MakeOptimizer,
-) -> Result:
-    """All local steps of a client; its tilt is changed in place."""
-    trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    optimizer = make_optimizer(list(trainable.values()), lane_batch, lane)
-    device, who = pool.y.device, int(lane_batch.client[lane])
-    loss_sum, measured, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
+    parts: Parts,
+) -> tuple[Tensor, Tensor]:
+    """All local steps of a client: means of loss and measures; its tilt is changed in place."""
+    optimizer, means = parts.optimizer(list(trainable.values()), lane_batch, lane), parts.means(task, pool.y.device)
+    rate = rates_of(lane_batch, lane)
     model.train()
-    batches = lane_batch.orders[lane_batch.order[lane]].astype(np.int64)
-    plan = zip(batches, lane_batch.counts[lane].tolist(), lane_batch.lr[lane].tolist(), strict=True)
-    for index, count, lr in plan:
-        if count == 0:
-            break
-        x, y = pool.batch(torch.from_numpy(index[:count]).to(device), torch.tensor(who, device=device))
+    for x, y, lr in parts.batches(lane_batch, lane, pool):
         optimizer.zero_grad()
         output = model(x)
         loss = mean_loss(task, output, y)
         loss.backward()  # type: ignore[no-untyped-call]
-        if lane_batch.rate("blend")[lane]:
-            _take_second_gradient(model, trainable, (task, x, y), lane_batch, lane, tilt)
-        _adjust(trainable, start, correction, lane_batch, lane)
+        if rate["blend"]:
+            _take_second_gradient(model, trainable, (task, x, y), rate, tilt)
+        _adjust(trainable, start, correction, rate)
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
-        seen += count
-        loss_sum += loss.detach() * count
-        measured = measured + measure_sums(task, output.detach(), y)
-    after = {name: value.clone() for name, value in named_tensors(model)[1].items()}
-    return after, loss_sum / max(seen, 1), measured / max(seen, 1)
+        means.add(loss, output, y)
+    return means.result()
+
+
+def rates_of(lane_batch: LaneBatch, lane: int) -> dict[str, float]:
+    """The `RATES` of a lane by name."""
+    return dict(zip(RATES, lane_batch.rates[lane].tolist(), strict=True))
+
+
+def load_state(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Replace the model's weights and buffers; of tied weights only the first name is given."""
+    model.load_state_dict(values, strict=False)
+
+
+def one_batch_at_a_time(lane_batch: LaneBatch, lane: int, pool: Pool) -> Batches:
+    """The batches of a lane, each made when it is used."""
+    device, client = pool.y.device, torch.tensor(int(lane_batch.client[lane]), device=pool.y.device)
+    batches = lane_batch.orders[lane_batch.order[lane]].astype(np.int64)
+    for index, count, lr in zip(batches, lane_batch.counts[lane].tolist(), lane_batch.lr[lane].tolist(), strict=True):
+        if count == 0:
+            return
+        yield *pool.batch(torch.from_numpy(index[:count]).to(device), client), lr
+
+
+class Means:
+    """Means of loss and measures over the training batches of a lane."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task, self.seen = task, 0
+        self.loss, self.measured = torch.zeros((), device=device), torch.zeros((), device=device)
+
+    def add(self, loss: Tensor, output: Tensor, y: Tensor) -> None:
+        """Add a batch: its mean loss, output and targets."""
+        self.seen += len(y)
+        self.loss += loss.detach() * len(y)
+        self.measured = self.measured + measure_sums(self.task, output.detach(), y)
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """The means of all batches."""
+        return self.loss / max(self.seen, 1), self.measured / max(self.seen, 1)
 
 
 def torch_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:
     """The lane's optimiser, with fresh moments; the rate is set before every step."""
-    rate = dict(zip(RATES, lane_batch.rates[lane].tolist(), strict=True))
+    rate = rates_of(lane_batch, lane)
     decay = rate["weight_decay"]
     if lane_batch.optimizer == "adamw":
         betas = (rate["beta1"], rate["beta2"])
@@ -147,16 +192,18 @@ def torch_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: 
     return torch.optim.SGD(trainable, momentum=rate["momentum"], weight_decay=decay, nesterov=nesterov, foreach=True)
 
 
+PLAIN = Parts(load_state, torch_optimizer, one_batch_at_a_time, Means)
+
+
 def _take_second_gradient(
     model: nn.Module,
     trainable: dict[str, nn.Parameter],
     batch: tuple[Task, Tensor, Tensor],
-    lane_batch: LaneBatch,
-    lane: int,
+    rate: Mapping[str, float],
     tilt: Tilt | None,
 ) -> None:
     """Blend the gradient with that at a perturbed point (see `perturbations`); weights and buffers stay as they are."""
-    rho, unit, blend, tilted = (float(lane_batch.rate(name)[lane]) for name in ("rho", "unit", "blend", "tilted"))
+    rho, unit, blend, tilted = (rate[name] for name in ("rho", "unit", "blend", "tilted"))
     first = {n: torch.zeros_like(v) if v.grad is None else v.grad.clone() for n, v in trainable.items()}
     toward = {name: g - tilt.own[name] - tilt.shared[name] if tilt else g for name, g in first.items()}
     length = torch.stack([value.square().sum() for value in toward.values()]).sum().sqrt()
@@ -179,13 +226,17 @@ def _take_second_gradient(
 
 
 def _adjust(
-    trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, lane_batch: LaneBatch, lane: int
+    trainable: dict[str, nn.Parameter], start: Stacked, correction: Stacked | None, rate: Mapping[str, float]
 ) -> None:
     """Change a gradient as the algorithm asks: proximal term, clipping, scale, correction (see `LaneBatch`)."""
-    mu, clip, scale = (float(lane_batch.rate(name)[lane]) for name in ("mu", "clip", "scale"))
+    for value in trainable.values():
+        if value.grad is None:
+            value.grad = torch.zeros_like(value)  # else it would not be decayed
+    mu, clip, scale = rate["mu"], rate["clip"], rate["scale"]
+    if not mu and clip == float("inf") and scale == 1 and not correction:
+        return
     for name, value in trainable.items():
-        value.grad = torch.zeros_like(value) if value.grad is None else value.grad  # else it would not be decayed
-        if mu:
+        if mu and value.grad is not None:
             value.grad += mu * (value.detach() - start[name])
     if clip != float("inf"):
         nn.utils.clip_grad_norm_(trainable.values(), clip)

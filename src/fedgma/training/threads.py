@@ -2,7 +2,8 @@
 
 A client's training is the same sequence of operations as in `loop` on one thread of torch, so the bits are the same,
 whatever the number of threads. Threads share torch's random generator and the memory of the process. A model that draws
-random numbers, or that remembers something from batch to batch beside its parameters and buffers, stays with the loop.
+random numbers other than by `nn.Dropout`, or that remembers something from batch to batch beside its parameters and
+buffers, stays with the loop.
 """
 
 import copy
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 from fedgma.data.pools import Pool
 from fedgma.machine import available_cores
 from fedgma.training import loop
-from fedgma.training.lane_batch import Assignment, LaneBatch, Trained
-from fedgma.training.light_sgd import LightSGD, Rates
+from fedgma.training.dropping import draw_apart
+from fedgma.training.lane_batch import Assignment, Trained
+from fedgma.training.light_parts import LIGHT
 from fedgma.training.pages import LARGEST_KEPT, keep_pages, use_huge_pages
 from fedgma.training.pooling import pool_in_vectors
 from fedgma.training.task import Task, mean_loss
@@ -58,6 +60,13 @@ def _number(name: str, otherwise: int) -> int:
     return int(first) if first.isdecimal() and int(first) > 0 else otherwise
 
 
+class Copy(NamedTuple):
+    """The model of one thread, and what its dropout draws from."""
+
+    model: nn.Module
+    generator: torch.Generator
+
+
 @dataclass
 class Threads:
     """A local trainer, called like `loop.train`. It keeps no state of a run, only whether threads are of use."""
@@ -67,6 +76,8 @@ class Threads:
     calls: int = 0
     useful: bool = True  # whether threads train faster than the loop: not where Python takes most of the time
     draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
+    copies: dict[int, Copy] = field(default_factory=dict)  # of the model, one for each thread
+    copied: nn.Module | None = None  # which model that is
 
     def __call__(self, assignment: Assignment) -> Trained:
         """Train each lane of the batch."""
@@ -105,19 +116,24 @@ class Threads:
         """The results of these lanes at their places; threads take lanes from one queue."""
         results: list[Any] = [None] * assignment.lane_batch.size
         waiting = list(reversed(lanes))
+        if self.copied is not assignment.model:
+            self.copies, self.copied = {}, assignment.model
 
-        def work() -> None:
-            model = pool_in_vectors(copy.deepcopy(assignment.model))
+        def work(thread: int) -> None:
+            if thread not in self.copies:
+                self.copies[thread] = _copy_of(assignment.model)
+            model, generator = self.copies[thread]
             while waiting:
                 try:
                     lane = waiting.pop()
                 except IndexError:  # another thread took the last one
                     return
-                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task, light_optimizer)
+                generator.manual_seed(int(assignment.lane_batch.seeds[lane]))
+                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task, LIGHT)
 
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             try:
-                for done in [pool.submit(work) for _ in range(workers)]:
+                for done in [pool.submit(work, thread) for thread in range(workers)]:
                     done.result()
             except BaseException:  # an error, or Ctrl-C: no further lane begins
                 waiting.clear()
@@ -125,12 +141,9 @@ class Threads:
         return results
 
 
-def light_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> Any:
-    """The lane's optimiser, to the bits of the loop's."""
-    if lane_batch.optimizer != "sgd":
-        return loop.torch_optimizer(trainable, lane_batch, lane)
-    momentum, decay, nesterov = (float(lane_batch.rate(name)[lane]) for name in Rates._fields)
-    return LightSGD(trainable, Rates(momentum, decay, bool(nesterov)))
+def _copy_of(model: nn.Module) -> Copy:
+    generator = torch.Generator()
+    return Copy(draw_apart(pool_in_vectors(copy.deepcopy(model)), generator), generator)
 
 
 def _room_for(assignment: Assignment) -> Tensor:
@@ -168,7 +181,7 @@ def why_not_threads(model: nn.Module, pool: Pool, task: Task = CLASSIFICATION) -
         return f"threads train on a CPU, but the data are on {pool.y.device.type}"
     if any(getattr(part, hooks) for part in model.modules() for hooks in HOOKS):
         return f"{name} has hooks"
-    model = copy.deepcopy(model).train()
+    model = draw_apart(copy.deepcopy(model).train(), torch.Generator())
     before = random_states()
     try:
         _pass(model, pool, task, 0)  # what a model computes once and keeps is there after the first pass
@@ -197,6 +210,8 @@ def _remembered(model: nn.Module, task: Task) -> list[Any]:
     """What a model and a task hold beside parameters and the buffers of `state_dict`."""
     kept: list[Any] = [vars(owner) for owner in _owners(task.loss, task.metrics)]
     for part in model.modules():
+        if type(part) is nn.Dropout:  # it keeps nothing, but a generator, see `draw_apart`
+            continue
         kept.append({name: value for name, value in vars(part).items() if name not in OWN})
         kept.append({name: part._buffers[name] for name in part._non_persistent_buffers_set})
     return kept

@@ -109,15 +109,14 @@ def evaluated(optimizers: Optimizers, moments: Moments, params: Tensor) -> Tenso
 def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tensor) -> tuple[Tensor, Moments]:
     """params + learning_rate * mask * step, for all runs; a run without a counted client keeps weights and moments."""
     delta = merged.mean
-    if merged.mask is not None:
+    if merged.mask is not None and optimizers.any_before:
         delta = torch.where(optimizers.before, _masked(optimizers, merged, delta), delta)
     move, z, v = _by_kind(optimizers, delta, moments)
     if merged.mask is not None:
-        move = torch.where(
-            optimizers.before,
-            _as_long_as_masked(optimizers, merged, moments, move),
-            _masked(optimizers, merged, move),
-        )
+        masked = _masked(optimizers, merged, move)
+        if optimizers.any_before:
+            masked = torch.where(optimizers.before, _as_long_as_masked(optimizers, merged, moments, move), masked)
+        move = masked
     alive = merged.alive[:, None]
     new = torch.where(alive, params + optimizers.learning_rate * move, params)
     if z is not moments.z or v is not moments.v:
@@ -143,7 +142,7 @@ def _masked(optimizers: Optimizers, merged: Merged, step: Tensor) -> Tensor:
 
 def _as_long_as_masked(optimizers: Optimizers, merged: Merged, moments: Moments, move: Tensor) -> Tensor:
     """Where the mask goes before the moments: the steps, those of controls as long as with the mask of the votes."""
-    if merged.scaled is None or merged.length is None or not optimizers.any_before:
+    if merged.scaled is None or merged.length is None:
         return move
     reference, _, _ = _by_kind(optimizers, merged.mean * merged.length, moments)
     move, rows = move.clone(), merged.scaled

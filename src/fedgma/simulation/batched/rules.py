@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgma.aggregation import kernels
 from fedgma.aggregation.kernels import plain
 from fedgma.aggregation.kernels.plain import FURTHER
 from fedgma.aggregation.masks import Mask, VoteMask
@@ -240,8 +241,18 @@ def _vote_masks(rules: Rules, sums: Sums) -> Tensor | None:
     """The vote masks of all runs in one pass; ones for runs without."""
     if rules.tables is None:
         return None
+    if sums.votes.device.type == "cpu" and bool((sums.clients > 0).all()):  # without a client, tables have the answer
+        masks = zip((rule.mask for rule in rules.rules), to_native(sums.votes), sums.clients.tolist(), strict=True)
+        return tallies.one_stack([_vote_mask_of(*one) for one in masks])
     needed, below = rules.tables
     return _masks_of(sums.votes, sums.clients, needed.gather(1, sums.clients[:, None]), below[:, None])
+
+
+def _vote_mask_of(mask: Mask | None, votes: np.ndarray, clients: int) -> np.ndarray:
+    """The vote mask of one run, by the kernel of a single tally; ones if it has none."""
+    if not isinstance(mask, VoteMask):
+        return np.ones(votes.shape, np.float32)
+    return np.asarray(kernels.mask(mask, votes, clients, "float32"))
 
 
 def _masks_of(votes: Tensor, clients: Tensor, needed: Tensor, below: Tensor) -> Tensor:

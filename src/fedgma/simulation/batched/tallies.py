@@ -138,18 +138,29 @@ def rehearse(params: Stacked) -> None:
 
 def _are_finite(updates: Tensor) -> Tensor:
     """Which rows hold neither a NaN nor an infinity, without a copy of them."""
-    if updates.device.type == "cpu":  # a norm takes ten times as long there; a NaN is the largest of all
-        return updates.amax(1).isfinite() & updates.amin(1).isfinite()
+    if updates.device.type == "cpu":
+        large = updates.shape[1] >= kernels.LARGE
+        if large and kernels.first_nonfinite([to_native(updates.reshape(-1))]) is None:  # all threads, one pass
+            return torch.ones(len(updates), dtype=torch.bool)
+        return updates.amax(1).isfinite() & updates.amin(1).isfinite()  # a NaN is the largest of all
     largest: Tensor = torch.linalg.vector_norm(updates, math.inf, dim=1)
     return largest.isfinite()
 
 
 def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:
-    """Add one lane after the other, with the kernel of a single tally."""
-    parts = kernels.plain.Sums(*(None if part is None else to_native(part) for part in sums.entries))
-    rows = to_native(updates)
-    for lane in np.flatnonzero(fine.cpu().numpy()):
-        kernels.add([kernels.plain.select(parts, run[lane])], [rows[lane]], float(weights[lane]))
+    """Add the lanes of one run after those of the other, with the kernel of a single tally."""
+    parts, rows = _native(sums), to_native(updates)
+    counted, weights = fine.cpu().numpy(), weights.astype(np.float64)
+    for owner in np.unique(run):
+        first, last = np.searchsorted(run, [owner, owner + 1])
+        whole = bool(counted[first:last].all())
+        lanes = slice(first, last) if whole else first + np.flatnonzero(counted[first:last])
+        kernels.add_rows(kernels.plain.select(parts, owner), rows[lanes], weights[lanes])
+
+
+def _native(sums: Sums) -> kernels.plain.Sums:
+    """The sums of the parameters as arrays of numpy, where they are on a CPU."""
+    return kernels.plain.Sums(*(None if part is None else to_native(part) for part in sums.entries))
 
 
 def _add_numbers(sums: Sums, owner: Tensor, fine: Tensor, weight: Tensor, metrics: Tensor) -> None:
@@ -236,9 +247,25 @@ def merge(sums: Sums, like: Stacked) -> Merged:
     """The mean of every run and its buffers, without masks: those are made by the rules."""
     alive = sums.clients > 0
     weight = torch.where(alive, sums.weight, 1.0)
-    mean = ((sums.total + sums.rest) / weight[:, None]).float()
+    mean = _means(sums, weight)
     buffers = {name: _merged_buffer(total, like[name], weight, alive) for name, total in sums.buffers.items()}
     return Merged(mean, None, buffers, alive)
+
+
+def _means(sums: Sums, weight: Tensor) -> Tensor:
+    """The weighted mean of every run; on a CPU by the kernel of a single tally, in one pass."""
+    if weight.device.type != "cpu" or not len(weight):
+        return ((sums.total + sums.rest) / weight[:, None]).float()
+    parts = _native(sums)
+    rows = [
+        kernels.mean(kernels.plain.select(parts, run), of_run, "float32") for run, of_run in enumerate(weight.tolist())
+    ]
+    return one_stack(rows)
+
+
+def one_stack(rows: Sequence[np.ndarray]) -> Tensor:
+    """Arrays of numpy as the rows of one tensor; a single one is not copied."""
+    return torch.from_numpy(rows[0][None] if len(rows) == 1 else np.stack(rows))
 
 
 def _merged_buffer(total: Tensor, old: Tensor, weight: Tensor, alive: Tensor) -> Tensor:
