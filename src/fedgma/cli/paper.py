@@ -30,7 +30,9 @@ app.command()(queue)
 app.command()(compare)
 app.command()(results)
 
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="E1 to E18; `fedgma paper list` names them.")]
+Ids = Annotated[
+    list[str], typer.Argument(metavar="ID...", help="E1 to E18, or 'Table 2'; `fedgma paper list` names them.")
+]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Number of rounds (default: the experiment's own).")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Number of seeds (default: the experiment's own).")]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders; experiments share runs there.")]

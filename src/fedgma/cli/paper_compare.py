@@ -31,7 +31,7 @@ Rates = Annotated[Path | None, typer.Option(help="File of learning rates (defaul
 
 
 def compare(
-    name: Annotated[str, typer.Argument(metavar="ID", help="E1 to E18.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="E1 to E18, or 'Table 2'.")],
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or exported results.")] = None,
     cells: Cells = "",
     quick: Quick = False,
