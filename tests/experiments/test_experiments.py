@@ -284,6 +284,7 @@ def Three(shape, classes, depth):
         (["run", "rounds=1", "model=nowhere.py:Net"], 2, "no file 'nowhere.py'"),
         (["run", "rounds=1", "partition.clients=7"], 2, "7 clients of 2 classes"),
         (["run", "rounds=1", "--device", "quantum"], 2, "unknown device 'quantum'"),
+        (["run", "rounds=1", "--device", "mps"], 2, "device 'mps' cannot be used; known: auto, cpu, cuda"),
         (["run", "rounds=1", "--device", "cpu", "--precision", "bf16"], 2, "precision 'bf16' is for a GPU"),
         (["sweep", "rounds=1", "--precision", "half"], 2, "fp32, tf32, bf16"),
         (["run", "--nonsense"], 2, "No such option"),

@@ -80,6 +80,8 @@ def device_of(chosen: str) -> torch.device:
         device = torch.device(chosen)
     except RuntimeError:
         raise ConfigError(f"unknown device {chosen!r}; known: auto, cpu, cuda, cuda:0, ...") from None
+    if device.type not in ("cpu", "cuda"):  # sums need float64, which Apple's mps does not have
+        raise ConfigError(f"device {chosen!r} cannot be used; known: auto, cpu, cuda, cuda:0, ...")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"no GPU was found for --device {chosen}; use --device cpu")
+        raise ConfigError(f"no GPU was found for device {chosen!r}; use 'cpu'")
     return device
