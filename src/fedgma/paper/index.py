@@ -26,17 +26,17 @@ class Index:
 
     def find(self, wanted: dict[str, Any], without: tuple[str, ...]) -> list[Entry]:
         """The entries with the settings of `wanted`, whatever their values of those in `without`."""
-        entries, kind = [], _kind(wanted)
+        entries, kind, own, free = [], _kind(wanted), frozenset(wanted), {*without}
         for names, kinds in self._kinds.items():
             if kind not in kinds:
                 continue
-            common = names & set(wanted)
-            newer = set(wanted) - names - set(without)  # these runs had the default, or did not use the setting
+            newer = own - names - free  # these runs had the default, or did not use the setting
             if not all(_is_usual(name, wanted[name]) for name in newer):
                 continue
-            table = self._table(names, frozenset(common), without)
+            common = names & own
+            table = self._table(names, common, without)
             found = table.get(frozen({name: wanted[name] for name in common}, without), [])
-            further = names - set(wanted) - set(without)  # the planned run has the default, which it does not record
+            further = names - own - free  # the planned run has the default, which it does not record
             entries += [entry for entry in found if all(_is_usual(name, entry.settings[name]) for name in further)]
         return list({id(entry): entry for entry in entries}.values())
 
