@@ -1,8 +1,10 @@
-"""Doctests are collected from every module; those whose extra is not installed are left out."""
+"""Doctests are collected from every module, without those whose extra is not installed; torch has one thread."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several threads round differently, and tests run beside each other
 collect_ignore_glob = ["*/conftest.py"]  # several of one name, and no doctests in them
 collect_ignore = []
 if find_spec("triton") is None:

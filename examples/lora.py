@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import fedgma
 from fedgma.aggregation.adapters import Products
 from fedgma.data.files.dataset import Dataset, Split
-from fedgma.data.files.text import load_text
+from fedgma.data.files.own.text import load_text
 from fedgma.experiments.outcome import Outcome
 from fedgma.training.adapters import with_adapters
 from fedgma.training.models import parameter_count

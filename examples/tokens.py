@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import fedgma
 from fedgma.data.files.dataset import Dataset, Split
-from fedgma.data.files.text import load_text
+from fedgma.data.files.own.text import load_text
 from fedgma.experiments.outcome import Outcome
 
 PAGES = Path(__file__).resolve().parents[1] / "docs"

@@ -58,6 +58,11 @@ def test_the_reference_names_what_exists():
     assert {module: names for module, names in missing.items() if names} == {}
 
 
+def test_the_reference_names_nothing_twice():
+    shown = [(module, name) for module, names in entries() for name in names or [None]]
+    assert sorted(map(str, shown)) == sorted({str(entry) for entry in shown})
+
+
 def test_the_reference_holds_every_public_name():
     shown = {(module, name) for module, members in entries() for name in members or defined(module)}
     public = {name: getattr(fedgma, name) for name in fedgma.__all__ if not isinstance(getattr(fedgma, name), dict)}

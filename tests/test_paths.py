@@ -5,7 +5,7 @@ import pytest
 
 import fedgma
 from fedgma.data.files import load, load_npz, load_own
-from fedgma.data.files.text import load_text
+from fedgma.data.files.own.text import load_text
 from fedgma.experiments.grid import read_grid
 from fedgma.records.reader import read_run, read_runs
 from fedgma.records.trained import read_model, write_model

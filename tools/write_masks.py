@@ -13,6 +13,7 @@ from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
 from fedgma.paper.contest import (
     SERVERS,
+    SETS,
     Arm,
     Gain,
     Pooled,
@@ -23,6 +24,7 @@ from fedgma.paper.contest import (
     pooled,
     ranked,
     scores_of,
+    short,
 )
 from fedgma.paper.entries import Entry, read_export
 from fedgma.paper.findings import read_findings
@@ -39,7 +41,8 @@ PAGE = ROOT / "docs" / "masks.md"
 ADVICE = ROOT / "docs" / "advise.md"
 PICTURES = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
-SEARCH, CONFIRMATION, WHY, UNIVERSES = "C21", "C23", "C25", "C24"
+SEARCH, WHY, UNIVERSES = "C21", "C25", "C24"
+CONFIRMATION = ("C23", "C31")  # small networks, and ResNet18 on CIFAR-10
 CLAIMED = ("trained/uniform", "trained/saved")
 FEDADAM, FEDERATIONS = "C27", "C29"
 SCORES, SAME_RATES = (ROOT / "benchmarks" / "languages" / f"{name}.csv" for name in ("scores", "same_rates"))
@@ -52,23 +55,24 @@ ON_TEXT: tuple[Arm, ...] = (
 NOT_YET = "Not measured yet."
 
 
-def exported(name: str) -> list[Entry]:
-    """The exported runs of an experiment; empty if there are none."""
-    return read_export(RESULTS / name) if (RESULTS / name / "runs.jsonl").is_file() else []
+def exported(*names: str) -> list[Entry]:
+    """The exported runs of experiments; those that have none are left out."""
+    there = [RESULTS / name for name in names if (RESULTS / name / "runs.jsonl").is_file()]
+    return [entry for folder in there for entry in read_export(folder)]
 
 
-def gains(name: str) -> list[Gain]:
-    """What the arms of a contest gain."""
-    return gains_of(scores_of(exported(name)))
+def gains(*names: str) -> list[Gain]:
+    """What the arms of a contest gain; tests of all its experiments are corrected together."""
+    return gains_of(scores_of(exported(*names)))
 
 
 def answer() -> str:
     """The verdict on every arm of the confirmation by the criterion written beforehand; the finalists first."""
-    found = gains(CONFIRMATION)
+    found = gains(*CONFIRMATION)
     arms = sorted(dict.fromkeys(gain.arm for gain in found), key=lambda arm: not is_candidate(arm))
     if not arms:
         return NOT_YET
-    header = ("", "criterion", "mean gain", "significantly ahead", "behind", "corrected intervals begin at")
+    header = ("", "criterion", "mean gain", "significantly ahead", "behind", "lowest bound", "second highest")
     return _rows(header, [(f"**{label(arm)}**", *_verdict(found, arm)) for arm in arms])
 
 
@@ -77,8 +81,8 @@ def _verdict(found: Sequence[Gain], arm: Arm) -> tuple[str, ...]:
     ahead, behind = (sum(gain.verdict.outcome == side for gain in own) for side in ("first ahead", "second ahead"))
     earned = "met" if earns(found, arm) else "missed"
     mean = sum(gain.verdict.mean for gain in own) / len(own)
-    starts = ", ".join(f"{start:+.2f}" for start in sorted(gain.interval[0] for gain in own))
-    return earned, f"{mean:+.2f}", f"{ahead} of {len(own)}", f"{behind}", starts
+    starts = sorted(gain.interval[0] for gain in own)
+    return earned, f"{mean:+.2f}", f"{ahead} of {len(own)}", f"{behind}", f"{starts[0]:+.2f}", f"{starts[-SETS]:+.2f}"
 
 
 def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -117,11 +121,11 @@ def _by_convergence(rounds: int) -> str:
     cells = compare(experiment(FEDADAM), exported(FEDADAM), read_chosen()).on()
     own = [cell for cell in cells if cell.cell.arm == "gma" and cell.rounds == (rounds,)]
     said = []
-    for words, converged in (("have", True), ("have not", False)):
+    for words, converged in (("converged", True), ("other", False)):
         rows = [cell.differences for cell in own if cell.converged is converged]
         if values := over_seeds(rows):
             verdict = paired(values)
-            said.append(f"{verdict.mean:+.2f}{_between(verdict)} in the {len(rows)} settings that {words} converged")
+            said.append(f"{verdict.mean:+.2f}{_between(verdict)} in the {len(rows)} {words} settings")
     return f"GMA minus the mean after {rounds} rounds: {', '.join(said)}."
 
 
@@ -169,25 +173,21 @@ def finalists() -> str:
     if not best:
         return NOT_YET
     words = ", ".join(f"{label(arm)} {gain:+.2f}" for arm, gain in best[:3])
-    return f"The best candidates by their mean gain over the mean of their server, in points: {words}."
+    return f"The best candidates by their mean gain over their server's mean, in points: {words}."
 
 
-def table(name: str) -> str:
+def table(*names: str) -> str:
     """Gain of every arm in every setting, with its 95 % CI; bold where it holds after the correction."""
-    found = gains(name)
+    found = gains(*names)
     if not found:
         return NOT_YET
     settings = list(dict.fromkeys(gain.setting for gain in found))
     cells = {(gain.arm, gain.setting): gain for gain in found}
     arms = dict.fromkeys(gain.arm for gain in found)
     rows = [(label(arm), *(_cell(cells.get((arm, one))) for one in settings)) for arm in arms]
-    header = ["", *(f"{_short(setting)} ({_level(name, setting):.1f} %)" for setting in settings)]
-    return f"{_rows(header, rows)}\n\n{_effort(name)}"
-
-
-def _short(setting: str) -> str:
-    words = [word for word in setting.split(", ") if word not in ("100", "20 steps")]
-    return ", ".join(words).replace("_", " ")
+    header = ["", *(f"{short(setting)} ({_level(setting, *names):.1f} %)" for setting in settings)]
+    effort = " ".join(_effort(name) for name in names if exported(name))
+    return f"{_rows(header, rows)}\n\n{effort}"
 
 
 def _cell(gain: Gain | None) -> str:
@@ -202,19 +202,18 @@ def _between(verdict: Verdict) -> str:
     return "" if verdict.interval is None else f" [{verdict.low:+.2f}, {verdict.high:+.2f}]"
 
 
-def _level(name: str, setting: str) -> float:
-    return median(scores_of(exported(name))[setting]["fedavg", "mean"].values())
+def _level(setting: str, *names: str) -> float:
+    return median(scores_of(exported(*names))[setting]["fedavg", "mean"].values())
 
 
 def _effort(name: str) -> str:
-    """How many runs and seeds, and the time on their device."""
+    """How many seeds, how many runs of the contest and of the search of its rates, and the time on their device."""
     search = experiment(name).search
     entries, searched = exported(name), exported(search) if search else []
     seeds = len({entry.seed for entry in entries})
     minutes = sum(float(entry.facts.get("seconds", 0)) for entry in (*entries, *searched)) / 60
-    device = str(entries[0].facts.get("device", "an unknown device"))
-    words = f"{len(entries)} runs with {seeds} seeds, after {len(searched)} runs for the learning rates"
-    return f"{words}: {minutes:.1f} minutes on one {device}."
+    device = str(entries[0].facts.get("device", "unknown device"))
+    return f"{name}: {seeds} seeds, {len(entries)} + {len(searched)} runs, {minutes:.1f} minutes on {device}."
 
 
 def why() -> str:
@@ -239,7 +238,7 @@ def parts() -> dict[Path, dict[str, str]]:
     masks = {
         "answer": answer(),
         "finalists": finalists(),
-        "confirmation": table(CONFIRMATION),
+        "confirmation": table(*CONFIRMATION),
         "text": text(),
         "universes": universes(),
         "fedadam": fedadam(),
@@ -259,7 +258,7 @@ def page_with(measured: dict[str, str], page: str) -> str:
 
 def draw() -> None:
     """The pictures of the page."""
-    if found := gains(CONFIRMATION):
+    if found := gains(*CONFIRMATION):
         save(draw_gains(found, "Confirmation: gain over the mean"), PICTURES / "masks-confirmation.png")
     if (why := RESULTS / WHY / "usefulness.png").is_file():
         shutil.copyfile(why, PICTURES / "masks-why.png")

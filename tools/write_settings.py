@@ -1,4 +1,4 @@
-"""Write the settings reference in docs/experiments.md from the models that check them.
+"""Write the settings reference in docs/settings.md from the models that check them.
 
 python tools/write_settings.py
 """
@@ -7,25 +7,57 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedgma.experiments.grid import every_name
-from fedgma.experiments.section import LARGE, MOST
 from fedgma.experiments.settings import Settings
+from fedgma.experiments.settings.section import LARGE, MOST
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "experiments.md"
+PAGE = ROOT / "docs" / "settings.md"
 BEGIN, END = "<!-- settings: written by tools/write_settings.py -->", "<!-- end of settings -->"
 
 
+GROUPS = {  # the first setting of each group, and its heading
+    "dataset": "Data, task and model",
+    "algorithm": "Algorithm and rule",
+    "rounds": "Rounds and local training",
+    "mu": "Settings of single algorithms",
+    "server_learning_rate": "Server",
+    "seed": "Seed and evaluation",
+    "partition": "Partition",
+    "shift": "Shift",
+    "attack": "Attack",
+    "clock": "Clock",
+    "round_schedule": "Schedules of the learning rate",
+}
+TWIN = "step_schedule"  # has the settings of `round_schedule`
+
+
 def reference() -> str:
-    """The table of all settings."""
-    rows = ["| setting | default | values | what it is |", "| --- | --- | --- | --- |"]
+    """The tables of all settings, one for each group."""
+    lines: list[str] = []
+    begun: set[str] = set()
     for dotted in every_name():
         section, _, name = dotted.rpartition(".")
+        first = section or name
+        if section == TWIN:
+            continue
+        if first in GROUPS and first not in begun:
+            begun.add(first)
+            lines += ["", f"### {GROUPS[first]}", "", *_words_of(first)]
+            lines += ["| setting | default | values | what it is |", "| --- | --- | --- | --- |"]
         owner: Any = Settings.model_fields[section].annotation if section else Settings
-        field = owner.model_fields[name]
-        default = "open" if field.default is None else f"`{field.default}`"
-        about = (field.description or "").replace("|", "\\|")
-        rows.append(f"| `{dotted}` | {default} | {_values(field)} | {about} |")
-    return "\n".join(rows)
+        lines.append(_row(dotted, owner.model_fields[name]))
+    return "\n".join(lines).strip()
+
+
+def _words_of(first: str) -> list[str]:
+    twins = f"`{TWIN}` has the same settings as `round_schedule`: one is for the rounds of a run, one for local steps."
+    return [twins, ""] if first == "round_schedule" else []
+
+
+def _row(dotted: str, field: Any) -> str:
+    default = "open" if field.default is None else f"`{field.default}`"
+    about = (field.description or "").replace("|", "\\|")
+    return f"| `{dotted}` | {default} | {_values(field)} | {about} |"
 
 
 def _values(field: Any) -> str:

@@ -154,7 +154,7 @@ def usual() -> dict[str, list[str]]:
     """Values that fit each setting."""
     from fedgma.aggregation.rules import RULES
     from fedgma.experiments.grid import every_name
-    from fedgma.experiments.settings import ALGORITHMS, MODELS
+    from fedgma.experiments.settings.run import ALGORITHMS, MODELS
 
     some = {name: [text for text in FITTING if _fits(name, text)] or NUMBERS for name in every_name()}
     named = {

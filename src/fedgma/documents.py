@@ -64,6 +64,19 @@ def parse_json(content: bytes, where: str) -> Any:
     return value
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written as UTF-8; the name of a file in another encoding cannot.
+
+    >>> is_utf8("Zürich"), is_utf8(b"Z\\xfcrich".decode("utf-8", "surrogateescape"))
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables that TOML text holds; raises `ValueError` for whatever is wrong with it.
 

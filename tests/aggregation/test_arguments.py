@@ -57,6 +57,20 @@ def test_a_masked_array_is_refused_and_its_mask_is_not_lost():
     assert [(refusal.client, refusal.reason) for refusal in merged.notes["refused"]] == [(1, "weight")]
 
 
+@pytest.mark.parametrize("optimizer", ["adam", fedgma.sgd, {"learning_rate": 1.0}])
+def test_what_cannot_be_an_optimizer_is_refused_at_the_door(optimizer):
+    with pytest.raises(fedgma.ConfigError, match=r"optimizer: .* made by a call, such as fedgma\.adam"):
+        fedgma.server_round({"w": np.zeros(2)}, LIST, optimizer=optimizer)
+    with pytest.raises(fedgma.ConfigError, match="optimizer: "):
+        fedgma.averaged(optimizer)
+
+
+@pytest.mark.parametrize("rule", [fedgma.mean, fedgma.masked_mean, fedgma.median])
+def test_a_rule_that_was_not_called_is_told_apart_from_a_users_function(rule):
+    with pytest.raises(fedgma.ConfigError, match=rf"{rule.__name__} makes a rule; call it, such as {rule.__name__}\("):
+        fedgma.server_round({"w": np.zeros(2)}, LIST, aggregator=rule)
+
+
 @pytest.mark.parametrize("name", [("site", 4), 2.5, b"site", frozenset("a"), True])
 def test_a_name_that_would_come_back_as_another_is_not_sent(name):
     tally = Tally()

@@ -21,7 +21,7 @@ ONES = {name: np.ones(2, np.float32) for name in LIKE}
         ({**ONES, "x": ONES["a"]}, "entries missing: none, unexpected: ['x']"),
         ({"a": ONES["a"]}, "entries missing: ['b', 'c', 'd'], unexpected: none"),
         ({**ONES, "b": np.ones(3, np.float32)}, "'b' must have shape [2], got [3]"),
-        ({**ONES, "b": np.ones(2)}, "'b' must be float32, got float64"),
+        ({**ONES, "b": np.ones(2)}, "'b' must be float32, got float64; Gate(cast=True) accepts it"),
         ({**ONES, "b": np.ones(2, bool)}, "'b' must hold numbers, got bool"),
         ({**ONES, "b": np.array([1, np.nan], np.float32)}, "'b' holds a NaN or an infinity"),
         ({**ONES, 3: ONES["a"]}, "entry names must be strings, got 3"),

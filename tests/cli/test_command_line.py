@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from rich.console import Console
 
 from commands import BUILT, call
 from fedgma import cli
+from fedgma.cli import bars, play
 from fedgma.cli import estimate as estimates
-from fedgma.cli import live, play
 from fedgma.cli.tables import say_table
 from fedgma.experiments import doctor, estimate
 from fedgma.experiments.grid import expand
@@ -113,7 +114,7 @@ def line(round):
 def test_progress_is_one_line_on_a_terminal_of_any_width(width):
     runs, _ = members()
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    watch = live.Watch(console, quiet=False, names=arm_names(runs))
+    watch = bars.Display(console, quiet=False, names=arm_names(runs))
     watch.begin(runs, "training")
     for run in runs:
         watch.see(Played(run, line(7)))
@@ -166,6 +167,19 @@ def test_an_unknown_command_is_answered_with_one_suggestion():
     assert said.count("run") == 1
 
 
+def test_a_setting_that_was_written_as_an_option_is_told_apart_from_a_wrong_option():
+    for command in ("run", "sweep"):
+        assert (
+            call(command, "--dataset", "mine.npz")[2]
+            == "fedgma: dataset is a setting and no option; write dataset=VALUE\n"
+        )
+        assert call(command, "--batch-size=8")[2].endswith("write batch_size=VALUE\n")
+        code, _, said = call(command, "--devise", "cpu")
+        assert code == 2
+        assert "--devise" in said
+        assert "--device" in said
+
+
 def test_signs_that_the_terminal_does_not_have_are_replaced(monkeypatch):
     screen = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(screen, "ascii", write_through=True))
@@ -178,16 +192,16 @@ def test_signs_that_the_terminal_does_not_have_are_replaced(monkeypatch):
 def test_a_log_file_gets_a_line_now_and_then_and_a_quiet_one_none(monkeypatch):
     runs, _ = members()
     for seconds, quiet, lines in ((0.0, False, 2), (0.0, True, 0), (3600.0, False, 0)):
-        monkeypatch.setattr(live, "LINE_SECONDS", seconds)
+        monkeypatch.setattr(bars, "LINE_SECONDS", seconds)
         file = io.StringIO()
-        watch = live.Watch(Console(file=file, width=40), quiet=quiet, names=arm_names(runs))
+        watch = bars.Display(Console(file=file, width=40), quiet=quiet, names=arm_names(runs))
         with watch.bars:
             watch.begin(runs, "training")
             for round in (1, 2):
                 watch.see(Played(runs[0], line(round)))
         written = file.getvalue().splitlines()
         assert len(written) == lines
-    monkeypatch.setattr(live, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
     assert watch._seen.text == "training: 2 of 120 rounds, about 12 s left, mean 50.0 %"
 
 
@@ -243,6 +257,14 @@ def test_names_and_notes_are_recorded_and_do_not_change_the_runs(tmp_path):
     assert "all 2 runs are already done" in printed
     assert [read_label(folder) for folder in folders] == [("second", "try it")] * 2
     assert call("run", *SMALL, "--out", out, "--name", "a\nb")[0] == 2
+
+
+def test_the_command_that_is_printed_can_be_pasted_and_the_record_read(tmp_path):
+    out = tmp_path / "two words" / b"Z\xfcrich".decode("utf-8", "surrogateescape")
+    code, printed, _ = call("run", *SMALL, "--out", out)
+    assert code == 0
+    assert f"fedgma report {shlex.quote(str(out))}" in printed
+    assert [run.head["command"].split()[0] for run in read_runs([out])] == ["fedgma"] * 2
 
 
 def test_a_shell_can_complete_commands(monkeypatch):

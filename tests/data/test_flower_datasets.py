@@ -7,7 +7,7 @@ import pytest
 
 import fedgma
 from fedgma.data.files import from_data
-from fedgma.data.files.tables import columns_of
+from fedgma.data.files.own.tables import columns_of
 from fedgma.errors import DataError
 
 

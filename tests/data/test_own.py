@@ -103,7 +103,14 @@ def test_a_folder_with_train_and_test_parts_keeps_them(tmp_path):
 def test_images_of_several_sizes_are_refused(tmp_path):
     pictures(tmp_path)
     Image.new("RGB", (9, 9)).save(tmp_path / "ant" / "z.png")
-    with pytest.raises(DataError, match="images of 2 sizes; resize"):
+    with pytest.raises(DataError, match="images of 2 sizes, such as 8 x 8 and 9 x 9; resize"):
+        load_images(tmp_path)
+
+
+def test_a_damaged_image_is_named(tmp_path):
+    pictures(tmp_path)
+    (tmp_path / "ant" / "z.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"ant/z.png: the image cannot be decoded: cannot identify image file; replace"):
         load_images(tmp_path)
 
 

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgma.data.files import from_arrays, from_data, load, load_own
-from fedgma.data.files.numbering import number_labels
+from fedgma.data.files.own.numbering import number_labels
 from fedgma.errors import ConfigError, DataError
 
 X = np.arange(40, dtype=np.float32).reshape(20, 2)
@@ -348,6 +349,61 @@ def test_objects_in_python_are_data_sets(given):
 
 def test_three_arrays_are_samples_labels_and_clients():
     assert set(from_data((X, Y, ["a", "b"] * 10)).train.client) == {0, 1}
+
+
+class Numbers:
+    """As torch's `Dataset`: a length, and an item for each number."""
+
+    classes = ("odd", "even")
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, number):
+        return self.items[number]
+
+
+ITEMS = [(torch.full((2,), float(n)), torch.tensor(n % 2)) for n in range(20)]
+
+
+def test_a_data_set_that_hands_out_samples_is_read_item_by_item():
+    data = from_data(Numbers(ITEMS))
+    assert (data.classes, data.train.x.shape, len(data.test.y)) == (("odd", "even"), (16, 2), 4)
+    apart = from_data((Numbers(ITEMS[:12]), Numbers(ITEMS[12:])))
+    assert apart.test.x[:, 0].tolist() == list(range(12, 20))
+    assert from_data({"train": Numbers(ITEMS[:12]), "test": Numbers(ITEMS[12:])}).test.y.tolist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([], "must be .sample, label., got none"),
+        ([torch.zeros(2)], "must be .sample, label., got a Tensor of 2"),
+        ([(np.zeros(2), 0), (np.zeros(3), 0)], r"one shape, got \[2\] and \[3\]"),
+    ],
+)
+def test_items_that_are_no_samples_with_labels_are_refused(items, said):
+    with pytest.raises(DataError, match=said):
+        from_data(Numbers(items))
+
+
+@pytest.mark.parametrize("names", [("rome", "oslo"), (1, 0)])
+def test_a_mapping_of_names_to_data_holds_clients_with_tests_of_their_own(names):
+    x, y = np.arange(20.0).reshape(10, 2), np.arange(10) % 2
+    data = from_data({names[0]: (x, y), names[1]: (x + 100, y)})
+    assert data.own_tests
+    for part in (data.train, data.test):
+        assert np.array_equal(part.client == 0, part.x[:, 0] >= 100)  # the second name comes first in order
+    assert len(data.test.y) == 4
+
+
+def test_tensors_of_any_floating_type_are_samples():
+    x = torch.arange(20.0).reshape(10, 2).requires_grad_()
+    for kind in (torch.bfloat16, torch.float16, torch.float64):
+        assert from_data((x.to(kind), torch.arange(10) % 2)).train.x.dtype == np.float32
 
 
 def test_an_object_of_no_known_kind_is_refused():

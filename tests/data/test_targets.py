@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from commands import call
 from fedgma.data.federation import federate
 from fedgma.data.files import from_arrays, load
-from fedgma.data.files.targets import PADDING
-from fedgma.data.files.text import lines, load_text, windows
+from fedgma.data.files.own.targets import PADDING
+from fedgma.data.files.own.text import lines, load_text, windows
 from fedgma.data.partitions import Partition
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError, DataError

@@ -12,14 +12,14 @@ import pytest
 from commands import call
 from fedgma.documents import parse_toml
 from fedgma.errors import ConfigError
-from fedgma.experiments.advice import conclude, settings_file
-from fedgma.experiments.advice_pictures import pictures_of
-from fedgma.experiments.advise import Course, Found, Trainer, find_out
+from fedgma.experiments.advise.advice import conclude, settings_file
+from fedgma.experiments.advise.halving import Stage
+from fedgma.experiments.advise.pictures import pictures_of
+from fedgma.experiments.advise.question import AVERAGE_OF_MODELS, TRIED, Question, ask
+from fedgma.experiments.advise.search import Course, Found, Trainer, find_out
 from fedgma.experiments.grid import expand
-from fedgma.experiments.halving import Stage
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import plan
-from fedgma.experiments.question import AVERAGE_OF_MODELS, TRIED, Question, ask
 from fedgma.experiments.settings import Settings, complete
 from fedgma.records.reader import Run, read_runs
 

@@ -8,7 +8,7 @@ from small_runs import SMALL
 
 import fedgma
 from commands import call
-from fedgma.cli.settings import show_settings
+from fedgma.cli.show_settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import expand, read_grid
 from fedgma.experiments.materials import Materials

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_runs import SMALL
 
-from fedgma.data.files.delays import read_delays
+from fedgma.data.files.own.delays import read_delays
 from fedgma.errors import ConfigError, DataError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import check, expand, read_grid

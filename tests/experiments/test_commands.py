@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import call
-from fedgma.cli.live import spark
+from fedgma.cli.bars import spark
 from fedgma.experiments import doctor
 from fedgma.experiments.grid import every_name
 from fedgma.records.checkpoints import digest
@@ -68,7 +68,7 @@ def test_the_doctor_measures_speed():
 
 def test_the_settings_reference_is_that_of_the_models():
     tool = load_script("tools/write_settings.py")
-    page = (ROOT / "docs" / "experiments.md").read_text()
+    page = (ROOT / "docs" / "settings.md").read_text()
     assert tool.page_with(tool.reference(), page) == page, "run: python tools/write_settings.py"
 
 
@@ -107,7 +107,7 @@ def test_a_digest_sees_names_types_and_shapes():
 def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch):
     from rich.console import Console
 
-    from fedgma.cli.live import Watch
+    from fedgma.cli.bars import Display
     from fedgma.experiments import play as experiments
     from fedgma.experiments.grid import expand
     from fedgma.experiments.materials import Materials
@@ -117,7 +117,7 @@ def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch
     chosen = {"model": "logistic", "rounds": 3, "seed": 0, "partition": {"clients": 10}}
     members = experiments.plan(expand(chosen), materials, None)
     screen = io.StringIO()
-    watch = Watch(Console(file=screen, force_terminal=True, width=160), quiet=False, names=arm_names(members))
+    watch = Display(Console(file=screen, force_terminal=True, width=160), quiet=False, names=arm_names(members))
     with watch.bars:
         watch.begin(members, "training")
         for played in experiments.play_fleet(members, materials):
@@ -132,6 +132,6 @@ def test_progress_is_shown_on_a_terminal_and_counts_what_was_resumed(monkeypatch
 def test_a_pipe_gets_no_progress(quiet):
     from rich.console import Console
 
-    from fedgma.cli.live import Watch
+    from fedgma.cli.bars import Display
 
-    assert Watch(Console(file=io.StringIO()), quiet=quiet, names={}).bars.disable
+    assert Display(Console(file=io.StringIO()), quiet=quiet, names={}).bars.disable

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedgma.experiments.places import Place
-from fedgma.experiments.rendezvous import joined
+from fedgma.experiments.ranks.places import Place
+from fedgma.experiments.ranks.rendezvous import joined
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgma.experiments.halving import (
+from fedgma.experiments.advise.halving import (
     Allowance,
     Stage,
     final_stage,

@@ -17,8 +17,8 @@ from test_resume import outcome
 import fedgma
 from commands import call
 from fedgma.errors import ConfigError, RankLost
-from fedgma.experiments.launch import launch
-from fedgma.experiments.places import STORE, find_place
+from fedgma.experiments.ranks.launch import launch
+from fedgma.experiments.ranks.places import STORE, find_place
 from fedgma.records.reader import read_head
 
 SOURCE = str(Path(fedgma.__file__).parents[1])

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedgma.cli.settings import show_settings
+from fedgma.cli.show_settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import expand, read_grid
-from fedgma.experiments.local_training import AXES, OFF, schedule_of
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings, complete, record
+from fedgma.experiments.settings.local_training import AXES, OFF, schedule_of
 from fedgma.records.format import fingerprint, lineage
 from fedgma.statistics.labels import LEFT_OUT
 from fedgma.training.schedules import Schedule, factor

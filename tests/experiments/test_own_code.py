@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedgma.experiments.own_code import load_code
+from fedgma.experiments.own.files import load_code
 
 
 @pytest.fixture(autouse=True)

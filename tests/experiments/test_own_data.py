@@ -18,10 +18,10 @@ from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.own_defaults import fit_partition, usual_model
-from fedgma.experiments.partition_settings import PartitionSettings
+from fedgma.experiments.own.defaults import fit_partition, usual_model
 from fedgma.experiments.plan import plan
 from fedgma.experiments.settings import complete, record
+from fedgma.experiments.settings.partition import PartitionSettings
 from fedgma.records.format import recorded_normalisation
 from fedgma.records.reader import read_head
 from fedgma.training.models import build
@@ -55,6 +55,11 @@ def test_data_that_name_their_clients_are_divided_by_them_and_it_is_said():
     assert settings.partition.name == "iid"
     assert "iid, 9 clients of about 10 samples, because 96 samples cannot be divided" in said[-2]
     assert "the 4 clients that the data name are not used" in said[-2]
+
+
+def test_samples_that_leave_none_for_testing_are_refused():
+    with pytest.raises(ConfigError, match="own: 4 samples leave none for testing; give more, or a test part"):
+        experiments.run({"rounds": 1}, data=(np.zeros((4, 2)), [0, 0, 1, 1]))
 
 
 def test_owners_are_grouped_or_the_fix_is_said():

@@ -9,7 +9,7 @@ from small_runs import SMALL
 import fedgma
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.named_code import own_name
+from fedgma.experiments.own.named import own_name
 from fedgma.experiments.plan import grid_of, plan
 from fedgma.experiments.settings import Settings
 from fedgma.records.reader import read_head

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgma.aggregation.rules import RULES
-from fedgma.cli.settings import show_settings
+from fedgma.cli.show_settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.settings import MODELS, RULE_SETTINGS, USED, Settings, complete, record
+from fedgma.experiments.settings import Settings, complete, record
+from fedgma.experiments.settings.recorded import RULE_SETTINGS, USED
+from fedgma.experiments.settings.run import MODELS
 from fedgma.experiments.spec_parts import optimizer_of
 from fedgma.records.format import fingerprint
 from fedgma.simulation.algorithms import ALGORITHMS
@@ -146,6 +148,11 @@ def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
     assert record(complete(Settings(augment="crop_flip")))["augment"] == "crop_flip"
 
 
+def test_a_settings_file_may_begin_with_a_mark_and_end_its_lines_as_on_windows(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbfrounds = 7\r\nseed = 0\r\n")
+    assert {run.rounds for run in read_grid(tmp_path / "mine.toml").runs} == {7}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -155,6 +162,10 @@ def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
         ({"rounds": 2.0}, "rounds: input should be a valid integer, got 2.0"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1, got 0"),
         ({"client_learning_rate": float("nan")}, "client_learning_rate: input should be a finite number, got nan"),
+        ({"clients": 10}, "unknown setting 'clients'; did you mean 'partition.clients'?"),
+        ({"lr": 0.1}, "unknown setting 'lr'; did you mean 'client_learning_rate'?"),
+        ({"aggregator": "fedavg"}, "got 'fedavg'; fedavg is an algorithm"),
+        ({"dataset": "z\udcfcri.npz"}, "dataset: expected UTF-8 text, got bytes of another encoding; rename the file"),
         ({"aggregator": "gmaa"}, "got 'gmaa'; did you mean 'gma'?"),
         ({"partition": {"nmae": "iid"}}, "unknown setting 'partition.nmae'; did you mean 'partition.name'?"),
         ({"aggregator": "mean", "tau": 0.3}, "tau is given but no run uses it"),

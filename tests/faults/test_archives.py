@@ -12,7 +12,7 @@ import pytest
 from fedgma.data.files.cifar import find_cifar100
 from fedgma.data.files.idx import read_idx
 from fedgma.data.files.npy import read_npz
-from fedgma.data.files.own import load_npz
+from fedgma.data.files.own.arrays import load_npz
 from fedgma.data.files.reader import SMALL, VARIABLE
 from fedgma.data.files.tinyimagenet import find_tinyimagenet
 from fedgma.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ from fedgma.cli import app
 from fedgma.data.files import locate
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import check, every_name, expand, read_grid
-from fedgma.experiments.section import LARGE, MOST
+from fedgma.experiments.settings.section import LARGE, MOST
 from rows import row
 from scripts import load_script
 

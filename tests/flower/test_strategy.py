@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 import fedgma
 from fake_grids import Nodes, failure, record, reply
@@ -117,3 +119,30 @@ def test_flowers_own_options_are_passed_on():
     )
     assert strategy.fraction_evaluate == 0.5
     assert strategy.weighted_by_key == "samples"
+
+
+def test_noise_that_nodes_add_passes_the_gate():
+    noisy = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=10.0, delta=1e-3)
+
+    def answer(node, message):
+        def train(message, context):
+            arrays = {name: array.numpy() + 0.1 for name, array in message.content["arrays"].items()}
+            return Message(content=reply(node, arrays).content, reply_to=message)
+
+        return noisy(message, None, train)
+
+    nodes = Nodes([1, 2, 3], answer)
+    result = Masked(fraction_evaluate=0.0).start(nodes, record({"w": np.ones(50, np.float32)}), num_rounds=1)
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["gma-clients"], metrics["gma-refused"]) == (3, 0)
+    assert 0 < metrics["gma-share-unmasked"] < 1  # of three coins, a quarter agrees
+
+
+def test_a_wrapper_of_flower_that_adds_noise_takes_the_mean_of_clipped_updates():
+    wrapped = DifferentialPrivacyServerSideFixedClipping(
+        Masked(aggregator=fedgma.mean(), share_cap=None), noise_multiplier=0, clipping_norm=1.0, num_sampled_clients=2
+    )
+    start = {"w": np.zeros(2, np.float32)}
+    replies = [reply(1, {"w": np.array([3, 4], np.float32)}), reply(2, {"w": np.array([0, 0.5], np.float32)})]
+    after, _ = played(wrapped, replies, start)
+    np.testing.assert_allclose(after["w"], [0.3, 0.65], rtol=1e-6)

@@ -9,9 +9,10 @@ import sys
 import torch
 
 from fedgma.cli.app import run_app
-from fedgma.experiments import agreement, play, rendezvous  # noqa: F401  before the fork
-from fedgma.experiments.launch import LOOPBACK
-from fedgma.experiments.places import STORE
+from fedgma.experiments import play  # noqa: F401  before the fork
+from fedgma.experiments.ranks import agreement, rendezvous  # noqa: F401
+from fedgma.experiments.ranks.launch import LOOPBACK
+from fedgma.experiments.ranks.places import STORE
 
 
 def main(store: str, *words: str) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgma.data.files.targets import PADDING
+from fedgma.data.files.own.targets import PADDING
 from fedgma.training.tasks import MULTI_LABEL, NEXT_TOKEN, REGRESSION
 from plain_pools import make_federation
 

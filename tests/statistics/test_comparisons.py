@@ -27,6 +27,13 @@ def test_runs_of_one_seed_are_paired_and_the_difference_is_first_minus_second(tm
     assert made.differ == ("aggregator",)
 
 
+def test_scores_that_differ_by_rounding_alone_are_equal(monkeypatch, tmp_path):
+    write_duel(tmp_path, seeds=4, lift=0.0)
+    scores = iter([33.1, 33.1 + 1e-14] * 4)
+    monkeypatch.setattr("fedgma.statistics.comparisons.score", lambda *_: next(scores))
+    assert arms(read_runs([tmp_path]), "gma", "mean").cells[0].verdict.outcome == "equal"
+
+
 def test_every_setting_is_a_cell_and_p_is_corrected_for_their_number(tmp_path):
     for algorithm in ("fedavg", "fedadam"):
         write_duel(tmp_path, algorithm=algorithm, seeds=4)

@@ -1,11 +1,10 @@
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from fedgma.training.choose import form_scorer, written_form
-from fedgma.training.evaluation import client_accuracies, evaluate, run_forward, sample_scores, scorer
+from fedgma.training.evaluation import client_means, evaluate, run_forward, sample_scores, scorer
 from fedgma.training.models import build
 from lane_twins import start_of
 from plain_pools import make_pool
@@ -86,6 +85,6 @@ def test_samples_are_seen_in_their_homes_environment():
 
 
 def test_a_client_is_scored_on_its_own_samples():
-    hits = torch.tensor([[True, False, True, True], [False, False, True, False]])
-    found = client_accuracies(hits, [np.array([0, 1]), np.array([2, 3, 0])])
-    np.testing.assert_allclose(found, [[0.5, 1.0], [0.0, 1 / 3]])
+    hits, table = torch.tensor([[True], [False], [True], [True]]), torch.tensor([[0, 1, -1], [2, 3, 0]])
+    assert client_means(torch.arange(4.0), hits, table)[1].flatten().tolist() == [0.5, 1.0]
+    assert client_means(torch.arange(4.0), hits, table)[0].tolist() == pytest.approx([0.5, 5 / 3])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedgma.errors import ConfigError
-from fedgma.experiments.local_training import SMOOTHED
+from fedgma.experiments.settings.local_training import SMOOTHED
 from fedgma.training import lanes, loop
 from fedgma.training.batches import effective_rates
 from fedgma.training.choose import written_form

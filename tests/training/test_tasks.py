@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedgma.data.files.targets import PADDING
+from fedgma.data.files.own.targets import PADDING
 from fedgma.errors import ConfigError
 from fedgma.training import lanes, loop
 from fedgma.training.choose import choose

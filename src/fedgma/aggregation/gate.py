@@ -17,7 +17,7 @@ A refused client is left out of the mean and of the vote count. The result is th
 """
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,6 +57,14 @@ class Refusal(NamedTuple):
     client: Hashable
     reason: str
     detail: str
+
+
+def in_words(refused: Sequence[Refusal]) -> str:
+    """How many clients were refused and why, with the first one in full."""
+    if not refused:
+        return "none was added"
+    reasons = ", ".join(sorted({refusal.reason for refusal in refused}))
+    return f"{len(refused)} refused: {reasons}; the first: {refused[0].detail}"
 
 
 @dataclass(frozen=True)
@@ -238,8 +246,10 @@ def check_schema(schema: Schema, expected: Schema, cast: bool) -> None:
         actual = schema[name]
         if actual.shape != wanted.shape:
             raise Refused("shape", f"{name!r} must have shape {list(wanted.shape)}, got {list(actual.shape)}")
-        if actual.dtype != wanted.dtype and not (cast and {actual.dtype, wanted.dtype} <= FLOATS):
-            raise Refused("dtype", f"{name!r} must be {wanted.dtype}, got {actual.dtype}")
+        floats = {actual.dtype, wanted.dtype} <= FLOATS
+        if actual.dtype != wanted.dtype and not (cast and floats):
+            accept = "; Gate(cast=True) accepts it" if floats else ""
+            raise Refused("dtype", f"{name!r} must be {wanted.dtype}, got {actual.dtype}{accept}")
 
 
 def read_update(update: Mapping[str, Any], schema: Schema, expected: Schema) -> dict[str, Array]:

@@ -107,6 +107,7 @@ def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
     [1.0]
     """
     _check_share(beta=beta)
+    optimizer = as_optimizer(optimizer)
 
     def init(params: Params) -> State:
         floats = {key: detach(array) for key, array in params.items() if spec(array).dtype in FLOATS}
@@ -134,6 +135,7 @@ OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
 # -- the formulas: (mean, z, v, rates) -> (step, z, v); moments that an optimiser does not use are passed through ------
 
 Step = tuple[Array, Array, Array]
+Formula = Callable[[Array, Array, Array, Rates], Step]
 
 
 def _sgd(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
@@ -164,7 +166,7 @@ def _precondition(mean: Array, z: Array, v: Array, rates: Rates) -> Step:
     return z / (_sqrt(v) + rates.epsilon), z, v
 
 
-FORMULAS: dict[str, Callable[[Array, Array, Array, Rates], Step]] = {
+FORMULAS: dict[str, Formula] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "adagrad": _adagrad,
@@ -188,47 +190,74 @@ def server_optimizer(
         raise ConfigError(f"unknown server optimiser {name!r}; known: {', '.join(sorted(FORMULAS))}")
     _check_settings(learning_rate, beta1, beta2, epsilon, mask_position)
     rates = Rates(beta1, 1 - beta1, beta2, 1 - beta2, epsilon)
-    formula, used, after = FORMULAS[name], MOMENTS[name], mask_position == "after"
-    first = {"z": 0.0, "v": epsilon**2}
+    stepper = _Stepper(FORMULAS[name], MOMENTS[name], rates, learning_rate, mask_position == "after")
+    coefficients = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+    settings = {"learning_rate": learning_rate, **coefficients, "mask_position": mask_position}
+    return ServerOptimizer(name, stepper.init, stepper.step, settings)
 
-    def init(params: Params) -> State:
+
+class _Stepper(NamedTuple):
+    """A formula with its settings: the two functions of a server optimiser."""
+
+    formula: Formula
+    used: tuple[str, ...]  # moments that it keeps
+    rates: Rates
+    learning_rate: float
+    after: bool  # whether the mask comes after the preconditioner
+
+    def init(self, params: Params) -> State:
+        """The moments before the first round."""
+        first = {"z": 0.0, "v": self.rates.epsilon**2}
         trainable = {key: array for key, array in params.items() if spec(array).dtype in FLOATS}
-        return {moment: {key: _fill(first[moment], array) for key, array in trainable.items()} for moment in used}
+        return {moment: {key: _fill(first[moment], array) for key, array in trainable.items()} for moment in self.used}
 
-    def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
+    def step(self, aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
+        """The parameters and moments after a round; raises `Diverged` if they are not finite."""
         params = {key: detach(array) for key, array in params.items()}
-        _check_entries(aggregate, state, params, used)
+        _check_entries(aggregate, state, params, self.used)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the check of the result raises instead
-            moved, moments = move(aggregate, state, params)
+            moved, moments = self._move(aggregate, state, params)
         _check_finite(moved)
         _check_finite(moments.get("v", {}))  # an infinite v divides the step to zero; an infinite z shows in the step
         return {**params, **moved}, moments
 
-    def move(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
+    def _move(self, aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
         moved: dict[str, Array] = {}
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
         for key, mean in aggregate.mean.items():
-            dtype = _working_type(params[key])
-            wide = cast(move_to(mean, params[key]), dtype)
-            wide = wide if after else aggregate.masked(key, wide)
-            before = {moment: state[moment][key] for moment in used}
-            change, z, v = formula(wide, before.get("z"), before.get("v"), rates)
-            if after:
-                change = aggregate.masked(key, change)
-            elif aggregate.length is not None:
-                masked = aggregate.reference.masked(key, cast(move_to(mean, params[key]), dtype))
-                change = to_length(change, formula(masked, before.get("z"), before.get("v"), rates)[0])
-            moved[key] = cast(cast(params[key], dtype) + learning_rate * change, spec(params[key]).dtype)
-            for moment, array in (("z", z), ("v", v)):
-                if moment in used:
-                    moments[moment][key] = array
-        for key, change in aggregate.buffers.items():
-            moved[key] = _add_buffer(key, params[key], move_to(change, params[key]))
+            held, dtype = params[key], _working_type(params[key])
+            before = {moment: state[moment][key] for moment in self.used}
+            change, after = self._change(aggregate, key, cast(move_to(mean, held), dtype), before)
+            moved[key] = cast(cast(held, dtype) + self.learning_rate * change, spec(held).dtype)
+            for moment in self.used:
+                moments[moment][key] = after[moment]
+        for key, update in aggregate.buffers.items():
+            moved[key] = _add_buffer(key, params[key], move_to(update, params[key]))
         return moved, moments
 
-    coefficients = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-    settings = {"learning_rate": learning_rate, **coefficients, "mask_position": mask_position}
-    return ServerOptimizer(name, init, step, settings)
+    def _change(
+        self, aggregate: Aggregate, key: str, mean: Array, before: dict[str, Array]
+    ) -> tuple[Array, dict[str, Array]]:
+        """One entry's masked step, before the learning rate, and its new moments."""
+        z, v = before.get("z"), before.get("v")
+        change, *after = self.formula(mean if self.after else aggregate.masked(key, mean), z, v, self.rates)
+        if self.after:
+            change = aggregate.masked(key, change)
+        elif aggregate.length is not None:
+            change = to_length(change, self.formula(aggregate.reference.masked(key, mean), z, v, self.rates)[0])
+        return change, dict(zip(("z", "v"), after, strict=True))
+
+
+def as_optimizer(given: Any) -> ServerOptimizer:
+    """The server optimiser that a user gave, by default FedAvg's; an error for what cannot be one, such as its name."""
+    if given is None:
+        return sgd()
+    if not (hasattr(given, "init") and hasattr(given, "step")):
+        raise ConfigError(
+            f"optimizer: expected a server optimiser, got {given!r:.60}; "
+            "one of the library is made by a call, such as fedgma.adam(0.01)"
+        )
+    return given  # type: ignore[no-any-return]
 
 
 def split_state(state: State | None) -> tuple[State | None, State]:

@@ -37,6 +37,8 @@ def as_rule(given: Any, name: str | None = None) -> Rule:
             f"aggregator: expected a rule or a function of sums, got {given!r:.60}; "
             "a rule of the library is made by a call, such as fedgma.masked_mean(tau=0.4)"
         )
+    if inspect.isroutine(given) and inspect.signature(given).return_annotation is Rule:
+        raise ConfigError(f"aggregator: {given.__name__} makes a rule; call it, such as {given.__name__}()")
     title = name or getattr(given, "__name__", None) or type(given).__name__
     prepare, state = getattr(given, "prepare", None), getattr(given, "state", {})
     if not isinstance(state, Mapping) or not all(isinstance(value, int | float) for value in state.values()):

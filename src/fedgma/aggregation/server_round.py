@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation.gate import Gate, Refused, check_schema, read_array, read_mapping, read_schema
-from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
+from fedgma.aggregation.optimizers import ServerOptimizer, State, as_optimizer, join_states, split_state
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.stack import Weights, align_clients
@@ -51,7 +51,7 @@ def server_round(
         raise DataError(
             f"client_params: expected a list with a model for each client, got {type(client_params).__name__}"
         )
-    rule, optimizer = masked_mean() if aggregator is None else as_rule(aggregator), optimizer or sgd()
+    rule, optimizer = masked_mean() if aggregator is None else as_rule(aggregator), as_optimizer(optimizer)
     counts, labels = align_clients(len(client_params), weights, clients, "models")
     model = rule.lift(params)
     tally = rule.open(model, buffers=buffers, gate=gate)

@@ -28,6 +28,7 @@ from fedgma.aggregation.gate import (
     check_members,
     check_schema,
     entry_kind,
+    in_words,
     nonfinite,
     norm,
     plain_arrays,
@@ -103,7 +104,7 @@ class Tally:
             try:
                 self.set_schema(read_schema(like), next(iter(like.values())))
             except Refused as refused:
-                raise DataError(f"like: {refused.detail}") from None
+                raise DataError(f"the model: {refused.detail}") from None
 
     @property
     def weight(self) -> float:
@@ -265,10 +266,7 @@ class Tally:
     def check_round(self) -> None:
         """Raise `NotEnoughClients` unless there are clients to average and none has more than its share of weight."""
         if self.schema is None or not self.clients:
-            reasons = ", ".join(sorted({refusal.reason for refusal in self.refused})) or "no update was added"
-            raise NotEnoughClients(
-                f"no valid update to average ({len(self.refused)} refused: {reasons}); nothing was changed"
-            )
+            raise NotEnoughClients(f"no valid update to average ({in_words(self.refused)}); nothing was changed")
         self.check_share()
 
     def check_share(self) -> None:

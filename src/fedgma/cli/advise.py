@@ -13,9 +13,9 @@ from fedgma.cli import play
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedgma.cli.live import Watch
-    from fedgma.experiments.advice import Advice
-    from fedgma.experiments.advise import Found
+    from fedgma.cli.bars import Display
+    from fedgma.experiments.advise.advice import Advice
+    from fedgma.experiments.advise.search import Found
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Played
@@ -44,15 +44,15 @@ def advise(
     plain mean at its own best rates on test samples and paired seeds. The advice is a settings file, advice.toml. If
     it was stopped, the same command goes on.
     """
-    from fedgma.cli.live import obeying_signals
+    from fedgma.cli.signals import obeying_signals
 
     manner = play.Manner(out, device, precision, quiet, as_json, 10.0, True, model_version)
     began = time.monotonic()
     with obeying_signals(training=True) as stopping:
-        from fedgma.experiments.advice import conclude
-        from fedgma.experiments.advise import Trainer, find_out
+        from fedgma.experiments.advise.advice import conclude
+        from fedgma.experiments.advise.question import ask
+        from fedgma.experiments.advise.search import Trainer, find_out
         from fedgma.experiments.materials import Materials
-        from fedgma.experiments.question import ask
 
         grid = play.grid_of_words(words)
         materials = Materials(device, folder=grid.folder, precision=precision, version=model_version)
@@ -78,16 +78,16 @@ class Shown:
 
     def __init__(self, console: "Console", *, quiet: bool) -> None:
         self._console, self._quiet = console, quiet
-        self._watch: Watch | None = None
+        self._watch: Display | None = None
 
     def stage(self, words: str, planned: "Sequence[Planned]") -> None:
         """A stage starts."""
-        from fedgma.cli.live import Watch
+        from fedgma.cli.bars import Display
         from fedgma.experiments.progress import arm_names
 
         self.close()
         self._console.print(words, soft_wrap=True)
-        self._watch = Watch(self._console, quiet=self._quiet, names=arm_names(planned))
+        self._watch = Display(self._console, quiet=self._quiet, names=arm_names(planned))
         self._watch.bars.start()
 
     def begin(self, members: "Sequence[Planned]", name: str) -> None:
@@ -108,8 +108,8 @@ class Shown:
 
 def write(found: "Found", advice: "Advice", materials: "Materials", out: Path) -> None:
     """Write advice.toml, advice.md and the pictures."""
-    from fedgma.experiments.advice import settings_file
-    from fedgma.experiments.advice_pictures import pictures_of
+    from fedgma.experiments.advise.advice import settings_file
+    from fedgma.experiments.advise.pictures import pictures_of
     from fedgma.reports.plots.style import save
 
     (out / "pictures").mkdir(parents=True, exist_ok=True)

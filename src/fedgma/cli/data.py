@@ -150,8 +150,8 @@ def _chosen(
         partition = partition or "label_skew"
         return partition, 100 if clients is None and partition != "natural" else clients, settings
     from fedgma.experiments.grid import check
-    from fedgma.experiments.own_defaults import fit_partition
-    from fedgma.experiments.partition_settings import completed, details
+    from fedgma.experiments.own.defaults import fit_partition
+    from fedgma.experiments.settings.partition import completed, details
 
     named = {key: value for key, value in {"name": partition, "clients": clients}.items() if value is not None}
     part = completed(check({"partition": {**named, **settings}}).partition, seed=0, classes=2, own=True)

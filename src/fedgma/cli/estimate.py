@@ -24,7 +24,7 @@ def say_estimate(
     packed: "Sequence[Sequence[Planned]]",
     materials: "Materials",
     *,
-    facts: dict[str, object] | None,
+    facts: Facts | None,
 ) -> None:
     """`--dry-run`: print what the missing runs would take; with `facts`, as a JSON object beside them."""
     from fedgma.experiments.estimate import estimate

@@ -43,7 +43,7 @@ def up(
     its last checkpoint. The same command resumes a run that was stopped. Nothing outlives this command, and only nodes
     are served beyond this machine.
     """
-    from fedgma.cli.live import obeying_signals
+    from fedgma.cli.signals import obeying_signals
     from fedgma.errors import ConfigError
 
     try:

@@ -54,4 +54,5 @@ def _row(run: "Run", arm: str) -> tuple[Any, ...]:
     rounds = str(run.planned) if run.finished else f"{len(run.rounds)} of {run.planned}"
     last10 = None if summary is None else summary.last10
     started = str(run.head.get("started", ""))[:16].replace("T", " ")
+    started = f"{started}Z" if started else ""  # as recorded, in UTC
     return run.folder.name, read_label(run.folder).name, arm, run.seed, rounds, state_of(run.folder), last10, started

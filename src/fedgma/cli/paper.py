@@ -1,21 +1,22 @@
 """`fedgma paper list | search | run | all`: run the experiments behind the paper's tables and figures."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fedgma.cli import beside, queue
-from fedgma.cli.beside import RUNS, Cells, Quick, Rates
+from fedgma.cli.paper_compare import RUNS, Cells, Quick, Rates, compare, results
+from fedgma.cli.paper_queue import queue
 from fedgma.cli.play import Checkpoints, Device, Precision, Quiet, say_plan
 from fedgma.cli.runs import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedgma.cli.live import Stopping
+    from fedgma.cli.signals import Stopping
     from fedgma.experiments.grid import Grid
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import Planned
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, help="The paper's experiments: list, queue, search, run, compare, all, results."
 )
-app.command()(queue.queue)
-app.command()(beside.compare)
-app.command()(beside.results)
+app.command()(queue)
+app.command()(compare)
+app.command()(results)
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="E1 to E18; `fedgma paper list` names them.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Number of rounds (default: the experiment's own).")]
@@ -257,7 +258,7 @@ def _play(one: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = Fals
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
     absent = _play_runs(plan, how, console) if plan.runs else []
     if plan.runs:
-        console.print(f"compare with: fedgma paper compare {one.id} {how.out}", soft_wrap=True)
+        console.print(f"compare with: fedgma paper compare {one.id} {shlex.quote(str(how.out))}", soft_wrap=True)
     if one.analysis:
         from fedgma.paper.results import run_analysis
 
@@ -268,8 +269,8 @@ def _play(one: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = Fals
 
 def _play_runs(plan: "Plan", how: "How", console: "Console") -> list[str]:
     """Train the missing runs of a plan, with progress bars; return the data sets that this machine does not have."""
-    from fedgma.cli.live import obeying_signals
     from fedgma.cli.play import leave_if_stopped
+    from fedgma.cli.signals import obeying_signals
     from fedgma.experiments import plan as plans
     from fedgma.paper import fleets
     from fedgma.paper.plans import samples
@@ -304,7 +305,7 @@ def _play_fleets(
     packed: "list[list[Planned]]", materials: "Materials", how: "How", stopping: "Stopping", console: "Console"
 ) -> None:
     """Train fleet after fleet and print a line for each; stop before one that is not expected to end in time."""
-    from fedgma.cli.live import Watch
+    from fedgma.cli.bars import Display
     from fedgma.cli.play import play_fleets
     from fedgma.experiments.progress import arm_names
     from fedgma.paper import fleets
@@ -318,7 +319,7 @@ def _play_fleets(
                 f"{len(packed) - number + 1} fleets were not started: they would end after {how.minutes:g} minutes"
             )
             return
-        watch = Watch(console, quiet=how.quiet, names=arm_names(members))
+        watch = Display(console, quiet=how.quiet, names=arm_names(members))
         options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
         play_fleets([members], materials, watch, stopping, **options)
         console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)

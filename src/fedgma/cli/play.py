@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,12 +16,13 @@ from fedgma.cli.estimate import agreed, say_estimate
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedgma.cli.live import Stopping, Watch
+    from fedgma.cli.bars import Display
+    from fedgma.cli.signals import Stopping
     from fedgma.experiments.grid import Grid
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.outcome import Outcome
-    from fedgma.experiments.places import Place
     from fedgma.experiments.plan import Planned
+    from fedgma.experiments.ranks.places import Place
     from fedgma.records.label import Label
     from fedgma.records.reader import Run
 
@@ -105,6 +107,7 @@ def grid_of_words(words: list[str] | None) -> "Grid":
     from fedgma.errors import ConfigError
     from fedgma.experiments.grid import every_name, read_grid
 
+    _check_dashes(words or [])
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"expected one settings file and key=value settings, got {' and '.join(map(repr, files))}")
@@ -113,21 +116,41 @@ def grid_of_words(words: list[str] | None) -> "Grid":
     return read_grid(Path(files[0]) if files else None, [word for word in words or [] if "=" in word])
 
 
+def _check_dashes(words: list[str]) -> None:
+    """Refuse an unknown option; a setting that was written as one is told apart."""
+    import difflib
+
+    import click
+
+    from fedgma.errors import ConfigError
+    from fedgma.experiments.grid import every_name
+
+    for word in words:
+        option = word.partition("=")[0]
+        name = option.lstrip("-").replace("-", "_")
+        if name in every_name() and word.startswith("--"):
+            raise ConfigError(f"{name} is a setting and no option; write {name}=VALUE")
+        if word.startswith("-"):
+            known = [name for option in click.get_current_context().command.params for name in option.opts]
+            raise click.NoSuchOption(option, possibilities=difflib.get_close_matches(option, known))
+
+
 def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> None:
     """Train the missing runs of a grid and print the outcome; after a signal they can be resumed.
 
     A long job is estimated first; at a terminal, a very long one is begun only if the user agrees. `place` is that of
     this process among several (ranks), of which the first speaks and writes.
     """
-    from fedgma.cli.live import Watch, obeying_signals
+    from fedgma.cli.bars import Display
+    from fedgma.cli.signals import obeying_signals
 
     console, speaks = manner.console, place is None or place.rank == 0
     with obeying_signals(training=True, following=not speaks) as stopping, contextlib.ExitStack() as opened:
-        from fedgma.experiments.agreement import fleets_of
         from fedgma.experiments.materials import Materials
         from fedgma.experiments.plan import plan
         from fedgma.experiments.progress import arm_names
-        from fedgma.experiments.rendezvous import joined
+        from fedgma.experiments.ranks.agreement import fleets_of
+        from fedgma.experiments.ranks.rendezvous import joined
         from fedgma.training.ranks import agreed as asked_first
 
         ranks, device = opened.enter_context(joined(place, manner.device))
@@ -146,7 +169,7 @@ def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> Non
         if not (manner.silent or manner.yes or agreed(console, packed, materials)):
             return
         put_label(planned, manner)
-        watch = Watch(console, quiet=manner.silent, names=arm_names(planned))
+        watch = Display(console, quiet=manner.silent, names=arm_names(planned))
         options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state, "ranks": ranks}
         play_fleets(packed, materials, watch, asked_first(ranks, stopping), **options)
     if speaks:
@@ -165,7 +188,7 @@ def put_label(planned: "Sequence[Planned]", manner: Manner) -> None:
 def play_fleets(
     packed: "Sequence[Sequence[Planned]]",
     materials: "Materials",
-    watch: "Watch",
+    watch: "Display",
     stopping: Callable[[], bool],
     **options: Any,
 ) -> None:
@@ -251,7 +274,7 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     for note in outcome.notes:
         console.print(f"note: {note}", soft_wrap=True)
     folders = f"{counted(len(outcome.runs), 'run folder')} in {out}"
-    console.print(f"{folders}; for a full report: fedgma report {out}", soft_wrap=True)
+    console.print(f"{folders}; for a full report: fedgma report {shlex.quote(str(out))}", soft_wrap=True)
 
 
 def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:

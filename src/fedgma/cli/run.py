@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedgma.cli import play
-from fedgma.cli.ranks import on_ranks, play_on_ranks
+from fedgma.cli.on_ranks import on_ranks, play_on_ranks
 from fedgma.cli.runs import Yes
 
 On = Annotated[
@@ -48,7 +48,7 @@ def run(
     """
     grid = play.grid_of_words(words)
     if show:
-        from fedgma.cli.settings import show_settings
+        from fedgma.cli.show_settings import show_settings
 
         typer.echo(show_settings(grid))
         return

@@ -1,6 +1,7 @@
 """`fedgma show`: everything that a run folder says about its run."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         **read_label(folder)._asdict(),
         "state": state_of(folder),
         "rounds": f"{len(run.rounds)} of {run.planned}",
-        "model": f"of round {kept[-1]}: fedgma export {folder}" if kept else "not kept",
+        "model": f"of round {kept[-1]}: fedgma export {shlex.quote(str(folder))}" if kept else "not kept",
         "metric": metrics_of(run)[0].in_words,
         "scores": {} if summary is None else summary._asdict(),
         "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),

@@ -61,7 +61,7 @@ def sweep(
     if on == "here" or dry_run:
         play.play_grid(grid, manner)
     else:
-        from fedgma.cli.spread import spread_grid
+        from fedgma.cli.on_ray import spread_grid
 
         spread_grid(grid, planned, manner, on)
 

@@ -14,20 +14,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedgma.aggregation.rules import BASELINE
-from fedgma.documents import PathLike, parse_toml, read_bytes
+from fedgma.documents import PathLike, is_utf8, parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
-from fedgma.experiments.clock_settings import ClockSettings
-from fedgma.experiments.local_training import ScheduleSettings
-from fedgma.experiments.partition_settings import PartitionSettings
-from fedgma.experiments.settings import (
-    SECTIONS,
-    USED,
-    AttackSettings,
-    Settings,
-    ShiftSettings,
-    complete,
-    record,
-)
+from fedgma.experiments.settings import SECTIONS, Settings, complete, record
+from fedgma.experiments.settings.attack import AttackSettings
+from fedgma.experiments.settings.clock import ClockSettings
+from fedgma.experiments.settings.local_training import ScheduleSettings
+from fedgma.experiments.settings.partition import PartitionSettings
+from fedgma.experiments.settings.recorded import USED
+from fedgma.experiments.settings.shift import ShiftSettings
 from fedgma.records.format import fingerprint
 
 # values of these two settings where a file gives none: with and without the mask, on enough seeds for a verdict
@@ -35,6 +30,16 @@ COMPARED: dict[str, Any] = {"aggregator": [BASELINE, "gma"], "seed": [0, 1, 2, 3
 AVERAGE = 0.9  # `server_average` of the third arm where nothing is given
 LARGEST = 2**20  # bytes of a settings file
 MOST = 100_000  # runs of a sweep
+OTHER_NAMES = {  # of settings, in other libraries
+    "lr": "client_learning_rate",
+    "learning_rate": "client_learning_rate",
+    "num_rounds": "rounds",
+    "num_clients": "partition.clients",
+    "fraction": "clients_per_round",
+    "rule": "aggregator",
+    "strategy": "aggregator",
+    "data": "dataset",
+}
 
 _MODELS: dict[str, type[BaseModel]] = {
     "": Settings,
@@ -77,11 +82,12 @@ def embedded_comparison() -> Grid:
 def read_file(file: Path) -> dict[str, Any]:
     """The content of a settings file, not checked yet."""
     try:
-        text = read_bytes(file, LARGEST, "the settings file").decode("utf-8")
+        content = read_bytes(file, LARGEST, "the settings file")
+        text = content.decode("utf-8-sig")  # Windows editors may begin a file with a mark
     except DataError as error:
         raise ConfigError(str(error)) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"the settings file {str(file)!r} is not UTF-8 text") from None
+        raise ConfigError(f"the settings file {str(file)!r} is not UTF-8 text; save it as UTF-8") from None
     try:
         return parse_toml(text)
     except ValueError as error:
@@ -122,10 +128,21 @@ def check(given: Mapping[str, Any]) -> Settings:
     fedgma.errors.ConfigError: unknown setting 'tua'; did you mean 'tau'?
     """
     check_names(given)
+    if odd := next((name for name, value in _texts(given) if not is_utf8(value)), None):
+        raise ConfigError(f"{odd}: expected UTF-8 text, got bytes of another encoding; rename the file")
     try:
         return Settings.model_validate(dict(given))
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors()[0])) from None
+
+
+def _texts(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every text with the name of its setting."""
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _texts(value)
+        elif isinstance(value, str):
+            yield name, value
 
 
 def check_names(given: Mapping[str, Any], section: str = "") -> None:
@@ -149,6 +166,9 @@ def every_name() -> list[str]:
 def _unknown(name: str, section: str) -> str:
     dotted = f"{section}.{name}" if section else name
     inside = [f"{section}.{known}" for known in _MODELS[section].model_fields] if section else []
+    same = [known for known in every_name() if known.rsplit(".", 1)[-1] == name] or [OTHER_NAMES.get(name, "")]
+    if not section and same[0]:
+        return f"unknown setting {dotted!r}; did you mean {same[0]!r}?"
     near = difflib.get_close_matches(dotted, inside or [*Settings.model_fields, *every_name()], 1, 0.5)
     near = near or difflib.get_close_matches(name, [known.rsplit(".", 1)[-1] for known in every_name()], 1, 0.6)
     hint = f"did you mean {near[0]!r}?" if near else "`fedgma run --show` lists them all"

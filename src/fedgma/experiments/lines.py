@@ -171,7 +171,8 @@ def command_line(words: Sequence[str]) -> str:
     """
     script = Path(words[0]) if words else Path()
     name = script.parent.name if script.name == "__main__.py" else script.stem
-    return shlex.join([name, *map(_without_folder, words[1:])]) if name == "fedgma" else ""
+    line = shlex.join([name, *map(_without_folder, words[1:])]) if name == "fedgma" else ""
+    return line.encode("utf-8", "replace").decode()  # the name of a file may be in another encoding
 
 
 def _without_folder(word: str) -> str:

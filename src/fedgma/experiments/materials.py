@@ -21,13 +21,13 @@ from fedgma.data.pools import Pool
 from fedgma.data.shifts import Colour
 from fedgma.data.splits import divide, strata
 from fedgma.errors import ConfigError, FedgmaError, NotEnoughClients
-from fedgma.experiments.clock_settings import clock_identity, clock_of
 from fedgma.experiments.identity import code_identity, data_identity, model_identity, task_identity
-from fedgma.experiments.named_code import NamedCode
-from fedgma.experiments.own_defaults import fit
-from fedgma.experiments.partition_settings import OWN, PartitionSettings, details
-from fedgma.experiments.run_tasks import fitting
-from fedgma.experiments.settings import Settings, is_path
+from fedgma.experiments.own.defaults import fit
+from fedgma.experiments.own.named import NamedCode
+from fedgma.experiments.own.tasks import fitting
+from fedgma.experiments.settings.clock import clock_identity, clock_of
+from fedgma.experiments.settings.partition import OWN, PartitionSettings, details
+from fedgma.experiments.settings.run import Settings, is_path
 from fedgma.experiments.spec_parts import attack_of, device_of, local_of, optimizer_of, shift_of, wrapped
 from fedgma.records.code import ModelIdentity
 from fedgma.records.format import Identity

@@ -10,9 +10,10 @@ from fedgma.aggregation.kernels.plain import FURTHER
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import BASELINE
 from fedgma.data.pools import input_shape
+from fedgma.errors import ConfigError
 from fedgma.experiments.grid import Grid, expand, read_file
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.run_tasks import metric_facts
+from fedgma.experiments.own.tasks import metric_facts
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import FORMAT, Done, Head, Identity, MetricFacts, Record, fingerprint, lineage
 from fedgma.records.reader import Run, flat, is_done
@@ -51,6 +52,10 @@ def grid_of(config: Config, rule: str | None = None, *, task: str | None = None,
         return Grid((settings if rule is None else settings.model_copy(update={"aggregator": rule}),), ())
     if isinstance(config, Grid):
         return config if rule is None else config._replace(runs=_with_rule(config.runs, rule))
+    if not (config is None or isinstance(config, Mapping | str | os.PathLike)):
+        raise ConfigError(
+            f"expected the path of a settings file, or settings such as {{'rounds': 20}}, got {type(config).__name__}"
+        )
     file = None if config is None or isinstance(config, Mapping) else Path(config)
     given: Mapping[str, Any] = config if isinstance(config, Mapping) else {} if file is None else read_file(file)
     if rule is not None:

@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 from fedgma.aggregation.own import AnyRule
 from fedgma.data.partitions import Divider
 from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
-from fedgma.experiments.agreement import fleets_of, share_checkpoints, share_lines
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials
-from fedgma.experiments.named_code import own_name
 from fedgma.experiments.notebook import NotebookBar, notebook
 from fedgma.experiments.outcome import Network, Outcome
-from fedgma.experiments.places import Place, find_place
+from fedgma.experiments.own.named import own_name
+from fedgma.experiments.own.tasks import task_name
 from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, plan
 from fedgma.experiments.progress import Progress, arm_names
-from fedgma.experiments.rendezvous import joined
-from fedgma.experiments.run_tasks import task_name
+from fedgma.experiments.ranks.agreement import fleets_of, share_checkpoints, share_lines
+from fedgma.experiments.ranks.places import Place, find_place
+from fedgma.experiments.ranks.rendezvous import joined
 from fedgma.records.checkpoints import Checkpoint, State, checkpoint_rounds, read_checkpoint
 from fedgma.records.format import Line, Record
 from fedgma.records.reader import finished, read_rounds

@@ -11,8 +11,9 @@ from fedgma.aggregation.rules import clipped
 from fedgma.aggregation.wrappers import unmasked
 from fedgma.data.shifts import Colour, Rotation, Shift
 from fedgma.errors import ConfigError
-from fedgma.experiments.local_training import AXES, schedule_of
 from fedgma.experiments.settings import Settings
+from fedgma.experiments.settings.local_training import AXES, schedule_of
+from fedgma.experiments.settings.shift import COLOUR
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import Attack
 
@@ -67,8 +68,7 @@ def shift_of(settings: Settings) -> Shift | None:
     if chosen.name == "rotation":
         return Rotation(chosen.low, chosen.high, chosen.test)
     if chosen.name == "colour":
-        names = ("palette", "coloring", "test_coloring", "jitter", "flip_low", "flip_high", "palette_seed")
-        return Colour(**{name: getattr(chosen, name) for name in names})
+        return Colour(**{name: getattr(chosen, name) for name in COLOUR})
     return None
 
 

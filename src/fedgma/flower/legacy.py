@@ -19,7 +19,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 from fedgma.aggregation.gate import Gate, Refusal, Refused, read_weight
-from fedgma.aggregation.optimizers import ServerOptimizer, sgd
+from fedgma.aggregation.optimizers import ServerOptimizer, as_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply
@@ -49,7 +49,7 @@ class MaskedFit(FedAvg):
     ) -> None:
         super().__init__(**flower_options)
         rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
-        server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
+        server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = server
         self._sent: dict[str, Array] = {}  # the global model of the current round
 

@@ -25,7 +25,7 @@ from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddic
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 
-from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
+from fedgma.aggregation.optimizers import ServerOptimizer, State, as_optimizer, join_states, split_state
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.secure import Encoding, Vector, decode, encode
@@ -94,7 +94,7 @@ class SecureMasked(FedAvg):
         super().__init__(**flower_options)
         self.encoding, self.buffers = encoding, buffers
         self.aggregator = masked_mean(tau) if aggregator is None else as_rule(aggregator)
-        self.optimizer = optimizer or sgd()
+        self.optimizer = as_optimizer(optimizer)
         single = self.aggregator.prepare is not None or self.aggregator.space is not None
         if single or not self.aggregator.streams:
             raise ConfigError(f"{self.aggregator.name} needs single updates, but a secure sum only gives their total")

@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fedgma.aggregation.gate import Gate, Refusal
-from fedgma.aggregation.optimizers import ServerOptimizer, sgd
+from fedgma.aggregation.optimizers import ServerOptimizer, as_optimizer
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
@@ -80,7 +80,7 @@ class Masked(FedAvg):
     ) -> None:
         super().__init__(**flower_options)
         rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
-        server = MaskedServer(rule, optimizer or sgd(), gate or Gate(), buffers, norm_factor, quorum, share_cap)
+        server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = replace(server, lookahead=lookahead)
         for name in ("fraction_train", "fraction_evaluate"):
             if not 0 <= getattr(self, name) <= 1:

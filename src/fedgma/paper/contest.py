@@ -22,6 +22,7 @@ PLAIN = ("fedavg", BASELINE)
 CONTROLS = ("stale_mask", "cross_fitted", "damped_mean", "shuffled_mask")  # they explain; nobody would use them
 OTHERS = ("fedexp",)  # longer steps that a mask has to beat
 BELOW, ABOVE, SETS = 0.3, 0.5, 2  # points that a rule may lose nowhere, has to gain, and on how many data sets
+COMMON = ("100", "20 steps", "1 epochs", "half_crop_flip")  # what the settings of a contest have in common
 SERVERS = {"fedavg": "", "fedavgm": "FedAvgM", "fedadam": "FedAdam"}
 
 Arm = tuple[str, str]  # algorithm, rule with its unusual settings
@@ -151,6 +152,16 @@ def earns(gains: Sequence[Gain], arm: Arm) -> bool:
     own = [gain for gain in gains if gain.arm == arm]
     above = {gain.setting.partition(",")[0] for gain in own if gain.interval[0] >= ABOVE}
     return bool(own) and all(gain.interval[0] >= -BELOW for gain in own) and len(above) >= SETS
+
+
+def short(setting: str) -> str:
+    """A setting in few words: data set and partition.
+
+    >>> short("cifar10, client_dirichlet, 100, alpha 0.1, 1 epochs, half_crop_flip")
+    'cifar10, client dirichlet, alpha 0.1'
+    """
+    kept = [word for word in setting.split(", ") if word not in COMMON]
+    return ", ".join(kept).replace("_", " ")
 
 
 def label(arm: Arm) -> str:

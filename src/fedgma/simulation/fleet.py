@@ -14,135 +14,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.data.augmentations import augment_pool
 from fedgma.data.pools import input_shape
 from fedgma.errors import ConfigError
 from fedgma.seeds import seed
 from fedgma.simulation import timeline, versions
+from fedgma.simulation.assembly import assemble as assemble
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
 from fedgma.simulation.plans import lay, plan_round
 from fedgma.simulation.plans import lay_lane_batch as lay_lane_batch
-from fedgma.simulation.rates import beyond_kernels, run_rates
-from fedgma.simulation.sampling import chunks, steps_of_a_round
-from fedgma.simulation.scored_pools import client_tests, shared_tests, test_pools
-from fedgma.simulation.server_part import ServerPart, can_replay, is_plain, numbers
+from fedgma.simulation.sampling import chunks
+from fedgma.simulation.scored_pools import test_pools
+from fedgma.simulation.server_part import ServerPart, numbers
 from fedgma.simulation.setup import Fleet as Fleet
 from fedgma.simulation.setup import Plan
-from fedgma.simulation.spec import RunSpec, check_together
+from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State, restored
 from fedgma.simulation.versions import Laid
-from fedgma.training import memory
-from fedgma.training.choose import choose, choose_scorer, early_form, lanes_of_a_chunk, warm_up
-from fedgma.training.compile import rounds_before_compiling
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import build
-from fedgma.training.ranks import ALONE, Ranks, train_shared
-from fedgma.training.same_pools import distinct
+from fedgma.training.ranks import train_shared
 from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten, without
-from fedgma.training.task import columns_of, figures, sample_means
-
-
-def assemble(
-    specs: Sequence[RunSpec],
-    *,
-    trainer: str = "auto",
-    precision: str = "fp32",
-    budget: int | None = None,
-    chunk: int | None = None,
-    form: bool = True,
-    compile_after: int | None = None,
-    ranks: Ranks = ALONE,
-) -> Fleet:
-    """Check that the runs can share a fleet, and prepare all that is the same in every round.
-
-    `trainer`, `precision` and `form` are those of `training.choose.choose`. `budget` is the memory for lanes in bytes,
-    by default a share of the device's. `chunk` is the number of lanes trained at a time; it replaces the budget.
-    `compile_after` is the number of rounds before steps are compiled; by default it follows from the number of steps.
-    `ranks` are the processes over which lanes are shared out.
-    """
-    specs = tuple(specs)
-    check_together(specs)
-    pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
-    pools = tuple(augment_pool(train_pool, specs[0].augment) for train_pool in pools)
-    sample = pools[0]
-    device = sample.y.device
-    model = build(specs[0].model, input_shape(sample), sample.classes, seed(specs[0].seed, "init")).to(device)
-    shapes = tuple((name, value.shape) for name, value in named_tensors(model)[0].items())
-    space = adapters.lay_out(specs, shapes)
-    seen = shapes if space is None else space.seen
-    task = specs[0].task
-    columns = columns_of(task, model, sample)
-    most, together = max(spec.clients_per_round for spec in specs), sum(spec.clients_per_round for spec in specs)
-    warm_up(
-        *(trainer, model, sample, together, specs[0].batch_size),
-        precision=precision,
-        form=form,
-        task=task,
-        then=tallies.rehearse,
-    )
-    moments = 2 if specs[0].client_optimizer == "adamw" else 1
-    more = max(spec.algorithm.arrays_of_a_lane for spec in specs)
-    cost = memory.measure(model, sample, specs[0].batch_size, budget=budget, task=task, kept=moments + more)
-    train = choose(
-        *(trainer, model, pools),
-        precision=precision,
-        form=form,
-        task=task,
-        smoothing=specs[0].label_smoothing,
-        beyond_kernels=beyond_kernels(specs),
-        lane_bytes=cost.bytes,
-    )
-    early = early_form(train)
-    if compile_after is None:
-        steps, lanes = steps_of_a_round(specs, chunk or cost.lanes)
-        compile_after = 0 if early is None else rounds_before_compiling(steps, lanes * cost.activations)
-    frozen = frozenset(name for name, value in model.named_parameters() if not value.requires_grad)
-    stepping = optimizers.lay_out([spec.optimizer for spec in specs], seen, device)
-    ruling = rules.lay_out([spec.rule for spec in specs], most, seen, device)
-    bounds, attackers = norm_bounds.lay_out([spec.norm_factor for spec in specs], seen, device), attacks.lay_out(specs)
-    algorithms, server = carried.lay_out(specs, shapes, device), None
-    clocks = timeline.lay_out(specs)
-    nothing = all(part is None for part in (space, bounds, attackers, algorithms, *clocks))
-    if nothing and is_plain(ruling, stepping):
-        held = [name for name in named_tensors(model)[1] if name not in frozen]
-        server = ServerPart(ruling, stepping, task, columns, held, replay=can_replay(task, device))
-    return Fleet(
-        specs=specs,
-        model=model,
-        shapes=shapes,
-        frozen=frozen,
-        space=space,
-        seen=seen,
-        train=train,
-        early=early or train,
-        score=choose_scorer(trainer, model, sample, form=form, task=task),
-        early_score=choose_scorer(trainer, model, sample, form=form and len(specs) > 1, task=task, compile=False),
-        compile_after=compile_after,
-        task=task,
-        columns=columns,
-        precision=precision,
-        pools=pools,
-        pool=pool,
-        rates=run_rates(specs),
-        tests=shared_tests(specs),
-        optimizers=stepping,
-        rules=ruling,
-        bounds=bounds,
-        attackers=attackers,
-        algorithms=algorithms,
-        clocks=clocks,
-        layers=votes.lay_out(seen, device),
-        server=server,
-        client_tests=tuple(client_tests(spec, device) for spec in specs),
-        chunk=chunk or max(1, lanes_of_a_chunk(train, cost.lanes) // ranks.beside),
-        eval_batch=max(1, cost.samples // (ranks.beside * len(specs))),
-        device=device,
-        ranks=ranks,
-    )
+from fedgma.training.task import figures, sample_means
 
 
 def start(fleet: Fleet) -> State:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -103,18 +104,7 @@ def _carried_by(fleet: Layout, carried: Carried, run: int) -> dict[str, Tensor]:
 
 def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> State:
     """The state of a fleet from exported states; `fresh` is its initial state."""
-
-    def rows(part: str, given: Tensor) -> Tensor:
-        """The exported rows; a run without this part keeps its initial row."""
-        table = given.clone()
-        for run, plain in enumerate(states):
-            spec = fleet.specs[run]
-            if part in ("params", *kept_moments(spec.optimizer), *(f"rule/{name}" for name in spec.rule.state)):
-                shapes = fleet.shapes if part == "params" else fleet.seen
-                named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in shapes}
-                table[run] = flatten(named)[0].to(fleet.device)
-        return table
-
+    rows = partial(_restored_rows, fleet, states)
     buffers = {
         n: torch.from_numpy(np.stack([s[f"buffers/{n}"] for s in states])).to(fleet.device) for n in fresh.buffers
     }
@@ -145,6 +135,18 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
             for round, version in _restored_versions(fleet, states[run], buffers).items()
         },
     )
+
+
+def _restored_rows(fleet: Layout, states: Sequence[dict[str, np.ndarray]], part: str, given: Tensor) -> Tensor:
+    """The exported rows; a run without this part keeps its initial row."""
+    table = given.clone()
+    for run, plain in enumerate(states):
+        spec = fleet.specs[run]
+        if part in ("params", *kept_moments(spec.optimizer), *(f"rule/{name}" for name in spec.rule.state)):
+            shapes = fleet.shapes if part == "params" else fleet.seen
+            named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in shapes}
+            table[run] = flatten(named)[0].to(fleet.device)
+    return table
 
 
 def _restored_timeline(plain: dict[str, np.ndarray]) -> Timeline:

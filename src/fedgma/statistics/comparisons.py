@@ -5,6 +5,7 @@ verdict on the comparison is over the converged cells: the difference of a seed 
 share seeds are not independent. Cells are corrected within their table, the comparisons of a page together.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from fedgma.statistics.power import LEAST_SEEDS
 from fedgma.statistics.verdicts import Verdict, correct, paired, sign_test
 
 Pair = tuple[Run, Run]
+ROUNDING = 1e-12  # of a score, relative
 
 
 class Cell(NamedTuple):
@@ -208,7 +210,10 @@ def _difference(pair: Pair, metric: str, split: str, of: Metric) -> float:
     if metric == "best" and shared:
         first, second = (of.best([values[round] for round in shared]) for values in curves)
         return of.sign * of.factor * (first - second)
-    return of.sign * (score(pair[0], metric, split, of) - score(pair[1], metric, split, of))
+    first, second = (score(run, metric, split, of) for run in pair)
+    if math.isclose(first, second, rel_tol=ROUNDING):  # equal scores of several rounds, added in another order
+        return 0.0
+    return of.sign * (first - second)
 
 
 def _course(run: Run, split: str, of: Metric) -> tuple[Summary, Mapping[int, float]]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -116,19 +115,6 @@ def evaluate(
     """Mean loss and accuracy of every run of a classification on a pool, or on some samples of it."""
     loss, hits = sample_scores(score, params, buffers, pool, index, batch=batch)
     return Metrics(loss.mean(1), hits[..., 0].float().mean(1))
-
-
-def client_accuracies(hits: Tensor, clients: Sequence[np.ndarray]) -> np.ndarray:
-    """Accuracy of every run on every client's samples, given hits [run, sample] on the whole pool: [run, client].
-
-    A client without samples has NaN.
-
-    >>> client_accuracies(torch.tensor([[True, False, True]]), [np.array([0, 2]), np.array([1]), np.array([], int)])
-    array([[ 1.,  0., nan]])
-    """
-    table = hits.cpu().numpy()
-    columns = [table[:, samples].mean(1) if len(samples) else np.full(len(table), np.nan) for samples in clients]
-    return np.stack(columns, 1)
 
 
 def client_means(loss: Tensor, found: Tensor, table: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedgma.data.files.targets import TARGETS
+from fedgma.data.files.own.targets import TARGETS
 from fedgma.errors import ConfigError
 from fedgma.training.task import Means, Task
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgma.data.files.targets import PADDING
+from fedgma.data.files.own.targets import PADDING
 from fedgma.errors import ConfigError
 from fedgma.training.task import Columns, Means, Task
 

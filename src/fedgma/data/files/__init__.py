@@ -1,10 +1,10 @@
 """Data sets by name: `load("fmnist-mini")` and no download; see `docs/data.md` for the others and for your own."""
 
 from fedgma.data.files.dataset import Dataset, Source, Split
-from fedgma.data.files.folders import load_folder, load_images, load_own
 from fedgma.data.files.locate import load, names
-from fedgma.data.files.objects import from_data
-from fedgma.data.files.own import from_arrays, load_npz
+from fedgma.data.files.own.arrays import from_arrays, load_npz
+from fedgma.data.files.own.folders import load_folder, load_images, load_own
+from fedgma.data.files.own.objects import from_data
 from fedgma.data.files.writers import hold_out_writers
 
 __all__ = [

@@ -28,7 +28,7 @@ def decode(content: bytes, mode: str, size: tuple[int, int] | None = None) -> Im
     except FedgmaError:
         raise
     except Exception as error:  # Pillow raises many types of errors for damaged images
-        raise DataError(f"an image cannot be decoded: {error}") from None
+        raise DataError(f"the image cannot be decoded: {str(error).partition(' <')[0]}") from None
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 

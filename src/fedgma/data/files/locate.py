@@ -9,10 +9,10 @@ from fedgma.data.files.cache import Cached, cache_folder, discard, open_cached, 
 from fedgma.data.files.dataset import Dataset, Source, check_counts, check_split
 from fedgma.data.files.download import download_folder
 from fedgma.data.files.embedded import load_mini
-from fedgma.data.files.folders import has_arrays, load_own
+from fedgma.data.files.own.folders import has_arrays, load_own
+from fedgma.data.files.own.text import LENGTH, is_text, load_text
 from fedgma.data.files.reader import FoundFiles, check_sha256
 from fedgma.data.files.registry import SPECS, FileFormat, Spec
-from fedgma.data.files.text import LENGTH, is_text, load_text
 from fedgma.data.files.writers import drop_repeats, hold_out_writers, keep_digits
 from fedgma.data.shifts import Colour, Rotation
 from fedgma.documents import PathLike

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedgma.paper.contest import ABOVE, BELOW, Gain, label
+from fedgma.paper.contest import ABOVE, BELOW, Gain, label, short
 from fedgma.reports.plots.style import BASE, COLOURS, INK, SIZE, WIDTH, dress, name_axes
 
 FAR = 8.0  # points; what lies beyond is drawn at the edge, with its number
@@ -29,7 +29,7 @@ def draw_gains(gains: Sequence[Gain], title: str) -> Figure:
         axes.set_yticks(range(len(names)), names, fontsize=SIZE - 1)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(-1.08 * far, 1.08 * far)
-        axes.set_title(setting.replace("_", " "), fontsize=SIZE, loc="left", color=INK)
+        axes.set_title(short(setting), fontsize=SIZE, loc="left", color=INK)
     figure.suptitle(title, fontsize=SIZE + 1.5, color=INK, x=0.01, ha="left")
     name_axes(panels[-1], "points over the mean (thin: corrected)")
     return figure
@@ -40,7 +40,11 @@ def _row(axes: Axes, y: int, gain: Gain, far: float) -> None:
     wide, narrow = gain.interval, gain.verdict.interval or (gain.verdict.mean,) * 2
     for (low, high), width in ((wide, 0.8), (narrow, 2.2)):
         axes.plot([max(low, -far), min(high, far)], [y, y], color=colour, lw=width, solid_capstyle="butt")
-    inside = abs(gain.verdict.mean) <= far
-    axes.plot(max(-far, min(far, gain.verdict.mean)), y, "o" if inside else "<", color=colour, markersize=3.5)
-    if not inside:
-        axes.annotate(f"{gain.verdict.mean:+.0f}", (-far, y), (6, -3), textcoords="offset points", fontsize=SIZE - 2)
+    mean = gain.verdict.mean
+    if abs(mean) <= far:
+        axes.plot(mean, y, "o", color=colour, markersize=3.5)
+        return
+    side, marker, at = (1, ">", "right") if mean > 0 else (-1, "<", "left")
+    axes.plot(side * far, y, marker, color=colour, markersize=3.5)
+    where, size = (side * far, y), SIZE - 2
+    axes.annotate(f"{mean:+.0f}", where, (-6 * side, 3), textcoords="offset points", ha=at, fontsize=size)

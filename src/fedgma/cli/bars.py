@@ -1,0 +1,86 @@
+"""What is shown during training: a bar for each fleet, score and spark line of each arm."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+if TYPE_CHECKING:
+    from fedgma.experiments.plan import Planned
+    from fedgma.experiments.play import Played
+
+LINE_SECONDS = 30.0  # between lines where there is no terminal
+WIDE = 60  # columns of a terminal that has place for more than rounds, time and scores
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class Display:
+    """Shows how far fleets are: bars on a terminal; elsewhere, such as in a log file, a line now and then."""
+
+    def __init__(self, console: Console, *, quiet: bool, names: Mapping[str, str]) -> None:
+        from fedgma.experiments import progress  # brings torch in
+
+        off = quiet or not console.is_terminal
+        self.bars = Progress(*_columns(console.width), console=console, disable=off, transient=True)
+        self._console, self._lines = console, off and not quiet
+        self._seen = progress.Progress(names)
+        self._most = progress.MOST_ARMS
+        self._task: TaskID | None = None
+        self._said = time.monotonic()
+
+    def begin(self, members: "Sequence[Planned]", name: str) -> None:
+        """A fleet starts."""
+        self._seen.begin(members, name)
+        narrow = self._console.width < WIDE  # such a line has no place for the name of the fleet
+        # kernels may have to be compiled before the first round
+        self._task = self.bars.add_task(
+            "preparing", total=self._seen.total, rate="", arms="preparing" if narrow else ""
+        )
+
+    def see(self, played: "Played") -> None:
+        """Show a round that was completed."""
+        assert self._task is not None
+        seen = self._seen
+        seen.see(played.run, played.line)
+        rate = f"{seen.rate:.0f}/s" if seen.rate >= 1 else f"{1 / seen.rate:.0f} s each"
+        self.bars.update(self._task, description=seen.name, completed=seen.done, rate=rate, arms=self._arms())
+        if self._lines and time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            self._console.print(seen.text, soft_wrap=True)
+
+    def _arms(self) -> str:
+        shown = list(self._seen.curves.items())[: self._most]
+        words = []
+        for arm, curve in shown:
+            share = self._seen.metrics[arm].share
+            score = f"{curve[-1]:.1f}" if share else f"{curve[-1]:.3g}"
+            course = spark(curve, top=100.0 if share else max(map(abs, curve)))
+            words.append(f"{arm} {score} {course}" if self._console.width >= WIDE else f"{arm} {score}")
+        return "  ".join(words) + self._seen.more_arms
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """What fits into one line of a terminal; text that does not is cut off, so that the line is never broken."""
+
+    def text(pattern: str, **options: Any) -> TextColumn:
+        return TextColumn(pattern, markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", **options))
+
+    columns: list[ProgressColumn] = [text("{task.completed:.0f}/{task.total:.0f}")]
+    if width >= WIDE:
+        columns[:0] = [text("{task.description}"), BarColumn(bar_width=24 if width >= 90 else 10)]
+        columns += [text("rounds {task.fields[rate]}")]
+    return [*columns, TimeRemainingColumn(compact=True), text("{task.fields[arms]}", ratio=1)]
+
+
+def spark(values: Sequence[float], width: int = 12, top: float = 100.0) -> str:
+    """A curve in one line of text, on a scale from 0 to `top`.
+
+    >>> spark([10, 50, 100], width=3)
+    '▁▅█'
+    """
+    step = max(1, -(-len(values) // width))
+    points = values[::-1][::step][::-1]
+    return "".join(SPARKS[min(7, max(0, int(value / (top or 1.0) * 8)))] for value in points)

@@ -1,0 +1,232 @@
+"""Tables of a user, from a .csv or .parquet file or as an object in Python: columns become samples, labels and clients.
+
+A column of arrays or of encoded images named `x`, `image`, ... holds the samples. Without one, every column of numbers
+is a feature.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgma.data.files.images import decode
+from fedgma.data.files.own.roles import CLIENTS, LABELS, SAMPLES, Parts, find, plain
+from fedgma.data.files.reader import check_announced
+from fedgma.errors import DataError, FedgmaError
+
+Column = npt.NDArray[Any]
+COLUMN_LABELS = (*LABELS[1:], LABELS[0])  # a column y may be a coordinate; it is the label if no other column is
+NUMBERINGS = {"", "unnamed0", "index", "id", "level0"}  # columns that number the rows, as pandas writes them
+DELIMITERS = ",;\t|"
+
+
+def read_csv(path: Path) -> dict[str, Column]:
+    """The columns of a .csv or .tsv file with a header, as numbers where all cells are numbers."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            first = stream.readline()
+            stream.seek(0)
+            delimiter = max(DELIMITERS, key=first.count)
+            rows = csv.reader(stream, delimiter=delimiter, strict=True)
+            header = [name.strip() for name in next(rows, [])]
+            _check_header(header, path.name)
+            cells: list[list[str]] = [[] for _ in header]
+            for row in filter(None, rows):
+                if len(row) != len(header):
+                    where = f"{path.name}, line {rows.line_num}"
+                    raise DataError(f"{where}: expected {len(header)} cells as in the header, got {len(row)}")
+                for column, cell in zip(cells, row, strict=True):
+                    column.append(cell)
+    except UnicodeDecodeError:
+        raise DataError(f"{path.name} is not UTF-8 text; save it as UTF-8") from None
+    except csv.Error as error:
+        raise DataError(f"{path.name} cannot be read as a table: {error}") from None
+    return {name: _typed(column) for name, column in zip(header, cells, strict=True)}
+
+
+def _check_header(header: Sequence[str], file: str) -> None:
+    if not header or all(_is_number(name) for name in header):
+        raise DataError(f"{file} must begin with a line of column names, one of them `label`; add that line")
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise DataError(f"{file} has several columns named {twice[0]!r}; give each a name of its own")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _typed(cells: Sequence[str]) -> Column:
+    """Cells as integers, else as floats, else as texts without spaces around them."""
+    for kind in (int, float):
+        try:
+            return np.array([kind(cell) for cell in cells], np.int64 if kind is int else np.float64)
+        except (ValueError, OverflowError):
+            continue
+    return np.array([cell.strip() for cell in cells], "U")
+
+
+def read_parquet_table(path: Path) -> dict[str, Column]:
+    """The columns of a .parquet file."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise FedgmaError("reading parquet files needs pyarrow: pip install 'fedgma[hub]'") from None
+    try:
+        opened = parquet.ParquetFile(path)
+        check_announced(opened.metadata.num_rows * opened.metadata.num_columns, path)
+        table = opened.read()
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow raises many types of errors for damaged files
+        raise DataError(f"{path.name} cannot be read as a parquet file: {error}") from None
+    return columns_of(table)
+
+
+def is_table(value: Any) -> bool:
+    """Whether an object is a table with named columns: of pandas, polars, Arrow or Hugging Face's `datasets`."""
+    named = hasattr(value, "columns") or hasattr(value, "column_names")
+    return named and hasattr(value, "__getitem__") and not isinstance(value, Mapping)
+
+
+def columns_of(table: Any) -> dict[str, Column]:
+    """The columns of a table object."""
+    if hasattr(table, "with_format"):  # of `datasets`: keeps the types of arrays and decodes images
+        table = table.with_format("numpy")
+    names: Iterable[Any] = table.column_names if hasattr(table, "column_names") else table.columns
+    return {str(name): _array(table[name]) for name in names}
+
+
+def classes_of(table: Any, column: str) -> tuple[str, ...] | None:
+    """The names of a label column's classes, where a table of `datasets` states them."""
+    features = getattr(table, "features", None)
+    names = getattr(features[column], "names", None) if isinstance(features, Mapping) and column in features else None
+    return tuple(map(str, names)) if names else None
+
+
+def _array(cells: Any) -> Column:
+    for way in ("to_numpy", "to_pylist"):  # Arrow converts nested cells in the second way only
+        try:
+            found = getattr(cells, way)()
+            return np.asarray(found) if way == "to_numpy" else _objects(found)
+        except (AttributeError, NotImplementedError, ValueError, TypeError):
+            continue
+    listed = list(cells)
+    plain_cells = listed and isinstance(listed[0], int | float | str | bool | np.generic)
+    return np.array(listed) if plain_cells else _objects(listed)
+
+
+def _objects(cells: Sequence[Any]) -> Column:
+    array = np.empty(len(cells), object)
+    array[:] = cells
+    return array
+
+
+def parts_of_table(columns: Mapping[str, Column], where: str, classes: tuple[str, ...] | None = None) -> Parts:
+    """Samples, labels and client ids of a table."""
+    label = label_column(columns, where)
+    client = find(columns, CLIENTS)
+    _check_labels(columns[label], label, where)
+    rest = {name: column for name, column in columns.items() if name not in (label, client)}
+    samples = next((name for name in rest if plain(name) in map(plain, SAMPLES) and _is_nested(rest[name])), None)
+    if samples is not None:
+        unused = [name for name in rest if name != samples]
+        remarks = (f"not used: {', '.join(unused)}",) if unused else ()
+        x = _stacked(rest[samples], samples, where)
+    else:
+        numbering = [name for name, column in rest.items() if _numbers_rows(name, column)]
+        remarks = (f"not used, since it numbers the rows: {', '.join(map(repr, numbering))}",) if numbering else ()
+        x = _features({name: column for name, column in rest.items() if name not in numbering}, where)
+    return Parts(x, columns[label], None if client is None else columns[client], classes=classes, remarks=remarks)
+
+
+def label_column(columns: Mapping[str, Column], where: str) -> str:
+    """The name of the column of labels: a usual name, or the last column but the clients' if that alone holds texts."""
+    found = find(columns, COLUMN_LABELS)
+    if found is not None:
+        return found
+    names = [name for name in columns if name != find(columns, CLIENTS)]
+    texts = [name for name in names if columns[name].dtype.kind in "OUS" and not _is_nested(columns[name])]
+    if names and texts == names[-1:]:
+        return names[-1]
+    raise DataError(
+        f"{where} has no column of labels: name it `label` (or labels, target, class, y); "
+        f"it has {', '.join(map(repr, names[:10]))}{' ...' if len(names) > 10 else ''}"
+    )
+
+
+def _check_labels(column: Column, name: str, where: str) -> None:
+    missing = [row for row, cell in enumerate(column.tolist(), 1) if cell is None or cell == "" or cell != cell]
+    if missing:
+        raise DataError(f"{where}: row {missing[0]} has no {name!r}; fill it in or remove the row")
+
+
+def _is_nested(column: Column) -> bool:
+    """Whether the cells of a column are arrays, lists or encoded images."""
+    return column.ndim > 1 or (
+        column.dtype == object and len(column) > 0 and not isinstance(column[0], str | int | float)
+    )
+
+
+def _numbers_rows(name: str, column: Column) -> bool:
+    whole = column.dtype.kind in "iu" and column.ndim == 1
+    return plain(name) in NUMBERINGS and whole and len(np.unique(column)) == len(column)
+
+
+def _stacked(column: Column, name: str, where: str) -> npt.NDArray[Any]:
+    """One array of all cells of a column of samples."""
+    cells = [_cell(cell) for cell in column]
+    if len({cell.shape for cell in cells}) > 1:
+        raise DataError(f"{where}: all cells of column {name!r} must have one shape; resize or pad them")
+    stacked = np.stack(cells)
+    pixels = (
+        stacked.dtype.kind in "iu" and stacked.ndim > 2 and 0 <= stacked.min(initial=0) <= stacked.max(initial=0) < 256
+    )
+    return stacked.astype(np.uint8) if pixels else stacked
+
+
+def _cell(cell: Any) -> npt.NDArray[Any]:
+    content = cell.get("bytes") if isinstance(cell, Mapping) else cell
+    return decode(content, "RGB") if isinstance(content, bytes) else np.asarray(content)
+
+
+def _features(columns: Mapping[str, Column], where: str) -> npt.NDArray[np.float32]:
+    if not columns:
+        raise DataError(f"{where} has no columns of features besides the labels")
+    features = []
+    for name, column in columns.items():
+        if column.dtype == object:
+            column = _numbers(column)
+        if column.dtype.kind not in "iufb" or column.ndim != 1:
+            raise DataError(
+                f"{where}: column {name!r} must hold numbers, got {_example(column)}; "
+                "replace it by numbers, remove it, or name it `label` or `client` if it is that"
+            )
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            row = int(np.flatnonzero(~np.isfinite(column))[0])
+            raise DataError(f"{where}: column {name!r} has no finite number in row {row + 1}; fill or remove such rows")
+        features.append(column.astype(np.float32))
+    return np.stack(features, 1)
+
+
+def _numbers(column: Column) -> Column:
+    try:
+        return column.astype(np.float64)
+    except (ValueError, TypeError):
+        return column
+
+
+def _example(column: Column) -> str:
+    """A cell that is not a number, and its row."""
+    cells = enumerate(column.tolist(), 1)
+    row, other = next(((row, cell) for row, cell in cells if not (isinstance(cell, str) and _is_number(cell))), (1, ""))
+    found = "an empty cell" if other == "" or other is None else repr(other)[:60]
+    comma = isinstance(other, str) and _is_number(other.replace(",", "."))
+    return f"{found} in row {row}{' (a decimal comma: write a point)' if comma else ''}"

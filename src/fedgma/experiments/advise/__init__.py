@@ -1,0 +1,1 @@
+"""Which rule and rates for a federation: what is asked, the search by successive halving, the test, the advice."""

@@ -1,0 +1,72 @@
+"""The pictures of an advice: the search stage by stage, the learning rates, and the arms of the test."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedgma.aggregation.rules import BASELINE
+from fedgma.experiments.advise.advice import Advice
+from fedgma.experiments.advise.search import Course, Found
+from fedgma.reports.plots.advice import draw_gains, draw_search
+from fedgma.reports.plots.curves import draw_accuracy
+from fedgma.reports.plots.grids import draw_rates
+from fedgma.reports.plots.style import plain_text
+from fedgma.statistics.metrics import course
+
+
+def pictures_of(found: Found, advice: Advice) -> dict[str, Figure]:
+    """File name -> figure; without a test only those of the search."""
+    metric = found.courses[0].metric
+    with plain_text():
+        drawn = {"search": draw_search({_stage(one): _levels(one) for one in found.courses}, metric)}
+        if (rates := _rates(found)) is not None:
+            drawn["rates"] = rates
+        base, *others = advice.contenders or (None,)
+        if base is not None:
+            drawn["accuracy"] = draw_accuracy(_curves(found, advice), metric=metric)
+            rows = {
+                one.name: (one.verdict, [metric.sign * (one.scores[seed] - base.scores[seed]) for seed in base.scores])
+                for one in others
+                if one.verdict is not None
+            }
+            drawn["gain"] = draw_gains(rows)
+        return drawn
+
+
+def _stage(passed: Course) -> str:
+    seeds = len(passed.stage.seeds)
+    return f"{passed.stage.rounds} rounds\n{seeds} seed{'s' if seeds > 1 else ''}"
+
+
+def _levels(passed: Course) -> dict[str, float]:
+    """The score of each arm at its best rates."""
+    scores = {arm: [v for (name, _), v in passed.scores.items() if name == arm] for arm in passed.stage.arms}
+    return {arm: passed.metric.best(values) for arm, values in scores.items()}
+
+
+def _rates(found: Found) -> Figure | None:
+    """Heat maps of the first stage: the plain mean, and the rule that came furthest."""
+    stage, scores, metric = found.courses[0]
+    levels = _levels(found.courses[-1])
+    arms = [found.question.base, *sorted(levels, key=lambda name: -metric.sign * levels[name])]
+    clients, servers = (sorted({pair[axis] for _, pair in stage.candidates}) for axis in (0, 1))
+    if len(clients) * len(servers) == 1:
+        return None
+    shown = list(dict.fromkeys(arms))[:2]
+    grids = {
+        name: np.array([[scores.get((name, (c, s)), np.nan) for s in servers] for c in clients], float)
+        for name in shown
+    }
+    return draw_rates(grids, servers, clients, metric=metric)
+
+
+def _curves(found: Found, advice: Advice) -> Mapping[str, Mapping[int, Mapping[int, float]]]:
+    names = {one.candidate: one.name for one in advice.contenders}
+    best = advice.contenders[0].candidate
+    return {
+        BASELINE if candidate == best else names[candidate]: {
+            seed: course(run, "test", found.courses[0].metric) for seed, run in runs.items()
+        }
+        for candidate, runs in found.tests.items()
+    }
