@@ -47,10 +47,10 @@ def repository(tmp_path):
     root = tmp_path / "repository"
     write_experiment(tmp_path / "runs", experiment("E10"), lambda run: 80.0, cut=Cut(seeds=1, cells="clients=10"))
     write_export(read_entries([tmp_path / "runs"])[0], root / "results" / "E10")
-    plans = root / "src" / "fedgma" / "paper"
+    plans = root / "src" / "fedgma" / "paper" / "experiments"
     plans.mkdir(parents=True)
     texts = {"LICENSE": "a licence", "src/fedgma/__init__.py": '__version__ = "1.2.3"\n'}
-    texts |= {"src/fedgma/paper/e10.toml": "title = 1", "src/fedgma/paper/plans.py": "", "other.txt": ""}
+    texts |= {"src/fedgma/paper/experiments/e10.toml": "title = 1", "src/fedgma/paper/plans.py": "", "other.txt": ""}
     for name, text in texts.items():
         (root / name).write_text(text)
     who = {"GIT_AUTHOR_DATE": "1700000000 +0000", "GIT_COMMITTER_DATE": "1700000000 +0000"}
@@ -69,7 +69,7 @@ def test_the_archive_has_runs_plans_licence_version_and_checksums_in_the_same_by
     with tarfile.open(path) as tar:
         files = {name.partition("/")[2]: tar.extractfile(name).read() for name in tar.getnames()}
         assert {(member.mtime, member.uid, member.uname) for member in tar} == {(1700000000, 0, "")}
-    inside = {"LICENSE", "VERSION", "SHA256SUMS", "runs.csv", "plans/e10.toml"}
+    inside = {"LICENSE", "VERSION", "SHA256SUMS", "runs.csv", "plans/experiments/e10.toml"}
     assert set(files) == inside | {"results/E10/runs.json", "results/E10/runs.jsonl"}
     assert files["VERSION"].startswith(b"fedgma 1.2.3\ncommit ")
     sums = dict(reversed(line.split("  ")) for line in files["SHA256SUMS"].decode().splitlines())

@@ -1,4 +1,4 @@
-"""The paper's experiments: one TOML file each in this folder, with claims, settings and printed tables.
+"""The paper's experiments: one TOML file each in the folder `experiments`, with claims, settings and printed tables.
 
 title, source, statistic        what it is, where it is printed, and which number of a run is printed: best or last10
 printed = [{ file, where }]     tables of printed numbers, and which of their rows
@@ -100,14 +100,9 @@ def catalogue() -> Mapping[str, Experiment]:
     >>> list(catalogue())[:3], catalogue()["E4"].source
     (['E1', 'E2', 'E3'], 'Figure 3d')
     """
-    files = {file.name: file for file in resources.files("fedgma.paper").iterdir() if file.name.endswith(".toml")}
-    experiments = [
-        _experiment(name, files[name].read_text(encoding="utf-8")) for name in sorted(files) if name not in OTHERS
-    ]
+    files = (resources.files("fedgma.paper") / "experiments").iterdir()
+    experiments = [_experiment(file.name, file.read_text(encoding="utf-8")) for file in files]
     return {one.id: one for one in sorted(experiments, key=lambda one: (one.id[0] != "E", one.id[0], int(one.id[1:])))}
-
-
-CHOSEN, QUEUE = OTHERS = ("chosen.toml", "queue.toml")
 
 
 def experiment(name: str) -> Experiment:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedgma.errors import DataError
 from fedgma.experiments.settings import Settings, record
-from fedgma.paper.catalogue import QUEUE, catalogue, experiment
+from fedgma.paper.catalogue import catalogue, experiment
 from fedgma.paper.entries import Entry
 from fedgma.paper.index import Index
 from fedgma.paper.outdated import why_outdated
@@ -25,6 +25,7 @@ from fedgma.statistics.arms import frozen
 # settings that do not make another run: how often it is measured; a partition's seed is that of its run
 UNIMPORTANT = ("partition.seed", "evaluate_every", "mask_every", "client_test_size")
 SEEDS = ("seed", "partition.seed")
+QUEUE = "queue.toml"
 ENOUGH = 0.9  # of its rounds: a run that was stopped later is not made again
 # settings by which the rate of a run is looked up in the records, the most exact ones first
 ALIKE = (

@@ -14,11 +14,12 @@ from fedgma.documents import parse_toml, read_bytes
 from fedgma.errors import ConfigError, DataError
 from fedgma.experiments.grid import LARGEST, check
 from fedgma.experiments.settings import Settings, complete, record
-from fedgma.paper.catalogue import CHOSEN, Part
+from fedgma.paper.catalogue import Part
 from fedgma.records.reader import flat
 from fedgma.statistics.labels import AGGREGATION_SETTINGS, plain, short
 
 Pair = tuple[float, float]  # client rate, server rate
+CHOSEN = "chosen.toml"  # in this folder
 KEYS = ("client_learning_rate", "server_learning_rate")
 USUAL = Settings().model_dump()
 LIKE = {"fedprox": "fedavg", "fedyogi": "fedadam"}  # whose rates an algorithm takes if its own were not searched
