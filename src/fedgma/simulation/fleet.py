@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -91,18 +92,11 @@ def _play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     if fleet.server is not None and len(pieces) == 1 and not measured:
         return _play_plain(fleet, fleet.server, train, score, state, plan)
     model, buffers = adapters.lift(fleet.space, state.params), without(state.buffers, fleet.frozen)
-    sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
-    gathered = carried.open_round(fleet.algorithms, state.carried, sums)
-    zeros = torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device)
-    kept: rules.Kept = {}
-    norms = None
-    if fleet.bounds is not None and state.medians is not None:
-        norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
-    counted = []
-    for laid, trained in _trained(fleet, train, state, plan, pieces):
-        counted.append(_count_lanes(fleet, state, laid, trained, sums, kept, gathered, zeros, norms))
-    merged = rules.merge(fleet.rules, sums, kept, buffers, state.rule)
-    stepped, arrays = carried.conclude(fleet.algorithms, state.carried, gathered, sums, merged)
+    opened = _open_round(fleet, state, model, buffers)
+    counted = [_count_lanes(fleet, state, opened, *lanes) for lanes in _trained(fleet, train, state, plan, pieces)]
+    sums = opened.sums
+    merged = rules.merge(fleet.rules, sums, opened.kept, buffers, state.rule)
+    stepped, arrays = carried.conclude(fleet.algorithms, state.carried, opened.gathered, sums, merged)
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
@@ -115,11 +109,35 @@ def _play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
         timelines=timelines,
         versions=versions.keep(state.versions, timelines, state.rounds + 1, state.params, state.buffers),
     )
-    if norms is not None and state.medians is not None:
-        state = replace(state, medians=norm_bounds.close_round(norms, state.medians))
-    played = _record(fleet, score, state, plan.sampled, sums, merged, zeros)
+    if opened.norms is not None and state.medians is not None:
+        state = replace(state, medians=norm_bounds.close_round(opened.norms, state.medians))
+    played = _record(fleet, score, state, plan.sampled, sums, merged, opened.zeros)
     state = replace(state, looks=_look(fleet, state, sums))
     return state, replace(played, counted=tuple(counted), attended=attended)
+
+
+class OpenRound(NamedTuple):
+    """What the lanes of a round are added to."""
+
+    sums: tallies.Sums
+    kept: rules.Kept  # updates for rules that need all of them at once
+    gathered: carried.RoundSums | None  # for algorithms that carry arrays from round to round
+    zeros: Tensor  # int64 [run, layer], updates that are zero
+    norms: norm_bounds.RoundNorms | None
+
+
+def _open_round(fleet: Fleet, state: State, model: Tensor, buffers: Stacked) -> OpenRound:
+    sums = tallies.empty(model, buffers, fleet.columns.number, fleet.rules.further)
+    norms = None
+    if fleet.bounds is not None and state.medians is not None:
+        norms = norm_bounds.open_round(fleet.bounds, state.medians, model)
+    return OpenRound(
+        sums=sums,
+        kept={},
+        gathered=carried.open_round(fleet.algorithms, state.carried, sums),
+        zeros=torch.zeros(len(fleet.specs), len(fleet.layers.names), dtype=torch.int64, device=fleet.device),
+        norms=norms,
+    )
 
 
 def _play_plain(
@@ -171,17 +189,10 @@ def _trained(
 
 
 def _count_lanes(
-    fleet: Fleet,
-    state: State,
-    laid: Laid,
-    trained: Trained,
-    sums: tallies.Sums,
-    kept: rules.Kept,
-    gathered: carried.RoundSums | None,
-    zeros: Tensor,
-    norms: norm_bounds.RoundNorms | None,
+    fleet: Fleet, state: State, opened: OpenRound, laid: Laid, trained: Trained
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """Add trained lanes to the sums; returns the run and client of each, and which were counted."""
+    """Add trained lanes to the sums of the round; returns the run and client of each, and which were counted."""
+    sums, norms = opened.sums, opened.norms
     lanes, lane_batch, weights, begun = laid
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
@@ -190,15 +201,15 @@ def _count_lanes(
     updates = versions.discount(fleet.clocks, state.rounds + 1, lanes, updates)
     sent = trained._replace(flat=updates, buffers=without(trained.buffers, fleet.frozen))
     find_long = None if fleet.bounds is None or norms is None else partial(norm_bounds.find_long, fleet.bounds, norms)
-    added = rules.add(fleet.rules, sums, kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
+    added = rules.add(fleet.rules, sums, opened.kept, lane_batch.run, weights, sent, lane_batch.client, find_long)
     versions.silence(fleet.clocks, state.rounds + 1, lanes, sums.votes, added.updates, added.counted)
     measured = [run for run, spec in enumerate(fleet.specs) if spec.is_measured(int(state.rounds[run]) + 1)]
     rows = np.flatnonzero(np.isin(lane_batch.run, measured))
     if len(rows):
         picked: slice | Tensor = slice(None) if len(rows) == lane_batch.size else ship(rows, fleet.device)
         owner = ship(lane_batch.run[rows], fleet.device)
-        votes.count_zeros(zeros, owner, fleet.layers, added.updates[picked], added.counted[picked])
-    carried.gather(fleet.algorithms, state.carried, gathered, lane_batch, weights, trained, added.counted)
+        votes.count_zeros(opened.zeros, owner, fleet.layers, added.updates[picked], added.counted[picked])
+    carried.gather(fleet.algorithms, state.carried, opened.gathered, lane_batch, weights, trained, added.counted)
     return lane_batch.run, lane_batch.client, verdicts(added.counted, added.longer)
 
 
