@@ -1,6 +1,7 @@
 """The shape of the package: what may import what, what is public, what a bare import costs."""
 
 import ast
+import functools
 import inspect
 import subprocess
 import sys
@@ -36,6 +37,7 @@ ROOMS = [
 ]
 FILES = sorted(SOURCE.rglob("*.py"))
 LONGEST = 400  # lines of a module
+LONGEST_FUNCTION = 40  # lines of code
 
 
 def module_of(path):
@@ -47,9 +49,19 @@ def module_of(path):
 MODULES = {module_of(path): path for path in FILES}
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imported(path):
     """The fedgma modules that a file imports anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return tuple(_imported(path))
+
+
+def _imported(path):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedgma":
             base = node.module.removeprefix("fedgma").lstrip(".")
             for alias in node.names:
@@ -72,6 +84,31 @@ def test_a_room_imports_only_from_rooms_before_it(path):
 def test_no_module_is_longer_than_one_idea_needs():
     lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in MODULES.items()}
     assert {module: count for module, count in lines.items() if count > LONGEST} == {}
+
+
+def lines_of_functions(tree):
+    """Name -> lines of code of every function, without its docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            yield node.name, node.end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_a_function_fits_a_screen():
+    kernels = ("training.fast.", "aggregation.kernels.")  # a kernel is one function
+    long = {
+        f"{module}.{name}": lines
+        for module, path in MODULES.items()
+        if not module.startswith(kernels)
+        for name, lines in lines_of_functions(parsed(path))
+        if lines > LONGEST_FUNCTION
+    }
+    assert long == {}
+
+
+def test_a_long_function_would_be_found():
+    source = 'def f():\n    """Says what."""\n' + "    a = 1\n" * 41
+    assert list(lines_of_functions(ast.parse(source))) == [("f", 41)]
 
 
 def test_every_room_exists():
