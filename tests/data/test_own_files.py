@@ -61,6 +61,14 @@ def test_labels_of_any_kind_are_numbered_from_zero(labels, classes, first):
     assert (found.remark is None) == (classes == ("0", "1"))
 
 
+def test_labels_that_cannot_be_written_are_refused():
+    broken = b"Z\xfcrich".decode("utf-8", "surrogateescape")
+    for labels in (["Bern", broken], np.array([broken], ">U9"), np.array([["Bern"], [broken]])):
+        with pytest.raises(DataError, match="mine: labels and client ids must be UTF-8 text"):
+            number_labels([labels], None, "mine")
+    assert number_labels([["Z\u00fcrich", "\U0001f600"]], None, "mine").classes == ("Z\u00fcrich", "\U0001f600")
+
+
 @given(st.lists(st.integers(-5, 5), min_size=1), st.lists(st.integers(-5, 5)))
 def test_numbering_keeps_every_label_in_both_parts(train, test):
     found = number_labels([np.array(train, int), np.array(test, int)], None, "mine")

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.files.dataset import Labels, integers
-from fedgma.documents import is_utf8
 from fedgma.errors import DataError
 
 MOST_CLASSES = 100_000
@@ -89,9 +88,17 @@ def _column(values: Any, where: str) -> npt.NDArray[Any]:
         array = array[:, 0]
     if array.ndim == 1 and array.dtype.kind == "S":
         return np.char.decode(array, "utf-8", "replace")
-    if array.dtype.kind == "U" and not is_utf8("".join(np.unique(array))):
+    if array.dtype.kind == "U" and _has_surrogates(array):
         raise DataError(f"{where}: labels and client ids must be UTF-8 text; write them again in that encoding")
     return array.astype(np.int64) if array.dtype.kind == "b" else array
+
+
+def _has_surrogates(texts: npt.NDArray[Any]) -> bool:
+    """Whether a text cannot be written as UTF-8, such as bytes of another encoding that Python has kept in it."""
+    if not texts.size or not texts.dtype.itemsize:
+        return False
+    native = np.ascontiguousarray(texts, dtype=texts.dtype.newbyteorder("="))
+    return bool((native.view(np.uint32) >> 11 == 0xD800 >> 11).any())
 
 
 def _is_one_hot(array: npt.NDArray[Any]) -> bool:
