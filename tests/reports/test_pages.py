@@ -13,7 +13,7 @@ from PIL import Image
 from browser import needs_browser
 from fedgma.experiments.play import run
 from fedgma.records.reader import read_runs
-from fedgma.reports.pages import page, write_report
+from fedgma.reports.pages import _verdict, page, write_report
 from fedgma.reports.pictures import make_pictures
 from fedgma.reports.report import in_markdown, make_report
 from fedgma.statistics.arms import rows
@@ -67,11 +67,25 @@ def test_a_report_is_a_page_tables_in_three_forms_and_pictures(written):
     assert kinds == {"accuracy", "agreement", "layers", "stability", "taus", "clients", "partition"}
 
 
-def test_the_page_says_the_verdict_first_and_shows_the_unfinished_run(written, runs):
+def test_the_page_says_the_verdict_first(written, runs):
     text = (written / "report.html").read_text(encoding="utf-8")
     verdict = make_report([runs]).verdicts[0]
-    assert escape(verdict) in text
-    assert text.index(escape(verdict)) < text.index("<table>")
+    said, limits = re.search(r'<p class="verdict">(.*?)\. <small>(.*?)\.</small></p>', text).groups()
+    assert f"{unescape(said)}; {unescape(limits)}".lower() == verdict.lower()
+    assert text.index(said) < text.index("<table>")
+
+
+def test_a_verdict_over_several_settings_is_said_before_what_limits_it():
+    made = _verdict("GMA ahead in 1 of 2 settings; over all settings: inconclusive: GMA < 2, 4 seeds; none <b>")
+    assert made == (
+        '<p class="verdict">GMA ahead in 1 of 2 settings; over all settings: inconclusive: GMA &lt; 2, 4 seeds. '
+        "<small>None &lt;b&gt;.</small></p>"
+    )
+    assert _verdict("GMA and the mean are equal") == '<p class="verdict">GMA and the mean are equal. </p>'
+
+
+def test_the_page_shows_the_unfinished_run(written):
+    text = (written / "report.html").read_text(encoding="utf-8")
     assert "7 of 30" in text
 
 

@@ -67,7 +67,7 @@ POLICY = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-
 def page(report: Report, pictures: Sequence[Picture]) -> str:
     """The whole page as HTML text."""
     parts = [
-        *(f'<p class="verdict">{escape(verdict)}.</p>' for verdict in report.verdicts),
+        *map(_verdict, report.verdicts),
         f'<ul class="notes">{"".join(f"<li>{escape(note)}.</li>" for note in report.notes)}</ul>',
         *map(_table, report.tables),
         _pictures(pictures),
@@ -137,6 +137,15 @@ def _kind(pictures: Sequence[Picture]) -> str:
 
 def _grid(figures: Sequence[str]) -> str:
     return '<div class="pictures">\n' + "\n".join(figures) + "\n</div>"
+
+
+def _verdict(sentence: str) -> str:
+    """A verdict: what it says, and below it in smaller type what limits it."""
+    parts = sentence.split("; ")
+    said = 2 if len(parts) > 1 and parts[1].startswith("over ") else 1  # the verdict over several settings
+    limits = "; ".join(parts[said:])
+    small = f"<small>{escape(limits[0].upper() + limits[1:])}.</small>" if limits else ""
+    return f'<p class="verdict">{escape("; ".join(parts[:said]))}. {small}</p>'
 
 
 def _figure(picture: Picture, title: str, *, caption: bool = True) -> str:

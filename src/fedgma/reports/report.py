@@ -185,7 +185,7 @@ def verdict_of(comparison: Comparison, *, alone: bool) -> str:
     """The verdict as a sentence; unless it stands `alone`, the names of the arms come first."""
     first, second = comparison.names
     text = comparison.text if alone and comparison.cells else f"{first} against {second}: {comparison.text}"
-    return text[0].upper() + text[1:]
+    return text if ".py:" in first and text.startswith(first) else text[0].upper() + text[1:]  # a file keeps its name
 
 
 def _without_pair(runs: Sequence[Run]) -> str:

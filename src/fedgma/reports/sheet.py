@@ -15,6 +15,7 @@ h1 { font-size: 1.25rem; font-weight: 600; color: var(--soft); margin: 0 0 .6rem
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 .verdict { font-size: clamp(1.25rem, 4.5vw, 1.7rem); line-height: 1.3; font-weight: 600; margin: 0 0 .6rem;
   padding-left: .8rem; border-left: .3rem solid var(--accent); }
+.verdict small { display: block; font-size: 1rem; line-height: 1.45; font-weight: 400; color: var(--soft); }
 ul.notes { margin: 0; padding-left: 1.2rem; color: var(--soft); }
 /* a shadow at an edge says that the box can be scrolled that way */
 .wide { overflow-x: auto; overflow-wrap: normal; margin: 0 -.2rem; max-width: 100%;

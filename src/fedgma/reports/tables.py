@@ -100,7 +100,7 @@ def differences_table(comparison: Comparison) -> Table:
         "the pairs in which a run diverged."
     )
     if len(comparison.cells) > 1:
-        note += f" p (Holm) is corrected for {comparison.tests} tests."
+        note += f" p (Holm) is corrected for {comparison.tests} tests." if comparison.tests else ""
         note += f" {comparison.signs[0].upper()}{comparison.signs[1:]}."
     return Table(
         f"differences-{slug(first)}-{slug(second.removeprefix('the '))}",
