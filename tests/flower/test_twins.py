@@ -16,6 +16,7 @@ from fmnist_gma import client_app, server_app, task
 
 from fedgma.errors import ConfigError
 from fedgma.records.checkpoints import digest
+from fedgma.simulation import assembly
 from fedgma.simulation import fleet as fleet_module
 from fedgma.simulation.fleet import play
 from fedgma.simulation.state import export
@@ -86,7 +87,8 @@ def test_frozen_parameters_do_not_travel(monkeypatch):
         network.conv1.requires_grad_(False)
         return network
 
-    monkeypatch.setattr(fleet_module, "build", build)
+    for module in (assembly, fleet_module):
+        monkeypatch.setattr(module, "build", build)
     task.fleet_of.cache_clear()
     config = config_of()
     assert not any(name.startswith("conv1") for name in task.initial_model(task.words_of(config)))

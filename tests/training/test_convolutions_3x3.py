@@ -50,3 +50,8 @@ def test_our_own_kernels_take_bfloat16_on_a_gpu_that_copies_blocks(monkeypatch):
 @needs_triton
 def test_the_gpu_kernels_of_resnets_give_the_same_in_the_interpreter():
     check_cases("residual_cases")
+
+
+def test_the_mark_that_the_compiler_reads_is_torchs():
+    marked = torch.compiler.assume_constant_result(lambda: True)
+    assert vars(marked).items() <= vars(torch_ops.by_own_kernels).items()

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fedgma.data.augmentations import augment_pool
+from fedgma.data.client_views import Rotated
 from fedgma.data.pools import ImagePool
 from fedgma.training import light_parts, loop
 from fedgma.training.light_parts import LIGHT, LateMeans
@@ -14,18 +15,21 @@ from lane_twins import make_lane_batch
 from plain_pools import make_federation
 
 CPU = torch.device("cpu")
+ANGLES = Rotated(torch.tensor([10.0, 20.0, 30.0, 40.0]))
 
 
-def image_pool(samples, augment="none"):
+def image_pool(samples, augment="none", view=None):
     draw = torch.Generator().manual_seed(1)
     x = torch.randint(0, 256, (samples, 3, 4, 4), dtype=torch.uint8, generator=draw)
     y, numbers = torch.randint(0, 5, (samples,), generator=draw), torch.full((3, 1, 1), 0.3)
-    return augment_pool(ImagePool(x, y, 5, torch.zeros_like(y), numbers, numbers + 0.1), augment)
+    return augment_pool(ImagePool(x, y, 5, torch.zeros_like(y), numbers, numbers + 0.1, view), augment)
 
 
 @pytest.mark.parametrize("at_once", [1, 300, 1 << 20])
 @pytest.mark.parametrize(
-    "pool", [None, image_pool(44), image_pool(44, "crop_flip")], ids=["features", "images", "crops"]
+    "pool",
+    [None, image_pool(44), image_pool(44, "crop_flip"), image_pool(44, view=ANGLES)],
+    ids=["features", "images", "crops", "rotated"],
 )
 def test_batches_are_those_that_are_made_alone_and_begin_where_torch_allocates(monkeypatch, pool, at_once):
     monkeypatch.setattr(light_parts, "AT_ONCE", at_once)

@@ -97,8 +97,8 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[t
     precisions: set[str] = set()
     runs, earlier, trained, seconds = 0, 0, 0, 0.0
     known = True  # whether the rates of all missing runs are
-    once = {frozen(values := dict(flat(record(run))), SEEDS): (values, samples(run)) for _, run in plan.runs}
-    for name, (values, size) in once.items():
+    once = {frozen(values := dict(flat(record(run))), SEEDS): (values, run) for _, run in plan.runs}
+    for name, (values, run) in once.items():
         made = _by_seed(_played(index.find(values, (*UNIMPORTANT, "seed"))))
         undone = [seed for seed in seeds if all(map(_outdated, made.get(seed, [])))]
         missing = [seed for seed in undone if (name, seed) not in asked]
@@ -110,6 +110,7 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[t
         outdated.update(_outdated(entries[0]) for entries in old)
         precisions |= {str(entry.facts.get("precision", "fp32")) for entries in old for entry in entries}
         runs += len(missing)
+        size = samples(run)
         trained += len(missing) * size
         rate = speeds.rate(values)
         known, seconds = known and rate is not None, seconds + len(missing) * size / (rate or 1)

@@ -176,11 +176,13 @@ def flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
     >>> dict(flat({"tau": 0.4, "partition": {"name": "iid"}}))
     {'tau': 0.4, 'partition.name': 'iid'}
     """
+    pairs: list[tuple[str, Any]] = []
     for name, value in settings.items():
         if isinstance(value, dict) and value:
-            yield from flat(value, f"{before}{name}.")
+            pairs.extend(flat(value, f"{before}{name}."))
         else:
-            yield f"{before}{name}", value
+            pairs.append((before + name, value))
+    return iter(pairs)
 
 
 def curve(run: Run, *path: str) -> dict[int, float]:

@@ -40,7 +40,13 @@ def light_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: 
 
 
 def several_batches_at_a_time(lane_batch: LaneBatch, lane: int, pool: Pool) -> loop.Batches:
-    """The batches of a lane, several made at once; each lies in memory like one that is made alone."""
+    """The batches of a lane, several made at once; each lies in memory like one that is made alone.
+
+    Cutting out, scaling and normalising round each value by itself. A view, such as a rotation, need not.
+    """
+    if getattr(getattr(pool, "pool", pool), "view", None) is not None:
+        yield from loop.one_batch_at_a_time(lane_batch, lane, pool)
+        return
     client, steps = torch.tensor(int(lane_batch.client[lane])), int(lane_batch.steps[lane])
     index = torch.from_numpy(lane_batch.orders[lane_batch.order[lane], :steps].astype(np.int64))
     counts, rates = lane_batch.counts[lane].tolist(), lane_batch.lr[lane].tolist()

@@ -117,17 +117,23 @@ def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tenso
         if optimizers.any_before:
             masked = torch.where(optimizers.before, _as_long_as_masked(optimizers, merged, moments, move), masked)
         move = masked
-    alive = merged.alive[:, None]
-    new = torch.where(alive, params + optimizers.learning_rate * move, params)
+    new = _of_alive(merged, params + optimizers.learning_rate * move, params)
     if z is not moments.z or v is not moments.v:
-        moments = moments._replace(z=torch.where(alive, z, moments.z), v=torch.where(alive, v, moments.v))
+        moments = moments._replace(z=_of_alive(merged, z, moments.z), v=_of_alive(merged, v, moments.v))
     if optimizers.own:
         new, moments = _own_steps(optimizers, merged, moments, params, new)
     if optimizers.average is not None and moments.average is not None:
         keep = optimizers.average
         average = keep * moments.average + (1 - keep) * new
-        moments = moments._replace(average=torch.where(alive, average, moments.average))
+        moments = moments._replace(average=_of_alive(merged, average, moments.average))
     return new, moments
+
+
+def _of_alive(merged: Merged, new: Tensor, old: Tensor) -> Tensor:
+    """The new rows of runs with a counted client, the old rows of others; a GPU is not asked whether there are any."""
+    if merged.alive.device.type == "cpu" and bool(merged.alive.all()):
+        return new
+    return torch.where(merged.alive[:, None], new, old)
 
 
 def _masked(optimizers: Optimizers, merged: Merged, step: Tensor) -> Tensor:

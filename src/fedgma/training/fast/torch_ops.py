@@ -63,10 +63,13 @@ def does(like: Tensor, shape: Sequence[int], outs: int, stride: int) -> bool:
     return own is not None and own.fits(rows // stride, columns // stride, inputs, outs, stride)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def by_own_kernels() -> bool:
     """Whether our own kernels do bfloat16 on the present GPU; the compiler asks once."""
     return "conv_3x3" in gpu.KERNELS and torch.cuda.is_available() and _copies_blocks(torch.device("cuda"))
+
+
+# as `torch.compiler.assume_constant_result` does, which would import the compiler: that takes longer than fedgma itself
+by_own_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
