@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedgma.experiments.ranks.places import Place
     from fedgma.records.label import Label
     from fedgma.records.reader import Run
+    from fedgma.statistics.comparisons import Comparison
 
 
 def complete_word(incomplete: str) -> list[str]:
@@ -263,18 +264,27 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     console.print(table)
     for comparison in outcome.comparisons:
         against = f", {' against '.join(comparison.names)}" if len(outcome.comparisons) > 1 else ""
-        for cell in comparison.cells:
-            where = f"{cell.where}: " if len(comparison.cells) > 1 else f"{late}{against}: "
-            words = cell.verdict.text if len(comparison.cells) > 1 else comparison.text
-            console.print(Text.assemble(where, (words, "bold")), soft_wrap=True)
-        if len(comparison.cells) > 1:
-            console.print(f"{late}{against}: {comparison.text}", soft_wrap=True)
-        if more := [name for name in comparison.differ if name != "aggregator"]:
-            console.print(f"{' and '.join(comparison.names)} differ in {', '.join(more)} too", soft_wrap=True)
+        _say_comparison(console, comparison, f"{late}{against}")
     for note in outcome.notes:
         console.print(f"note: {note}", soft_wrap=True)
     folders = f"{counted(len(outcome.runs), 'run folder')} in {out}"
     console.print(f"{folders}; for a full report: fedgma report {shlex.quote(str(out))}", soft_wrap=True)
+
+
+def _say_comparison(console: "Console", comparison: "Comparison", what: str) -> None:
+    """Print the verdict of a comparison in bold, after those of its single settings."""
+    from rich.text import Text
+
+    from fedgma.reports.report import with_limits
+
+    if len(comparison.cells) > 1:
+        for cell in comparison.cells:
+            console.print(f"{cell.where}: {cell.verdict.text}", soft_wrap=True)
+    if comparison.cells:
+        said, limits = with_limits(comparison.text)
+        console.print(Text.assemble(f"{what}: ", (said, "bold"), f"; {limits}" if limits else ""), soft_wrap=True)
+    if more := [name for name in comparison.differ if name != "aggregator"]:
+        console.print(f"{' and '.join(comparison.names)} differ in {', '.join(more)} too", soft_wrap=True)
 
 
 def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:

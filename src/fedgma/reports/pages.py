@@ -13,7 +13,7 @@ from fedgma.records.label import read_label
 from fedgma.records.reader import Run
 from fedgma.reports.pictures import Picture, make_pictures
 from fedgma.reports.plots.style import save, svg
-from fedgma.reports.report import Report, common_settings, varied_settings, write_tables
+from fedgma.reports.report import Report, common_settings, varied_settings, with_limits, write_tables
 from fedgma.reports.sheet import STYLE, allowed
 from fedgma.reports.tables import Table, html
 from fedgma.statistics.arms import last_rounds
@@ -141,11 +141,9 @@ def _grid(figures: Sequence[str]) -> str:
 
 def _verdict(sentence: str) -> str:
     """A verdict: what it says, and below it in smaller type what limits it."""
-    parts = sentence.split("; ")
-    said = 2 if len(parts) > 1 and parts[1].startswith("over ") else 1  # the verdict over several settings
-    limits = "; ".join(parts[said:])
+    said, limits = with_limits(sentence)
     small = f"<small>{escape(limits[0].upper() + limits[1:])}.</small>" if limits else ""
-    return f'<p class="verdict">{escape("; ".join(parts[:said]))}. {small}</p>'
+    return f'<p class="verdict">{escape(said)}. {small}</p>'
 
 
 def _figure(picture: Picture, title: str, *, caption: bool = True) -> str:

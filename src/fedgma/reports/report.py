@@ -188,6 +188,17 @@ def verdict_of(comparison: Comparison, *, alone: bool) -> str:
     return text if ".py:" in first and text.startswith(first) else text[0].upper() + text[1:]  # a file keeps its name
 
 
+def with_limits(verdict: str) -> tuple[str, str]:
+    """What a verdict says, and what limits it.
+
+    >>> with_limits("GMA ahead in 2 of 2 settings; over all settings: ahead by 1.00 points; not converged: 20 rounds")
+    ('GMA ahead in 2 of 2 settings; over all settings: ahead by 1.00 points', 'not converged: 20 rounds')
+    """
+    parts = verdict.split("; ")
+    said = 2 if len(parts) > 1 and parts[1].startswith("over ") else 1  # the verdict over several settings
+    return "; ".join(parts[:said]), "; ".join(parts[said:])
+
+
 def _without_pair(runs: Sequence[Run]) -> str:
     arms = _listed({str(run.settings["aggregator"]) for run in runs})
     return f"Nothing to compare: the finished runs aggregate by {arms}; a verdict needs `{BASELINE}` and another rule"
