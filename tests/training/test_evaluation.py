@@ -74,7 +74,7 @@ def test_batches_are_all_of_one_size_and_no_sample_counts_twice(samples, batch, 
     assert hits[0].tolist() == [sample % 2 == 0 for sample in range(samples)]
 
 
-def test_samples_are_seen_in_their_homes_environment():
+def test_samples_are_seen_in_the_environment_of_their_client():
     pool = make_pool(4, (3,), classes=2)
     model = nn.Linear(3, 2)
     params, _ = start_of(model)

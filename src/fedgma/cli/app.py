@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -20,24 +21,18 @@ from fedgma.cli.sweep import sweep
 from fedgma.cli.watch import watch
 from fedgma.errors import DataError, FedgmaError
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-app.add_typer(data.app, name="data")
-app.add_typer(paper.app, name="paper")
-app.add_typer(flower.app, name="flower")
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 WORDS = {"ignore_unknown_options": True}  # they reach the command as words, which say what was meant
-app.command(context_settings=WORDS)(run)
-app.command(context_settings=WORDS)(sweep)
-app.command(context_settings=WORDS)(advise)
-app.command()(report.report)
-app.command()(report.compare)
-app.command()(watch)
-app.command()(power)
-app.command()(ls)
-app.command()(show)
-app.command()(export)
-app.command()(rm)
-app.command()(convert)
-app.command()(doctor)
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Train": (run, sweep, advise, watch),
+    "Results": (report.report, report.compare, power, ls, show, export, rm, convert),
+    "More": (doctor,),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel, context_settings=WORDS if command in (run, sweep, advise) else None)(command)
+for name, group in (("data", data.app), ("paper", paper.app), ("flower", flower.app)):
+    app.add_typer(group, name=name, rich_help_panel="More")
 
 
 def _version(wanted: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 def convert(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Run folders, or folders that hold them.")],
 ) -> None:
-    """Rewrite run folders of format 1 in place. Rounds, checkpoints and results are not changed.
+    """Rewrite run folders of an older format in place. Rounds, checkpoints and results are not changed.
 
     Reports can read older folders without this. After it, `fedgma run` also counts them as done and can extend them.
     """

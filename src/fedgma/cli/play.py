@@ -40,7 +40,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FILE] [KEY=VALUE]...",
-        help="A settings file, and settings that override it.",
+        help="A settings file, and settings that override it; `fedgma run --show` lists them all.",
         autocompletion=complete_word,
     ),
 ]
