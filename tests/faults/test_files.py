@@ -512,7 +512,7 @@ def test_d18_eight_processes_may_fill_one_cache_at_once(tmp_path):
 @pytest.mark.parametrize("name", ["a b", "日本語", "ü", "x" * 251, "-", "%s{0}", "a\nb", "'\"", "[red]", "=1"])
 def test_d19_odd_names_are_names(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    npz_file(tmp_path / f"{name}.npz", x=IMAGES, y=np.arange(4) % 2)
+    npz_file(tmp_path / f"{name}.npz", x=np.tile(IMAGES, (5, 1, 1)), y=np.arange(20) % 2)
     assert load(str(tmp_path / f"{name}.npz")).name == name
     (tmp_path / "s.toml").write_text(f"dataset = {json.dumps(f'./{name}.npz', ensure_ascii=False)}", encoding="utf-8")
     words = ["seed=0", "model=logistic", "partition.name=iid", "partition.clients=2"]

@@ -57,6 +57,7 @@ LATER = {"augment": "none", "adapters": "apart", "server_average": 0.0, "weighti
 def record(settings: Settings) -> dict[str, Any]:
     """Settings as they are recorded: nested, with every default, None for those that the run does not use.
 
+    >>> from fedgma.experiments.settings import Settings, complete
     >>> record(complete(Settings(aggregator="mean")))["tau"] is None
     True
     """
