@@ -31,7 +31,7 @@ def fedgma(*arguments, cwd):
 
 def test_report_prints_the_verdict_first_and_says_where_the_page_is(tmp_path):
     write_duel(tmp_path / "runs", rounds=12, seeds=4)
-    done = fedgma("report", "runs", "--out", "out", cwd=tmp_path)
+    done = fedgma("report", "--out", "out", cwd=tmp_path)  # of ./runs
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("GMA ahead by")
     assert "page: out/report.html" in done.stdout

@@ -31,7 +31,9 @@ Target = Annotated[
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders that hold them (default: runs).")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the page, the tables and the pictures.")] = Path("report"),
     metric: Metric = "last10",
     split: Split = "test",
@@ -46,7 +48,9 @@ def report(
     from fedgma.reports.pages import write_report
     from fedgma.reports.report import make_report
 
-    made = make_report(runs, metric=metric, split=split, where=where or (), of=of, targets=target or ())
+    made = make_report(
+        runs or [Path("runs")], metric=metric, split=split, where=where or (), of=of, targets=target or ()
+    )
     try:
         page = write_report(made, out)
     except OSError as error:
