@@ -280,6 +280,8 @@ def Three(shape, classes, depth):
     [
         (["run", "nowhere.toml"], 2, "cannot read the settings file 'nowhere.toml'"),
         (["run", "a.toml", "b.toml"], 2, "expected one settings file"),
+        (["run", "few.npz"], 2, "expected a settings file, got 'few.npz'; data are a setting: dataset=few.npz"),
+        (["run", "net.py:Net"], 2, "a model is a setting: model=net.py:Net"),
         (["run", "rounds=1", "dataset=nowhere.npz"], 2, "no file or folder 'nowhere.npz'"),
         (["run", "rounds=1", "model=nowhere.py:Net"], 2, "no file 'nowhere.py'"),
         (["run", "rounds=1", "partition.clients=7"], 2, "7 clients of 2 classes"),

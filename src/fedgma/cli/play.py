@@ -105,6 +105,7 @@ class Manner(NamedTuple):
 
 def grid_of_words(words: list[str] | None) -> "Grid":
     """The runs that the words of a command line describe: at most one file, and key=value settings."""
+    from fedgma.data.files.own.folders import SUFFIXES
     from fedgma.errors import ConfigError
     from fedgma.experiments.grid import every_name, read_grid
 
@@ -114,6 +115,12 @@ def grid_of_words(words: list[str] | None) -> "Grid":
         raise ConfigError(f"expected one settings file and key=value settings, got {' and '.join(map(repr, files))}")
     if files and files[0] in every_name() and not Path(files[0]).exists():
         raise ConfigError(f"expected a value for the setting {files[0]!r}; write {files[0]}=VALUE")
+    if files and (Path(files[0]).is_dir() or files[0].lower().endswith((*SUFFIXES, ".txt"))):
+        raise ConfigError(
+            f"expected a settings file, got {files[0]!r}; data are a setting: dataset={shlex.quote(files[0])}"
+        )
+    if files and ".py" in Path(files[0]).suffix.partition(":")[0]:
+        raise ConfigError(f"expected a settings file, got {files[0]!r}; a model is a setting: model=net.py:Net")
     return read_grid(Path(files[0]) if files else None, [word for word in words or [] if "=" in word])
 
 
