@@ -211,9 +211,12 @@ def _effort(name: str) -> str:
     search = experiment(name).search
     entries, searched = exported(name), exported(search) if search else []
     seeds = len({entry.seed for entry in entries})
-    minutes = sum(float(entry.facts.get("seconds", 0)) for entry in (*entries, *searched)) / 60
-    device = str(entries[0].facts.get("device", "unknown device"))
-    return f"{name}: {seeds} seeds, {len(entries)} + {len(searched)} runs, {minutes:.1f} minutes on {device}."
+    minutes: dict[str, float] = {}
+    for entry in (*entries, *searched):
+        device = str(entry.facts.get("device", "unknown device"))
+        minutes[device] = minutes.get(device, 0.0) + float(entry.facts.get("seconds", 0)) / 60
+    spent = " and ".join(f"{minutes[device]:.1f} minutes on {device}" for device in sorted(minutes, reverse=True))
+    return f"{name}: {seeds} seeds, {len(entries)} + {len(searched)} runs, {spent}."
 
 
 def why() -> str:

@@ -1,5 +1,6 @@
 """What `fedgma.run` returns: tables, curves, models, a plot, a short text; and the bar in a notebook."""
 
+import operator
 import shutil
 import sys
 import types
@@ -12,6 +13,7 @@ from torch import nn
 import fedgma
 from fedgma.data.files import from_arrays
 from fedgma.errors import ConfigError, DataError
+from fedgma.experiments.outcome import read_outcome
 from fedgma.records.trained import read_model
 
 SETTINGS = {
@@ -68,6 +70,18 @@ def test_a_table_has_a_row_for_each_run_and_curves_one_for_each_round(kept, monk
     lines = outcome.curves()
     assert len(lines) == 4 * 3
     assert lines[1]["test/accuracy"] == outcome.runs[0].rounds[1]["test"]["accuracy"]
+
+
+def test_the_outcome_of_run_folders_is_that_of_the_runs_that_wrote_them(kept, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)  # not installed
+    outcome, _, out = kept
+    earlier = read_outcome(out)
+    by_name = operator.itemgetter("run")
+    assert sorted(earlier.table(), key=by_name) == sorted(outcome.table(), key=by_name)
+    assert (earlier.verdicts, len(earlier.curves())) == (outcome.verdicts, len(outcome.curves()))
+    assert {run.seed for run in read_outcome([out], where="seed=1").runs} == {1}
+    state = earlier.state_dict("gma", seed=1)
+    assert all(torch.equal(value, outcome.state_dict("gma", seed=1)[name]) for name, value in state.items())
 
 
 def test_a_table_is_a_data_frame_where_pandas_is_installed(kept, monkeypatch):

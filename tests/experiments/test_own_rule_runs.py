@@ -3,6 +3,7 @@
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_runs import SMALL
 
@@ -132,3 +133,32 @@ def test_the_example_takes_the_same_step_everywhere(capsys):
     assert {"streamed", "merged bytes", "fleet, CPU", "secure sum"} <= set(apart)
     assert "the same bits" in capsys.readouterr().out
     fedgma.run({**TINY, "aggregator": [f"{ROOT}/examples/own_rule.py:Trust"]})
+
+
+class Counted:
+    """Counts its calls, which it must not find changed by a trial."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, mean):
+        self.calls += 1
+        return mean / self.calls
+
+
+def test_a_rule_that_mixes_runs_is_refused_before_a_folder_is_made(tmp_path):
+    def mixing(mean):
+        return mean / abs(mean).max()
+
+    with pytest.raises(fedgma.ConfigError, match="'mixing' mixes runs that train together"):
+        fedgma.run(TINY, aggregator=mixing, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    fedgma.run(TINY, aggregator=lambda mean: mean / abs(mean).max(-1, keepdims=True))
+
+
+def test_a_rule_that_draws_or_counts_is_tried_and_left_as_it_is():
+    draws = np.random.default_rng(0)
+    fedgma.run(TINY, aggregator=lambda mean: mean + 1e-3 * draws.normal(size=mean.shape).astype("float32"))
+    counted = Counted()
+    fedgma.run(TINY, aggregator=counted)
+    assert counted.calls == 2  # one round, two arrays

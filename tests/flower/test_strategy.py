@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 import fedgma
 from fake_grids import Nodes, failure, record, reply
-from fedgma.flower import Masked
+from fedgma.flower import Masked, MaskedFit
 
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(4)}
 
@@ -146,3 +146,19 @@ def test_a_wrapper_of_flower_that_adds_noise_takes_the_mean_of_clipped_updates()
     replies = [reply(1, {"w": np.array([3, 4], np.float32)}), reply(2, {"w": np.array([0, 0.5], np.float32)})]
     after, _ = played(wrapped, replies, start)
     np.testing.assert_allclose(after["w"], [0.3, 0.65], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "said"),
+    [
+        (Masked, {"eta": 0.01}, r"eta belongs to the server optimiser; .* optimizer=fedgma\.yogi"),
+        (MaskedFit, {"beta_1": 0.9}, "beta_1 belongs to the server optimiser"),
+        (Masked, {"fraction_fit": 0.1}, "unknown option 'fraction_fit' of Masked; did you mean 'fraction_train'"),
+        (MaskedFit, {"fraction_train": 0.1}, "did you mean 'fraction_fit'"),
+        (Masked, {"agregator": None}, "did you mean 'aggregator'"),
+        (Masked, {"gate": {"max_norm": 1.0}}, "gate: expected fedgma.Gate"),
+    ],
+)
+def test_options_of_another_strategy_are_refused_with_what_takes_their_place(strategy, options, said):
+    with pytest.raises(fedgma.ConfigError, match=said):
+        strategy(**options)

@@ -95,6 +95,12 @@ def test_an_unknown_experiment_is_answered_with_the_known_ones():
         experiment("E19")
 
 
+def test_an_experiment_is_known_by_the_table_or_figure_that_it_is_printed_in():
+    assert [experiment(name).id for name in ("Table 2", "table 5", "figure 3D")] == ["E1", "E7", "E4"]
+    with pytest.raises(ConfigError, match="section 5 is in E5 and E15"):
+        experiment("section 5")
+
+
 def test_chosen_rates_go_to_the_runs_of_their_data_set_and_algorithm():
     chosen = Chosen({("mnist", "fedavg", "shared"): (0.1, 1.5)})
     plan = plan_runs(experiment("E1"), chosen, Cut(cells="dataset=mnist,algorithm=fedavg|fedadam", seeds=1))

@@ -56,7 +56,7 @@ def server_round(
     model = rule.lift(params)
     tally = rule.open(model, buffers=buffers, gate=gate)
     cast = tally.gate.cast
-    updates = (rule.lift_update(difference(one, params, cast=cast), params, cast=cast) for one in client_params)
+    updates = (rule.lift_update(difference(client, params, cast=cast), params, cast=cast) for client in client_params)
     moments, before = split_state(state)
     merged = rule.over(zip(updates, counts, labels, strict=True), tally, buffers, before)
     after, moments = optimizer.step(merged, optimizer.init(model) if moments is None else moments, model)

@@ -38,7 +38,7 @@ def by_array(rule: Rule, others: Mapping[str, Rule]) -> Rule:
             raise ConfigError(f"by_array: {other.name!r} for {pattern!r} keeps lengths, which is for a whole model")
     if rule.combine is not None or rule.keep_length:
         raise ConfigError(f"by_array: {rule.name!r} is a rule for a whole model and cannot be divided by arrays")
-    state = {name: first for one in (rule, *others.values()) for name, first in one.state.items()}
+    state = {name: first for member in (rule, *others.values()) for name, first in member.state.items()}
     settings = {**rule.settings, "arrays": {name: [other.name, dict(other.settings)] for name, other in others.items()}}
     compute = ByArray(rule, tuple(others.items()))
     return replace(rule, name=f"by_array_{rule.name}", compute=compute, state=state, settings=settings)

@@ -135,9 +135,14 @@ def say(advice: "Advice", manner: play.Manner, seconds: float) -> None:
         rates = {"client_learning_rate": client, "server_learning_rate": server}
         words = {"advice": advice.headline, "reasons": advice.reasons, "notes": advice.notes}
         arms = [
-            {"name": one.name, "rates": one.candidate[1], "accuracy": one.mean, "seeds": len(one.scores)}
-            | {"verdict": None if one.verdict is None else as_object(one.verdict)}
-            for one in advice.contenders
+            {
+                "name": contender.name,
+                "rates": contender.candidate[1],
+                "accuracy": contender.mean,
+                "seeds": len(contender.scores),
+            }
+            | {"verdict": None if contender.verdict is None else as_object(contender.verdict)}
+            for contender in advice.contenders
         ]
         chosen = {"rule": rule, **rates, "gain": gain, "arms": arms, "settings": str(settings)}
         typer.echo(json.dumps({**words, **chosen}))

@@ -30,7 +30,9 @@ app.command()(queue)
 app.command()(compare)
 app.command()(results)
 
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="E1 to E18; `fedgma paper list` names them.")]
+Ids = Annotated[
+    list[str], typer.Argument(metavar="ID...", help="E1 to E18, or 'Table 2'; `fedgma paper list` names them.")
+]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Number of rounds (default: the experiment's own).")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Number of seeds (default: the experiment's own).")]
 Out = Annotated[Path, typer.Option(help="Folder for the run folders; experiments share runs there.")]
@@ -77,13 +79,13 @@ def list_experiments(rates: Rates = None, as_json: Json = False) -> None:
 
     chosen = read_chosen(rates)
     rows = []
-    for one in catalogue().values():
-        runs = plan_runs(one, chosen, Cut(seeds=1)).grid.runs  # every seed has the same ones
+    for experiment in catalogue().values():
+        runs = plan_runs(experiment, chosen, Cut(seeds=1)).grid.runs  # every seed has the same ones
         absent = absent_data(run.dataset for run in runs)
         data = "an analysis" if not runs else "here" if not absent else f"absent: {', '.join(absent)}"
-        total = one.seeds * sum(samples(run) for run in runs)
-        count = (str(one.seeds * len(runs)), f"{total / 1e6:,.0f} M") if runs else ("", "")
-        rows.append((one.id, one.title, one.source, *count, data))
+        total = experiment.seeds * sum(samples(run) for run in runs)
+        count = (str(experiment.seeds * len(runs)), f"{total / 1e6:,.0f} M") if runs else ("", "")
+        rows.append((experiment.id, experiment.title, experiment.source, *count, data))
     header = ("id", "what", "printed in", "runs", "samples", "data")
     say_table(Table("experiments", "", header, tuple(rows)), as_json=as_json)
 
@@ -111,13 +113,13 @@ def run(
 
     Runs whose data set is not on this machine are left out, and the exit code is then 3.
     """
-    from fedgma.paper.catalogue import experiment
+    from fedgma.paper.catalogue import experiment as look_up
     from fedgma.paper.plans import Cut
 
     cut = Cut(rounds, seeds, cells, quick)
     earlier = tuple(done or ())
     how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, earlier, quiet)
-    _check_data([name for one in [experiment(name) for name in ids] for name in _play(one, cut, how)])
+    _check_data([name for experiment in [look_up(name) for name in ids] for name in _play(experiment, cut, how)])
 
 
 @app.command("all")
@@ -145,9 +147,9 @@ def run_all(
     cut = Cut(rounds, seeds, cells, quick)
     how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet=quiet)
     absent = []
-    for one in catalogue().values():
-        if not cells or plan_runs(one, Chosen(), cut).runs:
-            absent += _play(one, cut, how, all_of_them=True)
+    for experiment in catalogue().values():
+        if not cells or plan_runs(experiment, Chosen(), cut).runs:
+            absent += _play(experiment, cut, how, all_of_them=True)
     _check_data(absent)
 
 
@@ -181,24 +183,26 @@ def search(
 ) -> None:
     """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
     from fedgma.errors import ConfigError
-    from fedgma.paper.catalogue import experiment
+    from fedgma.paper.catalogue import experiment as look_up
     from fedgma.paper.compare import compare as compare_runs
     from fedgma.paper.entries import merged, read_entries
     from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.search import SPLIT, doubts, write_search
 
-    one, chosen = experiment(plan or ("C5" if by_setting else "E15")), read_chosen(rates)
-    if one.splits != (SPLIT,):
-        raise ConfigError(f"--plan expects a search of learning rates, such as E15 or C5, got {one.id}: {one.title}")
-    by_setting = one.id != "E15"
+    experiment, chosen = look_up(plan or ("C5" if by_setting else "E15")), read_chosen(rates)
+    if experiment.splits != (SPLIT,):
+        raise ConfigError(
+            f"--plan expects a search of learning rates, such as E15 or C5, got {experiment.id}: {experiment.title}"
+        )
+    by_setting = experiment.id != "E15"
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
     earlier, silent = tuple(done or ()), quiet or as_json
     how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier, quiet=silent)
-    _play(one, cut, how)
+    _play(experiment, cut, how)
     entries, unfinished = read_entries([*([out] if out.is_dir() else []), *earlier])
-    searched = compare_runs(one, merged(entries), chosen, cut, unfinished=unfinished)
+    searched = compare_runs(experiment, merged(entries), chosen, cut, unfinished=unfinished)
     found = write_search(searched, chosen, to, by_setting=by_setting)
     doubtful = doubts(searched, by_setting=by_setting)
     written = [str(to / "rates.csv"), str(to / "chosen.toml")]
@@ -229,7 +233,7 @@ def _check_data(absent: list[str]) -> None:
         )
 
 
-def _play(one: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = False) -> list[str]:
+def _play(experiment: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = False) -> list[str]:
     """Run one experiment: print its plan, train its runs, do its analysis; return the data sets that are missing.
 
     An experiment whose learning rates have to be searched first is an error, or left out if all are to be run.
@@ -241,16 +245,16 @@ def _play(one: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = Fals
     from fedgma.paper.rates import read_chosen
 
     console = Console(highlight=False, markup=False, quiet=how.quiet)
-    console.print(f"{one.id}: {one.title} ({one.source})", soft_wrap=True)
-    plan = plan_runs(one, read_chosen(how.rates), cut)
+    console.print(f"{experiment.id}: {experiment.title} ({experiment.source})", soft_wrap=True)
+    plan = plan_runs(experiment, read_chosen(how.rates), cut)
     if cut.cells and not plan.runs:
         raise ConfigError(
-            f"no cell of {one.id} fits --cells {cut.cells!r}; `fedgma paper list` describes the experiments"
+            f"no cell of {experiment.id} fits --cells {cut.cells!r}; `fedgma paper list` describes the experiments"
         )
     if plan.unsearched and not cut.quick:
-        needed = f"{one.id} needs learning rates for {', '.join(plan.unsearched)}"
+        needed = f"{experiment.id} needs learning rates for {', '.join(plan.unsearched)}"
         if not all_of_them:
-            search = f"fedgma paper search --plan {one.search}"
+            search = f"fedgma paper search --plan {experiment.search}"
             raise ConfigError(f"{needed}; run {search} first and give the file that it writes as --rates")
         console.print(f"{needed}: left out", soft_wrap=True)
         return []
@@ -258,11 +262,11 @@ def _play(one: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = Fals
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
     absent = _play_runs(plan, how, console) if plan.runs else []
     if plan.runs:
-        console.print(f"compare with: fedgma paper compare {one.id} {shlex.quote(str(how.out))}", soft_wrap=True)
-    if one.analysis:
+        console.print(f"compare with: fedgma paper compare {experiment.id} {shlex.quote(str(how.out))}", soft_wrap=True)
+    if experiment.analysis:
         from fedgma.paper.results import run_analysis
 
-        for line in run_analysis(one, cut, how.out, device=how.device):
+        for line in run_analysis(experiment, cut, how.out, device=how.device):
             console.print(line, soft_wrap=True)
     return absent
 

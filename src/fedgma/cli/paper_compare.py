@@ -31,7 +31,7 @@ Rates = Annotated[Path | None, typer.Option(help="File of learning rates (defaul
 
 
 def compare(
-    name: Annotated[str, typer.Argument(metavar="ID", help="E1 to E18.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="E1 to E18, or 'Table 2'.")],
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or exported results.")] = None,
     cells: Cells = "",
     quick: Quick = False,
@@ -45,7 +45,7 @@ def compare(
 ) -> None:
     """Compare runs with the numbers printed in the paper, cell by cell and claim by claim."""
     from fedgma.errors import ConfigError, DataError
-    from fedgma.paper.catalogue import experiment
+    from fedgma.paper.catalogue import experiment as look_up
     from fedgma.paper.compare import compare as compare_runs
     from fedgma.paper.entries import read_entries
     from fedgma.paper.plans import Cut
@@ -53,19 +53,21 @@ def compare(
     from fedgma.paper.results import findings_of, write_comparison
     from fedgma.statistics.arms import Summary
 
-    one, paths = experiment(name), runs or [RUNS]
+    experiment, paths = look_up(name), runs or [RUNS]
     if statistic not in Summary._fields:
         raise ConfigError(f"unknown statistic {statistic!r}; known: {', '.join(Summary._fields)}")
-    findings = findings_of(one, paths)
-    if not one.parts:
-        _say_analysis(one, paths, findings, as_json=as_json)
+    findings = findings_of(experiment, paths)
+    if not experiment.parts:
+        _say_analysis(experiment, paths, findings, as_json=as_json)
         return
     entries, unfinished = read_entries(paths, unfinished_from)
     cut = Cut(cells=cells, quick=quick)
-    made = compare_runs(one, entries, read_chosen(rates), cut, unfinished=unfinished, statistic=statistic)
+    made = compare_runs(experiment, entries, read_chosen(rates), cut, unfinished=unfinished, statistic=statistic)
     if not made.entries:
-        raise DataError(f"no finished run of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
-    folder = Path("report") / one.id if out is None else out
+        raise DataError(
+            f"no finished run of {experiment.id} in {', '.join(map(str, paths))}; run: fedgma paper run {experiment.id}"
+        )
+    folder = Path("report") / experiment.id if out is None else out
     report = write_comparison(made, folder, findings=findings)
     if as_json:
         typer.echo(json.dumps({**report_object(report), "page": str(folder / "report.html")}))
@@ -74,7 +76,7 @@ def compare(
     typer.echo(f"\npage: {folder / 'report.html'}\ntables and figures: {folder}")
 
 
-def _say_analysis(one: "Experiment", paths: list[Path], findings: "list[Finding]", *, as_json: bool) -> None:
+def _say_analysis(experiment: "Experiment", paths: list[Path], findings: "list[Finding]", *, as_json: bool) -> None:
     """Print the claims and all findings of an experiment that has an analysis but no runs."""
     from fedgma.errors import DataError
     from fedgma.paper.claims import look_at
@@ -82,10 +84,12 @@ def _say_analysis(one: "Experiment", paths: list[Path], findings: "list[Finding]
     from fedgma.paper.rates import Chosen
     from fedgma.paper.results import find_analysis
 
-    folder = find_analysis(one, paths)
+    folder = find_analysis(experiment, paths)
     if folder is None:
-        raise DataError(f"no analysis of {one.id} in {', '.join(map(str, paths))}; run: fedgma paper run {one.id}")
-    answers = look_at(compare_runs(one, [], Chosen()), findings)
+        raise DataError(
+            f"no analysis of {experiment.id} in {', '.join(map(str, paths))}; run: fedgma paper run {experiment.id}"
+        )
+    answers = look_at(compare_runs(experiment, [], Chosen()), findings)
     if as_json:
         verdicts = [f"{answer.claim.text}: {answer.verdict}" for answer in answers]
         notes = [finding.text for finding in findings]
@@ -109,17 +113,20 @@ def results(
 
     Rounds are thinned: the export is small, and can be compared and exported again, alone or beside run folders.
     """
-    from fedgma.paper.catalogue import catalogue, experiment
+    from fedgma.paper.catalogue import catalogue
+    from fedgma.paper.catalogue import experiment as look_up
     from fedgma.paper.entries import merged, read_entries
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.results import export, export_analysis, findings_of
 
     entries, unfinished = read_entries(runs, unfinished_from)
     entries, chosen = merged(entries), read_chosen(rates)
-    for one in [experiment(name) for name in only] if only else catalogue().values():
-        analysed = export_analysis(one, runs, out)  # first, because it overwrites an older report in that folder
-        count = export(one, entries, chosen, out, findings=findings_of(one, runs))
+    for experiment in [look_up(name) for name in only] if only else catalogue().values():
+        analysed = export_analysis(experiment, runs, out)  # first, because it overwrites an older report in that folder
+        count = export(experiment, entries, chosen, out, findings=findings_of(experiment, runs))
         if count or analysed:
-            typer.echo(f"{one.id}: {count} runs{' and the analysis' if analysed else ''} in {out / one.id}")
+            typer.echo(
+                f"{experiment.id}: {count} runs{' and the analysis' if analysed else ''} in {out / experiment.id}"
+            )
     if unfinished:
         typer.echo(f"{unfinished} unfinished runs were left out")

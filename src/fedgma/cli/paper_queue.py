@@ -44,8 +44,8 @@ def queue(
     only = {experiment(name).id for name in ids or ()}
     queued = read_queue()
     jobs = [job for job in queued if not only or job.id in only]
-    others = [Job(name, "") for name, one in catalogue().items() if one.parts and (not only or name in only)]
-    others = [job for job in others if job.id not in {one.id for one in queued}]
+    others = [Job(name, "") for name, planned in catalogue().items() if planned.parts and (not only or name in only)]
+    others = [job for job in others if job.id not in {listed.id for listed in queued}]
     left = outlook([*jobs, *others], merged(entries), read_chosen(rates))
     first, rest = left[: len(jobs)], left[len(jobs) :]
     exports = [str(path) for path in paths if any(path.rglob("runs.jsonl"))]
@@ -58,17 +58,17 @@ def queue(
 def _document(
     queued: "Sequence[Left]", others: "Sequence[Left]", unfinished: int, exports: "Sequence[str]"
 ) -> dict[str, Any]:
-    known = [one.seconds for one in queued if one.seconds is not None]
+    known = [entry.seconds for entry in queued if entry.seconds is not None]
     total = {
-        "planned": sum(one.planned - one.earlier for one in queued),
-        "done": sum(one.done for one in queued),
-        "runs_left": sum(one.runs for one in queued),
-        "samples_left": sum(one.samples for one in queued),
+        "planned": sum(entry.planned - entry.earlier for entry in queued),
+        "done": sum(entry.done for entry in queued),
+        "runs_left": sum(entry.runs for entry in queued),
+        "samples_left": sum(entry.samples for entry in queued),
         "gpu_minutes": round(sum(known) / 60, 1),
-        "without_rate": sum(one.runs > 0 and one.seconds is None for one in queued),
+        "without_rate": sum(entry.runs > 0 and entry.seconds is None for entry in queued),
     }
     lists = {"queue": queued, "not_queued": others}
-    rows = {name: [_row(one, exports) for one in listed] for name, listed in lists.items()}
+    rows = {name: [_row(entry, exports) for entry in listed] for name, listed in lists.items()}
     return {**rows, "total": total, "unfinished": unfinished}
 
 
@@ -99,13 +99,13 @@ def _say(queued: "Sequence[Left]", others: "Sequence[Left]", unfinished: int, ex
     table.add_column("id")
     for name in ("step", "planned", "done", "left", "M samples", "k/s", "GPU min"):
         table.add_column(name, justify="right", no_wrap=True)
-    for step, one in enumerate(queued, 1):
-        table.add_row(one.job.id, str(step), *_numbers(one))
+    for step, entry in enumerate(queued, 1):
+        table.add_row(entry.job.id, str(step), *_numbers(entry))
     total = _document(queued, (), 0, exports)["total"]
     counts = [f"{total[name]:,}" for name in ("planned", "done", "runs_left")]
     table.add_row("total", "", *counts, f"{total['samples_left'] / 1e6:,.0f}", "", f"{total['gpu_minutes']:,.0f}")
     console.print(table)
-    reasons = [f"step {step}, {one.job.id}: {_reason(one)}" for step, one in enumerate(queued, 1)]
+    reasons = [f"step {step}, {entry.job.id}: {_reason(entry)}" for step, entry in enumerate(queued, 1)]
     for line in (*reasons, *_notes(queued, others, unfinished, exports)):
         console.print(line, soft_wrap=True, markup=False)
 
@@ -130,19 +130,19 @@ def _notes(
 ) -> "Sequence[str]":
     """What the table does not say: runs to be made again, what is not queued, the next command."""
     notes = [
-        f"{one.job.id}: {count} runs have to be made again: {why}"
-        for one in queued
-        for why, count in one.outdated.items()
+        f"{entry.job.id}: {count} runs have to be made again: {why}"
+        for entry in queued
+        for why, count in entry.outdated.items()
     ]
     notes += [
-        f"{one.job.id}: the runs that have to be made again are in {', '.join(sorted(one.precisions))}, not in "
-        f"{one.job.precision}; runs in another precision would not pair with the other arms"
-        for one in queued
-        if one.precisions - {one.job.precision}
+        f"{entry.job.id}: the runs that have to be made again are in {', '.join(sorted(entry.precisions))}, not in "
+        f"{entry.job.precision}; runs in another precision would not pair with the other arms"
+        for entry in queued
+        if entry.precisions - {entry.job.precision}
     ]
     if unfinished:
         notes.append(f"{unfinished} unfinished runs count as missing; where their folders are, they are resumed")
-    parts = [f"{one.job.id} {one.done} of {one.planned}" for one in others if one.done < one.planned]
+    parts = [f"{entry.job.id} {entry.done} of {entry.planned}" for entry in others if entry.done < entry.planned]
     notes += [f"not queued: {', '.join(parts)} runs done"] if parts else []
-    ready = next((one for one in queued if one.runs and not one.unsearched), None)
+    ready = next((entry for entry in queued if entry.runs and not entry.unsearched), None)
     return [*notes, f"next: {ready.job.command(exports)}"] if ready else notes

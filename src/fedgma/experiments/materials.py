@@ -33,8 +33,9 @@ from fedgma.records.code import ModelIdentity
 from fedgma.records.format import Identity
 from fedgma.simulation.algorithms import ALGORITHMS
 from fedgma.simulation.attacks import ATTACKS, malicious
+from fedgma.simulation.rule_trial import try_rule
 from fedgma.simulation.spec import RunSpec
-from fedgma.training.gradients import check_precision
+from fedgma.training.gradients import check_precision, named_tensors
 from fedgma.training.models import Model, build
 from fedgma.training.task import Task
 from fedgma.training.trial import trains_on_one, try_model
@@ -69,6 +70,7 @@ class Materials:
         self._placed: dict[tuple[Any, ...], Placed] = {}
         self._federations: dict[tuple[Any, ...], Federation] = {}
         self._identities: dict[tuple[Any, ...], Any] = {}
+        self._tried: set[tuple[Any, ...]] = set()  # rules of the user, with the models that they were tried on
         self._smallest: dict[tuple[Any, ...], int] = {}  # batches that models can train on
 
     @cached_property
@@ -219,7 +221,18 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        return wrapped(self._library_rule(settings) if name in RULES else self.code.rule(name)[1], settings)
+        return wrapped(self._library_rule(settings) if name in RULES else self._own_rule(settings), settings)
+
+    def _own_rule(self, settings: Settings) -> Rule:
+        """The user's rule, which is tried on arrays of the run's model first."""
+        rule = self.code.rule(settings.aggregator)[1]
+        key = (settings.aggregator, settings.model, *_data_key(settings), self.input_shape(settings))
+        if key not in self._tried:
+            classes = len(self.dataset(settings).classes)
+            network = build(self.network(settings), self.input_shape(settings), classes, 0)
+            try_rule(rule, tuple((name, value.shape) for name, value in named_tensors(network)[0].items()))
+            self._tried.add(key)
+        return rule
 
     def _library_rule(self, settings: Settings) -> Rule:
         """The library's rule of that name, made from the settings that it reads and from what the run gives."""

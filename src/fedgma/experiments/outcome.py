@@ -1,22 +1,25 @@
-"""What `fedgma.run` returns: verdicts, tables, curves, a plot and the trained models, ready for a notebook."""
+"""What `fedgma.run` returns, and what is read from run folders: verdicts, tables, curves, a plot, trained models."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedgma.documents import PathLike
 from fedgma.errors import ConfigError
 from fedgma.experiments.notebook import shown
 from fedgma.records.checkpoints import State
-from fedgma.records.reader import Run
+from fedgma.records.reader import Run, read_runs
 from fedgma.records.trained import read_model
 from fedgma.reports.report import verdict_of
 from fedgma.reports.tables import Table, Value, html, text
 from fedgma.reports.trackers import scalars
-from fedgma.statistics.arms import Row, Summary, grouped, last_rounds, summary_of
+from fedgma.statistics.arms import Row, Summary, grouped, last_rounds, rows, summary_of, without_extended
+from fedgma.statistics.baseline import against_baseline
 from fedgma.statistics.comparisons import Comparison
 from fedgma.statistics.labels import counted
 from fedgma.statistics.metrics import ACCURACY
 from fedgma.statistics.selection import select
+from fedgma.statistics.selection import where as chosen_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,14 +129,30 @@ class Outcome(NamedTuple):
         return f"{counted(len(self.runs), 'run')}: {counted(arms, 'arm')}, {counted(seeds, 'seed')}; test {scores}"
 
 
+def outcome_of(runs: Sequence[Run], notes: Sequence[str] = (), models: Mapping[str, State] | None = None) -> Outcome:
+    """The outcome of runs, finished or not; runs without an evaluation are in no arm."""
+    scored = [run for run in runs if summary_of(run) is not None]
+    return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)), tuple(notes), models or {})
+
+
+def read_outcome(folders: PathLike | Sequence[PathLike], where: str | Sequence[str] = ()) -> Outcome:
+    """The outcome of runs that were made before, by any command or script, from their folders.
+
+    `where` chooses runs as `fedgma report --where` does: "dataset=mine.npz", or several such words. Of a run that was
+    extended to more rounds, only the longer one counts.
+    """
+    runs, _ = without_extended(chosen_runs(read_runs(folders), where))
+    return outcome_of(runs, tuple(dict.fromkeys(note for run in runs for note in run.head.get("notes", []))))
+
+
 def _summary(outcome: Outcome) -> Table:
     """The arms with their scores over seeds."""
     names = {"last10": last_rounds(outcome.runs)} if outcome.runs else {}
     header = ("arm", *(names.get(name, name) for name in Summary._fields), "seeds")
-    rows: list[tuple[Value, ...]] = [(arm.name, *arm.scores.values(), len(arm.runs)) for arm in outcome.arms]
+    lines: list[tuple[Value, ...]] = [(arm.name, *arm.scores.values(), len(arm.runs)) for arm in outcome.arms]
     means = [spread.mean for arm in outcome.arms for spread in arm.scores.values()]
     digits = outcome.arms[0].metric.decimals(*means) if outcome.arms else 2
-    return Table("arms", "", header, tuple(rows), decimals=(2, *(digits,) * len(Summary._fields), 2))
+    return Table("arms", "", header, tuple(lines), decimals=(2, *(digits,) * len(Summary._fields), 2))
 
 
 def _scores(run: Run, row: Row) -> dict[str, Any]:
@@ -147,27 +166,27 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in scalars(record) if not name.startswith("mask/layers/")}
 
 
-def _frame(rows: list[dict[str, Any]]) -> Any:
+def _frame(records: list[dict[str, Any]]) -> Any:
     try:
         import pandas  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        return rows
-    return pandas.DataFrame(rows)
+        return records
+    return pandas.DataFrame(records)
 
 
 def _chosen(runs: Sequence[Run], arm: str | None, seed: int | None) -> Run:
     """The one run that an arm and a seed name."""
-    rows = grouped(runs)
-    names = [row.name for row in rows]
+    arms = grouped(runs)
+    names = [row.name for row in arms]
     if arm is not None and arm not in names:
-        rows = grouped(select(runs, arm)[0])
+        arms = grouped(select(runs, arm)[0])
     elif arm is not None:
-        rows = [rows[names.index(arm)]]
-    if len(rows) != 1:
+        arms = [arms[names.index(arm)]]
+    if len(arms) != 1:
         known = ", ".join(map(repr, names))
-        raise ConfigError(f"expected one arm, got {arm!r}, which fits {len(rows)} of them; name one of: {known}")
-    seeds = sorted(run.seed for run in rows[0].runs)
+        raise ConfigError(f"expected one arm, got {arm!r}, which fits {len(arms)} of them; name one of: {known}")
+    seeds = sorted(run.seed for run in arms[0].runs)
     wanted = seeds[0] if seed is None else seed
     if wanted not in seeds:
-        raise ConfigError(f"no run of {rows[0].name!r} has seed {seed}; its seeds are {', '.join(map(str, seeds))}")
-    return next(run for run in rows[0].runs if run.seed == wanted)
+        raise ConfigError(f"no run of {arms[0].name!r} has seed {seed}; its seeds are {', '.join(map(str, seeds))}")
+    return next(run for run in arms[0].runs if run.seed == wanted)

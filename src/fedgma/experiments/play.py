@@ -22,7 +22,7 @@ from fedgma.errors import ConfigError, DataError, Diverged, NotEnoughClients
 from fedgma.experiments.lines import as_planned, describe_run, line_of
 from fedgma.experiments.materials import Data, Materials
 from fedgma.experiments.notebook import NotebookBar, notebook
-from fedgma.experiments.outcome import Network, Outcome
+from fedgma.experiments.outcome import Network, Outcome, outcome_of
 from fedgma.experiments.own.named import own_name
 from fedgma.experiments.own.tasks import task_name
 from fedgma.experiments.plan import Config, Planned, as_run, grid_of, head_of, plan
@@ -41,8 +41,6 @@ from fedgma.simulation.device_round import Round
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State as FleetState
 from fedgma.simulation.state import export
-from fedgma.statistics.arms import rows, summary_of
-from fedgma.statistics.baseline import against_baseline
 from fedgma.training.gradients import tied_names
 from fedgma.training.models import Model, parameter_count
 from fedgma.training.ranks import ALONE, Ranks
@@ -298,9 +296,7 @@ def conclude(
         for run in planned
     ]
     _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
-    scored = [run for run in runs if summary_of(run) is not None]
-    notes = dict.fromkeys(note for run in planned for note in run.notes)
-    return Outcome(tuple(runs), tuple(rows(scored)), tuple(against_baseline(scored)), tuple(notes), models or {})
+    return outcome_of(runs, tuple(dict.fromkeys(note for run in planned for note in run.notes)), models)
 
 
 def _check_ends(last: Sequence[Record]) -> None:

@@ -26,6 +26,7 @@ from fedgma.aggregation.server import MaskedServer, Reply
 from fedgma.arrays import Array
 from fedgma.errors import DataError
 from fedgma.flower.npy import read_array, read_header
+from fedgma.flower.options import check_options
 from fedgma.flower.replies import read_arrays, shorten, subtract
 
 Result = tuple[ClientProxy, FitRes]
@@ -47,6 +48,7 @@ class MaskedFit(FedAvg):
         share_cap: float | None = 0.5,
         **flower_options: Any,
     ) -> None:
+        check_options(flower_options, MaskedFit)
         super().__init__(**flower_options)
         rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
         server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)

@@ -182,5 +182,5 @@ def _read_metrics(recorded: Any) -> MetricRecord | None:
 def _number(value: Any) -> Any:
     """JSON has no NaN: it was written as null."""
     if isinstance(value, list):
-        return [_number(one) for one in value]
+        return [_number(number) for number in value]
     return float("nan") if value is None else value

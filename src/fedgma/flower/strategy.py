@@ -33,6 +33,7 @@ from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Params
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.flower.messages import Roster, sample, send_and_receive
+from fedgma.flower.options import check_options
 from fedgma.flower.replies import read_metrics, read_reply, shorten
 from fedgma.flower.resume import SavedRun
 
@@ -78,6 +79,7 @@ class Masked(FedAvg):
         wait: float = 600.0,
         **flower_options: Any,
     ) -> None:
+        check_options(flower_options, Masked)
         super().__init__(**flower_options)
         rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
         server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
@@ -314,7 +316,9 @@ def _to_arrays(arrays: ArrayRecord) -> dict[str, np.ndarray]:
 def _metric_kinds(content: RecordDict) -> tuple[tuple[str, int], ...]:
     """Names of a reply's metrics, with the lengths of lists (-1: a number)."""
     records = content.metric_records.values()
-    sizes = ((name, len(value) if isinstance(value, list) else -1) for one in records for name, value in one.items())
+    sizes = (
+        (name, len(value) if isinstance(value, list) else -1) for metrics in records for name, value in metrics.items()
+    )
     return tuple(sorted(sizes))
 
 

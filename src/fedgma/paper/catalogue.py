@@ -13,6 +13,7 @@ analysis                        whether there is an analysis of that number in `
 [[claims]]                      what the paper claims, in our words, and the cells that test it
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -106,11 +107,25 @@ def catalogue() -> Mapping[str, Experiment]:
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment with this number; `e1` is E1."""
+    """The experiment with this number, or of this table or figure of the paper; `e1` and `table 2` are E1."""
     known = catalogue()
-    if name.upper() not in known:
-        raise ConfigError(f"unknown experiment {name!r}; known: {', '.join(known)}")
-    return known[name.upper()]
+    if name.upper() in known:
+        return known[name.upper()]
+    found = [id for id, one in known.items() if id[0] == "E" and name.lower() in _printed_in(one.source)]
+    if len(found) == 1:
+        return known[found[0]]
+    several = f"; {name} is in {' and '.join(found)}" if found else ""
+    raise ConfigError(f"unknown experiment {name!r}; known: {', '.join(known)}{several}")
+
+
+def _printed_in(source: str) -> set[str]:
+    """The tables and figures that a source names.
+
+    >>> sorted(_printed_in("Tables 4 and 5, Figure 3d"))
+    ['figure 3d', 'table 4', 'table 5']
+    """
+    places = re.findall(r"(table|figure|section|appendix)s? (\w+)(?: and (\d+))?", source.lower())
+    return {f"{kind} {number}" for kind, *numbers in places for number in numbers if number}
 
 
 def _experiment(file: str, text: str) -> Experiment:

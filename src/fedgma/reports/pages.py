@@ -121,7 +121,11 @@ def _pictures(pictures: Sequence[Picture]) -> str:
     for picture in pictures:
         kinds.setdefault(picture.kind, []).append(picture)
     many = [_section(kind, _kind(drawn)) for kind, drawn in kinds.items() if len(drawn) > 1]
-    single = [_figure(one, f"{kind}: {one.title}".rstrip(": ")) for kind, (one, *rest) in kinds.items() if not rest]
+    single = [
+        _figure(picture, f"{kind}: {picture.title}".rstrip(": "))
+        for kind, (picture, *rest) in kinds.items()
+        if not rest
+    ]
     return "\n".join([*many, _section("Pictures", _grid(single)) if single else ""])
 
 

@@ -87,7 +87,7 @@ def _drawn(rows: Sequence[Row]) -> Iterator[Picture]:
         f" Of the learning rates, the pair with the {extreme} last10 over the arms." if len(chosen) < len(rows) else ""
     )
     metrics = dict.fromkeys((metric, *(metrics_of(rows[0].runs[0]) if rows else ())))
-    curves: list[Drawer] = [partial(_accuracy, metric=one) for one in metrics]
+    curves: list[Drawer] = [partial(_accuracy, metric=metric) for metric in metrics]
     closely: list[Drawer] = [_agreement, _layers, _stability, _taus, _fairness]
     for draw, most in [*((draw, MOST) for draw in curves), *((draw, CLOSELY) for draw in closely)]:
         left = f" {most} of {len(settings)} settings are drawn." if len(settings) > most else ""

@@ -85,7 +85,7 @@ def fit_additive(choices: Sequence[Mapping[str, str]], values: Sequence[float]) 
         decided.append((name, float(np.ptp(shifts)), _wald(own, their, freedom)))
     corrected = holm([p for *_, p in decided])
     explained = 1 - (rest @ rest / freedom) / float(np.var(found, ddof=1))
-    together = tuple(Decided(*one, after) for one, after in zip(decided, corrected, strict=True))
+    together = tuple(Decided(*choice, after) for choice, after in zip(decided, corrected, strict=True))
     return Additive(tuple(effects), together, float(explained), freedom)
 
 

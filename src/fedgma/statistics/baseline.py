@@ -19,9 +19,12 @@ def against_baseline(
     metrics are compared apart, unless `of` names one.
     """
     groups = by_metric(runs) if of is None else [list(runs)]
-    compared = [one for group in groups for one in _against_baseline(group, metric, split, of)]
-    corrected = iter(correct([one.overall for one in compared if one.overall is not None]))
-    return [one if one.overall is None else one._replace(overall=next(corrected)) for one in compared]
+    compared = [comparison for group in groups for comparison in _against_baseline(group, metric, split, of)]
+    corrected = iter(correct([comparison.overall for comparison in compared if comparison.overall is not None]))
+    return [
+        comparison if comparison.overall is None else comparison._replace(overall=next(corrected))
+        for comparison in compared
+    ]
 
 
 def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | None) -> list[Comparison]:

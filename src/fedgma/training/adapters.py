@@ -59,7 +59,9 @@ def with_adapters(
     network = copy.deepcopy(model).requires_grad_(False)
     # subclasses have forward passes of their own
     linear = {name: layer for name, layer in network.named_modules() if type(layer) is nn.Linear}
-    chosen = [name for name in linear if not patterns or any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+    chosen = [
+        name for name in linear if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    ]
     if not chosen or "" in chosen:
         known = ", ".join(name or "the module itself" for name in linear) or "none"
         raise ConfigError(f"adapters: expected names of linear layers inside of the module; there are: {known}")

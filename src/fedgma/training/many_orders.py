@@ -222,8 +222,8 @@ def agrees_with_numpy() -> bool:
     sources = [np.random.default_rng(int(seed)) for seed in seeds]
     repeated = np.resize(seeds, TOGETHER)
     if any(
-        one.bit_generator.state != np.random.PCG64(int(s)).state
-        for s, one in zip(repeated, generators(repeated), strict=True)
+        drawn.bit_generator.state != np.random.PCG64(int(s)).state
+        for s, drawn in zip(repeated, generators(repeated), strict=True)
     ):
         return False
     return all(

@@ -61,7 +61,9 @@ def conclude(found: Found) -> Advice:
         return Advice(_keep(given), why, notes, (base, given), None, ())
     contenders = _contenders(found)
     chosen = _chosen(contenders, (base, given))
-    gain = next((one.verdict for one in contenders if one.candidate == chosen and chosen[0] != base), None)
+    gain = next(
+        (contender.verdict for contender in contenders if contender.candidate == chosen and chosen[0] != base), None
+    )
     headline = (
         f"Use {_spoken(chosen[0])}{_at(chosen[1])}"
         if gain is not None
@@ -83,17 +85,17 @@ def _contenders(found: Found) -> list[Contender]:
 def _chosen(contenders: Sequence[Contender], given: Candidate) -> Candidate:
     """The best rule that is ahead; else the mean, at other rates than the given ones only if these are behind."""
     best, *others = contenders
-    as_given = next((one for one in contenders if one.candidate == given), None)
+    as_given = next((contender for contender in contenders if contender.candidate == given), None)
     ahead = [
-        one
-        for one in others
-        if one.candidate != given
-        and one.verdict is not None
-        and one.verdict.outcome == "first ahead"
-        and (as_given is None or one.gain > as_given.gain)
+        contender
+        for contender in others
+        if contender.candidate != given
+        and contender.verdict is not None
+        and contender.verdict.outcome == "first ahead"
+        and (as_given is None or contender.gain > as_given.gain)
     ]
     if ahead:
-        return max(ahead, key=lambda one: one.gain).candidate
+        return max(ahead, key=lambda contender: contender.gain).candidate
     if as_given is not None and as_given.verdict is not None and as_given.verdict.outcome == "second ahead":
         return best.candidate
     return given
@@ -103,16 +105,16 @@ def _reasons(found: Found, contenders: Sequence[Contender], gain: Verdict | None
     best, *others = contenders
     runs = [run for of in found.tests.values() for run in of.values()]
     metric = found.courses[0].metric
-    digits, unit = metric.decimals(*(one.mean for one in contenders)), f" {metric.unit}".rstrip()
-    levels = ", ".join(f"{one.name} {one.mean:.{digits}f}{unit}" for one in contenders)
+    digits, unit = metric.decimals(*(contender.mean for contender in contenders)), f" {metric.unit}".rstrip()
+    levels = ", ".join(f"{contender.name} {contender.mean:.{digits}f}{unit}" for contender in contenders)
     seeds = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
     lines = [_first_reason(best, others, gain)]
     lines.append(
         f"Test {metric.name}, {last_rounds(runs)} of {found.rounds}, {seeds}, each at its best rates: {levels}"
     )
-    for one in others:
-        if one.verdict is not None and one.verdict is not gain:
-            lines.append(f"{_capital(one.name)}{_at(one.candidate[1])}: {one.verdict.text}")
+    for contender in others:
+        if contender.verdict is not None and contender.verdict is not gain:
+            lines.append(f"{_capital(contender.name)}{_at(contender.candidate[1])}: {contender.verdict.text}")
     return lines
 
 
@@ -120,11 +122,11 @@ def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | 
     """The expected gain over the plain mean, or why there is none."""
     if gain is not None:
         return f"Expected gain over the plain mean at its own best rates{_at(best.candidate[1])}: {gain.text}"
-    rules = [one for one in others if one.candidate[0] != best.candidate[0]]
-    leading = [one for one in rules if one.verdict is not None and one.verdict.mean > 0]
+    rules = [contender for contender in others if contender.candidate[0] != best.candidate[0]]
+    leading = [contender for contender in rules if contender.verdict is not None and contender.verdict.mean > 0]
     if not leading:
         return "No gain of another rule is to be expected: no finalist is ahead of the plain mean at its best rates"
-    most = max(leading, key=lambda one: one.gain)
+    most = max(leading, key=lambda contender: contender.gain)
     return f"No other rule is significantly ahead; the most promising is {most.name}; more minutes give more seeds"
 
 

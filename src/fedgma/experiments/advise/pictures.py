@@ -19,16 +19,19 @@ def pictures_of(found: Found, advice: Advice) -> dict[str, Figure]:
     """File name -> figure; without a test only those of the search."""
     metric = found.courses[0].metric
     with plain_text():
-        drawn = {"search": draw_search({_stage(one): _levels(one) for one in found.courses}, metric)}
+        drawn = {"search": draw_search({_stage(stage): _levels(stage) for stage in found.courses}, metric)}
         if (rates := _rates(found)) is not None:
             drawn["rates"] = rates
         base, *others = advice.contenders or (None,)
         if base is not None:
             drawn["accuracy"] = draw_accuracy(_curves(found, advice), metric=metric)
             rows = {
-                one.name: (one.verdict, [metric.sign * (one.scores[seed] - base.scores[seed]) for seed in base.scores])
-                for one in others
-                if one.verdict is not None
+                contender.name: (
+                    contender.verdict,
+                    [metric.sign * (contender.scores[seed] - base.scores[seed]) for seed in base.scores],
+                )
+                for contender in others
+                if contender.verdict is not None
             }
             drawn["gain"] = draw_gains(rows)
         return drawn
@@ -62,7 +65,7 @@ def _rates(found: Found) -> Figure | None:
 
 
 def _curves(found: Found, advice: Advice) -> Mapping[str, Mapping[int, Mapping[int, float]]]:
-    names = {one.candidate: one.name for one in advice.contenders}
+    names = {contender.candidate: contender.name for contender in advice.contenders}
     best = advice.contenders[0].candidate
     return {
         BASELINE if candidate == best else names[candidate]: {

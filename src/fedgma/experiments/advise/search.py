@@ -106,7 +106,7 @@ class Book:
     def add(self, stage: Stage) -> Stage:
         """Write down a stage."""
         self.stages.append(stage)
-        content = {"question": self.question, "stages": [one.as_object() for one in self.stages]}
+        content = {"question": self.question, "stages": [stage.as_object() for stage in self.stages]}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -171,7 +171,7 @@ class Trainer(NamedTuple):
         pairs = asked.pairs if self.on_gpu else asked.pairs[:1]
         candidates = [(name, pair) for name in asked.arms for pair in pairs]
         settings = [asked.settings(c, seeds_of_the_search(asked)[0], NEVER, final=False) for c in candidates]
-        settings = [one.model_copy(update={"evaluate_every": 1}) for one in settings]
+        settings = [run.model_copy(update={"evaluate_every": 1}) for run in settings]
         members = pack(plan(Grid(tuple(settings), ()), self.materials, None), self.materials)[0]
         self.watch.stage("measuring the speed", members)
         began = now = self.clock()

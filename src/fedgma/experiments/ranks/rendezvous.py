@@ -99,8 +99,8 @@ def _send(talk: Any, fast: Any, sent: Sent) -> None:
             dist.broadcast(tensor.view(torch.uint8), source, group=group, async_op=True)
             for (tensor, source), group in zip(sent, groups, strict=True)
         ]
-        for one in waiting:
-            one.wait()
+        for exchange in waiting:
+            exchange.wait()
     except RuntimeError as error:
         raise RankLost(
             f"another rank ended in the middle of a round ({_first(error)}); run the same command again to continue"

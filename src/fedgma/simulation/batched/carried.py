@@ -59,7 +59,7 @@ class RoundSums:
 def lay_out(specs: Sequence[RunSpec], shapes: Shapes, device: torch.device) -> Algorithms | None:
     """The algorithms of the runs, copied to the device once; None if none of them carries anything."""
     chosen = tuple(spec.algorithm for spec in specs)
-    if not any(one.keeps != "nothing" or one.lookahead for one in chosen):
+    if not any(algorithm.keeps != "nothing" or algorithm.lookahead for algorithm in chosen):
         return None
     shares = {"gradients": 1.0, "duals": 0.0, "sent duals": 0.0, "nothing": 0.0}
     server = [spec.optimizer.settings if spec.algorithm.lookahead else {} for spec in specs]
@@ -68,16 +68,20 @@ def lay_out(specs: Sequence[RunSpec], shapes: Shapes, device: torch.device) -> A
         return torch.tensor(values, dtype=torch.float32)[:, None].to(device)
 
     def rows(kind: str) -> Tensor:
-        return torch.tensor([row for row, one in enumerate(chosen) if one.keeps == kind], dtype=torch.int64).to(device)
+        return torch.tensor(
+            [row for row, algorithm in enumerate(chosen) if algorithm.keeps == kind], dtype=torch.int64
+        ).to(device)
 
     return Algorithms(
         algorithms=chosen,
         clients=tuple(len(spec.federation.clients) for spec in specs),
-        mu=column([one.mu for one in chosen]),
-        rho=column([one.rho for one in chosen]),
-        share=column([shares.get(one.keeps, 1 - one.scale) for one in chosen]),
+        mu=column([algorithm.mu for algorithm in chosen]),
+        rho=column([algorithm.rho for algorithm in chosen]),
+        share=column([shares.get(algorithm.keeps, 1 - algorithm.scale) for algorithm in chosen]),
         total=column([len(spec.federation.clients) for spec in specs]).double(),
-        ahead=column([float(one.get("learning_rate", 0.0)) * float(one.get("beta1", 0.0)) for one in server]),
+        ahead=column(
+            [float(settings.get("learning_rate", 0.0)) * float(settings.get("beta1", 0.0)) for settings in server]
+        ),
         duals=rows("duals"),
         directions=rows("direction"),
         shapes=shapes,
@@ -95,10 +99,10 @@ def first(algorithms: Algorithms | None, params: Tensor) -> Carried:
         return tuple(None if size is None else params.new_zeros(size, params.shape[1]) for size in sizes)
 
     return Carried(
-        control=torch.zeros_like(params) if any(one.keeps != "nothing" for one, _ in chosen) else None,
-        variates=per_client([one.on_clients for one, _ in chosen]),
-        tilt=torch.zeros_like(params) if any(one.tilted for one, _ in chosen) else None,
-        tilts=per_client([one.tilted for one, _ in chosen]),
+        control=torch.zeros_like(params) if any(algorithm.keeps != "nothing" for algorithm, _ in chosen) else None,
+        variates=per_client([algorithm.on_clients for algorithm, _ in chosen]),
+        tilt=torch.zeros_like(params) if any(algorithm.tilted for algorithm, _ in chosen) else None,
+        tilts=per_client([algorithm.tilted for algorithm, _ in chosen]),
     )
 
 
@@ -112,7 +116,7 @@ def open_round(algorithms: Algorithms | None, carried: Carried, sums: Sums) -> R
 
 def starts(algorithms: Algorithms | None, params: Tensor, momentum: Tensor) -> Tensor:
     """What clients start from [run, entry]: the model, or where the server's momentum alone would take it."""
-    if algorithms is None or not any(one.lookahead for one in algorithms.algorithms):
+    if algorithms is None or not any(algorithm.lookahead for algorithm in algorithms.algorithms):
         return params
     return params + algorithms.ahead * momentum
 
@@ -141,13 +145,13 @@ def sent(algorithms: Algorithms | None, carried: Carried, lane_batch: LaneBatch,
     """What clients send [lane, entry]: their updates, and with FedSpeed minus the new g_i / mu."""
     if algorithms is None:
         return updates
-    if not any(one.keeps == "sent duals" for one in algorithms.algorithms):
+    if not any(algorithm.keeps == "sent duals" for algorithm in algorithms.algorithms):
         return updates
     changed = updates.clone()
     for lane, variate in _lanes(lane_batch, carried.variates):
-        one = algorithms.algorithms[lane_batch.run[lane]]
-        if one.keeps == "sent duals":
-            changed[lane] -= (variate - one.mu * updates[lane]) / one.mu
+        algorithm = algorithms.algorithms[lane_batch.run[lane]]
+        if algorithm.keeps == "sent duals":
+            changed[lane] -= (variate - algorithm.mu * updates[lane]) / algorithm.mu
     return changed
 
 
@@ -168,7 +172,7 @@ def gather(
     if len(algorithms.directions):
         owner = ship(lane_batch.run == np.arange(len(algorithms.clients))[:, None], counted.device).double()
         sums.rates += owner @ (ship(weights.astype(np.float64), counted.device) * counted * scale)
-    if any(one.on_clients for one in algorithms.algorithms):
+    if any(algorithm.on_clients for algorithm in algorithms.algorithms):
         _move_variates(algorithms, carried, sums, lane_batch, trained.flat, scale, counted)
     if sums.tilt is not None and trained.tilt is not None:
         own, last = flatten(trained.tilt.own), flatten(trained.tilt.last)
