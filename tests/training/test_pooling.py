@@ -6,14 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgma.training import pooling
 from fedgma.training.pooling import FEWEST, pool_in_vectors
-
-
-@pytest.fixture(autouse=True)
-def small_images(monkeypatch):
-    """Small images take the quicker way too."""
-    monkeypatch.setattr(pooling, "SMALLEST", 1)
 
 
 def both(layer, x):
@@ -32,7 +25,7 @@ def both(layer, x):
     [(2,), (3, 2, 1), ((2, 3), (1, 2), (1, 0)), (2, 2, 0, 2), (3, 2, 0, 1, False, True)],
     ids=str,
 )
-@pytest.mark.parametrize("channels", [1, FEWEST, 6, 16, 33])
+@pytest.mark.parametrize("channels", [1, FEWEST, 33])
 def test_outputs_and_gradients_have_the_bits_of_torch(settings, channels):
     x = torch.randn(3, channels, 7, 8, generator=torch.Generator().manual_seed(0)).relu()  # many ties at zero
     for one, two in zip(*both(nn.MaxPool2d(*settings), x), strict=True):

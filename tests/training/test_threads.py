@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedgma.simulation.fleet import assemble, play_round, start
-from fedgma.training import loop, pooling, threads
+from fedgma.training import loop, threads
 from fedgma.training.choose import choose, lanes_of_a_chunk
 from fedgma.training.lane_batch import Assignment, Tilt
 from fedgma.training.threads import Threads, why_not_threads
@@ -129,8 +129,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("kind", [Net, Pools, DropLayers])
-def test_threads_give_the_bits_of_the_loop(kind, settings, monkeypatch):
-    monkeypatch.setattr(pooling, "SMALLEST", 1)
+def test_threads_give_the_bits_of_the_loop(kind, settings):
     task = task_of(kind(), **settings)
     trainer = Threads(workers=3)
     wanted = by_the_loop(task)
