@@ -209,7 +209,7 @@ def test_a_rule_that_is_ahead_is_advised_with_its_gain():
     [
         ({"gma": EVEN - 2 + NOISE}, "no finalist is ahead"),
         ({"gma": EVEN + 20 * NOISE}, "the most promising is GMA"),
-        ({"gma": EVEN + 2 + NOISE, "given": EVEN + 3 + NOISE}, "the most promising is GMA"),
+        ({"gma": EVEN + 2 + NOISE, "given": EVEN + 3 + NOISE}, "GMA is ahead of the plain mean at its best rates, but"),
     ],
     ids=["behind", "inconclusive", "below the mean at the given rates"],
 )
@@ -225,6 +225,13 @@ def test_other_rates_for_the_mean_are_advised_only_if_they_are_ahead():
     assert better.headline == "Keep the plain mean (client rate 0.1, server rate 1), in place of your rates"
     assert better.chosen == ("mean", OTHER)
     assert conclude(found(mean=EVEN, gma=EVEN - 1, given=EVEN + 20 * NOISE)).chosen == ("mean", GIVEN)
+
+
+def test_runs_of_the_test_that_diverged_are_counted_by_arm():
+    lost = conclude(found(mean=EVEN, gma=np.array([72.0, 10.0, 71.0, 72.5])))
+    said = "1 of 8 runs of the test diverged: GMA (client rate 0.1, server rate 1) 1; choose lower rates for these arms"
+    assert said in lost.notes
+    assert not any("diverged" in note for note in conclude(found(mean=EVEN, gma=EVEN)).notes)
 
 
 def test_what_there_was_no_time_for_is_said():

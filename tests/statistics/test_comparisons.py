@@ -115,7 +115,8 @@ def test_over_several_settings_the_verdict_is_without_diverged_pairs_too(tmp_pat
     write_run(tmp_path, seed=4, aggregator="gma", rounds=60, lift=-60.0, algorithm="fedadam")
     made = arms(read_runs([tmp_path]), "gma", "mean")
     assert (made.overall.of, made.overall.mean) == (4, pytest.approx(2.0, abs=0.5))
-    assert made.text.endswith("1 of 20 runs diverged, and the verdict is without their pairs")
+    lost = "; 1 of 20 runs diverged (gma 1, mean 0), and the verdict is without their pairs; with them: inconclusive: "
+    assert lost in made.text
 
 
 def test_best_is_taken_over_the_rounds_that_both_arms_evaluated(tmp_path):

@@ -71,6 +71,12 @@ def test_a_run_diverges_that_falls_below_half_of_its_best_or_of_the_others():
     assert diverged([]) == []
 
 
+def test_a_run_that_still_rises_has_not_diverged():
+    steep = summarise({r: (10 + 30 * (r / 12) ** 4) / 100 for r in range(1, 13)})
+    assert steep.last10 < steep.best / 2
+    assert diverged([steep] * 4) == [False] * 4
+
+
 def test_an_arm_whose_runs_all_diverged_is_not_called_converged():
     made, _ = converge([[run(80)] * 3, [run(10)] * 2], 100)
     assert (made.rises[1], made.diverged, made.converged) == (None, (0, 2), False)

@@ -67,10 +67,14 @@ class Cell(NamedTuple):
         return f"{lost}; with them: {self.verdict.text}"
 
     @property
+    def pairs(self) -> dict[int, float]:
+        """Seed -> difference."""
+        return dict(zip(self.seeds, self.differences, strict=True))
+
+    @property
     def kept(self) -> dict[int, float]:
         """Seed -> difference, without the pairs in which a run diverged; all pairs if there is one in each."""
-        pairs = dict(zip(self.seeds, self.differences, strict=True))
-        return {seed: value for seed, value in pairs.items() if seed not in self.lost} or pairs
+        return {seed: value for seed, value in self.pairs.items() if seed not in self.lost} or self.pairs
 
 
 class Comparison(NamedTuple):
@@ -167,10 +171,14 @@ def _overall(cells: Sequence[Cell], names: tuple[str, str], score: Metric) -> Ve
 
     Pairs in which a run diverged do not count, unless no seed is left without them.
     """
-    counted = [cell for cell in cells if cell.convergence.converged] or cells
-    values = over_seeds([cell.kept for cell in counted])
-    values = values or over_seeds([dict(zip(cell.seeds, cell.differences, strict=True)) for cell in counted])
+    counted = _counted_cells(cells)
+    values = over_seeds([cell.kept for cell in counted]) or over_seeds([cell.pairs for cell in counted])
     return paired(values, names, score) if values else None
+
+
+def _counted_cells(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """The cells that a verdict is over: those that have converged, or all if none has."""
+    return [cell for cell in cells if cell.convergence.converged] or cells
 
 
 def _cells(
@@ -345,7 +353,7 @@ def _over_cells(comparison: Comparison) -> str:
     over = "the settings share no seed" if comparison.overall is None else comparison.overall.text
     return (
         f"{first} ahead in {ahead} of {len(means)} settings and behind in {behind}; "
-        f"over {_which(comparison.cells)}: {over}; {tested}{_lost(comparison.cells)}"
+        f"over {_which(comparison.cells)}: {over}; {tested}{_lost(comparison)}"
     )
 
 
@@ -357,7 +365,15 @@ def _which(cells: Sequence[Cell]) -> str:
     return f"the {converged} that converged" if converged else "all settings, none of which converged"
 
 
-def _lost(cells: Sequence[Cell]) -> str:
-    runs = sum(sum(cell.convergence.diverged) for cell in cells)
-    of = sum(cell.convergence.of for cell in cells)
-    return f"; {runs} of {of} runs diverged, and the verdict is without their pairs" if runs else ""
+def _lost(comparison: Comparison) -> str:
+    """How many runs of which arm diverged, and the difference with their pairs, which the verdict leaves out."""
+    cells, names = comparison.cells, comparison.names
+    runs = [sum(cell.convergence.diverged[arm] for cell in cells) for arm in (0, 1)]
+    if not any(runs):
+        return ""
+    of_arm = ", ".join(f"{name} {count}" for name, count in zip(names, runs, strict=True))
+    lost = f"; {sum(runs)} of {sum(cell.convergence.of for cell in cells)} runs diverged ({of_arm})"
+    values = over_seeds([cell.pairs for cell in _counted_cells(cells)])
+    if not values:
+        return f"{lost}, and the verdict is without their pairs"
+    return f"{lost}, and the verdict is without their pairs; with them: {paired(values, names, comparison.score).text}"

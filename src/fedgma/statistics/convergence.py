@@ -2,8 +2,9 @@
 
 A run still rises by what the mean accuracy of the last quarter of its rounds is above that of the quarter before. A
 setting has converged if it has at least 40 rounds, so that the last ten lie in the last quarter, and neither of its
-arms rises by more than one point on average over seeds. A run has diverged if its last ten rounds are below half of its
-own best evaluation, or below half of the median over the runs of its setting.
+arms rises by more than one point on average over seeds. A run has diverged if its last ten rounds and its last
+evaluation are below half of its own best evaluation, or its last ten rounds are below half of the median over the runs
+of its setting. A run of few rounds that still rises steeply has last ten rounds far below its last one.
 
 A metric that is no share has no points: there, an arm has converged if it still improves by at most a hundredth of the
 range that the evaluations of the setting span. Where lower is better, a run has diverged if its last evaluation is
@@ -85,10 +86,12 @@ def diverged(summaries: Sequence[Summary], metric: Metric = ACCURACY) -> list[bo
 
     >>> diverged([Summary(80, 78, 77), Summary(81, 79, 79), Summary(10, 10, 10), Summary(60, 25, 10)])
     [False, False, True, True]
+    >>> diverged([Summary(38, 18, 38), Summary(36, 20, 35)])  # twelve rounds, still rising
+    [False, False]
     """
     middle = median(summary.last10 for summary in summaries) if summaries else 0.0
     if metric.better == "higher":
-        return [summary.last10 < max(middle, summary.best) / 2 > 0 for summary in summaries]
+        return [one.last10 < middle / 2 > 0 or max(one.last10, one.final) < one.best / 2 > 0 for one in summaries]
     # the last evaluation: the mean of ten rounds of a fast descent is far above the best of them
     return [summary.last10 > 2 * middle > 0 or summary.final > 2 * summary.best > 0 for summary in summaries]
 

@@ -7,6 +7,7 @@ ones. Else the settings stay as they are.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,10 @@ from fedgma.experiments.advise.question import AVERAGE_OF_MODELS, RATES, seeds_o
 from fedgma.experiments.advise.search import Found
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import SECTIONS, Settings, record
-from fedgma.statistics.arms import last_rounds, score
+from fedgma.statistics.arms import last_rounds, score, summarise
+from fedgma.statistics.convergence import diverged
 from fedgma.statistics.labels import NAMES, spoken
+from fedgma.statistics.metrics import course
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
 ALWAYS = ("aggregator", *RATES)  # in the settings file, also if they are the defaults
@@ -55,7 +58,7 @@ class Advice(NamedTuple):
 def conclude(found: Found) -> Advice:
     """The advice that the test supports."""
     base, given = found.question.base, found.question.pairs[0]
-    notes = (*found.notes, *_short_of_time(found), *_doubts(found))
+    notes = (*found.notes, *_short_of_time(found), *_doubts(found), *_lost(found))
     if not found.tests:
         why = ("The time was over before the test was complete; the same command goes on with it",)
         return Advice(_keep(given), why, notes, (base, given), None, ())
@@ -127,6 +130,8 @@ def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | 
     if not leading:
         return "No gain of another rule is to be expected: no finalist is ahead of the plain mean at its best rates"
     most = max(leading, key=lambda contender: contender.gain)
+    if most.verdict is not None and most.verdict.significant:
+        return f"{_capital(most.name)} is ahead of the plain mean at its best rates, but not of the mean at your rates"
     return f"No other rule is significantly ahead; the most promising is {most.name}; more minutes give more seeds"
 
 
@@ -165,6 +170,18 @@ def _doubts(found: Found) -> list[str]:
         if edges:
             notes.append(f"the best {' and '.join(edges)} of {_spoken(name)} is at the edge of those that were tried")
     return notes
+
+
+def _lost(found: Found) -> list[str]:
+    """Which arms of the test diverged: no interval over a few seeds covers such runs."""
+    metric = found.courses[0].metric
+    runs = [(candidate, run) for candidate, of in found.tests.items() for run in of.values()]
+    flags = diverged([summarise(course(run, "test", metric), metric) for _, run in runs], metric)
+    lost = Counter(candidate for (candidate, _), out in zip(runs, flags, strict=True) if out)
+    if not lost:
+        return []
+    by_arm = ", ".join(f"{_spoken(name)}{_at(pair)} {count}" for (name, pair), count in lost.items())
+    return [f"{lost.total()} of {len(runs)} runs of the test diverged: {by_arm}; choose lower rates for these arms"]
 
 
 def _keep(pair: Pair, *, changed: bool = False) -> str:
