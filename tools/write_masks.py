@@ -23,6 +23,7 @@ from fedgma.paper.contest import (
     label,
     pooled,
     ranked,
+    rising,
     scores_of,
     short,
 )
@@ -61,19 +62,20 @@ def exported(*names: str) -> list[Entry]:
     return [entry for folder in there for entry in read_export(folder)]
 
 
-def gains(*names: str) -> list[Gain]:
+def gains(*names: str, diverged: bool = False) -> list[Gain]:
     """What the arms of a contest gain; tests of all its experiments are corrected together."""
-    return gains_of(scores_of(exported(*names)))
+    return gains_of(scores_of(exported(*names)), diverged=diverged)
 
 
 def answer() -> str:
     """The verdict on every arm of the confirmation by the criterion written beforehand; the finalists first."""
-    found = gains(*CONFIRMATION)
+    found, all_seeds = gains(*CONFIRMATION), gains(*CONFIRMATION, diverged=True)
     arms = sorted(dict.fromkeys(gain.arm for gain in found), key=lambda arm: not is_candidate(arm))
     if not arms:
         return NOT_YET
-    header = ("", "criterion", "mean gain", "significantly ahead", "behind", "lowest bound", "second highest")
-    return _rows(header, [(f"**{label(arm)}**", *_verdict(found, arm)) for arm in arms])
+    header = ("", "criterion", "ahead, behind", "mean gain", "lowest bound", "second highest")
+    rows = [(f"**{label(arm)}**", *_verdict(found, arm), *_verdict(all_seeds, arm)[:2]) for arm in arms]
+    return _rows((*header, "all seeds: criterion", "ahead, behind"), rows)
 
 
 def _verdict(found: Sequence[Gain], arm: Arm) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def _verdict(found: Sequence[Gain], arm: Arm) -> tuple[str, ...]:
     earned = "met" if earns(found, arm) else "missed"
     mean = sum(gain.verdict.mean for gain in own) / len(own)
     starts = sorted(gain.interval[0] for gain in own)
-    return earned, f"{mean:+.2f}", f"{ahead} of {len(own)}", f"{behind}", f"{starts[0]:+.2f}", f"{starts[-SETS]:+.2f}"
+    return earned, f"{ahead}, {behind}", f"{mean:+.2f}", f"{starts[0]:+.2f}", f"{starts[-SETS]:+.2f}"
 
 
 def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -185,7 +187,9 @@ def table(*names: str) -> str:
     cells = {(gain.arm, gain.setting): gain for gain in found}
     arms = dict.fromkeys(gain.arm for gain in found)
     rows = [(label(arm), *(_cell(cells.get((arm, one))) for one in settings)) for arm in arms]
-    header = ["", *(f"{short(setting)} ({_level(setting, *names):.1f} %)" for setting in settings)]
+    early = rising(exported(*names))
+    levels = {one: f"{_level(one, *names):.1f} %{', still rising' if one in early else ''}" for one in settings}
+    header = ["", *(f"{short(one)} ({levels[one]})" for one in settings)]
     effort = " ".join(_effort(name) for name in names if exported(name))
     return f"{_rows(header, rows)}\n\n{effort}"
 
@@ -213,7 +217,7 @@ def _effort(name: str) -> str:
     seeds = len({entry.seed for entry in entries})
     minutes: dict[str, float] = {}
     for entry in (*entries, *searched):
-        device = str(entry.facts.get("device", "unknown device"))
+        device = f"{entry.facts.get('device', 'unknown device')} in {entry.facts.get('precision', 'fp32')}"
         minutes[device] = minutes.get(device, 0.0) + float(entry.facts.get("seconds", 0)) / 60
     spent = " and ".join(f"{minutes[device]:.1f} minutes on {device}" for device in sorted(minutes, reverse=True))
     return f"{name}: {seeds} seeds, {len(entries)} + {len(searched)} runs, {spent}."

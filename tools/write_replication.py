@@ -31,7 +31,9 @@ from fedgma.reports.plots.specifications import draw_specifications
 from fedgma.reports.plots.style import plain_text, save
 from fedgma.reports.report import write_tables
 from fedgma.reports.tables import Table, markdown
+from fedgma.statistics.comparisons import over_seeds
 from fedgma.statistics.labels import plain, short
+from fedgma.statistics.verdicts import from_interval, paired
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -95,7 +97,8 @@ def wrapped(block: str) -> str:
 def _claim_field(name: str, found: Found) -> str:
     """A field such as C6/0, C6/0/p, C6/0/printed, C6/0/verdict, E1/0/apart or E1/0/cifar10 (a group of data sets).
 
-    C17/0/last10 and C17/0/best are the level of the plain mean, C17/0/seeds how many seeds there are.
+    C6/0/flat is the difference over the cells that rise by at most half a point, C17/0/last10 and C17/0/best are the
+    level of the plain mean, C17/0/seeds how many seeds there are.
     """
     experiment, number, what = f"{name}/".split("/")[:3]
     answer = found.answers[experiment][int(number)]
@@ -112,6 +115,10 @@ def _claim_field(name: str, found: Found) -> str:
             return f"{mean(level.mean for level in levels if level is not None):.1f}"
         case "seeds":
             return str(max(len(one.differences) for one in _cells_of(answer, found.comparisons[experiment])))
+        case "flat":
+            flat = [one for one in _cells_of(answer, found.comparisons[experiment]) if one.is_flat]
+            said = overview.in_words(paired(over_seeds([one.differences for one in flat])))
+            return f"{said.replace('(', '(95 % CI ')} in {len(flat)} cells"
         case "apart":
             return re.search(r"apart: (\d+ cells? not converged, .+? to [-+.\d]+)", look.text)[1]
         case _:
@@ -134,6 +141,7 @@ def _page_fields(found: Found) -> dict[str, str]:
         "steps": overview.near_print(steps, "local steps"),
         "tests": str(max(look.test.tests for look in looks if look.test is not None)),
         "outdated": str(sum(bool(why_outdated(entry.settings, entry.facts)) for entry in found.entries)),
+        "E7 apart": _finding("E7", "separate/2/non_participating", found),
         "seeds C8": str(len({entry.seed for entry in found.comparisons["C8"].entries})),
     }
     for name in ("E1", "E2", "E8", "E9", "C6"):
@@ -144,6 +152,13 @@ def _page_fields(found: Found) -> dict[str, str]:
             f"near {name}": f"{levels.near} of {levels.printed}",
         }
     return fields
+
+
+def _finding(name: str, path: str, found: Found) -> str:
+    """The estimate of a finding with its interval."""
+    findings = {one.id: one for one in findings_of(found.comparisons[name].experiment, [RESULTS])}
+    verdict = from_interval(findings[path].estimate, findings[path].interval, findings[path].n)
+    return overview.in_words(verdict).replace("(", "(95 % CI ")
 
 
 def _record_fields(found: Found) -> dict[str, str]:

@@ -342,11 +342,30 @@ def test_sensitivity_shows_both_statistics_both_sets_of_cells_and_every_number_o
     assert set(rows) == {
         (statistic, *rest)
         for statistic in ("last10", "best")
-        for rest in (("converged", "all"), ("all", "all"), ("all", "100"), ("all", "500"))
+        for rest in (("flat", "all"), ("converged", "all"), ("all", "all"), ("all", "100"), ("all", "500"))
     }
     assert rows["last10", "converged", "all"] == (1, 4, pytest.approx(1.075))
     assert rows["last10", "all", "500"][2] < -8
     assert sensitivity_table(compare(experiment("E15"), [], Chosen())) is None
+
+
+def test_cells_that_rise_by_more_than_half_a_point_are_not_flat(tmp_path):
+    cells_of_e1(tmp_path, "dataset=mnist,partition.name=iid,algorithm=fedavg,partition.clients=100", lambda run: 1.0)
+    made = compare(experiment("E1"), read_entries([tmp_path])[0], Chosen())
+    (cell,) = [one for one in made.on() if one.differences]
+    rising = [cell._replace(course=cell.course._replace(rises=(0.0, rise))) for rise in (0.5, 0.6, 1.1)]
+    assert [(one.is_flat, one.converged) for one in rising] == [(True, True), (False, True), (False, False)]
+
+
+def test_cells_that_the_paper_prints_behind_do_not_contradict_it(tmp_path):
+    made = {
+        name: findings(tmp_path / name, "E8", by_arm(lambda run: -2.0), cells=f"momentum=0,dataset=fmnist,{name}")
+        for name in ("partition.name=iid", "partition.name=label_skew")
+    }
+    behind, ahead = (look_at(one)[1] for one in made.values())
+    assert behind.looks["fmnist"].printed < 0 < ahead.looks["fmnist"].printed
+    assert (behind.verdict, ahead.verdict) == ("inconclusive", "contradicted")
+    assert "; behind in print too, so no contradiction" in behind.text
 
 
 def test_a_search_that_cannot_tell_pairs_apart_says_so(tmp_path):

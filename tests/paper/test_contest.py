@@ -1,19 +1,21 @@
 """Which rule earns its place: rates of every arm, finalists by the rule written beforehand, and the criterion."""
 
 import re
+from pathlib import Path
 
 import pytest
 from made_runs import write_run
 
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
-from fedgma.paper.contest import earns, gains_of, pooled, ranked, scores_of
-from fedgma.paper.entries import read_entries
+from fedgma.paper.contest import earns, gains_of, pooled, ranked, rising, scores_of
+from fedgma.paper.entries import read_entries, read_export
 from fedgma.paper.plans import Cut, plan_runs
 from fedgma.paper.rates import Chosen, read_chosen, rule_of
 from fedgma.paper.search import choose, write_search
 from scripts import load_script
 
+RESULTS = Path(__file__).parents[2] / "results"
 CELLS = "dataset=fmnist,aggregator=mean|gma|wiener,client_learning_rate=0.015|0.03"
 
 
@@ -81,6 +83,17 @@ def test_runs_that_diverged_are_counted_and_left_out():
     found = {gain.arm[1]: gain for gain in gains_of(scores)}
     assert (found["wiener"].lost, found["ties"].lost) == ((0, 0), (1, 0))
     assert (found["ties"].verdict.mean, found["ties"].verdict.of) == (-1, 3)
+    charged = {gain.arm[1]: gain for gain in gains_of(scores, diverged=True)}
+    assert (charged["ties"].verdict.mean, charged["ties"].verdict.of) == (-18.25, 4)
+    assert (charged["ties"].lost, charged["wiener"].verdict.mean) == ((1, 0), 1)
+
+
+def test_settings_in_which_an_arm_still_rises_are_named():
+    entries = [entry for entry in read_export(RESULTS / "C31") if entry.settings["aggregator"] == "mean"]
+    (setting,) = rising(entries)
+    assert setting.startswith("cifar10")
+    flat = {"test": dict.fromkeys(range(10, 510, 10), 0.5)}
+    assert rising([entry._replace(curves=flat) for entry in entries]) == set()
 
 
 def test_a_rule_earns_its_place_if_it_loses_nowhere_and_gains_on_two_data_sets(gains):

@@ -77,6 +77,13 @@ def test_a_verdict_that_is_not_decided_has_a_reason(look, reason):
     assert overview.reason(Answer(Claim("it helps"), {"": look})) == reason
 
 
+def test_a_claim_of_which_a_part_holds_does_not_hold():
+    held, unsure, early = (Look("", one, one) for one in (TESTED, UNSURE, paired([1.0, 2.0])))
+    assert overview.brief(Answer(Claim("a and b"), {"a": held, "b": held})) == "holds"
+    assert overview.brief(Answer(Claim("a and b"), {"a": held, "b": unsure})) == "partly holds, partly inconclusive"
+    assert overview.brief(Answer(Claim("a and b"), {"a": unsure, "b": early})) == "inconclusive (partly preliminary)"
+
+
 def test_every_claim_has_a_short_name(found):
     shorts = [(name, answer.claim.short) for name, listed in found.answers.items() for answer in listed]
     assert all(short for _, short in shorts)

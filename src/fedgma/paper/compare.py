@@ -81,6 +81,11 @@ class Compared(NamedTuple):
         return self.course is not None and self.course.converged
 
     @property
+    def is_flat(self) -> bool:
+        """Whether they have converged by half of the limit."""
+        return self.course is not None and self.course._replace(flat=self.course.flat / 2).converged
+
+    @property
     def rounds(self) -> tuple[int, ...]:
         """The planned rounds of its runs; usually one number."""
         return tuple(sorted({int(entry.settings["rounds"]) for side in self.entries for entry in side.values()}))

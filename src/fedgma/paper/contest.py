@@ -2,7 +2,8 @@
 
 An arm is an algorithm and a rule. A rule is compared with the mean of the same server, and the mean of another server,
 or an average of models, with the mean of FedAvg. Runs are paired by seed. Seeds in which one of the two diverged are
-counted and left out of the difference: with them no interval would say anything.
+counted and left out of the difference, unless all are asked for: with them an interval says little, and without them an
+arm is not charged for the runs that it loses.
 """
 
 import math
@@ -14,6 +15,7 @@ from fedgma.aggregation.rules import BASELINE
 from fedgma.paper.entries import Entry
 from fedgma.paper.rates import rule_of, setting_of
 from fedgma.statistics.comparisons import over_seeds
+from fedgma.statistics.convergence import converge
 from fedgma.statistics.labels import NAMES
 from fedgma.statistics.power import LEVEL
 from fedgma.statistics.verdicts import Verdict, correct, paired
@@ -70,14 +72,15 @@ def baseline_of(arm: Arm) -> Arm:
     return PLAIN if arm[1].startswith(BASELINE) else (arm[0], BASELINE)
 
 
-def gains_of(scores: Scores) -> list[Gain]:
-    """What every arm gains in every setting; tests are corrected together."""
+def gains_of(scores: Scores, *, diverged: bool = False) -> list[Gain]:
+    """What every arm gains in every setting, with or without diverged seeds; tests are corrected together."""
     found = []
     for setting, arms in scores.items():
         half = _half(arms)
+        least = -math.inf if diverged else half
         for arm, by_seed in arms.items():
             plain = arms.get(baseline_of(arm), {})
-            apart = [by_seed[s] - plain[s] for s in sorted({*by_seed} & {*plain}) if min(by_seed[s], plain[s]) >= half]
+            apart = [by_seed[s] - plain[s] for s in sorted({*by_seed} & {*plain}) if min(by_seed[s], plain[s]) >= least]
             if arm != baseline_of(arm) and apart:
                 verdict = paired(apart, (label(arm), "the mean"))
                 lost = (_below(by_seed, half), _below(plain, half))
@@ -152,6 +155,20 @@ def earns(gains: Sequence[Gain], arm: Arm) -> bool:
     own = [gain for gain in gains if gain.arm == arm]
     above = {gain.setting.partition(",")[0] for gain in own if gain.interval[0] >= ABOVE}
     return bool(own) and all(gain.interval[0] >= -BELOW for gain in own) and len(above) >= SETS
+
+
+def rising(entries: Iterable[Entry]) -> set[str]:
+    """The settings in which an arm has not converged."""
+    arms: dict[str, dict[Arm, list[Entry]]] = {}
+    for entry in entries:
+        arm = str(entry.settings["algorithm"]), rule_of(entry.settings)
+        arms.setdefault(setting_of(entry.settings), {}).setdefault(arm, []).append(entry)
+    return {setting for setting, own in arms.items() if not _converged([*own.values()])}
+
+
+def _converged(arms: Sequence[Sequence[Entry]]) -> bool:
+    courses = [[(entry.scores["test"], entry.curves.get("test")) for entry in runs] for runs in arms]
+    return converge(courses, min(entry.played for runs in arms for entry in runs))[0].converged
 
 
 def short(setting: str) -> str:

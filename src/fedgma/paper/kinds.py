@@ -35,6 +35,7 @@ class Look(NamedTuple):
     fixed: ClaimVerdict | None = None  # a verdict without a test
     printed: float | None = None  # the mean of the printed differences of these cells
     measured: Verdict | None = None  # the estimate of an analysis, which its text already says
+    as_printed: bool = False  # these cells speak against the claim in print too, so they do not contradict the paper
 
     @property
     def shown(self) -> Verdict | None:
@@ -48,6 +49,8 @@ class Look(NamedTuple):
             return self.fixed
         outcomes = {"first ahead": ClaimVerdict.HOLDS, "second ahead": ClaimVerdict.CONTRADICTED}
         outcomes |= {"preliminary": ClaimVerdict.PRELIMINARY}
+        if self.as_printed:
+            del outcomes["second ahead"]
         return outcomes.get(self.test.outcome, ClaimVerdict.INCONCLUSIVE)
 
     @property
@@ -99,7 +102,10 @@ def _ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> L
         f"ahead in {sum(m > 0 for m in means)} of {len(means)} cells ({sure[0]} significant), behind in "
         f"{sum(m < 0 for m in means)} ({sure[1]} significant); over these cells "
     )
-    return _found(text, values, after=beside)._replace(printed=paper)
+    look = _found(text, values, after=beside)._replace(printed=paper)
+    if paper is not None and paper < 0 and paired(values).mean < 0:
+        return look._replace(as_printed=True, after=f"{beside}; behind in print too, so no contradiction")
+    return look
 
 
 def _counted(cells: Sequence[Compared]) -> str:
@@ -110,7 +116,7 @@ def _counted(cells: Sequence[Compared]) -> str:
 
 def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     look = _ahead(claim, cells, comparison)
-    return look if look.test is None else look._replace(test=look.test._replace(mean=-look.test.mean))
+    return look if look.test is None else look._replace(test=look.test._replace(mean=-look.test.mean), as_printed=False)
 
 
 def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:

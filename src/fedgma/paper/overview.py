@@ -61,10 +61,15 @@ def claims_in_lines(answers: Mapping[str, Sequence[Answer]], names: Sequence[str
 
 
 def brief(answer: Answer) -> str:
-    """The verdict of an answer in few words: that of its main look, and how many other groups have another one."""
+    """The verdict of an answer in few words: that of its main look, and those of other groups or parts.
+
+    A claim of which one part alone holds does not hold.
+    """
     main, others = main_look(answer).verdict, [look.verdict for look in answer.looks.values()]
     said = str(main or ClaimVerdict.PRELIMINARY)
     rest = dict.fromkeys(str(other) for other in others if other is not None and other != main)
+    if main in DECIDED and rest:
+        return ", ".join(f"partly {one}" for one in (said, *rest))
     return f"{said} (partly {', '.join(rest)})" if rest else said
 
 
@@ -76,6 +81,8 @@ def reason(answer: Answer) -> str:
         early = "converged" in look.before
         few = f"{seeds} {'seed' if seeds == 1 else 'seeds'}" if 0 < seeds < LEAST_SEEDS else ""
         return ", ".join(filter(None, ["not converged" if early else "", few])) or "one seed"
+    if look.as_printed:
+        return "the paper prints the same sign in the converged cells"
     if look.test is not None and look.test.p < LEVEL <= look.test.corrected:
         return "not significant after the correction"
     return "over converged and printed cells, by the last ten rounds"

@@ -1,4 +1,4 @@
-"""How a claim's estimate depends on choices: the statistic, cells that have not converged, the number of clients."""
+"""How a claim's estimate depends on choices: the statistic, which cells have converged, the number of clients."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,10 @@ STATISTICS = (PRIMARY, "best")
 CLIENTS = "partition.clients"
 KINDS_SHOWN = (*POOLED, "trend", "above")
 NOTE = (
-    "Every claim about a mean difference, by statistic, with and without cells that have not converged, and by number "
-    "of clients; cells that the paper does not print are left out where it prints some. p is not corrected. The "
-    "verdict rests on `last10` and the converged cells, over all numbers of clients."
+    "Every claim about a mean difference, by statistic, with and without cells that have not converged, over those "
+    "that rise by at most half a point (flat), and by number of clients; cells that the paper does not print are left "
+    "out where it prints some. p is not corrected. The verdict rests on `last10` and the converged cells, over all "
+    "numbers of clients."
 )
 
 
@@ -36,11 +37,20 @@ def _rows(claim: Claim, comparison: Comparison) -> list[tuple[Value, ...]]:
         printed = [one for one in group if counts(claim, one, comparison)]
         for statistic in STATISTICS:
             stated = comparison._replace(statistic=statistic)
-            for what, members in (("converged", [one for one in printed if one.converged]), ("all", printed)):
+            for what, members in _by_convergence(printed).items():
                 for clients, own in _by_clients(claim, members).items():
                     row = _row(claim, [one.restated(statistic) for one in own], stated)
                     rows += [(claim.text, names, statistic, what, clients, len(own), *row)] if row else []
     return rows
+
+
+def _by_convergence(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
+    """Cells by how strictly convergence is read."""
+    return {
+        "flat": [one for one in cells if one.is_flat],
+        "converged": [one for one in cells if one.converged],
+        "all": list(cells),
+    }
 
 
 def _by_clients(claim: Claim, cells: Sequence[Compared]) -> dict[str, list[Compared]]:

@@ -21,7 +21,8 @@ VERDICTS = (
 )
 CLAIMS = (
     "A claim holds or is contradicted where p, corrected by Holm's method for all tests of this page, is below 5 % "
-    "with at least four seeds. It is answered over converged cells. Significant cells are corrected within their table."
+    "with at least four seeds. It is answered over converged cells, and not contradicted by cells that speak against "
+    "it in print too. Significant cells are corrected within their table."
 )
 
 
