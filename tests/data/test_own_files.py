@@ -408,6 +408,19 @@ def test_a_mapping_of_names_to_data_holds_clients_with_tests_of_their_own(names)
     assert len(data.test.y) == 4
 
 
+def test_tables_may_be_clients_or_a_training_and_a_test_part():
+    table = {"a": X[:, 0], "b": X[:, 1], "label": Y}
+    data = from_data({"rome": Frame(table), "oslo": Frame(table)})
+    assert (set(data.train.client), len(data.train.y) + len(data.test.y)) == ({0, 1}, 40)
+    assert len(from_data((Frame(table), Frame(table))).test.y) == 20
+
+
+def test_samples_and_labels_in_tables_of_their_own_are_no_clients():
+    pandas = pytest.importorskip("pandas")
+    data = from_data({"x": pandas.DataFrame({"a": X[:, 0], "b": X[:, 1]}), "y": pandas.DataFrame({"label": Y})})
+    assert (data.train.x.shape, data.train.client) == ((16, 2), None)
+
+
 def test_tensors_of_any_floating_type_are_samples():
     x = torch.arange(20.0).reshape(10, 2).requires_grad_()
     for kind in (torch.bfloat16, torch.float16, torch.float64):

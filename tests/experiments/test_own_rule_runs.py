@@ -162,3 +162,14 @@ def test_a_rule_that_draws_or_counts_is_tried_and_left_as_it_is():
     counted = Counted()
     fedgma.run(TINY, aggregator=counted)
     assert counted.calls == 2  # one round, two arrays
+
+
+def test_a_value_of_an_option_is_a_name_in_the_file(tmp_path):
+    file, text = (
+        tmp_path / "mine.py",
+        "from functools import partial\ndef scaled(mean, factor=0.5):\n    return factor * mean\n",
+    )
+    file.write_text(text + "tenth = partial(scaled, factor=0.1)\nfifth = partial(scaled, factor=0.2)\n")
+    names = [f"{file}:{name}" for name in ("scaled", "tenth", "fifth")]
+    runs = plan(expand({**TINY, "aggregator": names}), Materials("cpu"), None)
+    assert len({run.identity["rule"] for run in runs}) == 3

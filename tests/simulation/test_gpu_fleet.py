@@ -12,14 +12,17 @@ import pytest
 import torch
 
 from fedgma.aggregation.adapters import in_products
+from fedgma.aggregation.own import as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.data.federation import federate
 from fedgma.data.files import load
 from fedgma.data.partitions import iid
+from fedgma.errors import ConfigError
 from fedgma.simulation.algorithms import Algorithm, fedsmoo, fedspeed, mofedsam
 from fedgma.simulation.batched import adapters, rules, tallies
 from fedgma.simulation.clock import Clock, Delays
 from fedgma.simulation.fleet import assemble, play, play_round, restore, start
+from fedgma.simulation.rule_trial import try_rule
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
 from fedgma.training.adapters import with_adapters
@@ -235,3 +238,10 @@ def test_clients_of_several_versions_train_as_on_the_cpu():
     assert states["cuda"].versions.keys() == states["cpu"].versions.keys() != set()
     moved = states["cuda"].params.cpu() - states["cpu"].params
     assert moved.norm() < 1e-3 * states["cpu"].params.norm()
+
+
+def test_a_rule_is_tried_on_the_tensors_that_it_will_be_given():
+    shapes = (("w", torch.Size([4, 3])),)
+    try_rule(as_rule(lambda mean: mean.clamp(-1, 1)), shapes, "cuda")
+    with pytest.raises(ConfigError, match="mixes runs that train together"):
+        try_rule(as_rule(lambda mean: mean / mean.abs().max()), shapes, "cuda")

@@ -230,7 +230,8 @@ class Materials:
         if key not in self._tried:
             classes = len(self.dataset(settings).classes)
             network = build(self.network(settings), self.input_shape(settings), classes, 0)
-            try_rule(rule, tuple((name, value.shape) for name, value in named_tensors(network)[0].items()))
+            shapes = tuple((name, value.shape) for name, value in named_tensors(network)[0].items())
+            try_rule(rule, shapes, self.device)
             self._tried.add(key)
         return rule
 

@@ -12,7 +12,7 @@ from fedgma.data.files.dataset import Dataset
 from fedgma.data.files.own.arrays import dataset_of, from_arrays
 from fedgma.data.files.own.clients import join_clients
 from fedgma.data.files.own.partitioned import is_partitioned, parts_of_partitions
-from fedgma.data.files.own.roles import TEST, TRAIN, VALID, Parts, find, parts_of
+from fedgma.data.files.own.roles import SAMPLES, TEST, TRAIN, VALID, Parts, find, parts_of
 from fedgma.data.files.own.samples import as_numpy, hands_out_samples, parts_of_samples
 from fedgma.data.files.own.tables import classes_of, columns_of, is_table, label_column, parts_of_table
 from fedgma.errors import DataError
@@ -31,7 +31,7 @@ def from_data(data: Any, name: str = "own", *, target: str = "class") -> Dataset
     """
     if isinstance(data, Dataset):
         return data
-    if isinstance(data, tuple | list) and len(data) == 2 and all(_is_part(part) for part in data):
+    if isinstance(data, tuple | list) and len(data) == 2 and (all(map(_is_part, data)) or _are_alike(*data)):
         train, test = (_parts(part, name) for part in data)
         return dataset_of(_with_test(train, test), name, target=target)
     if isinstance(data, tuple | list) and len(data) in (2, 3):
@@ -64,11 +64,17 @@ def _is_part(value: Any) -> bool:
     return _is_pair(value) or (hands_out_samples(value) and not is_table(value))
 
 
+def _are_alike(first: Any, second: Any) -> bool:
+    """Whether two values are tables with the same columns: a training and a test part, not samples and labels."""
+    return is_table(first) and is_table(second) and set(columns_of(first)) == set(columns_of(second))
+
+
 def _holds_clients(data: Mapping[Any, Any]) -> bool:
-    """Whether each value is the data of one client; `train` and `test` are no clients."""
-    return (
-        bool(data) and all(map(_is_part, data.values())) and find(map(str, data), (*TRAIN[1:], *TEST, *VALID)) is None
-    )
+    """Whether each value is the data of one client; `train` and `test`, `x` and `y` are no clients."""
+    names = list(map(str, data))
+    if find(names, (*TRAIN[1:], *TEST, *VALID)) is not None or find(names, SAMPLES, TRAIN) is not None:
+        return False
+    return bool(data) and all(_is_part(part) or is_table(part) for part in data.values())
 
 
 def _parts(value: Any, where: str) -> Parts:
