@@ -48,6 +48,8 @@ def test_the_picture_has_every_difference_with_an_interval(found):
     labels = [row.label for row in rows]
     assert "C6 at convergence, label skew" in labels
     assert len(set(labels)) == len(labels)
+    printed_too = next(row for row in rows if row.label == "E8 without client momentum")
+    assert (printed_too.surety, printed_too.printed < 0) == ("decided", True)  # significant, as in print
     axes = draw_forest(rows).axes[0]
     drawn = [label.get_text() for label in axes.get_yticklabels()]
     assert sorted(drawn) == sorted(labels)

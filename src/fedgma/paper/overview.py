@@ -105,7 +105,7 @@ def differences(answers: Mapping[str, Sequence[Answer]]) -> list[Row]:
 
 
 def _surety(look: Look) -> str:
-    if look.verdict in DECIDED:
+    if look.verdict in DECIDED or (look.as_printed and look.test is not None and look.test.significant):
         return "decided"
     return "preliminary" if look.verdict is ClaimVerdict.PRELIMINARY else "open"
 
