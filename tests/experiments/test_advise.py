@@ -234,6 +234,18 @@ def test_runs_of_the_test_that_diverged_are_counted_by_arm():
     assert not any("diverged" in note for note in conclude(found(mean=EVEN, gma=EVEN)).notes)
 
 
+def test_a_test_whose_arms_still_rise_says_so():
+    def run(end):
+        rounds = [{"round": r, "test": {"accuracy": 0.5 + end * r / 20_000}} for r in range(10, 201, 10)]
+        return Run(Path(), {}, {"rounds": 200}, tuple(rounds), None)
+
+    early = "the arms had not converged after 200 rounds; longer training may change their order"
+    made = found(mean=EVEN, gma=EVEN)
+    for end, said in ((0, False), (20, True)):
+        tests = {candidate: dict.fromkeys(runs, run(end)) for candidate, runs in made.tests.items()}
+        assert (early in conclude(made._replace(tests=tests)).notes) is said
+
+
 def test_what_there_was_no_time_for_is_said():
     short = found(mean=EVEN, gma=EVEN)._replace(rounds=40)
     assert "the test had 40 of 200 rounds; longer training may change the order of the arms" in conclude(short).notes

@@ -7,7 +7,6 @@ ones. Else the settings stay as they are.
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from fedgma.experiments.advise.search import Found
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import SECTIONS, Settings, record
 from fedgma.statistics.arms import last_rounds, score, summarise
-from fedgma.statistics.convergence import diverged
+from fedgma.statistics.convergence import converge
 from fedgma.statistics.labels import NAMES, spoken
 from fedgma.statistics.metrics import course
 from fedgma.statistics.verdicts import Verdict, correct, paired
@@ -58,7 +57,7 @@ class Advice(NamedTuple):
 def conclude(found: Found) -> Advice:
     """The advice that the test supports."""
     base, given = found.question.base, found.question.pairs[0]
-    notes = (*found.notes, *_short_of_time(found), *_doubts(found), *_lost(found))
+    notes = (*found.notes, *_short_of_time(found), *_doubts(found), *_unsettled(found))
     if not found.tests:
         why = ("The time was over before the test was complete; the same command goes on with it",)
         return Advice(_keep(given), why, notes, (base, given), None, ())
@@ -172,16 +171,23 @@ def _doubts(found: Found) -> list[str]:
     return notes
 
 
-def _lost(found: Found) -> list[str]:
-    """Which arms of the test diverged: no interval over a few seeds covers such runs."""
+def _unsettled(found: Found) -> list[str]:
+    """Whether the arms of the test still rise, and which diverged: no interval over a few seeds covers such runs."""
     metric = found.courses[0].metric
-    runs = [(candidate, run) for candidate, of in found.tests.items() for run in of.values()]
-    flags = diverged([summarise(course(run, "test", metric), metric) for _, run in runs], metric)
-    lost = Counter(candidate for (candidate, _), out in zip(runs, flags, strict=True) if out)
-    if not lost:
+    curves = [[course(run, "test", metric) for run in runs.values()] for runs in found.tests.values()]
+    if not curves:
         return []
-    by_arm = ", ".join(f"{_spoken(name)}{_at(pair)} {count}" for (name, pair), count in lost.items())
-    return [f"{lost.total()} of {len(runs)} runs of the test diverged: {by_arm}; choose lower rates for these arms"]
+    settled, _ = converge([[(summarise(one, metric), one) for one in arm] for arm in curves], found.rounds, metric)
+    notes = []
+    rising = any(rise is not None and rise > settled.flat for rise in settled.rises)
+    if rising and found.rounds >= found.question.rounds:  # a shorter test says so already
+        notes.append(f"the arms had not converged after {found.rounds} rounds; longer training may change their order")
+    if any(settled.diverged):
+        lost = zip(found.tests, settled.diverged, strict=True)
+        by_arm = ", ".join(f"{_spoken(name)}{_at(pair)} {count}" for (name, pair), count in lost if count)
+        of = f"{sum(settled.diverged)} of {settled.of} runs of the test diverged"
+        notes.append(f"{of}: {by_arm}; choose lower rates for these arms")
+    return notes
 
 
 def _keep(pair: Pair, *, changed: bool = False) -> str:
