@@ -201,7 +201,7 @@ def test_everything_can_be_tried_on_the_embedded_images(name):
 
 def test_samples_are_rounds_times_clients_times_their_data():
     (run,) = plan_runs(experiment("E12"), Chosen(), Cut(seeds=1, cells="aggregator=mean")).grid.runs
-    assert samples(run) == 200 * 10 * 600
+    assert samples(run) == 1000 * 10 * 600
 
 
 def test_absent_data_are_named(monkeypatch, tmp_path):

@@ -147,15 +147,15 @@ def test_of_short_and_long_runs_the_long_ones_count(tmp_path):
 
 def test_the_rounds_that_were_asked_for_count_before_longer_runs(tmp_path):
     for settings in e12():
-        write_run(tmp_path, settings, 50.0, rounds=200)
-        write_run(tmp_path, settings, 60.0, rounds=300)
+        write_run(tmp_path, settings, 50.0, rounds=settings.rounds)
+        write_run(tmp_path, settings, 60.0, rounds=settings.rounds + 100)
     assert set(levels(tmp_path)[1].masked.values()) == {50.0}
 
 
 def test_a_cell_that_was_cut_is_not_held_against_whole_ones_of_its_part(tmp_path):
     for settings in plan_runs(experiment("E12"), Chosen(), Cut(seeds=2)).grid.runs:
         if settings.aggregator != "and_mask":
-            write_run(tmp_path, settings, 50.0, rounds=200)
+            write_run(tmp_path, settings, 50.0, rounds=settings.rounds)
         if settings.aggregator != "gma":
             write_run(tmp_path, settings, 40.0, rounds=11)
     arms = {one.cell.arm: one for one in levels(tmp_path)[0].on()}
