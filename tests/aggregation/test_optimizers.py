@@ -141,7 +141,8 @@ def test_the_model_keeps_its_number_type(name, dtype):
     merged = fedgma.masked_mean()({"w": torch.ones(2, 3, dtype=dtype)})
     after, state = server.step(merged, server.init(params), params)
     assert after["w"].dtype == dtype
-    assert all(arrays["w"].dtype in (torch.float32, torch.float64) for arrays in state.values())
+    arrays = [arrays["w"] for arrays in state.values() if "w" in arrays]
+    assert all(array.dtype in (torch.float32, torch.float64) for array in arrays)
 
 
 def test_a_step_that_overflows_raises_and_commits_nothing():
@@ -185,12 +186,26 @@ def test_an_aggregate_of_another_model_is_refused():
 def test_the_average_of_models_leaves_training_as_it_is():
     optimizers = fedgma.adam(0.1), fedgma.averaged(fedgma.adam(0.1), 0.75)
     params = {"w": np.zeros(2, np.float32), "steps": np.array(3)}
-    states, models, average = [one.init(params) for one in optimizers], [params, params], np.zeros(2)
+    states, models, total, weight = [one.init(params) for one in optimizers], [params, params], np.zeros(2), 0.0
     for round in range(3):
         merged = fedgma.mean()({"w": np.array([[1.0, round], [2.0, 1.0]], np.float32)})
         for place, optimizer in enumerate(optimizers):
             models[place], states[place] = optimizer.step(merged, states[place], models[place])
-        average = 0.75 * average + 0.25 * models[0]["w"]
+        total, weight = 0.75 * total + models[0]["w"], 0.75 * weight + 1
     assert np.array_equal(models[0]["w"], models[1]["w"])
-    np.testing.assert_allclose(states[1]["average"]["w"], average, rtol=1e-6)
+    np.testing.assert_allclose(states[1]["average"]["w"], total / weight, rtol=1e-6)
     assert list(states[1]["average"]) == ["w"]
+
+
+def test_an_average_holds_nothing_of_the_model_before_the_first_round():
+    server, params = fedgma.averaged(fedgma.sgd(), 0.9), {"w": np.full(2, 1e6, np.float32)}
+    step = fedgma.mean()({"w": np.array([[-1e6, -999_999.0]], np.float32)})
+    model, state = server.step(step, server.init(params), params)
+    assert state["average"]["w"].tolist() == model["w"].tolist() == [0.0, 1.0]
+
+
+def test_an_average_whose_state_does_not_say_how_many_models_it_holds_goes_on_as_after_many_rounds():
+    server, params = fedgma.averaged(fedgma.sgd(), 0.75), {"w": np.zeros(1)}
+    step = fedgma.mean()({"w": np.array([[4.0]])})
+    old = {"average": {"w": np.array([2.0])}}
+    assert server.step(step, old, params)[1]["average"]["w"].tolist() == [0.75 * 2 + 0.25 * 4]

@@ -494,10 +494,10 @@ def test_nodes_train_the_model_and_its_average_is_evaluated_and_returned(tmp_pat
     )
     models = [START["w"], *models[2:]]  # the first evaluation is that of the start
     np.testing.assert_array_equal(sent[::3], models[:4])
-    average, expected = np.float64(START["w"]), [START["w"]]
+    total, weight, expected = np.zeros_like(START["w"], np.float64), 0.0, [START["w"]]
     for model_ in models[1:]:
-        average = 0.75 * average + 0.25 * model_
-        expected.append(average)
+        total, weight = 0.75 * total + model_, 0.75 * weight + 1
+        expected.append(total / weight)
     np.testing.assert_allclose(evaluated, expected, rtol=1e-6)
     np.testing.assert_array_equal(model(result)["w"], evaluated[-1])
     assert model(result)["w"].dtype == np.float32

@@ -351,13 +351,23 @@ def test_an_averaged_server_trains_the_same_model_and_evaluates_the_average():
     fleet = assemble([spec, replace(spec, optimizer=fedgma.averaged(spec.optimizer, 0.75))], trainer="loop")
     first = start(fleet)
     state, _ = play_round(fleet, first)
+    torch.testing.assert_close(state.moments.average[1], state.params[1], rtol=0, atol=0)
     again = restore(fleet, [export(fleet, state, run) for run in range(2)])
     for middle in (state, again):
         end, played = play_round(fleet, middle)
         assert torch.equal(end.params[0], end.params[1])
-        wanted = 0.75 * (0.75 * first.params[0] + 0.25 * state.params[0]) + 0.25 * end.params[0]
+        wanted = (0.75 * state.params[0] + end.params[0]) / 1.75
         torch.testing.assert_close(end.moments.average[1], wanted)
         assert played.records[0].scores["test"] != played.records[1].scores["test"]
+
+
+def test_an_average_whose_state_does_not_say_how_many_models_it_holds_goes_on_as_after_many_rounds():
+    spec = run_of(make_federation(UNEVEN, SHAPE), rounds=2, seed=5)
+    fleet = assemble([replace(spec, optimizer=fedgma.averaged(spec.optimizer, 0.75))], trainer="loop")
+    state, _ = play_round(fleet, start(fleet))
+    held = {key: array for key, array in export(fleet, state, 0).items() if key != "averaged/models"}
+    end, _ = play_round(fleet, restore(fleet, [held]))
+    torch.testing.assert_close(end.moments.average, 0.75 * state.moments.average + 0.25 * end.params)
 
 
 def test_runs_of_differently_coloured_federations_share_a_fleet():

@@ -28,6 +28,7 @@ from fedgma.errors import ConfigError, DataError, Diverged
 
 State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
 RULE = "rule."  # begins the names of a rule's arrays in a server's state
+AVERAGED = "averaged"  # beside an average of models: how many models it amounts to, sum of beta^age
 
 
 class Rates(NamedTuple):
@@ -96,31 +97,44 @@ def yogi(
 
 
 def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
-    """The same optimiser, which also keeps an exponential average of its models: beta times that before, the rest new.
+    """The same optimiser, which also keeps an exponential average of its models: each counts beta times the next one.
 
     The average does not change training; it is the model to evaluate and to use, `state["average"]` (iterate averaging:
-    Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992).
+    Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992). It is of the models after each
+    round alone: the model before the first round is no part of it, so it can be used after few rounds, too.
 
-    >>> server, params = averaged(sgd(), beta=0.75), {"w": np.array([0.0])}
-    >>> step = Aggregate({"w": np.array([4.0])}, None, {})
-    >>> server.step(step, server.init(params), params)[1]["average"]["w"].tolist()
-    [1.0]
+    >>> server, params = averaged(sgd(), beta=0.5), {"w": np.array([1.0])}
+    >>> state, step = server.init(params), Aggregate({"w": np.array([3.0])}, None, {})
+    >>> params, state = server.step(step, state, params)
+    >>> params, state = server.step(step, state, params)
+    >>> (params["w"].item(), state["average"]["w"].item())  # (2 * 7 + 4) / 3
+    (7.0, 6.0)
     """
     _check_share(beta=beta)
     optimizer = as_optimizer(optimizer)
 
     def init(params: Params) -> State:
         floats = {key: detach(array) for key, array in params.items() if spec(array).dtype in FLOATS}
-        return {**optimizer.init(params), "average": {key: cast(a, _working_type(a)) for key, a in floats.items()}}
+        average = {key: cast(array, _working_type(array)) for key, array in floats.items()}
+        return {**optimizer.init(params), "average": average, AVERAGED: {"models": np.zeros(())}}
 
     def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
-        before = state["average"]
-        moments = {name: arrays for name, arrays in state.items() if name != "average"}
+        moments = {name: arrays for name, arrays in state.items() if name not in ("average", AVERAGED)}
         moved, moments = optimizer.step(aggregate, moments, params)
-        average = {key: beta * held + (1 - beta) * cast(moved[key], spec(held).dtype) for key, held in before.items()}
-        return moved, {**moments, "average": average}
+        before = float(state[AVERAGED]["models"]) if AVERAGED in state else settled(beta)
+        models = beta * before + 1
+        rest, share = 1 - 1 / models, 1 / models
+        average = {
+            key: rest * held + share * cast(moved[key], spec(held).dtype) for key, held in state["average"].items()
+        }
+        return moved, {**moments, "average": average, AVERAGED: {"models": np.array(models)}}
 
     return ServerOptimizer(optimizer.name, init, step, {**optimizer.settings, "average": beta})
+
+
+def settled(beta: float) -> float:
+    """How many models an average amounts to after many rounds; also of one whose state does not say how many."""
+    return 1 / (1 - beta)
 
 
 OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {

@@ -61,7 +61,7 @@ class ServerPart:
     ) -> Concluded:
         """Tally, rule and server step of lanes; `run` [lane], rising, is the run of each; `buffers` are the runs'."""
         owners = tallies.owners_of(run, weights, len(params), params.device)
-        average = () if moments.average is None else (moments.average,)
+        average = _of_averages(moments)
         held = [part[name] for part in (trained.buffers, buffers or {}) for name in self.buffers]
         given = (*owners, trained.flat, trained.loss, trained.measures, params, moments.z, moments.v, *held, *average)
         captured = self._replayed is not None and trained.flat.numel() <= LARGEST
@@ -70,8 +70,8 @@ class ServerPart:
         else:
             after, z, v, table, counted, *rest = self._tensors(run, weights, *given)
         found = dict(zip(self.buffers, rest, strict=False))
-        mean = rest[len(found)] if len(rest) > len(found) else None
-        return Concluded(after, moments._replace(z=z, v=v, average=mean), table, counted, found)
+        averages = dict(zip(("average", "models"), rest[len(found) :], strict=False))
+        return Concluded(after, moments._replace(z=z, v=v, **averages), table, counted, found)
 
     def _of_equal_runs(self, *given: Tensor) -> Sequence[Tensor]:
         """The same on a GPU, which reads runs and weights of lanes from `Owners`; buffers need runs of equal size."""
@@ -90,9 +90,13 @@ class ServerPart:
         merged = rules.merge(self.rules, sums, {}, of_runs)
         moments = optimizers.Moments(z, v, (None,) * len(params), *rest[2 * number :])
         after, moments = optimizers.step(self.optimizers, merged, moments, params)
-        average = () if moments.average is None else (moments.average,)
+        average = _of_averages(moments)
         table = numbers(self.task, self.columns, sums, merged)
         return after, moments.z, moments.v, table, added.counted, *(merged.buffers[name] for name in names), *average
+
+
+def _of_averages(moments: optimizers.Moments) -> tuple[Tensor, ...]:
+    return () if moments.average is None or moments.models is None else (moments.average, moments.models)
 
 
 def _equal_runs(owner: Tensor) -> np.ndarray:

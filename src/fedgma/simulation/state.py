@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgma.aggregation.optimizers import State as OptimizerState
+from fedgma.aggregation.optimizers import settled
 from fedgma.simulation.batched.carried import Carried
 from fedgma.simulation.batched.optimizers import Moments, kept_moments
 from fedgma.simulation.spec import RunSpec
@@ -63,6 +64,8 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
     for part, flat in {"params": state.params, **moments, **handed}.items():
         named = unflatten(flat[run : run + 1], fleet.shapes if part == "params" else fleet.seen)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
+    if state.moments.models is not None and "average" in moments:
+        plain["averaged/models"] = state.moments.models[run, 0].cpu().numpy().copy()
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
     plain |= {name: value.cpu().numpy().copy() for name, value in _carried_by(fleet, state.carried, run).items()}
     for moment, arrays in (state.moments.own[run] or {}).items():
@@ -123,6 +126,7 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
             rows("v", fresh.moments.v),
             tuple(_restored_own(fleet, plain, own) for plain, own in zip(states, fresh.moments.own, strict=True)),
             None if fresh.moments.average is None else rows("average", fresh.moments.average),
+            _restored_models(fleet, fresh.moments.models, states),
         ),
         carried=fresh.carried,
         looks=tuple(_restored_look(fleet, plain, fresh.moments.z.shape[1]) for plain in states),
@@ -147,6 +151,15 @@ def _restored_rows(fleet: Layout, states: Sequence[dict[str, np.ndarray]], part:
             named = {name: torch.from_numpy(plain[f"{part}/{name}"])[None] for name, _ in shapes}
             table[run] = flatten(named)[0].to(fleet.device)
     return table
+
+
+def _restored_models(fleet: Layout, fresh: Tensor | None, states: Sequence[dict[str, np.ndarray]]) -> Tensor | None:
+    """How many models each run's average amounts to; states of before it was recorded are taken to be long runs."""
+    if fresh is None:
+        return None
+    betas = [float(spec.optimizer.settings.get("average", 0.0)) for spec in fleet.specs]
+    models = [float(s.get("averaged/models", settled(beta))) for s, beta in zip(states, betas, strict=True)]
+    return torch.tensor(models, dtype=torch.float64, device=fleet.device)[:, None]
 
 
 def _restored_timeline(plain: dict[str, np.ndarray]) -> Timeline:

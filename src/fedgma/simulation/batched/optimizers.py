@@ -25,6 +25,7 @@ class Moments(NamedTuple):
     v: Tensor
     own: tuple[State | None, ...]
     average: Tensor | None = None  # of the models [run, entry]; None: no run keeps one
+    models: Tensor | None = None  # float64 [run, 1]: how many models the average amounts to
 
 
 class Optimizers(NamedTuple):
@@ -38,7 +39,7 @@ class Optimizers(NamedTuple):
     before: Tensor  # bool: the mask goes before the moments (an ablation)
     any_before: bool
     start: Tensor  # where second moments start
-    average: Tensor | None  # weight of the average before; 0 for runs without one, None if there is none
+    average: Tensor | None  # float64: weight of the models before; 0 for runs without one, None if there is none
     shapes: Shapes
 
 
@@ -46,8 +47,11 @@ def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch
     """Copy the settings to the device once, so that a round copies nothing."""
     known = [one.settings if has_formula(one) else {} for one in optimizers]
 
+    def exact(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64).float().to(device)[:, None]
+        return exact(values).float()
 
     def setting(name: str, otherwise: float = 0.0) -> list[float]:
         return [float(settings.get(name, otherwise)) for settings in known]
@@ -74,7 +78,7 @@ def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch
         before=torch.tensor([settings.get("mask_position") == "before" for settings in known], device=device)[:, None],
         any_before=any(settings.get("mask_position") == "before" for settings in known),
         start=column(starts),
-        average=column(shares) if any(shares := [one.settings.get("average", 0.0) for one in optimizers]) else None,
+        average=exact(shares) if any(shares := [one.settings.get("average", 0.0) for one in optimizers]) else None,
         shapes=shapes,
     )
 
@@ -95,8 +99,10 @@ def init_moments(optimizers: Optimizers, params: Tensor) -> Moments:
     own: list[State | None] = [None] * len(params)
     for run in optimizers.own:
         own[run] = optimizers.optimizers[run].init(_named(optimizers, params, run))
-    average = None if optimizers.average is None else params.clone()
-    return Moments(torch.zeros_like(params), optimizers.start.expand_as(params).clone(), tuple(own), average)
+    moments = Moments(torch.zeros_like(params), optimizers.start.expand_as(params).clone(), tuple(own))
+    if optimizers.average is None:
+        return moments
+    return moments._replace(average=params.clone(), models=torch.zeros_like(optimizers.average))
 
 
 def evaluated(optimizers: Optimizers, moments: Moments, params: Tensor) -> Tensor:
@@ -122,10 +128,11 @@ def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tenso
         moments = moments._replace(z=_of_alive(merged, z, moments.z), v=_of_alive(merged, v, moments.v))
     if optimizers.own:
         new, moments = _own_steps(optimizers, merged, moments, params, new)
-    if optimizers.average is not None and moments.average is not None:
-        keep = optimizers.average
-        average = keep * moments.average + (1 - keep) * new
-        moments = moments._replace(average=_of_alive(merged, average, moments.average))
+    if optimizers.average is not None and moments.average is not None and moments.models is not None:
+        models = optimizers.average * moments.models + 1
+        rest, share = (1 - 1 / models).float(), (1 / models).float()
+        average = _of_alive(merged, rest * moments.average + share * new, moments.average)
+        moments = moments._replace(average=average, models=_of_alive(merged, models, moments.models))
     return new, moments
 
 
