@@ -17,7 +17,7 @@ from fedgma.paper.rates import rule_of, setting_of
 from fedgma.statistics.comparisons import over_seeds
 from fedgma.statistics.convergence import converge
 from fedgma.statistics.labels import NAMES
-from fedgma.statistics.power import LEVEL
+from fedgma.statistics.power import LEAST_SEEDS, LEVEL
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
 PLAIN = ("fedavg", BASELINE)
@@ -42,11 +42,14 @@ class Gain(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval that covers the truth in all tests of its table at once, with 95 % (Bonferroni)."""
+        """The interval that covers the truth in all tests of its table at once, with 95 % (Bonferroni).
+
+        Fewer pairs than a verdict needs are no test of the table, so they bound nothing.
+        """
         from scipy.special import stdtrit
 
         verdict = self.verdict
-        if verdict.of < 2:
+        if verdict.of < LEAST_SEEDS:
             return -math.inf, math.inf
         half = float(stdtrit(verdict.of - 1, 1 - LEVEL / 2 / verdict.tests)) * verdict.deviation / math.sqrt(verdict.of)
         return verdict.mean - half, verdict.mean + half
