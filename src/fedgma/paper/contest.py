@@ -101,8 +101,8 @@ class Pooled(NamedTuple):
     lost: int  # runs of the two arms that diverged
 
 
-def pooled(scores: Scores, first: Arm, second: Arm) -> Pooled | None:
-    """One arm minus another over all settings, without seeds in which one of them diverged; None if none is left.
+def pooled(scores: Scores, first: Arm, second: Arm, *, diverged: bool = False) -> Pooled | None:
+    """One arm minus another over all settings, with or without diverged seeds; None if no seed is left.
 
     >>> scores = {"mnist": {("fedavg", "gma"): {0: 91.0, 1: 92.0}, ("fedavg", "mean"): {0: 90.0, 1: 90.0}}}
     >>> found = pooled(scores, ("fedavg", "gma"), PLAIN)
@@ -112,7 +112,8 @@ def pooled(scores: Scores, first: Arm, second: Arm) -> Pooled | None:
     rows, lost = [], 0
     for arms in scores.values():
         half, (one, other) = _half(arms), (arms.get(first, {}), arms.get(second, {}))
-        rows.append({s: one[s] - other[s] for s in {*one} & {*other} if min(one[s], other[s]) >= half})
+        least = -math.inf if diverged else half
+        rows.append({s: one[s] - other[s] for s in {*one} & {*other} if min(one[s], other[s]) >= least})
         lost += _below(one, half) + _below(other, half)
     values = over_seeds(rows)
     if not values:

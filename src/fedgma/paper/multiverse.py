@@ -123,6 +123,7 @@ def sentences(found: Multiverse) -> list[str]:
     return [
         _run_ones(found),
         _counted(found.shares),
+        _converged(found),
         *_overall(found),
         _edges(found),
         *_decided(found.model, "the differences"),
@@ -144,17 +145,22 @@ def _counted(shares: Shares) -> str:
     )
 
 
+def _converged(found: Multiverse) -> str:
+    means = [verdict.mean for _, one, verdict in found.cells if one.converged]
+    ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
+    return f"of the {len(means)} universes that have converged, it is ahead in {ahead} and behind in {behind}"
+
+
 def _overall(found: Multiverse) -> list[str]:
     overall, settled = found.overall, found.settled
     small = sum(abs(verdict.mean) < MARGIN for *_, verdict in found.cells)
-    converged = sum(one.converged for _, one, _ in found.cells)
     lost = len(found.cells) - len(settled)
     without = f", and without these the mean is {float(np.mean(settled)):+.2f} points" if lost and settled else ""
     return [
         f"the mean over universes is {overall.mean:+.2f} points (95 % CI {overall.low:+.2f} to {overall.high:+.2f}), "
         f"the median {found.median:+.2f}; in {small} universes the difference is below {MARGIN:g} points",
         f"without the noise of the seeds, universes differ by a standard deviation of {found.deviation:.2f} points",
-        f"{converged} universes have converged; a run diverged in {lost}{without}",
+        f"a run diverged in {lost} universes{without}",
     ]
 
 
@@ -192,7 +198,8 @@ def most_telling(found: Multiverse) -> list[str]:
         f"{_ahead(found, one.choice, one.level)} of {one.settings})"
         for one in telling
     ]
-    return [f"levels that shift the rank of a universe, in percent with 95 % CI: {', '.join(words)}"] if words else []
+    said = f"levels that shift the rank of a universe, in percent with 95 % CI, not corrected: {', '.join(words)}"
+    return [said] if words else []
 
 
 def _ahead(found: Multiverse, choice: str, level: str) -> int:

@@ -87,7 +87,7 @@ class Verdict(NamedTuple):
         """The seeds for a power of 80 % at the corrected level; None if more than 100, or if there is no estimate.
 
         True difference and deviation are taken to be those observed. Four seeds estimate both badly: read "about".
-        Fewer do not estimate them at all: from two seeds, half of the numbers are below half of the true one.
+        Fewer do not estimate them at all: from two seeds, almost half of such numbers are below half of the true one.
         """
         if self.of < LEAST_SEEDS or self.alike:
             return None
