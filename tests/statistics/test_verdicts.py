@@ -18,7 +18,6 @@ from fedgma.statistics.verdicts import (
     p_value,
     p_within,
     paired,
-    sign_test,
 )
 
 points = st.floats(-50, 50).map(lambda value: round(value, 3))
@@ -205,12 +204,6 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
     assert all(after >= before for before, after in zip(p_values, corrected, strict=True))
     order = np.argsort(p_values, kind="stable")
     assert np.all(np.diff(np.array(corrected)[order]) >= 0)
-
-
-@given(st.integers(0, 40), st.integers(0, 40))
-def test_the_sign_test_is_scipys_binomial_test(ahead, behind):
-    expected = stats.binomtest(ahead, ahead + behind).pvalue if ahead + behind else 1.0
-    assert sign_test(ahead, behind) == pytest.approx(expected)
 
 
 @given(several)

@@ -13,8 +13,9 @@ from fedgma.paper.universes import CHOICES, CLIENT_RATES, Universe, name_of, rea
 from fedgma.reports.plots.specifications import Specification
 from fedgma.reports.tables import Table, Value
 from fedgma.statistics.additive import Additive, fit_additive
+from fedgma.statistics.comparisons import over_seeds
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL
-from fedgma.statistics.verdicts import Verdict, paired, sign_test
+from fedgma.statistics.verdicts import Verdict, paired
 
 MARGIN = 0.3  # points; a smaller difference hardly matters to a user
 
@@ -122,7 +123,7 @@ def sentences(found: Multiverse) -> list[str]:
     """The findings, each in a sentence without its full stop."""
     return [
         _run_ones(found),
-        _counted(found.shares),
+        _counted(found),
         _converged(found),
         *_overall(found),
         _edges(found),
@@ -136,10 +137,14 @@ def _run_ones(found: Multiverse) -> str:
     return f"{found.shares.of} of {found.drawn} drawn universes were run in both arms, with {seeds} seeds"
 
 
-def _counted(shares: Shares) -> str:
-    ahead, behind = shares.alone
+def _counted(found: Multiverse) -> str:
+    """Counts of universes; those of single seeds have an interval, since universes share seeds."""
+    shares, (ahead, behind) = found.shares, found.shares.alone
+    signs = [{seed: 100.0 * (value > 0) for seed, value in one.differences.items()} for _, one, _ in found.cells]
+    by_seed = paired(over_seeds(signs))
     return (
-        f"masked averaging is ahead in {ahead} and behind in {behind} (sign test p {_p(sign_test(ahead, behind))}); "
+        f"masked averaging is ahead in {ahead} and behind in {behind} (by seed: ahead in {by_seed.mean:.0f} %, 95 % CI "
+        f"{by_seed.low:.0f} to {by_seed.high:.0f}); "
         f"the 95 % CI excludes zero in {shares.interval[0]} and {shares.interval[1]}; after Holm's correction for "
         f"{shares.of} tests {shares.corrected[0]} are ahead and {shares.corrected[1]} behind"
     )

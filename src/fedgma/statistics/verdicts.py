@@ -254,17 +254,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def sign_test(ahead: int, behind: int) -> float:
-    """Two-sided p value of the sign test; ties are left out.
-
-    >>> sign_test(6, 0), sign_test(3, 3)
-    (0.03125, 1.0)
-    """
-    of = ahead + behind
-    tail = sum(math.comb(of, k) for k in range(min(ahead, behind) + 1))
-    return float(min(1.0, 2 * tail / 2**of))
-
-
 def _two_sided(mean: float, error: float, of: int) -> float:
     """Two-sided p value of a mean of `of` values with this standard error; 1 where there is none to test it by."""
     from scipy.special import stdtr
