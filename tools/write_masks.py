@@ -5,9 +5,10 @@ python tools/write_masks.py
 
 import csv
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
@@ -53,6 +54,7 @@ ON_TEXT: tuple[Arm, ...] = (
     ("fedadam", "gma"),
     ("fedadam", "magnitude_agreement"),
 )
+Lengths = dict[int, dict[str, dict[Arm, dict[int, float]]]]  # rounds, setting, arm, seed: percent
 NOT_YET = "Not measured yet."
 
 
@@ -95,27 +97,39 @@ def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def fedadam() -> str:
     """FedAdam with the mask after the preconditioner: three differences at two lengths, corrected together."""
-    lengths: dict[int, dict[str, dict[Arm, dict[int, float]]]] = {}
+    lengths: Lengths = {}
     for entry in exported(FEDADAM):
         arms = lengths.setdefault(int(entry.settings["rounds"]), {}).setdefault(setting_of(entry.settings), {})
         arm = str(entry.settings["algorithm"]), str(entry.settings["aggregator"])
         arms.setdefault(arm, {})[entry.seed] = float(entry.scores["test"].last10)
     pairs = (("gma", "mean"), ("damped_mean", "mean"), ("gma", "damped_mean"))
-    found = {
-        (pair, rounds): apart
-        for pair in pairs
-        for rounds in sorted(lengths)
-        if (apart := pooled(lengths[rounds], *(("fedadam", rule) for rule in pair))) is not None
-    }
+    keys = [(pair, rounds) for pair in pairs for rounds in sorted(lengths)]
+    found = {key: apart for key in keys if (apart := _lengths_apart(lengths, *key)) is not None}
     if not found:
         return NOT_YET
-    verdicts = dict(zip(found, correct([apart.verdict for apart in found.values()]), strict=True))
-    rows = [
-        (_apart(pair), *(_pooled(found[key], verdicts[key]) for key in ((pair, rounds) for rounds in sorted(lengths))))
-        for pair in pairs
-    ]
+    verdicts = _corrected(found)
+    rows = [(_apart(pair), *(_pooled(found[key], verdicts[key]) for key in keys if key[0] == pair)) for pair in pairs]
     table = _rows(["", *(f"{rounds} rounds" for rounds in sorted(lengths))], rows)
-    return f"{table}\n\n{_by_convergence(max(lengths))}"
+    return f"{table}\n\n{_by_convergence(max(lengths))}\n\n{_with_diverged(lengths, found)}"
+
+
+def _lengths_apart(lengths: Lengths, pair: tuple[str, str], rounds: int, *, diverged: bool = False) -> Pooled | None:
+    return pooled(lengths[rounds], *(("fedadam", rule) for rule in pair), diverged=diverged)
+
+
+def _corrected(found: Mapping[Any, Pooled]) -> dict[Any, Verdict]:
+    return dict(zip(found, correct([apart.verdict for apart in found.values()]), strict=True))
+
+
+def _with_diverged(lengths: Lengths, found: Mapping[Any, Pooled]) -> str:
+    """The differences that left out a diverged run, with it; corrected among as many tests."""
+    with_all = {key: apart for key in found if (apart := _lengths_apart(lengths, *key, diverged=True)) is not None}
+    verdicts = [verdict for key, verdict in _corrected(with_all).items() if found[key].lost]
+    if not verdicts:
+        return ""
+    sure = sum(verdict.significant for verdict in verdicts)
+    means = ", ".join(f"{verdict.mean:+.2f}" for verdict in verdicts)
+    return f"With the diverged runs, the differences without them above are {means}; {sure or 'none'} significant."
 
 
 def _by_convergence(rounds: int) -> str:
@@ -237,7 +251,7 @@ def universes() -> str:
     found = look(compare(experiment(UNIVERSES), exported(UNIVERSES), read_chosen()))
     if found is None:
         return NOT_YET
-    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found)[1:2], *most_telling(found)])
+    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found)[1:3], *most_telling(found)])
 
 
 def parts() -> dict[Path, dict[str, str]]:

@@ -49,6 +49,16 @@ def write_run(out, settings, level, *, rounds=None, splits=(), noise=0.0, precis
     return folder
 
 
+def varied(level, by=1e-6):
+    """The level of a run, off by up to `by` points: a difference that is the same in every seed is not tested."""
+
+    def off(settings):
+        digest = hashlib.sha256(json.dumps(record(settings), sort_keys=True).encode()).digest()
+        return by * digest[0] / 255
+
+    return lambda settings: level(settings) + off(settings)
+
+
 def write_experiment(out, experiment, level, *, cut=WHOLE, chosen=None, **options):
     """Every run of an experiment; `level(settings)` is the percentage that it comes to."""
     plan = plan_runs(experiment, chosen or Chosen(), cut)

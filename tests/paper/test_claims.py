@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_runs import write_experiment, write_run
+from made_runs import varied, write_experiment, write_run
 
 from fedgma.paper.catalogue import catalogue, experiment
 from fedgma.paper.claims import ANALYSIS, correct_answers, look_at
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def findings(out, name, level, *, cells="", rounds=40, seeds=4):
     cut = Cut(seeds=seeds, cells=cells)
-    write_experiment(out, experiment(name), level, cut=cut, rounds=rounds)
+    write_experiment(out, experiment(name), varied(level), cut=cut, rounds=rounds)
     return compare(experiment(name), read_entries([out])[0], Chosen(), cut)
 
 
@@ -86,7 +86,7 @@ def test_data_sets_of_other_seeds_are_told_apart(tmp_path):
     assert small.startswith("mnist, fmnist: ahead in 0 of 2 cells (0 significant), behind in 2 (2 significant)")
     assert "4 seeds" in small
     assert large.startswith("ahead in 1 of 1 cells (0 significant)")
-    assert "2 seeds (a verdict needs at least 4 seeds; about 4 seeds would resolve a difference of this size)" in large
+    assert "2 seeds (a verdict needs at least 4 seeds)" in large
 
 
 def test_a_cell_of_one_seed_takes_no_interval_from_the_others(tmp_path):
@@ -111,7 +111,7 @@ def test_arms_are_compared_where_both_were_run(tmp_path):
     cells = "partition.clients=100,algorithm=fedavg"
     for datasets, arms, seeds in (("mnist", "mean|gma|damped_mean", 4), ("cifar10", "mean|gma", 2)):
         cut = Cut(seeds=seeds, cells=f"{cells},dataset={datasets},aggregator={arms}")
-        write_experiment(tmp_path, experiment("C1"), level, cut=cut, rounds=40)
+        write_experiment(tmp_path, experiment("C1"), varied(level), cut=cut, rounds=40)
     found = look_at(compare(experiment("C1"), read_entries([tmp_path])[0], Chosen()))
     versus = {one.claim.second: one for one in reversed(found) if one.claim.kind == "versus"}  # the first of each
     assert versus["damped_mean"].verdict == "contradicted"
@@ -168,7 +168,7 @@ def by_arm(lift, base=80.0, wobble=0.05):
 
 
 def cells_of_e1(out, cells, lift, *, seeds=4, rounds=40):
-    write_experiment(out, experiment("E1"), by_arm(lift), cut=Cut(seeds=seeds, cells=cells), rounds=rounds)
+    write_experiment(out, experiment("E1"), varied(by_arm(lift)), cut=Cut(seeds=seeds, cells=cells), rounds=rounds)
 
 
 def unfinish(out, clients):
@@ -228,7 +228,7 @@ def test_a_trend_compares_only_cells_with_the_same_number_of_rounds(tmp_path):
     trend = look_at(compare(experiment("E1"), read_entries([tmp_path])[0], Chosen()))[2]
     assert trend.verdict == "holds"
     assert trend.text.startswith("the difference changes by +2.00 points a step")
-    assert "by clients 100: +1.08, 500: +3.07" in trend.text
+    assert "by clients 100: +1.08, 500: +3.08" in trend.text
 
 
 def test_a_cell_that_does_not_learn_is_not_taken_for_converged(tmp_path):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_runs import write_experiment, write_run
+from made_runs import varied, write_experiment, write_run
 
 from fedgma.errors import DataError
 from fedgma.paper.catalogue import experiment
@@ -36,7 +36,7 @@ def by_epochs(settings):
 def epochs(tmp_path_factory):
     """All runs of E13, made by hand, and their comparison."""
     out = tmp_path_factory.mktemp("e13")
-    write_experiment(out, experiment("E13"), by_epochs, rounds=40)
+    write_experiment(out, experiment("E13"), varied(by_epochs, 0.01), rounds=40)
     entries, unfinished = read_entries([out])
     return out, compare(experiment("E13"), entries, Chosen(), unfinished=unfinished)
 
@@ -219,7 +219,7 @@ def test_records_without_a_newer_setting_are_still_found(tmp_path):
 
 def test_thresholds_that_coincide_are_named_and_stand_on_one_step(tmp_path):
     cut = Cut(seeds=4, cells="dataset=fmnist")
-    write_experiment(tmp_path, experiment("E4"), lambda run: 80 - 10 * abs(run.tau - 0.4), cut=cut, rounds=40)
+    write_experiment(tmp_path, experiment("E4"), varied(lambda run: 80 - 10 * abs(run.tau - 0.4)), cut=cut, rounds=40)
     entries, _ = read_entries([tmp_path])
     made = compare(experiment("E4"), entries, Chosen(), cut)
     assert "0.1 = 0.2; 0.3 = 0.4; 0.5 = 0.6; 0.7 = 0.8; 0.9 = 1." in taus_note(made)
@@ -229,7 +229,7 @@ def test_thresholds_that_coincide_are_named_and_stand_on_one_step(tmp_path):
 
 
 def test_every_split_that_was_measured_is_compared(tmp_path):
-    write_experiment(tmp_path, experiment("E6"), lambda run: 80 + (run.aggregator == "gma"), rounds=40)
+    write_experiment(tmp_path, experiment("E6"), varied(lambda run: 80 + (run.aggregator == "gma")), rounds=40)
     made = compare(experiment("E6"), read_entries([tmp_path])[0], Chosen())
     assert [one.split for one in made.compared] == ["test", "train", "seen"]
     ahead, not_ahead = look_at(made)

@@ -1,5 +1,6 @@
 """Which rule earns its place: rates of every arm, finalists by the rule written beforehand, and the criterion."""
 
+import math
 import re
 from pathlib import Path
 
@@ -102,6 +103,19 @@ def test_a_rule_earns_its_place_if_it_loses_nowhere_and_gains_on_two_data_sets(g
     assert not earns(gains, ("fedavg", "gma"))
     (one,) = [gain for gain in gains if gain.arm == ("fedavg", "wiener") and gain.setting.startswith("mnist")]
     assert one.interval[0] < one.verdict.low < one.verdict.mean < one.verdict.high < one.interval[1]
+
+
+def test_three_seeds_are_no_test_of_the_table_and_earn_nothing():
+    scores = {
+        name: {
+            ("fedavg", "mean"): dict.fromkeys(range(3), 80.0),
+            ("fedavg", "wiener"): {seed: 90.0 + 0.1 * seed for seed in range(3)},
+        }
+        for name in ("mnist", "fmnist")
+    }
+    found = gains_of(scores)
+    assert [gain.interval for gain in found] == [(-math.inf, math.inf)] * 2
+    assert not earns(found, ("fedavg", "wiener"))
 
 
 def test_arms_are_pooled_over_settings_by_seed_without_seeds_in_which_one_diverged():

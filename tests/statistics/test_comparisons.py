@@ -119,6 +119,46 @@ def test_over_several_settings_the_verdict_is_without_diverged_pairs_too(tmp_pat
     assert lost in made.text
 
 
+def test_where_each_seed_lost_a_run_in_some_setting_the_verdict_does_not_claim_to_be_without_them(tmp_path):
+    for place, algorithm in enumerate(("fedavg", "fedprox")):
+        for seed in range(2):
+            write_run(tmp_path, seed=seed, algorithm=algorithm, aggregator="mean", rounds=60)
+            lift = -65.0 if place == seed else 1.0
+            write_run(tmp_path, seed=seed, algorithm=algorithm, aggregator="gma", rounds=60, lift=lift)
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert made.overall.mean < -10
+    assert made.text.endswith(
+        "; 2 of 8 runs diverged (gma 2, mean 0), and the verdict keeps pairs of theirs, since too few others are left"
+    )
+
+
+def test_a_setting_that_an_arm_lost_in_every_seed_counts_in_the_difference_with_all_pairs(tmp_path):
+    write_duel(tmp_path, rounds=60, lift=1.0, seeds=4)
+    write_duel(tmp_path, rounds=60, lift=-65.0, seeds=4, algorithm="fedadam")
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert made.overall.mean > 0
+    lost = "without their pairs and without the 1 of the settings in which every pair has one; with them: mean ahead by"
+    assert lost in made.text
+
+
+def test_seeds_that_not_all_settings_have_are_said_to_be_missing(tmp_path):
+    write_duel(tmp_path, rounds=60, seeds=5)
+    write_duel(tmp_path, rounds=60, seeds=1, algorithm="fedadam")
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert "over all settings, by the 1 of up to 5 seeds that all of these have: preliminary: gma ahead by" in made.text
+
+
+def test_arms_of_different_lengths_are_said_so_and_converge_only_if_the_shorter_one_can(tmp_path):
+    for seed in range(4):
+        write_run(tmp_path, aggregator="mean", seed=seed, rounds=30)
+        write_run(tmp_path, aggregator="gma", seed=seed, rounds=100)
+    runs = read_runs([tmp_path])
+    for names in (("gma", "mean"), ("mean", "gma")):
+        made = arms(runs, *names)
+        assert made.cells[0].convergence.text == "not converged: 30 rounds, fewer than 40"
+        assert made.text.endswith("; the arms trained for different numbers of rounds")
+
+
 def test_best_is_taken_over_the_rounds_that_both_arms_evaluated(tmp_path):
     for seed in range(2):
         write_run(tmp_path, seed=seed, aggregator="mean", evaluate_every=1, rounds=40)

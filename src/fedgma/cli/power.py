@@ -29,10 +29,11 @@ def power(
     """Plan seeds: those that show a difference with a power of 80 or 90 %, or the difference that seeds can show.
 
     The standard deviation is given, or that of earlier runs: fedgma power gma mean --runs sweep --difference 1
+    Pairs in which a run diverged are left out of it, as of verdicts.
     """
     from fedgma.statistics.power import detectable, seeds_for
 
-    deviation, unit = _deviation(first, second, runs or [Path("runs")], sd)
+    deviation, unit, source = _deviation(first, second, runs or [Path("runs")], sd)
     wanted = DIFFERENCES if difference is None else (difference,)
     counts = SEEDS if seeds is None else (seeds,)
     needed = [
@@ -47,7 +48,9 @@ def power(
         typer.echo(json.dumps({"deviation": deviation, "unit": unit, "tests": tests, **_objects(needed, shown)}))
         return
     level = "5 %" if tests == 1 else f"5 % corrected for {tests} tests"
-    typer.echo(f"Paired t test, two-sided, {level}; standard deviation of the differences {deviation:.3g} {unit}.")
+    typer.echo(
+        f"Paired t test, two-sided, {level}; standard deviation of the differences {deviation:.3g} {unit}{source}."
+    )
     for size, row in needed:
         usual, more = map(_number, row)
         of = "point" if size == 1 and unit == "points" else unit
@@ -74,17 +77,22 @@ def _said(size: float, unit: str) -> str:
     return f"{size:.2f} {unit}" if unit == "points" else f"{size:.3g} {unit}"
 
 
-def _deviation(first: str | None, second: str | None, runs: list[Path], sd: float | None) -> tuple[float, str]:
-    """The standard deviation that was given, or that of the paired differences of earlier runs, and its unit."""
+def _deviation(first: str | None, second: str | None, runs: list[Path], sd: float | None) -> tuple[float, str, str]:
+    """The standard deviation that was given, or that of the differences of earlier runs, its unit, and its source."""
     from fedgma.cli.report import side
     from fedgma.errors import ConfigError
     from fedgma.statistics.comparisons import compare
+    from fedgma.statistics.labels import counted
     from fedgma.statistics.power import pooled_deviation
 
     if (sd is None) == (first is None) or (first is None) != (second is None):
         raise ConfigError("expected --sd with a number, or two arms of earlier runs, such as: fedgma power gma mean")
     if sd is not None:
-        return sd, "points"
+        return sd, "points", ""
     (ours, spoken), (theirs, also) = (side(str(name), runs, []) for name in (first, second))
     made = compare(ours, theirs, (str(first), str(second)), apart=[*spoken, *also])
-    return pooled_deviation([cell.differences for cell in made.cells]), made.score.apart
+    samples = [[value for seed, value in cell.pairs.items() if seed not in cell.lost] for cell in made.cells]
+    deviation = pooled_deviation([tuple(sample) for sample in samples if sample])
+    pairs, left_out = sum(map(len, samples)), sum(len(cell.lost) for cell in made.cells)
+    source = f", within settings, of {counted(pairs, 'pair')} in {counted(len(made.cells), 'setting')}"
+    return deviation, made.score.apart, source + (f"; {left_out} more had a run that diverged" if left_out else "")

@@ -17,7 +17,7 @@ from fedgma.paper.rates import rule_of, setting_of
 from fedgma.statistics.comparisons import over_seeds
 from fedgma.statistics.convergence import converge
 from fedgma.statistics.labels import NAMES
-from fedgma.statistics.power import LEVEL
+from fedgma.statistics.power import LEAST_SEEDS, LEVEL
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
 PLAIN = ("fedavg", BASELINE)
@@ -42,11 +42,14 @@ class Gain(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval that covers the truth in all tests of its table at once, with 95 % (Bonferroni)."""
+        """The interval that covers the truth in all tests of its table at once, with 95 % (Bonferroni).
+
+        Fewer pairs than a verdict needs are no test of the table, so they bound nothing.
+        """
         from scipy.special import stdtrit
 
         verdict = self.verdict
-        if verdict.of < 2:
+        if verdict.of < LEAST_SEEDS:
             return -math.inf, math.inf
         half = float(stdtrit(verdict.of - 1, 1 - LEVEL / 2 / verdict.tests)) * verdict.deviation / math.sqrt(verdict.of)
         return verdict.mean - half, verdict.mean + half
@@ -98,8 +101,8 @@ class Pooled(NamedTuple):
     lost: int  # runs of the two arms that diverged
 
 
-def pooled(scores: Scores, first: Arm, second: Arm) -> Pooled | None:
-    """One arm minus another over all settings, without seeds in which one of them diverged; None if none is left.
+def pooled(scores: Scores, first: Arm, second: Arm, *, diverged: bool = False) -> Pooled | None:
+    """One arm minus another over all settings, with or without diverged seeds; None if no seed is left.
 
     >>> scores = {"mnist": {("fedavg", "gma"): {0: 91.0, 1: 92.0}, ("fedavg", "mean"): {0: 90.0, 1: 90.0}}}
     >>> found = pooled(scores, ("fedavg", "gma"), PLAIN)
@@ -109,7 +112,8 @@ def pooled(scores: Scores, first: Arm, second: Arm) -> Pooled | None:
     rows, lost = [], 0
     for arms in scores.values():
         half, (one, other) = _half(arms), (arms.get(first, {}), arms.get(second, {}))
-        rows.append({s: one[s] - other[s] for s in {*one} & {*other} if min(one[s], other[s]) >= half})
+        least = -math.inf if diverged else half
+        rows.append({s: one[s] - other[s] for s in {*one} & {*other} if min(one[s], other[s]) >= least})
         lost += _below(one, half) + _below(other, half)
     values = over_seeds(rows)
     if not values:

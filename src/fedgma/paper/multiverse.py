@@ -13,8 +13,9 @@ from fedgma.paper.universes import CHOICES, CLIENT_RATES, Universe, name_of, rea
 from fedgma.reports.plots.specifications import Specification
 from fedgma.reports.tables import Table, Value
 from fedgma.statistics.additive import Additive, fit_additive
+from fedgma.statistics.comparisons import over_seeds
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL
-from fedgma.statistics.verdicts import Verdict, paired, sign_test
+from fedgma.statistics.verdicts import Verdict, paired
 
 MARGIN = 0.3  # points; a smaller difference hardly matters to a user
 
@@ -122,7 +123,8 @@ def sentences(found: Multiverse) -> list[str]:
     """The findings, each in a sentence without its full stop."""
     return [
         _run_ones(found),
-        _counted(found.shares),
+        _counted(found),
+        _converged(found),
         *_overall(found),
         _edges(found),
         *_decided(found.model, "the differences"),
@@ -135,26 +137,35 @@ def _run_ones(found: Multiverse) -> str:
     return f"{found.shares.of} of {found.drawn} drawn universes were run in both arms, with {seeds} seeds"
 
 
-def _counted(shares: Shares) -> str:
-    ahead, behind = shares.alone
+def _counted(found: Multiverse) -> str:
+    """Counts of universes; those of single seeds have an interval, since universes share seeds."""
+    shares, (ahead, behind) = found.shares, found.shares.alone
+    signs = [{seed: 100.0 * (value > 0) for seed, value in one.differences.items()} for _, one, _ in found.cells]
+    by_seed = paired(over_seeds(signs))
     return (
-        f"masked averaging is ahead in {ahead} and behind in {behind} (sign test p {_p(sign_test(ahead, behind))}); "
+        f"masked averaging is ahead in {ahead} and behind in {behind} (by seed: ahead in {by_seed.mean:.0f} %, 95 % CI "
+        f"{by_seed.low:.0f} to {by_seed.high:.0f}); "
         f"the 95 % CI excludes zero in {shares.interval[0]} and {shares.interval[1]}; after Holm's correction for "
         f"{shares.of} tests {shares.corrected[0]} are ahead and {shares.corrected[1]} behind"
     )
 
 
+def _converged(found: Multiverse) -> str:
+    means = [verdict.mean for _, one, verdict in found.cells if one.converged]
+    ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
+    return f"of the {len(means)} universes that have converged, it is ahead in {ahead} and behind in {behind}"
+
+
 def _overall(found: Multiverse) -> list[str]:
     overall, settled = found.overall, found.settled
     small = sum(abs(verdict.mean) < MARGIN for *_, verdict in found.cells)
-    converged = sum(one.converged for _, one, _ in found.cells)
     lost = len(found.cells) - len(settled)
     without = f", and without these the mean is {float(np.mean(settled)):+.2f} points" if lost and settled else ""
     return [
         f"the mean over universes is {overall.mean:+.2f} points (95 % CI {overall.low:+.2f} to {overall.high:+.2f}), "
         f"the median {found.median:+.2f}; in {small} universes the difference is below {MARGIN:g} points",
         f"without the noise of the seeds, universes differ by a standard deviation of {found.deviation:.2f} points",
-        f"{converged} universes have converged; a run diverged in {lost}{without}",
+        f"a run diverged in {lost} universes{without}",
     ]
 
 
@@ -192,7 +203,8 @@ def most_telling(found: Multiverse) -> list[str]:
         f"{_ahead(found, one.choice, one.level)} of {one.settings})"
         for one in telling
     ]
-    return [f"levels that shift the rank of a universe, in percent with 95 % CI: {', '.join(words)}"] if words else []
+    said = f"levels that shift the rank of a universe, in percent with 95 % CI, not corrected: {', '.join(words)}"
+    return [said] if words else []
 
 
 def _ahead(found: Multiverse, choice: str, level: str) -> int:

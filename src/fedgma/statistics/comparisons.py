@@ -25,7 +25,7 @@ from fedgma.statistics.labels import (
 )
 from fedgma.statistics.metrics import ACCURACY, Metric, course, metric_of
 from fedgma.statistics.power import LEAST_SEEDS
-from fedgma.statistics.verdicts import Verdict, correct, paired, sign_test
+from fedgma.statistics.verdicts import Verdict, correct, paired
 
 Pair = tuple[Run, Run]
 ROUNDING = 1e-12  # of a score, relative
@@ -98,11 +98,10 @@ class Comparison(NamedTuple):
 
     @property
     def signs(self) -> str:
-        """In how many settings each arm is ahead, with the p value of the sign test."""
+        """In how many settings each arm is ahead; no test, since settings that share seeds are not independent."""
         means = [cell.verdict.mean for cell in self.cells]
         ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
-        words = f"settings in which {self.names[0]} is ahead: {ahead}, behind: {behind}, of {len(means)}"
-        return f"{words}; sign test p = {sign_test(ahead, behind):.2g}"
+        return f"settings in which {self.names[0]} is ahead: {ahead}, behind: {behind}, of {len(means)}"
 
     @property
     def text(self) -> str:
@@ -111,8 +110,10 @@ class Comparison(NamedTuple):
             because = f": {' and '.join(self.versions)}" if self.versions else ""
             return f"no two finished runs share seed and settings, so nothing can be paired{because}"
         if len(self.cells) > 1 or self.overall is None:
-            return _over_cells(self)
-        return "; ".join(part for part in (self.overall.text, self.cells[0].remark) if part)
+            said = _over_cells(self)
+        else:
+            said = "; ".join(part for part in (self.overall.text, self.cells[0].remark) if part)
+        return f"{said}; the arms trained for different numbers of rounds" if "rounds" in self.differ else said
 
 
 def compare(
@@ -197,7 +198,7 @@ def _cell(
 ) -> Cell:
     differences = [_difference(pair, metric, split, of) for pair in group]
     arms = [[_course(pair[side], split, of) for pair in group] for side in (0, 1)]
-    convergence, lost = converge(arms, group[0][0].planned, of)
+    convergence, lost = converge(arms, min(run.planned for pair in group for run in pair), of)
     left = [d for d, *gone in zip(differences, *lost, strict=True) if not any(gone)]
     return Cell(
         label=label,
@@ -358,22 +359,29 @@ def _over_cells(comparison: Comparison) -> str:
 
 
 def _which(cells: Sequence[Cell]) -> str:
-    """The cells that the verdict is over, in words."""
+    """The cells that the verdict is over, in words, and how many of their seeds all of them have."""
     converged = sum(cell.convergence.converged for cell in cells)
-    if converged == len(cells):
-        return "all settings"
-    return f"the {converged} that converged" if converged else "all settings, none of which converged"
+    which = f"the {converged} that converged" if converged else "all settings, none of which converged"
+    counted = _counted_cells(cells)
+    most, shared = max(len(cell.seeds) for cell in counted), len(over_seeds([cell.pairs for cell in counted]))
+    few = f", by the {shared} of up to {most} seeds that all of these have" if 0 < shared < most else ""
+    return ("all settings" if converged == len(cells) else which) + few
 
 
 def _lost(comparison: Comparison) -> str:
-    """How many runs of which arm diverged, and the difference with their pairs, which the verdict leaves out."""
+    """How many runs of which arm diverged, and the difference with their pairs, if the verdict leaves them out."""
     cells, names = comparison.cells, comparison.names
     runs = [sum(cell.convergence.diverged[arm] for cell in cells) for arm in (0, 1)]
     if not any(runs):
         return ""
     of_arm = ", ".join(f"{name} {count}" for name, count in zip(names, runs, strict=True))
     lost = f"; {sum(runs)} of {sum(cell.convergence.of for cell in cells)} runs diverged ({of_arm})"
-    values = over_seeds([cell.pairs for cell in _counted_cells(cells)])
-    if not values:
-        return f"{lost}, and the verdict is without their pairs"
-    return f"{lost}, and the verdict is without their pairs; with them: {paired(values, names, comparison.score).text}"
+    counted = _counted_cells(cells)
+    wholly = [cell for cell in cells if cell.settled is None and cell.lost]
+    if any(cell in wholly for cell in counted) or not over_seeds([cell.kept for cell in counted]):
+        return f"{lost}, and the verdict keeps pairs of theirs, since too few others are left"
+    values = over_seeds([cell.pairs for cell in [*counted, *wholly]])
+    left_out = f"{lost}, and the verdict is without their pairs"
+    if wholly:
+        left_out += f" and without the {len(wholly)} of the settings in which every pair has one"
+    return f"{left_out}; with them: {paired(values, names, comparison.score).text}" if values else left_out

@@ -4,7 +4,8 @@ A difference is by how much one arm is better than the other on the same seed an
 accuracy, or another metric. The interval is Student's
 95 % confidence interval of their mean. An arm is ahead only if there are at least four pairs and the p value of the
 paired t test, corrected by Holm's method for the other tests of its page or table, is below 5 %. Fewer pairs are
-preliminary, whatever their interval.
+preliminary, whatever their interval. Differences that are the same in every pair have no spread to test them by: the
+seeds changed nothing, or scores are too coarse. They show no arm ahead.
 """
 
 import math
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from fedgma.errors import ConfigError
-from fedgma.statistics.metrics import ACCURACY, Metric
+from fedgma.statistics.metrics import ACCURACY, LARGEST, Metric
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL, MOST_SEEDS, seeds_for
 
 LEAST = f"a verdict needs at least {LEAST_SEEDS} seeds"
 LEAST_P = 0.0001  # smaller p values are not told apart
+ROUNDING = 1e-9  # of a mean difference; a smaller deviation is none
 Outcome = Literal["first ahead", "second ahead", "inconclusive", "equal", "preliminary"]
 
 
@@ -66,29 +68,43 @@ class Verdict(NamedTuple):
         return "first ahead" if self.mean > 0 else "second ahead"
 
     @property
+    def alike(self) -> bool:
+        """Whether the difference is the same in every pair, up to rounding, and not zero."""
+        return self.mean != 0 and _is_alike(self.mean, self.deviation)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a run without a finite score rules the difference."""
+        return not self.score.share and abs(self.mean) > LARGEST / 1e6
+
+    @property
     def significant(self) -> bool:
         """Whether one arm is ahead."""
         return self.outcome in ("first ahead", "second ahead")
 
     @property
     def seeds_needed(self) -> int | None:
-        """The seeds for a power of 80 % at the corrected level; None for one pair, or if more than 100.
+        """The seeds for a power of 80 % at the corrected level; None if more than 100, or if there is no estimate.
 
-        True difference and deviation are taken to be those observed. A few seeds estimate both badly: read "about".
+        True difference and deviation are taken to be those observed. Four seeds estimate both badly: read "about".
+        Fewer do not estimate them at all: from two seeds, almost half of such numbers are below half of the true one.
         """
-        return None if self.of < 2 else seeds_for(self.mean, self.deviation, tests=self.tests)
+        if self.of < LEAST_SEEDS or self.alike:
+            return None
+        return seeds_for(self.mean, self.deviation, tests=self.tests)
 
     @property
     def advice(self) -> str:
         """How many seeds would be enough; empty if these are."""
-        if self.of < 2:
+        if self.of < LEAST_SEEDS:
             return LEAST
-        if self.outcome not in ("inconclusive", "preliminary"):
+        if self.outcome != "inconclusive":
             return ""
+        if self.alike:
+            return "the same difference in every seed cannot be tested: look whether the seeds change anything"
         needed = self.seeds_needed
         enough = f"more than {MOST_SEEDS} seeds" if needed is None else f"about {needed} seeds"
-        resolved = f"{enough} would resolve a difference of this size"
-        return resolved if self.outcome == "inconclusive" else f"{LEAST}; {resolved}"
+        return f"{enough} would resolve a difference of this size"
 
     @property
     def correction(self) -> str:
@@ -102,6 +118,8 @@ class Verdict(NamedTuple):
     def text(self) -> str:
         """The verdict as a sentence."""
         first, second = self.names
+        if self.lost:
+            return f"{first if self.mean < 0 else second} behind: a run without a finite score"
         digits, unit = self.score.decimals(self.mean, self.low, self.high), self.score.apart
         between = f"95 % CI {self.low:.{digits}f} to {self.high:.{digits}f}"
         apart = f"{first} {'behind' if self.mean < 0 else 'ahead'} by {abs(self.mean):.{digits}f} {unit}"
@@ -121,6 +139,8 @@ class Verdict(NamedTuple):
                 ahead = f"{second} ahead by {-self.mean:.{digits}f} {unit}"
                 between = f"95 % CI {-self.high:.{digits}f} to {-self.low:.{digits}f}"
                 return f"{ahead}, {between}, in {self.behind} of {self.of} seeds{tested}"
+            case "inconclusive" if self.alike:
+                return f"inconclusive: {apart} in each of {self.of} seeds{tested}; {self.advice}"
             case outcome:
                 return f"{outcome}: {apart}, {between}, {self.of} seeds{tested}; {self.advice}"
 
@@ -146,8 +166,7 @@ def paired(
     >>> paired([1.0, 1.2, 1.6, 1.0]).text
     'GMA ahead by 1.20 points, 95 % CI 0.75 to 1.65, in 4 of 4 seeds'
     >>> paired([-3.75, -10.61, -10.88]).text
-    'preliminary: GMA behind by 8.41 points, 95 % CI -18.45 to 1.62, 3 seeds; a verdict needs at least 4 seeds; \
-about 5 seeds would resolve a difference of this size'
+    'preliminary: GMA behind by 8.41 points, 95 % CI -18.45 to 1.62, 3 seeds; a verdict needs at least 4 seeds'
     >>> paired([0.0]).text
     'preliminary: GMA and the mean are equal, one seed, no interval; a verdict needs at least 4 seeds'
     >>> paired([0.0, 0.0]).text
@@ -175,7 +194,7 @@ def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Two-sided p value of the paired t test; 1 for one pair or a mean of zero.
+    """Two-sided p value of the paired t test; 1 for one pair, a mean of zero or differences without any spread.
 
     >>> round(p_value([1.0, 1.2, 1.6, 1.0]), 4)
     0.0034
@@ -235,24 +254,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def sign_test(ahead: int, behind: int) -> float:
-    """Two-sided p value of the sign test; ties are left out.
-
-    >>> sign_test(6, 0), sign_test(3, 3)
-    (0.03125, 1.0)
-    """
-    of = ahead + behind
-    tail = sum(math.comb(of, k) for k in range(min(ahead, behind) + 1))
-    return float(min(1.0, 2 * tail / 2**of))
-
-
 def _two_sided(mean: float, error: float, of: int) -> float:
-    """Two-sided p value of a mean of `of` values with this standard error."""
+    """Two-sided p value of a mean of `of` values with this standard error; 1 where there is none to test it by."""
     from scipy.special import stdtr
 
-    if mean == 0:
+    if mean == 0 or _is_alike(mean, error):
         return 1.0
-    return float(2 * stdtr(of - 1, -abs(mean) / error)) if error else 0.0
+    return float(2 * stdtr(of - 1, -abs(mean) / error))
+
+
+def _is_alike(mean: float, deviation: float) -> bool:
+    return deviation <= ROUNDING * abs(mean)
 
 
 def _spoken(p: float) -> str:
