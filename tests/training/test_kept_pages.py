@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from fedgma.training import pages
+from fedgma.training.threads import pages
 
 
 def test_the_system_takes_the_advice_or_is_left_alone():

@@ -7,10 +7,11 @@ from torch import nn
 from fedgma.data.augmentations import augment_pool
 from fedgma.data.client_views import Rotated
 from fedgma.data.pools import ImagePool
-from fedgma.training import light_parts, loop
-from fedgma.training.light_parts import LIGHT, LateMeans
+from fedgma.training import loop
 from fedgma.training.loop import PLAIN, Means
 from fedgma.training.tasks import CLASSIFICATION, REGRESSION
+from fedgma.training.threads import light_parts
+from fedgma.training.threads.light_parts import LIGHT, LateMeans
 from lane_twins import make_lane_batch
 from plain_pools import make_federation
 

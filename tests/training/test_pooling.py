@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgma.training.pooling import FEWEST, pool_in_vectors
+from fedgma.training.threads.pooling import FEWEST, pool_in_vectors
 
 
 def both(layer, x):
