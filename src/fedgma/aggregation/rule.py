@@ -155,10 +155,12 @@ class Rule:
         """What `measure` finds in one array: numbers [...]."""
         if self.measure is None:
             return {}
-        found = self._call(self.measure, self.measures, view)
-        if not isinstance(found, Mapping) or any(np.shape(value) != view.mean.shape[:-1] for value in found.values()):
+        numbers = self._call(self.measure, self.measures, view)
+        if not isinstance(numbers, Mapping) or any(
+            np.shape(value) != view.mean.shape[:-1] for value in numbers.values()
+        ):
             raise ConfigError(f"rule {self.name!r}: measure must return a number by name, summed over the last axis")
-        return {name: value if is_torch(value) else np.asarray(value) for name, value in found.items()}
+        return {name: value if is_torch(value) else np.asarray(value) for name, value in numbers.items()}
 
     def _call(self, function: Compute, arguments: tuple[str, ...], view: View) -> Any:
         try:

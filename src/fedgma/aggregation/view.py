@@ -207,10 +207,10 @@ def read_step(result: Any, view: View, rule: str) -> Step:
     return step._replace(state=step.state or {})
 
 
-def total_measures(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def total_measures(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Measures of all arrays of a model, summed in their order, as columns [..., 1]."""
     totals: dict[str, Array] = {}
-    for numbers in found:
+    for numbers in measured:
         for name, value in numbers.items():
             totals[name] = totals[name] + value if name in totals else value
     return {name: value[..., None] for name, value in totals.items()}

@@ -63,13 +63,13 @@ def advise(
         spent = time.monotonic() - began  # on imports and data
         trainer = Trainer(question, materials, out, time.monotonic, shown, stopping)
         try:
-            found = find_out(trainer, 60 * minutes, spent=spent)
+            findings = find_out(trainer, 60 * minutes, spent=spent)
         finally:
             shown.close()
     play.leave_if_stopped(stopping, out)
-    if found is not None:
-        advice = conclude(found)
-        write(found, advice, materials, out)
+    if findings is not None:
+        advice = conclude(findings)
+        write(findings, advice, materials, out)
         say(advice, manner, time.monotonic() - began)
 
 
@@ -106,17 +106,17 @@ class Shown:
             self._watch.bars.stop()
 
 
-def write(found: "Found", advice: "Advice", materials: "Materials", out: Path) -> None:
+def write(findings: "Found", advice: "Advice", materials: "Materials", out: Path) -> None:
     """Write advice.toml, advice.md and the pictures."""
     from fedgma.experiments.advise.advice import settings_file
     from fedgma.experiments.advise.pictures import pictures_of
     from fedgma.reports.plots.style import save
 
     (out / "pictures").mkdir(parents=True, exist_ok=True)
-    for name, figure in pictures_of(found, advice).items():
+    for name, figure in pictures_of(findings, advice).items():
         for ending in ("png", "svg"):
             save(figure, out / "pictures" / f"{name}.{ending}")
-    (out / "advice.toml").write_text(settings_file(found, advice, materials), encoding="utf-8")
+    (out / "advice.toml").write_text(settings_file(findings, advice, materials), encoding="utf-8")
     text = "\n".join([f"# {advice.headline}", "", *(f"- {line}." for line in (*advice.reasons, *advice.notes))])
     (out / "advice.md").write_text(text + "\n", encoding="utf-8")
 

@@ -47,11 +47,11 @@ def play_on_ranks(grid: "Grid", manner: play.Manner, ranks: int | None, *, repla
 def _gpus() -> int:
     import torch
 
-    if (found := torch.cuda.device_count()) == 0:
+    if (gpus := torch.cuda.device_count()) == 0:
         raise ConfigError(
             "--on torchrun starts one process for each GPU, and there is none; set their number by --ranks"
         )
-    return found
+    return gpus
 
 
 def _play(grid: "Grid", manner: play.Manner, place: "Place") -> None:

@@ -203,11 +203,11 @@ def search(
     _play(experiment, cut, how)
     entries, unfinished = read_entries([*([out] if out.is_dir() else []), *earlier])
     searched = compare_runs(experiment, merged(entries), chosen, cut, unfinished=unfinished)
-    found = write_search(searched, chosen, to, by_setting=by_setting)
+    best_pairs = write_search(searched, chosen, to, by_setting=by_setting)
     doubtful = doubts(searched, by_setting=by_setting)
     written = [str(to / "rates.csv"), str(to / "chosen.toml")]
     names = ("dataset", "algorithm", "rule", "client", "server")
-    chosen_rates = [dict(zip(names, (*key, *rates), strict=True)) for key, rates in found.items()]
+    chosen_rates = [dict(zip(names, (*key, *rates), strict=True)) for key, rates in best_pairs.items()]
     if as_json:
         typer.echo(json.dumps({"rates": chosen_rates, "in doubt": doubtful, "written": written}))
     elif not quiet:

@@ -29,7 +29,7 @@ def find(state: Path, addresses: Iterable[str] = (), *, home: str = "", program:
     """
     marks = {f"{MARK}={os.path.realpath(state)}".encode()} | ({f"FLWR_HOME={state / home}".encode()} if home else set())
     known = {address.encode() for address in addresses}
-    found = []
+    processes = []
     for folder in PROC.glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -39,8 +39,8 @@ def find(state: Path, addresses: Iterable[str] = (), *, home: str = "", program:
         except OSError:  # it has ended
             continue
         if ours and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
+            processes.append(int(folder.name))
+    return processes
 
 
 def end(state: Path, addresses: Sequence[str] = (), *, home: str = "", program: str = "") -> list[int]:

@@ -54,13 +54,13 @@ class Gain(NamedTuple):
 
 def scores_of(entries: Iterable[Entry], split: str = "test") -> Scores:
     """The mean of the last ten rounds of every run, by setting, arm and seed."""
-    found: dict[str, dict[Arm, dict[int, float]]] = {}
+    scores: dict[str, dict[Arm, dict[int, float]]] = {}
     for entry in entries:
         if split in entry.scores:
             arm = str(entry.settings["algorithm"]), rule_of(entry.settings)
-            by_seed = found.setdefault(setting_of(entry.settings), {}).setdefault(arm, {})
+            by_seed = scores.setdefault(setting_of(entry.settings), {}).setdefault(arm, {})
             by_seed[entry.seed] = float(entry.scores[split].last10)
-    return found
+    return scores
 
 
 def baseline_of(arm: Arm) -> Arm:
@@ -74,7 +74,7 @@ def baseline_of(arm: Arm) -> Arm:
 
 def gains_of(scores: Scores, *, diverged: bool = False) -> list[Gain]:
     """What every arm gains in every setting, with or without diverged seeds; tests are corrected together."""
-    found = []
+    gains = []
     for setting, arms in scores.items():
         half = _half(arms)
         least = -math.inf if diverged else half
@@ -84,9 +84,9 @@ def gains_of(scores: Scores, *, diverged: bool = False) -> list[Gain]:
             if arm != baseline_of(arm) and apart:
                 verdict = paired(apart, (label(arm), "the mean"))
                 lost = (_below(by_seed, half), _below(plain, half))
-                found.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict, lost))
-    corrected = correct([gain.verdict for gain in found])
-    return [gain._replace(verdict=verdict) for gain, verdict in zip(found, corrected, strict=True)]
+                gains.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict, lost))
+    corrected = correct([gain.verdict for gain in gains])
+    return [gain._replace(verdict=verdict) for gain, verdict in zip(gains, corrected, strict=True)]
 
 
 class Pooled(NamedTuple):
@@ -108,9 +108,9 @@ def pooled(scores: Scores, first: Arm, second: Arm) -> Pooled | None:
     """
     rows, lost = [], 0
     for arms in scores.values():
-        half, (one, other) = _half(arms), (arms.get(first, {}), arms.get(second, {}))
-        rows.append({s: one[s] - other[s] for s in {*one} & {*other} if min(one[s], other[s]) >= half})
-        lost += _below(one, half) + _below(other, half)
+        half, (mine, theirs) = _half(arms), (arms.get(first, {}), arms.get(second, {}))
+        rows.append({s: mine[s] - theirs[s] for s in {*mine} & {*theirs} if min(mine[s], theirs[s]) >= half})
+        lost += _below(mine, half) + _below(theirs, half)
     values = over_seeds(rows)
     if not values:
         return None

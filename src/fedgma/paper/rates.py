@@ -120,9 +120,9 @@ def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, boo
     like = ("mean" if settings.aggregator == BASELINE else "gma") if part.own_rates else "shared"
     where = where_searched(values, part) if part.searched else settings.dataset
     algorithms = [settings.algorithm, *([LIKE[settings.algorithm]] if _may_borrow(settings, part) else [])]
-    own = [chosen.rates.get((where, settings.algorithm, rule_of(values)))] if part.own_rates else []
-    found = (*own, *(chosen.pair(where, algorithm, like) for algorithm in algorithms))
-    pair = next((pair for pair in found if pair is not None), None)
+    own_rates = [chosen.rates.get((where, settings.algorithm, rule_of(values)))] if part.own_rates else []
+    pairs = (*own_rates, *(chosen.pair(where, algorithm, like) for algorithm in algorithms))
+    pair = next((pair for pair in pairs if pair is not None), None)
     if pair is None:
         return settings, False
     return settings.model_copy(update=dict(zip(KEYS, pair, strict=True))), True

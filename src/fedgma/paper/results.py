@@ -46,8 +46,8 @@ def make_report(comparison: Comparison, findings: Sequence[Finding] = ()) -> Rep
 
 def _of_universes(comparison: Comparison) -> list[Table]:
     """The tables of a multiverse; empty for other experiments."""
-    found = look_at_universes(comparison) if comparison.experiment.universes else None
-    tables = [] if found is None else [choices_table(found), universes_table(found)]
+    multiverse = look_at_universes(comparison) if comparison.experiment.universes else None
+    tables = [] if multiverse is None else [choices_table(multiverse), universes_table(multiverse)]
     return [table for table in tables if table is not None]
 
 
@@ -93,16 +93,16 @@ def comparisons_in(results: Path, chosen: Chosen) -> dict[str, Comparison]:
     """Every experiment compared over the exported runs in a folder; those without runs have no entries."""
     there = [name for name in catalogue() if (results / name / "runs.jsonl").is_file()]
     read = {name: read_export(results / name) for name in there}
-    return {name: compare(one, read.get(name, []), chosen) for name, one in catalogue().items()}
+    return {name: compare(experiment, read.get(name, []), chosen) for name, experiment in catalogue().items()}
 
 
 def answers_to(comparisons: Mapping[str, Comparison], results: Path) -> dict[str, list[Answer]]:
     """The verdict on every claim of these experiments, all corrected together; absent ones are not run."""
     names, answers = [], []
     for name, comparison in comparisons.items():
-        found = look_at(comparison, findings_of(comparison.experiment, [results]))
-        names += [name] * len(found)
-        answers += found
+        of_experiment = look_at(comparison, findings_of(comparison.experiment, [results]))
+        names += [name] * len(of_experiment)
+        answers += of_experiment
     page: dict[str, list[Answer]] = {}
     for name, answer in zip(names, correct_answers(answers), strict=True):
         page.setdefault(name, []).append(answer)

@@ -42,22 +42,22 @@ def find_runs(word: str, folders: Sequence[PathLike] = ("runs",)) -> list[Path]:
     there = [folder for folder in folders if Path(folder).is_dir()]
     known = run_folders(there) if there else []
     by_id = [folder for folder in known if len(word) >= LEAST_DIGITS and folder.name.startswith(word)]
-    found = by_id or [folder for folder in known if read_label(folder).name == word]
-    if not found:
+    matches = by_id or [folder for folder in known if read_label(folder).name == word]
+    if not matches:
         where = ", ".join(map(str, folders))
         if len(word) < LEAST_DIGITS and any(folder.name.startswith(word) for folder in known):
             raise ConfigError(f"{word!r} is too short for an id; give at least {LEAST_DIGITS} digits")
         raise DataError(f"no run {word!r} in {where}; `fedgma ls` lists the runs, and --runs names other folders")
-    return found
+    return matches
 
 
 def find_run(word: str, folders: Sequence[PathLike] = ("runs",)) -> Path:
     """The one run folder that a word names."""
-    found = find_runs(word, folders)
-    if len(found) > 1:
-        ids = ", ".join(folder.name for folder in found[:5])
-        raise ConfigError(f"{word!r} names {len(found)} runs, and one is needed; give the id of one: {ids}")
-    return found[0]
+    matches = find_runs(word, folders)
+    if len(matches) > 1:
+        ids = ", ".join(folder.name for folder in matches[:5])
+        raise ConfigError(f"{word!r} names {len(matches)} runs, and one is needed; give the id of one: {ids}")
+    return matches[0]
 
 
 def check_removable(folder: Path) -> None:

@@ -254,11 +254,11 @@ def sums(digests: Mapping[str, str]) -> bytes:
 def _check_sums(folder: Path) -> None:
     """Compare the files of a finished run with `SHA256SUMS`."""
     stated = read_content(folder / SUMS)
-    found = {name: hashlib.sha256(read_content(folder / name)).hexdigest() for name in SUMMED}
-    for name, digest in found.items():
+    actual = {name: hashlib.sha256(read_content(folder / name)).hexdigest() for name in SUMMED}
+    for name, digest in actual.items():
         if sums({name: digest}) not in stated:
             raise IntegrityError(f"{folder / name} does not match its checksum in {SUMS}; {RESTORE}")
-    if stated != sums(found):
+    if stated != sums(actual):
         raise IntegrityError(f"{folder / SUMS} should be the checksums of {', '.join(SUMMED)} only; {RESTORE}")
 
 

@@ -270,12 +270,14 @@ def comma_separated(table: Table) -> str:
     writer.writerow(
         [
             _cell(text)
-            for name, two in zip(table.header, wide, strict=True)
-            for text in ([name, f"{name} sd"] if two else [name])
+            for name, with_deviation in zip(table.header, wide, strict=True)
+            for text in ([name, f"{name} sd"] if with_deviation else [name])
         ]
     )
     for row in table.rows:
-        writer.writerow([cell for value, two in zip(row, wide, strict=True) for cell in _raw(value, two)])
+        writer.writerow(
+            [cell for value, with_deviation in zip(row, wide, strict=True) for cell in _raw(value, with_deviation)]
+        )
     return out.getvalue()
 
 
@@ -336,12 +338,12 @@ def numeric(table: Table) -> list[bool]:
     ]
 
 
-def _raw(value: Value, two: bool) -> list[str]:
+def _raw(value: Value, with_deviation: bool) -> list[str]:
     if isinstance(value, Spread):
         return [repr(value.mean), "" if value.deviation is None else repr(value.deviation)]
     number = isinstance(value, float)  # numpy floats too, whose repr names their type
     written = "" if value is None else repr(float(value)) if number else _cell(str(value))
-    return [written, ""] if two else [written]
+    return [written, ""] if with_deviation else [written]
 
 
 def _cell(text: str) -> str:

@@ -69,9 +69,9 @@ class ServerPart:
             after, z, v, table, counted, *rest = self._replayed(*given)  # type: ignore[misc]
         else:
             after, z, v, table, counted, *rest = self._tensors(run, weights, *given)
-        found = dict(zip(self.buffers, rest, strict=False))
-        mean = rest[len(found)] if len(rest) > len(found) else None
-        return Concluded(after, moments._replace(z=z, v=v, average=mean), table, counted, found)
+        held_after = dict(zip(self.buffers, rest, strict=False))
+        mean = rest[len(held_after)] if len(rest) > len(held_after) else None
+        return Concluded(after, moments._replace(z=z, v=v, average=mean), table, counted, held_after)
 
     def _of_equal_runs(self, *given: Tensor) -> Sequence[Tensor]:
         """The same on a GPU, which reads runs and weights of lanes from `Owners`; buffers need runs of equal size."""

@@ -244,5 +244,5 @@ def draw(source: np.random.Generator, candidates: np.ndarray, number: int) -> np
 def pick(source: np.random.Generator, free: np.ndarray, number: int) -> np.ndarray:
     """So many of the free clients [client], or all; few are found by trying, without a pass over all clients."""
     tried = source.integers(len(free), size=TRIES) if number == 1 else np.empty(0, np.int64)
-    found = tried[free[tried]]
-    return found[:1] if len(found) else draw(source, np.flatnonzero(free), number)
+    free_ones = tried[free[tried]]
+    return free_ones[:1] if len(free_ones) else draw(source, np.flatnonzero(free), number)

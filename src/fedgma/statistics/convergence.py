@@ -91,7 +91,10 @@ def diverged(summaries: Sequence[Summary], metric: Metric = ACCURACY) -> list[bo
     """
     middle = median(summary.last10 for summary in summaries) if summaries else 0.0
     if metric.better == "higher":
-        return [one.last10 < middle / 2 > 0 or max(one.last10, one.final) < one.best / 2 > 0 for one in summaries]
+        return [
+            summary.last10 < middle / 2 > 0 or max(summary.last10, summary.final) < summary.best / 2 > 0
+            for summary in summaries
+        ]
     # the last evaluation: the mean of ten rounds of a fast descent is far above the best of them
     return [summary.last10 > 2 * middle > 0 or summary.final > 2 * summary.best > 0 for summary in summaries]
 

@@ -71,9 +71,9 @@ def first_host(nodes: str) -> str:
     >>> first_host("gpu[03-05,7],big1"), first_host("a1,a2"), first_host("n[1-2]-ib")
     ('gpu03', 'a1', 'n1-ib')
     """
-    if (found := re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)) is None:
+    if (match := re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)) is None:
         raise ConfigError(f"expected a list of nodes in SLURM_STEP_NODELIST, got {nodes!r}; set MASTER_ADDR")
-    return found[1] + (found[2] or "") + (found[3] or "")
+    return match[1] + (match[2] or "") + (match[3] or "")
 
 
 def _number(given: Mapping[str, str], name: str) -> int:

@@ -81,8 +81,10 @@ def _last_rounds(fleet: fleets.Fleet, rounds: int, sampled: Callable[[RunSpec, i
         state, _, _ = open_round(fleet, state, sampled)
         if round >= rounds - LAST:
             params = unflatten(state.params, fleet.shapes)
-            found = evaluate(fleet.score, params, state.buffers, fleet.specs[0].federation.test, batch=fleet.eval_batch)
-            seen.append(100 * found.accuracy.cpu().numpy())
+            scores = evaluate(
+                fleet.score, params, state.buffers, fleet.specs[0].federation.test, batch=fleet.eval_batch
+            )
+            seen.append(100 * scores.accuracy.cpu().numpy())
     return [float(value) for value in np.mean(seen, 0)]
 
 

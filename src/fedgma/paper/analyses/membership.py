@@ -271,11 +271,11 @@ def train_test_gaps(models: Models, shadows: int) -> list[dict[str, Any]]:
         {
             "models": _kind(target, shadows),
             "target": target,
-            "train_%": one,
-            "test_%": float(other),
-            "gap": one - float(other),
+            "train_%": on_train,
+            "test_%": float(on_test),
+            "gap": on_train - float(on_test),
         }
-        for target, (one, other) in enumerate(zip(trained, tested, strict=True))
+        for target, (on_train, on_test) in enumerate(zip(trained, tested, strict=True))
     ]
 
 
@@ -333,8 +333,10 @@ def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[
     for kind in dict.fromkeys(row["models"] for row in rows):
         own = [row["target"] for row in rows if row["models"] == kind]
         train, test = attacked.train_loss[own].mean(0), attacked.test_loss[own].mean(0)
-        for epoch, one, other in zip(attacked.epochs.tolist(), train, test, strict=True):
-            losses.append({"models": kind, "epoch": epoch, "train_loss": float(one), "test_loss": float(other)})
+        for epoch, train_loss, test_loss in zip(attacked.epochs.tolist(), train, test, strict=True):
+            losses.append(
+                {"models": kind, "epoch": epoch, "train_loss": float(train_loss), "test_loss": float(test_loss)}
+            )
     return rows, losses
 
 

@@ -150,15 +150,15 @@ def output_rows(shapes: Sequence[tuple[str, Sequence[int]]], classes: int) -> li
     >>> [rows.tolist() for rows in output_rows([("w", (3, 2)), ("b", (3,))], 3)]
     [[0, 1, 6], [2, 3, 7], [4, 5, 8]]
     """
-    found: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(classes)]
+    rows: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(classes)]
     ends = np.cumsum([int(np.prod(shape)) for _, shape in shapes])
     last = shapes[-1][0].rpartition(".")[0]
     for (name, shape), end in zip(shapes, ends, strict=True):
         if name.rpartition(".")[0] == last and shape[0] == classes:
             entries = np.arange(end - int(np.prod(shape)), end).reshape(classes, -1)
-            for one in range(classes):
-                found[one].append(entries[one])
-    return [np.concatenate(parts) for parts in found]
+            for number in range(classes):
+                rows[number].append(entries[number])
+    return [np.concatenate(parts) for parts in rows]
 
 
 def look(fleet: fleets.Fleet, state: Any, run: int, draws: int) -> tuple[list[dict[str, Any]], ...]:

@@ -61,10 +61,10 @@ class LiveRuns:
         if now - self._looked < LEAST_SECONDS:
             return
         self._looked = now
-        found = sorted({folder for path in self.paths for folder in folders_below(path)})
-        listed = self._runs.keys() != set(found)
+        folders = sorted({folder for path in self.paths for folder in folders_below(path)})
+        listed = self._runs.keys() != set(folders)
         if listed:
-            self._runs = {folder: self._runs.get(folder) or LiveRun(folder) for folder in found}
+            self._runs = {folder: self._runs.get(folder) or LiveRun(folder) for folder in folders}
         changed = self._read()
         if listed or any(run.fresh for run in changed):
             changed += self._name_arms()
