@@ -125,11 +125,11 @@ def test_what_is_shown_is_a_settings_file_of_the_same_runs(tmp_path):
 
 
 def test_the_fingerprint_knows_nothing_of_folders_but_of_everything_else():
-    one, two = (
+    first, second = (
         record(complete(Settings(dataset=f"{path}/mine.npz", model=f"{path}/net.py:Net"))) for path in ("a", "/b")
     )
-    assert fingerprint(one) == fingerprint(two)
-    assert fingerprint(one, {"data": "1"}) != fingerprint(one, {"data": "2"})
+    assert fingerprint(first) == fingerprint(second)
+    assert fingerprint(first, {"data": "1"}) != fingerprint(first, {"data": "2"})
     base = complete(Settings(algorithm="fedyogi"))
     for name, value in {
         "tau": 0.6,

@@ -104,12 +104,12 @@ def test_f2_a_server_app_that_was_killed_is_submitted_again(stage, tmp_path, mon
     (tmp_path / "flwr-serverapp").write_text("import time; time.sleep(3600)")
     apps, find = [], processes.find
 
-    def killing(*places, **wanted):
-        found = find(*places, **wanted)
-        for app in apps if found and "program" in wanted else ():  # it was seen alive
+    def killing(*places, **expected):
+        actual = find(*places, **expected)
+        for app in apps if actual and "program" in expected else ():  # it was seen alive
             app.kill()
             app.wait()
-        return found
+        return actual
 
     def stopping():
         if not apps and (stage.folder / "rounds.jsonl").exists():  # the first submission

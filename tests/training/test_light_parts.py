@@ -74,8 +74,8 @@ def test_a_loss_that_is_not_finite_and_measures_of_other_tasks_are_the_same():
         for means in both:
             for factor in (1.0, 3e38, 3e38):
                 means.add(torch.tensor(factor), output, y)
-        for one, two in zip(*(means.result() for means in both), strict=True):
-            assert torch.equal(one.nan_to_num(), two.nan_to_num())
+        for first, second in zip(*(means.result() for means in both), strict=True):
+            assert torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def test_a_state_is_copied_by_name_also_where_weights_are_tied():

@@ -114,11 +114,11 @@ def by_the_loop(task):
         return loop.train(task)
 
 
-def assert_same(one, two):
-    assert torch.equal(one.flat, two.flat)
-    assert torch.equal(one.loss, two.loss)
-    assert torch.equal(one.measures, two.measures)
-    assert all(torch.equal(one.buffers[name], two.buffers[name]) for name in one.buffers)
+def assert_same(first, second):
+    assert torch.equal(first.flat, second.flat)
+    assert torch.equal(first.loss, second.loss)
+    assert torch.equal(first.measures, second.measures)
+    assert all(torch.equal(first.buffers[name], second.buffers[name]) for name in first.buffers)
 
 
 SETTINGS = [
@@ -146,9 +146,9 @@ def test_corrections_and_tilts_are_those_of_the_lane():
     tilt = Tilt(*(correction_like(task.start, len(SIZES), seed) for seed in (1, 2, 3)))
     task = task._replace(correction=correction_like(task.start, len(SIZES)), tilt=tilt)
     before = tilt.mapped(lambda part: {name: value.clone() for name, value in part.items()})
-    one, two = (trainer(task) for trainer in (by_the_loop, Threads(workers=2)))
-    assert_same(one, two)
-    assert equal(tuple(one.tilt), tuple(two.tilt))
+    first, second = (trainer(task) for trainer in (by_the_loop, Threads(workers=2)))
+    assert_same(first, second)
+    assert equal(tuple(first.tilt), tuple(second.tilt))
     assert equal(tuple(before), tuple(tilt))
 
 

@@ -162,7 +162,7 @@ def decode(
         raise DataError(f"a secure sum of this model must have {expected} entries, got {len(total)}")
     clients, cut, weight = (int(value) for value in total[:HEAD])
     first = HEAD + sum(sizes.values())
-    cuts = [HEAD, *(first + voting * place for place in range(len(parts)))]
+    cuts = [HEAD, *(first + voting * part for part in range(len(parts)))]
     sections = dict(zip(("total", *parts), np.split(total, cuts)[1:], strict=True))
     _check_total(sections, clients, cut, weight, encoding)
     tally = Tally({name: like[name] for name in entries}, buffers=buffers, further=further)

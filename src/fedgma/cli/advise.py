@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fedgma.cli.bars import Display
     from fedgma.experiments.advise.advice import Advice
-    from fedgma.experiments.advise.search import Found
+    from fedgma.experiments.advise.search import Findings
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Played
@@ -51,7 +51,7 @@ def advise(
     with obeying_signals(training=True) as stopping:
         from fedgma.experiments.advise.advice import conclude
         from fedgma.experiments.advise.question import ask
-        from fedgma.experiments.advise.search import Trainer, find_out
+        from fedgma.experiments.advise.search import Trainer, search_and_test
         from fedgma.experiments.materials import Materials
 
         grid = play.grid_of_words(words)
@@ -63,7 +63,7 @@ def advise(
         spent = time.monotonic() - began  # on imports and data
         trainer = Trainer(question, materials, out, time.monotonic, shown, stopping)
         try:
-            findings = find_out(trainer, 60 * minutes, spent=spent)
+            findings = search_and_test(trainer, 60 * minutes, spent=spent)
         finally:
             shown.close()
     play.leave_if_stopped(stopping, out)
@@ -106,7 +106,7 @@ class Shown:
             self._watch.bars.stop()
 
 
-def write(findings: "Found", advice: "Advice", materials: "Materials", out: Path) -> None:
+def write(findings: "Findings", advice: "Advice", materials: "Materials", out: Path) -> None:
     """Write advice.toml, advice.md and the pictures."""
     from fedgma.experiments.advise.advice import settings_file
     from fedgma.experiments.advise.pictures import pictures_of

@@ -303,9 +303,9 @@ def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
     by_metric = {name: against_baseline(_scored(outcome), metric=name) for name in Summary._fields}
     verdicts = [
         {"where": cell.where, "first": comparison.names[0], "second": comparison.names[1]}
-        | {name: verdict_object(by_metric[name][which].cells[place].verdict) for name in by_metric}
+        | {name: verdict_object(by_metric[name][which].cells[row].verdict) for name in by_metric}
         for which, comparison in enumerate(outcome.comparisons)
-        for place, cell in enumerate(comparison.cells)
+        for row, cell in enumerate(comparison.cells)
     ]
     runs = [{**run.head, "summary": _summary(run)} for run in outcome.runs]
     return {"out": str(out), "runs": runs, "verdicts": verdicts, "notes": list(outcome.notes)}

@@ -159,7 +159,7 @@ def client_dirichlet(labels: Labels, clients: int, *, alpha: float = 0.5, seed: 
     for index, wanted in zip(members, np.transpose(counts), strict=True):
         samples = rng.permutation(np.resize(rng.permutation(index), wanted.sum()))
         dealt.append(np.split(samples, np.cumsum(wanted)[:-1]))
-    parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]
+    parts = [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
     held = np.bincount(np.concatenate(parts), minlength=len(labels))
     note = f"{(held > 1).sum()} of {len(labels)} samples are used more than once, {(held == 0).sum()} not at all"
     return _partition(parts, (note,))

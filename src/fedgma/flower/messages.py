@@ -31,7 +31,7 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
     """
     deadline = time.monotonic() + timeout
     sent = list(messages)
-    waiting = {message_id: sent[place] for place, message_id in enumerate(grid.push_messages(sent)) if message_id}
+    waiting = {message_id: sent[position] for position, message_id in enumerate(grid.push_messages(sent)) if message_id}
     while waiting and time.monotonic() < deadline:
         for message_id, message in tuple(waiting.items()):
             reply = _pull(grid, message_id, message)

@@ -69,8 +69,8 @@ def _is_superexec_of(addresses: set[bytes], words: list[bytes]) -> bool:
     """Whether a command line is that of a SuperExec which talks to one of these addresses."""
     if not any(word.endswith(b"flower-superexec") for word in words[:2]) or b"--runtime-api-address" not in words:
         return False
-    place = words.index(b"--runtime-api-address") + 1
-    return place < len(words) and words[place] in addresses
+    after = words.index(b"--runtime-api-address") + 1
+    return after < len(words) and words[after] in addresses
 
 
 def main() -> None:

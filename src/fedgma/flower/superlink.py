@@ -121,9 +121,9 @@ def main() -> None:
     asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     asked.add_argument("--fleet", required=True)
     asked.add_argument("--token", required=True, type=Path)
-    own, rest = asked.parse_known_args()
+    options, rest = asked.parse_known_args()
     flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    flower.uvicorn = Server(own.fleet, own.token.read_text(encoding="utf-8").strip())
+    flower.uvicorn = Server(options.fleet, options.token.read_text(encoding="utf-8").strip())
     sys.argv[1:] = rest
     flower.flower_superlink()
 

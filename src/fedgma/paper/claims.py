@@ -107,7 +107,7 @@ def _look(claim: Claim, comparison: Comparison) -> Answer:
     if not run:
         return Answer(claim, {"": Look("no cell of it was run", fixed=ClaimVerdict.NOT_RUN)})
     groups = groups_of(claim, run)
-    looks = {names: _settle(claim, own, comparison) for names, own in groups.items()}
+    looks = {names: _settle(claim, members, comparison) for names, members in groups.items()}
     answered = {names: look for names, look in looks.items() if look.verdict is not None} or looks
     part = f"; {len(run)} of {len(cells)} cells were run" if len(run) < len(cells) else ""
     return Answer(claim, answered, part)

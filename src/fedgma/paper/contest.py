@@ -142,8 +142,12 @@ def ranked(gains: Sequence[Gain]) -> list[tuple[Arm, float]]:
     by_arm: dict[Arm, dict[str, float]] = {}
     for gain in gains:
         by_arm.setdefault(gain.arm, {})[gain.setting] = gain.verdict.mean
-    complete = {arm: own for arm, own in by_arm.items() if is_candidate(arm) and len(own) == len(settings)}
-    means = {arm: sum(own.values()) / len(own) for arm, own in complete.items()}
+    complete = {
+        arm: gains_of_arm
+        for arm, gains_of_arm in by_arm.items()
+        if is_candidate(arm) and len(gains_of_arm) == len(settings)
+    }
+    means = {arm: sum(gains_of_arm.values()) / len(gains_of_arm) for arm, gains_of_arm in complete.items()}
     return sorted(means.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -152,9 +156,9 @@ def earns(gains: Sequence[Gain], arm: Arm) -> bool:
 
     Both are read from intervals that hold for all tests of the table at once.
     """
-    own = [gain for gain in gains if gain.arm == arm]
-    above = {gain.setting.partition(",")[0] for gain in own if gain.interval[0] >= ABOVE}
-    return bool(own) and all(gain.interval[0] >= -BELOW for gain in own) and len(above) >= SETS
+    gains_of_arm = [gain for gain in gains if gain.arm == arm]
+    above = {gain.setting.partition(",")[0] for gain in gains_of_arm if gain.interval[0] >= ABOVE}
+    return bool(gains_of_arm) and all(gain.interval[0] >= -BELOW for gain in gains_of_arm) and len(above) >= SETS
 
 
 def rising(entries: Iterable[Entry]) -> set[str]:
@@ -163,7 +167,7 @@ def rising(entries: Iterable[Entry]) -> set[str]:
     for entry in entries:
         arm = str(entry.settings["algorithm"]), rule_of(entry.settings)
         arms.setdefault(setting_of(entry.settings), {}).setdefault(arm, []).append(entry)
-    return {setting for setting, own in arms.items() if not _converged([*own.values()])}
+    return {setting for setting, runs_of_arm in arms.items() if not _converged([*runs_of_arm.values()])}
 
 
 def _converged(arms: Sequence[Sequence[Entry]]) -> bool:

@@ -93,8 +93,8 @@ def merged(entries: Iterable[Entry]) -> list[Entry]:
     Of two runs with the same settings and data one that is not outdated counts, then the longer one, then the first.
     """
     runs: dict[str, Entry] = {}
-    for place, entry in enumerate(entries):
-        name = str(entry.facts.get("fingerprint", place))
+    for position, entry in enumerate(entries):
+        name = str(entry.facts.get("fingerprint", position))
         runs[name] = _better(runs[name], entry) if name in runs else entry
     return list(runs.values())
 
@@ -151,9 +151,9 @@ def thinned(points: Mapping[int, float], most: int = POINTS) -> dict[int, float]
     """
     rounds = sorted(points)
     if len(rounds) <= most:
-        return {place: points[place] for place in rounds}
-    places = [round(place * (len(rounds) - 1) / (most - 1)) for place in range(most)]
-    return {rounds[place]: points[rounds[place]] for place in dict.fromkeys(places)}
+        return {index: points[index] for index in rounds}
+    indices = [round(index * (len(rounds) - 1) / (most - 1)) for index in range(most)]
+    return {rounds[index]: points[rounds[index]] for index in dict.fromkeys(indices)}
 
 
 def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] = ("test",)) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from fedgma.aggregation.rules import BASELINE
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.kinds import lines, mask_step
-from fedgma.paper.multiverse import look, sentences, specifications
+from fedgma.paper.multiverse import multiverse_of, sentences, specifications
 from fedgma.paper.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
 from fedgma.paper.plots.robustness import draw_attacks
 from fedgma.paper.printed import DID_NOT_LEARN, Number
@@ -179,7 +179,7 @@ def _attacks(comparison: Comparison) -> Iterator[Picture]:
 
 
 def _specifications(comparison: Comparison) -> Iterator[Picture]:
-    if (multiverse := look(comparison)) is not None:
+    if (multiverse := multiverse_of(comparison)) is not None:
         caption = "Masked minus plain averaging in every universe, sorted, with 95 % CIs; below, what each chose. "
         said = ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences(multiverse)[:2])
         drawn = draw_specifications(specifications(multiverse))

@@ -152,7 +152,7 @@ def _slopes(row: Sequence[Compared]) -> PerSeed:
     """Least-squares slope of the difference over the position in the row, by seed."""
     seeds = sorted(set.intersection(*(set(cell.differences) for cell in row)))
     middle = (len(row) - 1) / 2
-    weights = [place - middle for place in range(len(row))]
+    weights = [position - middle for position in range(len(row))]
     total = sum(weight * weight for weight in weights)
     return {
         seed: sum(w * cell.differences[seed] for w, cell in zip(weights, row, strict=True)) / total for seed in seeds

@@ -46,7 +46,7 @@ class Multiverse(NamedTuple):
         return [verdict.mean for _, compared, verdict in self.cells if not compared.lost]
 
 
-def look(comparison: Comparison) -> Multiverse | None:
+def multiverse_of(comparison: Comparison) -> Multiverse | None:
     """What the universes of a comparison say; None where none was run."""
     by_name = {name_of(universe): universe for universe in read()}
     cells = [

@@ -197,12 +197,12 @@ def compute_table(entries: Iterable[Entry]) -> Table:
     """Runs, samples and hours by device, precision and model, each run once."""
     sums: dict[tuple[str, str, str], list[float]] = {}
     for entry in entries:
-        place = (str(entry.facts.get("device")), str(entry.facts.get("precision")), str(entry.settings["model"]))
+        key = (str(entry.facts.get("device")), str(entry.facts.get("precision")), str(entry.settings["model"]))
         trained = entry.played * samples_a_round(entry.settings)
-        row = sums.setdefault(place, [0, 0.0, 0.0])
+        row = sums.setdefault(key, [0, 0.0, 0.0])
         for column, value in enumerate((1, trained / 1e6, float(entry.facts.get("seconds", 0.0)) / 3600)):
             row[column] += value
-    rows = [(*place, int(runs), round(millions), round(hours, 2)) for place, (runs, millions, hours) in sums.items()]
+    rows = [(*key, int(runs), round(millions), round(hours, 2)) for key, (runs, millions, hours) in sums.items()]
     header = ("device", "precision", "model", "runs", "million samples", "hours")
     return Table("compute", "Compute", header, tuple(sorted(rows)))
 

@@ -106,8 +106,8 @@ def settings_of(folder: Path, head: Head) -> dict[str, Any]:
 
 def _has_shares(head: Head) -> bool:
     """Whether an accuracy in the lines is a share: that of the library is, a user's metric may be in another unit."""
-    own = [fact for fact in head.get("metrics", []) if isinstance(fact, dict) and fact.get("name") == "accuracy"]
-    return not own or own[0].get("unit") == "%"
+    facts = [fact for fact in head.get("metrics", []) if isinstance(fact, dict) and fact.get("name") == "accuracy"]
+    return not facts or facts[0].get("unit") == "%"
 
 
 def read_head(folder: Path) -> Head:

@@ -269,9 +269,9 @@ def _taus(title: str, scene: Scene) -> Picture | None:
 def _fairness(title: str, scene: Scene) -> Picture | None:
     arms = {}
     for name, row in scene.items():
-        curves = {what: [curve(run, "clients", what) for run in row.runs] for what in MARKS}
+        curves = {mark: [curve(run, "clients", mark) for run in row.runs] for mark in MARKS}
         factor = metrics_of(row.runs[0])[0].factor
-        arms[name] = {what: [factor * c[max(c)] for c in values if c] for what, values in curves.items() if any(values)}
+        arms[name] = {mark: [factor * c[max(c)] for c in values if c] for mark, values in curves.items() if any(values)}
     arms = {name: figures for name, figures in arms.items() if figures}
     if not arms:
         return None

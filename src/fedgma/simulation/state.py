@@ -121,7 +121,10 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         moments=Moments(
             rows("z", fresh.moments.z),
             rows("v", fresh.moments.v),
-            tuple(_restored_own(fleet, plain, own) for plain, own in zip(states, fresh.moments.own, strict=True)),
+            tuple(
+                _restored_own(fleet, plain, fresh_own)
+                for plain, fresh_own in zip(states, fresh.moments.own, strict=True)
+            ),
             None if fresh.moments.average is None else rows("average", fresh.moments.average),
         ),
         carried=fresh.carried,

@@ -176,12 +176,12 @@ def _seed_words(seeds: Words) -> list[Words]:
             if source != target:
                 pool[target] = mixed(pool[target], hashed(pool[source]))
     constant, words = 0x8B51F9DD, []
-    for place in range(8):
-        value = pool[place % 4] ^ np.uint64(constant)
+    for number in range(8):
+        value = pool[number % 4] ^ np.uint64(constant)
         constant = constant * 0x58F38DED & 0xFFFFFFFF
         value = value * np.uint64(constant) & LOW
         words.append(value ^ (value >> np.uint64(16)))
-    return [words[place] | (words[place + 1] << HALF) for place in range(0, 8, 2)]
+    return [words[number] | (words[number + 1] << HALF) for number in range(0, 8, 2)]
 
 
 def _integers(state: tuple[Words, Words], step: tuple[Words, Words], number: int) -> tuple[tuple[Words, Words], Words]:

@@ -35,7 +35,7 @@ EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7
 
 def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
     """Add one client's flat arrays to their sums, in place."""
-    votes: Sequence[Any] = [mine.votes for mine in sums]
+    votes: Sequence[Any] = [entry.votes for entry in sums]
     for alike in _groups([update.dtype.char + cast.dtype.char for update, cast in zip(updates, votes, strict=True)]):
         _add_alike([sums[position] for position in alike], [updates[position] for position in alike], weight)
 

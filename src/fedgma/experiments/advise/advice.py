@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fedgma.experiments.advise.halving import SHARES, Candidate, Pair
 from fedgma.experiments.advise.question import AVERAGE_OF_MODELS, RATES, seeds_of_the_test
-from fedgma.experiments.advise.search import Found
+from fedgma.experiments.advise.search import Findings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import SECTIONS, Settings, record
 from fedgma.statistics.arms import last_rounds, score, summarise
@@ -54,7 +54,7 @@ class Advice(NamedTuple):
     contenders: tuple[Contender, ...]  # the plain mean at its best rates first
 
 
-def conclude(findings: Found) -> Advice:
+def conclude(findings: Findings) -> Advice:
     """The advice that the test supports."""
     base, given = findings.question.base, findings.question.pairs[0]
     notes = (*findings.notes, *_short_of_time(findings), *_doubts(findings), *_unsettled(findings))
@@ -74,7 +74,7 @@ def conclude(findings: Found) -> Advice:
     return Advice(headline, tuple(_reasons(findings, contenders, gain)), notes, chosen, gain, tuple(contenders))
 
 
-def _contenders(findings: Found) -> list[Contender]:
+def _contenders(findings: Findings) -> list[Contender]:
     (best, base_runs), *others = findings.tests.items()
     metric = findings.courses[0].metric
     scores = {c: {seed: score(run, of=metric) for seed, run in runs.items()} for c, runs in findings.tests.items()}
@@ -103,7 +103,7 @@ def _chosen(contenders: Sequence[Contender], given: Candidate) -> Candidate:
     return given
 
 
-def _reasons(findings: Found, contenders: Sequence[Contender], gain: Verdict | None) -> list[str]:
+def _reasons(findings: Findings, contenders: Sequence[Contender], gain: Verdict | None) -> list[str]:
     best, *others = contenders
     runs = [run for of in findings.tests.values() for run in of.values()]
     metric = findings.courses[0].metric
@@ -134,7 +134,7 @@ def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | 
     return f"No other rule is significantly ahead; the most promising is {most.name}; more minutes give more seeds"
 
 
-def _short_of_time(findings: Found) -> list[str]:
+def _short_of_time(findings: Findings) -> list[str]:
     """What there was no time for."""
     asked, first, last = findings.question, findings.courses[0].stage, findings.courses[-1].stage
     notes = []
@@ -156,7 +156,7 @@ def _short_of_time(findings: Found) -> list[str]:
     return notes
 
 
-def _doubts(findings: Found) -> list[str]:
+def _doubts(findings: Findings) -> list[str]:
     """Best rates at the edge of those that were tried."""
     notes = []
     tried = {pair for _, pair in findings.courses[0].stage.candidates}
@@ -171,7 +171,7 @@ def _doubts(findings: Found) -> list[str]:
     return notes
 
 
-def _unsettled(findings: Found) -> list[str]:
+def _unsettled(findings: Findings) -> list[str]:
     """Whether the arms of the test still rise, and which diverged: no interval over a few seeds covers such runs."""
     metric = findings.courses[0].metric
     curves = [[course(run, "test", metric) for run in runs.values()] for runs in findings.tests.values()]
@@ -219,7 +219,7 @@ def _capital(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def settings_file(findings: Found, advice: Advice, materials: Materials) -> str:
+def settings_file(findings: Findings, advice: Advice, materials: Materials) -> str:
     """The advised settings as a file for `fedgma run`: what differs from the defaults, and the seeds of the test."""
     asked = findings.question
     seeds = seeds_of_the_test(asked)[: len(asked.seeds)]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.advise.advice import Advice
-from fedgma.experiments.advise.search import Course, Found
+from fedgma.experiments.advise.search import Course, Findings
 from fedgma.reports.plots.advice import draw_gains, draw_search
 from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.grids import draw_rates
@@ -15,7 +15,7 @@ from fedgma.reports.plots.style import plain_text
 from fedgma.statistics.metrics import course
 
 
-def pictures_of(findings: Found, advice: Advice) -> dict[str, Figure]:
+def pictures_of(findings: Findings, advice: Advice) -> dict[str, Figure]:
     """File name -> figure; without a test only those of the search."""
     metric = findings.courses[0].metric
     with plain_text():
@@ -48,7 +48,7 @@ def _levels(passed: Course) -> dict[str, float]:
     return {arm: passed.metric.best(values) for arm, values in scores.items()}
 
 
-def _rates(findings: Found) -> Figure | None:
+def _rates(findings: Findings) -> Figure | None:
     """Heat maps of the first stage: the plain mean, and the rule that came furthest."""
     stage, scores, metric = findings.courses[0]
     levels = _levels(findings.courses[-1])
@@ -64,7 +64,7 @@ def _rates(findings: Found) -> Figure | None:
     return draw_rates(grids, servers, clients, metric=metric)
 
 
-def _curves(findings: Found, advice: Advice) -> Mapping[str, Mapping[int, Mapping[int, float]]]:
+def _curves(findings: Findings, advice: Advice) -> Mapping[str, Mapping[int, Mapping[int, float]]]:
     names = {contender.candidate: contender.name for contender in advice.contenders}
     best = advice.contenders[0].candidate
     return {

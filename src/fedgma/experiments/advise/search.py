@@ -64,7 +64,7 @@ class Course(NamedTuple):
         return {candidate: self.metric.sign * value for candidate, value in self.scores.items()}
 
 
-class Found(NamedTuple):
+class Findings(NamedTuple):
     """What search and test found."""
 
     question: Question
@@ -294,7 +294,7 @@ class Advisor:
         )
 
 
-def find_out(trainer: Trainer, seconds: float, *, spent: float = 0.0) -> Found | None:
+def search_and_test(trainer: Trainer, seconds: float, *, spent: float = 0.0) -> Findings | None:
     """Search and test within the time; None if the user stopped it. The same call goes on where it was stopped.
 
     `spent` is the part of the time that is over already.
@@ -308,7 +308,7 @@ def find_out(trainer: Trainer, seconds: float, *, spent: float = 0.0) -> Found |
     if not courses:
         raise advisor.too_short()
     tests, rounds = advisor.test(courses[-1])
-    return None if trainer.stop() else Found(asked, tuple(courses), tests, rounds, tuple(advisor.notes))
+    return None if trainer.stop() else Findings(asked, tuple(courses), tests, rounds, tuple(advisor.notes))
 
 
 def in_words(stage: Stage) -> str:

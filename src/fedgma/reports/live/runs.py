@@ -96,7 +96,7 @@ class LiveRuns:
         for folder, run in by_folder.items():
             run.arm, run.fresh = names[folder], False
         self._arms = list(dict.fromkeys(name for name in names.values() if name))
-        order = {name: place for place, name in enumerate(self._arms)}
+        order = {name: position for position, name in enumerate(self._arms)}
         ordered = sorted(by_folder.items(), key=lambda item: (order.get(item[1].arm, len(order)), item[1].seed or 0))
         self._runs = dict(ordered)
         return renamed
