@@ -161,7 +161,7 @@ def test_few_universes_have_no_model_and_none_no_multiverse(made):
     assert few is not None
     assert few.model is None
     assert choices_table(few) is None
-    assert look(comparison._replace(compared=comparison.compared[:1])) is None
+    assert multiverse_of(comparison._replace(compared=comparison.compared[:1])) is None
 
 
 @pytest.mark.slow
