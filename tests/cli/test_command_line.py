@@ -171,7 +171,7 @@ def test_a_setting_that_was_written_as_an_option_is_told_apart_from_a_wrong_opti
     for command in ("run", "sweep"):
         assert (
             call(command, "--dataset", "mine.npz")[2]
-            == "fedgma: dataset is a setting and no option; write dataset=VALUE\n"
+            == "fedgma: dataset is a setting, not an option; write dataset=VALUE\n"
         )
         assert call(command, "--batch-size=8")[2].endswith("write batch_size=VALUE\n")
         code, _, said = call(command, "--devise", "cpu")

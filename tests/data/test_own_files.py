@@ -279,7 +279,7 @@ def test_pairs_of_arrays_are_clients(tmp_path):
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path):
     (tmp_path / "mine.xls").write_text("")
-    with pytest.raises(ConfigError, match=r"mine\.xls is of no known kind; known: \.npz, \.csv"):
+    with pytest.raises(ConfigError, match=r"mine\.xls has an unknown ending; known: \.npz, \.csv"):
         load(str(tmp_path / "mine.xls"))
 
 

@@ -197,7 +197,7 @@ def test_an_earlier_run_is_stopped_before_the_app_is_submitted_again(stage, tmp_
 
 
 def test_nodes_started_here_begin_anew_with_every_submission(stage):
-    """A node whose SuperLink died while it fetched a message would stay one reply behind for ever."""
+    """A node whose SuperLink died while it fetched a message would stay one reply behind until the end."""
     _, messages, code = supervised(replace(stage, nodes=1), ["round", "done"])
     assert code == 0
     assert len([text for text in messages if text.startswith("node-0 started")]) == 2
@@ -422,7 +422,7 @@ def test_a_file_that_is_no_public_key_is_refused(stage, tmp_path):
     write_keys(tmp_path / "keys", 1)
     (tmp_path / "keys" / "node1.pub").write_text("ssh-rsa nonsense")
     plan = replace(stage, insecure=False, certificates=write_certificates(tmp_path / "c"), keys=tmp_path / "keys")
-    with pytest.raises(ConfigError, match="is no public key of an elliptic curve"):
+    with pytest.raises(ConfigError, match="is not a public key of an elliptic curve"):
         plan.check()
 
 

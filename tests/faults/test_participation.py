@@ -62,7 +62,7 @@ def metrics(result, round_):
 
 @row(
     "B1",
-    "fewer nodes than a round needs, for ever",
+    "permanently fewer nodes than a round needs",
     happens="the wait has a limit (`wait`, 600 s), then the run ends with exit code 4; a later start goes on",
     seen="`round 1 needs 3 nodes, got 2 after 600 s`, also in the file `failed`",
 )

@@ -232,7 +232,7 @@ PARTS: dict[str, Callable[[Array, Vector, int], Vector]] = {
 
 
 def _sent_parts(further: Collection[str]) -> list[str]:
-    """The parts that clients send for each array, in order; a rounding error is none of them."""
+    """The parts that clients send for each array, in order; a rounding error is not one of them."""
     if "squares" in further:
         raise ConfigError(
             "a secure sum does not carry squares: in levels of equal distance those of small entries would be zero; "

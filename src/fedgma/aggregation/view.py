@@ -176,7 +176,9 @@ def arguments_of(function: Compute, state: Mapping[str, float], rule: str) -> tu
         needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
         if parameter.name not in known and needed:
             names = ", ".join(sorted(known))
-            raise ConfigError(f"rule {rule!r} asks for {parameter.name!r}, which is no sum of a round; known: {names}")
+            raise ConfigError(
+                f"rule {rule!r} asks for {parameter.name!r}, which is not a sum of a round; known: {names}"
+            )
     return tuple(p.name for p in parameters if p.name in known and not is_bound(function, p.name))
 
 

@@ -137,7 +137,7 @@ def _check_dashes(words: list[str]) -> None:
         option = word.partition("=")[0]
         name = option.lstrip("-").replace("-", "_")
         if name in every_name() and word.startswith("--"):
-            raise ConfigError(f"{name} is a setting and no option; write {name}=VALUE")
+            raise ConfigError(f"{name} is a setting, not an option; write {name}=VALUE")
         if word.startswith("-"):
             known = [name for option in click.get_current_context().command.params for name in option.opts]
             raise click.NoSuchOption(option, possibilities=difflib.get_close_matches(option, known))

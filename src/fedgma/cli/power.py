@@ -85,6 +85,6 @@ def _deviation(first: str | None, second: str | None, runs: list[Path], sd: floa
         raise ConfigError("expected --sd with a number, or two arms of earlier runs, such as: fedgma power gma mean")
     if sd is not None:
         return sd, "points"
-    (ours, spoken), (theirs, also) = (side(str(name), runs, []) for name in (first, second))
-    made = compare(ours, theirs, (str(first), str(second)), apart=[*spoken, *also])
+    (ours, ours_fixed), (theirs, theirs_fixed) = (side(str(name), runs, []) for name in (first, second))
+    made = compare(ours, theirs, (str(first), str(second)), apart=[*ours_fixed, *theirs_fixed])
     return pooled_deviation([cell.differences for cell in made.cells]), made.score.apart

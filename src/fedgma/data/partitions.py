@@ -155,11 +155,11 @@ def client_dirichlet(labels: Labels, clients: int, *, alpha: float = 0.5, seed: 
     rng = generator(seed, "client_dirichlet")
     members = [np.flatnonzero(labels == name) for name in np.unique(labels)]
     counts = [rng.multinomial(len(labels) // clients, _shares(rng, alpha, len(members))) for _ in range(clients)]
-    dealt = []  # by class, the samples of each client
+    by_class = []  # by class, the samples of each client
     for index, wanted in zip(members, np.transpose(counts), strict=True):
         samples = rng.permutation(np.resize(rng.permutation(index), wanted.sum()))
-        dealt.append(np.split(samples, np.cumsum(wanted)[:-1]))
-    parts = [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
+        by_class.append(np.split(samples, np.cumsum(wanted)[:-1]))
+    parts = [np.concatenate(pieces) for pieces in zip(*by_class, strict=True)]
     held = np.bincount(np.concatenate(parts), minlength=len(labels))
     note = f"{(held > 1).sum()} of {len(labels)} samples are used more than once, {(held == 0).sum()} not at all"
     return _partition(parts, (note,))

@@ -124,7 +124,7 @@ class MaskedFit(FedAvg):
                 update = subtract(local, self._sent, cast=cast)
             except Refused as refused:
                 unreadable.append(Refusal(client.cid, refused.reason, shorten(refused.detail)))
-            except Exception as error:  # whatever a stranger's bytes raise
+            except Exception as error:  # untrusted bytes may raise anything
                 unreadable.append(Refusal(client.cid, "unreadable", shorten(f"{type(error).__name__}: {error}")))
             else:
                 yield update, fit.num_examples, client.cid

@@ -1,4 +1,4 @@
-"""Arrays in numpy's file format, read from strangers: the header is matched and never evaluated, nothing is allocated.
+"""Arrays in numpy's file format, of unknown origin: the header is matched and never evaluated, nothing is allocated.
 
 `numpy.load` evaluates the header as a Python literal and allocates what it claims; a few bytes are enough to exhaust
 memory or the parser's stack. Here the header must have the form that `numpy.save` writes (the order of its three

@@ -121,7 +121,7 @@ class SavedRun:
         if self._folder is None:
             return 0, None, result
         _check_checkpoints(self._folder.path)
-        stopped = self._folder.resume(mend=True)
+        stopped = self._folder.resume(repair=True)
         if stopped is None:
             return 0, None, result
         if stopped.round > rounds:

@@ -76,8 +76,8 @@ def setting_of(settings: Mapping[str, Any]) -> str:
 
     >>> setting_of({"dataset": "mnist", "partition.name": "iid", "partition.clients": 500, "local_epochs": 1})
     'mnist, iid, 500'
-    >>> dealt = {"partition.name": "dirichlet", "partition.clients": 100, "partition.alpha": 0.1, "local_steps": 20}
-    >>> setting_of({"dataset": "mnist", **dealt})
+    >>> settings = {"partition.name": "dirichlet", "partition.clients": 100, "partition.alpha": 0.1, "local_steps": 20}
+    >>> setting_of({"dataset": "mnist", **settings})
     'mnist, dirichlet, 100, alpha 0.1, 20 steps'
     >>> more = {"local_epochs": 5, "augment": "crop_flip"}
     >>> setting_of({"dataset": "cifar10", "partition.name": "iid", "partition.clients": 10, **more})

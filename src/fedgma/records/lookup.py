@@ -10,8 +10,8 @@ from fedgma.errors import ConfigError, DataError
 from fedgma.records.checkpoints import sync_folder, written_to
 from fedgma.records.format import SUMS
 from fedgma.records.label import LABEL, read_label
-from fedgma.records.mend import DAMAGED
 from fedgma.records.reader import GONE, is_done, run_folders
+from fedgma.records.repair import DAMAGED
 from fedgma.records.writer import is_running
 
 LEAST_DIGITS = 4  # of an id
@@ -38,7 +38,7 @@ def find_runs(word: str, folders: Sequence[PathLike] = ("runs",)) -> list[Path]:
     if (path / "run.json").is_file():
         return [path]
     if path.is_dir():
-        raise ConfigError(f"{word!r} is no run folder: it has no run.json; give one of the folders in it, or an id")
+        raise ConfigError(f"{word!r} is not a run folder: it has no run.json; give one of the folders in it, or an id")
     there = [folder for folder in folders if Path(folder).is_dir()]
     known = run_folders(there) if there else []
     by_id = [folder for folder in known if len(word) >= LEAST_DIGITS and folder.name.startswith(word)]
@@ -61,9 +61,9 @@ def find_run(word: str, folders: Sequence[PathLike] = ("runs",)) -> Path:
 
 
 def check_removable(folder: Path) -> None:
-    """Raise an error if a folder is no run folder, holds other files, or is being written."""
+    """Raise an error if a folder is not a run folder, holds other files, or is being written."""
     if folder.is_symlink() or not (folder / "run.json").is_file():
-        raise ConfigError(f"{str(folder)!r} is no run folder, so it is not removed; give the folder of a run")
+        raise ConfigError(f"{str(folder)!r} is not a run folder, so it is not removed; give the folder of a run")
     other = sorted(entry.name for entry in folder.iterdir() if entry.name not in FILES and entry.name[0] != ".")
     if other:
         raise ConfigError(

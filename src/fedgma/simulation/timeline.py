@@ -54,7 +54,7 @@ class Attendance(NamedTuple):
     clients: np.ndarray  # int64, rising
     rounds: np.ndarray  # int64, in which each started
     asked: int  # clients that started in this round
-    lost: int  # clients that the server ceased to wait for in this round
+    lost: int  # clients that the server stopped waiting for in this round
     seconds: float  # that the round took
     time: float  # at its end
 
@@ -190,7 +190,9 @@ class Desk:
         if not self.working:  # nobody is there to be asked: until some may be back
             self.empty += 1
             if self.empty > PATIENCE:
-                raise ConfigError(f"nobody was there in {PATIENCE} stretches of time; lower clock.away = {clock.away}")
+                raise ConfigError(
+                    f"no client was there in {PATIENCE} stretches of time; lower clock.away = {clock.away}"
+                )
             self.time = (stretch_of(clock, self.time) + 1) * clock.away_seconds
             return
         self.time = self.working[0].end

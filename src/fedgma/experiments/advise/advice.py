@@ -17,7 +17,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import SECTIONS, Settings, record
 from fedgma.statistics.arms import last_rounds, score, summarise
 from fedgma.statistics.convergence import converge
-from fedgma.statistics.labels import NAMES, spoken
+from fedgma.statistics.labels import NAMES, in_sentence
 from fedgma.statistics.metrics import course
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
@@ -67,7 +67,7 @@ def conclude(findings: Findings) -> Advice:
         (contender.verdict for contender in contenders if contender.candidate == chosen and chosen[0] != base), None
     )
     headline = (
-        f"Use {_spoken(chosen[0])}{_at(chosen[1])}"
+        f"Use {_in_sentence(chosen[0])}{_at(chosen[1])}"
         if gain is not None
         else _keep(chosen[1], changed=chosen[1] != given)
     )
@@ -167,7 +167,9 @@ def _doubts(findings: Findings) -> list[str]:
             if len(values := sorted({other[axis] for other in tried})) > 1 and pair[axis] in (values[0], values[-1])
         ]
         if edges:
-            notes.append(f"the best {' and '.join(edges)} of {_spoken(name)} is at the edge of those that were tried")
+            notes.append(
+                f"the best {' and '.join(edges)} of {_in_sentence(name)} is at the edge of those that were tried"
+            )
     return notes
 
 
@@ -188,7 +190,7 @@ def _unsettled(findings: Findings) -> list[str]:
         )
     if any(settled.diverged):
         lost = zip(findings.tests, settled.diverged, strict=True)
-        by_arm = ", ".join(f"{_spoken(name)}{_at(pair)} {count}" for (name, pair), count in lost if count)
+        by_arm = ", ".join(f"{_in_sentence(name)}{_at(pair)} {count}" for (name, pair), count in lost if count)
         of = f"{sum(settled.diverged)} of {settled.of} runs of the test diverged"
         notes.append(f"{of}: {by_arm}; choose lower rates for these arms")
     return notes
@@ -206,12 +208,14 @@ def _names(candidate: Candidate, best: Candidate) -> tuple[str, str]:
     """The names of an arm and of the mean in a sentence; the mean at other rates is told apart."""
     if candidate[0] == best[0]:
         return "the mean at your rates", "the mean at its best rates"
-    return _spoken(candidate[0]), "the mean"
+    return _in_sentence(candidate[0]), "the mean"
 
 
-def _spoken(label: str) -> str:
+def _in_sentence(label: str) -> str:
     """The label of an arm as it stands in a sentence."""
-    rules = {words: spoken(name) for name, words in NAMES.items()} | {AVERAGE_OF_MODELS: f"the {AVERAGE_OF_MODELS}"}
+    rules = {words: in_sentence(name) for name, words in NAMES.items()} | {
+        AVERAGE_OF_MODELS: f"the {AVERAGE_OF_MODELS}"
+    }
     return rules.get(label, label)
 
 

@@ -27,7 +27,7 @@ TRIED = (
     "majority_sign",
     "and_mask",
 )
-AVERAGE_OF_MODELS = "average of models"  # an arm that is no rule
+AVERAGE_OF_MODELS = "average of models"  # an arm that is not a rule
 RATES = ("client_learning_rate", "server_learning_rate")
 VALIDATION = 0.2  # of each client's samples, in the search
 NEVER = 10**6  # rounds between evaluations: only the last ten are evaluated

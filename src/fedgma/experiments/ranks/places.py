@@ -52,7 +52,7 @@ def _from_torchrun(given: Mapping[str, str]) -> Place | None:
 
 
 def _from_slurm(given: Mapping[str, str]) -> Place | None:
-    """The place that srun gave; a batch script is no rank, and has no SLURM_STEP_NUM_TASKS."""
+    """The place that srun gave; a batch script is not a rank, and has no SLURM_STEP_NUM_TASKS."""
     if "SLURM_PROCID" not in given or "SLURM_STEP_NUM_TASKS" not in given:
         return None
     rank, size = _number(given, "SLURM_PROCID"), _number(given, "SLURM_STEP_NUM_TASKS")

@@ -40,7 +40,7 @@ class ClockSettings(Section):
     )
     away_seconds: Positive = Field(default=3600.0, description="length of such a stretch, in seconds")
     deadline: Positive | None = Field(
-        default=None, description="seconds that the server waits for a client; by default for ever"
+        default=None, description="seconds that the server waits for a client; by default without a limit"
     )
     over_sample: float = Field(
         default=1.0, ge=1, le=1000, description="for `synchronous`: clients asked over `clients_per_round`"

@@ -64,7 +64,7 @@ class Population:
 
     @property
     def signal_to_noise(self) -> Numbers:
-        """How many standard errors the target stands from zero; 0 for entries that nobody moves."""
+        """How many standard errors the target stands from zero; 0 for entries that no client moves."""
         error = self.error
         return np.divide(abs(self.target), error, out=np.zeros_like(error), where=error > 0)
 

@@ -59,7 +59,7 @@ def load_own(path: PathLike, *, target: str = "class") -> Dataset:
         return dataset_of(parts, path.stem, files=(path, *(f for f in files if f != path)), target=target)
     if suffix not in READERS:
         known = ", ".join(SUFFIXES)
-        raise ConfigError(f"dataset: {path.name} is of no known kind; known: {known}, or a folder of files or images")
+        raise ConfigError(f"dataset: {path.name} has an unknown ending; known: {known}, or a folder of files or images")
     return dataset_of(READERS[suffix](path, _may_lack_labels(target)), path.stem, files=(path,), target=target)
 
 

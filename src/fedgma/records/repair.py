@@ -1,14 +1,14 @@
-"""Mend a damaged `rounds.jsonl` of a run that cannot be repeated with the same results, as those on Flower."""
+"""Repair a damaged `rounds.jsonl` of a run that cannot be repeated with the same results, as those on Flower."""
 
 import json
 
 DAMAGED = "rounds.damaged"  # a copy of the file as it was found
 
 
-def mended(content: bytes, rounds: int) -> tuple[list[bytes], list[int]]:
+def repaired(content: bytes, rounds: int) -> tuple[list[bytes], list[int]]:
     """One line for each round, and the rounds whose lines are lost: these have `"lost": true` and nothing else.
 
-    >>> mended(b'{"round": 1}\\n{"rou', 2)
+    >>> repaired(b'{"round": 1}\\n{"rou', 2)
     ([b'{"round": 1}\\n', b'{"round": 2, "lost": true}\\n'], [2])
     """
     readable = _readable(content)
