@@ -7,6 +7,7 @@ import string
 import subprocess
 import sys
 import tomllib
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -52,6 +53,18 @@ def test_known_models_are_those_that_can_be_built():
     from fedgma.training.models import MODELS as BUILT
 
     assert sorted(BUILT) == sorted(MODELS)
+
+
+def test_names_that_settings_repeat_to_do_without_torch_are_those_of_the_code():
+    from fedgma.data.augmentations import AUGMENTATIONS
+    from fedgma.experiments.settings.task import TASKS as TASK_NAMES
+    from fedgma.simulation.spec import WEIGHTINGS
+    from fedgma.training.local_steps import OPTIMIZERS
+    from fedgma.training.tasks import TASKS
+
+    assert tuple(TASKS) == TASK_NAMES
+    lists = {"augment": AUGMENTATIONS, "weighting": WEIGHTINGS, "client_optimizer": OPTIMIZERS}
+    assert {name: get_args(Settings.model_fields[name].annotation) for name in lists} == lists
 
 
 def test_algorithms_name_server_optimisers_that_exist():

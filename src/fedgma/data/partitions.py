@@ -4,6 +4,7 @@ Every function returns a `Partition` in which each sample is used once; `client_
 samples. The seed of a partition is independent of the seed of a run.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -319,6 +320,16 @@ PARTITIONS: Mapping[str, Callable[..., Partition]] = {
     "quantity": quantity,
     "natural": natural,
 }
+
+
+def settings_of(name: str) -> tuple[str, ...]:
+    """The settings that a partition of the library reads, beside the number of clients and the seed.
+
+    >>> settings_of("dirichlet"), settings_of("iid")
+    (('alpha', 'min_size'), ())
+    """
+    parameters = inspect.signature(PARTITIONS[name]).parameters.values()
+    return tuple(entry.name for entry in parameters if entry.kind is entry.KEYWORD_ONLY and entry.name != "seed")
 
 
 def split(name: str, labels: Labels, clients: int | None, *, seed: int = 0, **settings: Any) -> Partition:

@@ -148,16 +148,16 @@ def distances(comparison: Comparison, axis: str) -> dict[Any, list[float]]:
     return {value: list(cells.values()) for value, cells in by_value.items()}
 
 
-def near_print(distances: Mapping[Any, Sequence[float]], unit: str) -> str:
+def near_print(by_value: Mapping[Any, Sequence[float]], unit: str) -> str:
     """Distances from print by the value of a setting, in words.
 
     >>> near_print({1: [4.0, 6.0, 8.0], 3: [0.5, 1.0, 3.0]}, "steps")
     'within 2 points of print in 0 and 2 of 3 cells with 1 and 3 steps (median distance 6.0 and 1.0)'
     """
-    near = [str(sum(value <= CLOSE for value in values)) for values in distances.values()]
-    cells = max(len(values) for values in distances.values())
-    middles = [f"{median(values):.1f}" for values in distances.values()]
-    where = _joined([str(value) for value in distances])
+    near = [str(sum(value <= CLOSE for value in values)) for values in by_value.values()]
+    cells = max(len(values) for values in by_value.values())
+    middles = [f"{median(values):.1f}" for values in by_value.values()]
+    where = _joined([str(value) for value in by_value])
     return (
         f"within {CLOSE:g} points of print in {_joined(near)} of {cells} cells with {where} {unit} "
         f"(median distance {_joined(middles)})"

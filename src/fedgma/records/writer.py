@@ -111,7 +111,7 @@ class RunFolder:
         return point
 
     def _repaired(self, point: Checkpoint, why: str) -> list[bytes]:
-        """Mend `rounds.jsonl` up to a checkpoint that does not belong to it, and write that checkpoint again."""
+        """Repair `rounds.jsonl` up to a checkpoint that does not belong to it, and write that checkpoint again."""
         file, checkpoints = self.path / "rounds.jsonl", self.path / "checkpoints"
         content = file.read_bytes() if file.exists() else b""
         lines, lost = repaired(content, point.round)

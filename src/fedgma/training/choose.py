@@ -70,25 +70,13 @@ def choose(
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
-    if trainer == "kernels" and beyond_kernels:
-        raise ConfigError(f"the CPU kernels have no {', '.join(beyond_kernels)}; use trainer 'auto'")
-    classifies = task is CLASSIFICATION
-    wanted = trainer in ("auto", "kernels") and classifies and not beyond_kernels
-    kernel = _cpu_kernel(model, pools) if wanted else None
-    if kernel is not None:
+    if trainer in ("auto", "kernels") and (kernel := _cpu_kernel(trainer, model, pools, task, beyond_kernels)):
         return kernel_trainer(kernel, pools)
-    if trainer == "kernels":
-        what = type(model).__name__ if classifies else f"the task {task.name}"
-        raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
-    on_gpu = pools[0].y.device.type == "cuda"
-    goal = smoothed(task, smoothing)
+    on_gpu, goal = pools[0].y.device.type == "cuda", smoothed(task, smoothing)
     if trainer == "auto":
         trainer = "engine" if on_gpu else _on_cpu(model, pools, goal)
-    reason, written = None, written_form(model) if form and classifies else None
-    if trainer == "threads":
-        reason = why_not_threads(model, pools[0], goal)
-    elif trainer != "loop" and written is None:
-        reason = why_not_lanes(model, pools[0], goal)
+    written = written_form(model) if form and task is CLASSIFICATION else None
+    reason = _why_not(trainer, model, pools[0], goal, written)
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
     if trainer == "loop" or reason is not None:
@@ -104,6 +92,13 @@ def choose(
     change = with_lanes if written is None and precision == "bf16" and _convolves(model) else None
     shared.update(precision=precision, compile=on_gpu, rehearse=rehearse, order=order, change=change)
     return Engine(gradients, **shared)
+
+
+def _why_not(trainer: str, model: nn.Module, pool: Pool, task: Task, written: Form | None) -> str | None:
+    """Why a trainer cannot train this model, so that the loop takes its place; None if it can."""
+    if trainer == "threads":
+        return why_not_threads(model, pool, task)
+    return why_not_lanes(model, pool, task) if trainer != "loop" and written is None else None
 
 
 def warm_up(
@@ -168,10 +163,20 @@ def early_form(train: LocalTrainer) -> LocalTrainer | None:
     return functools.partial(train, early=True) if isinstance(train, Engine) and train.compiles else None
 
 
-def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:
-    """The CPU kernel that trains the model on all of these pools, if there is one."""
-    names = {kernel_of(model, pool) for pool in pools}
-    return names.pop() if len(names) == 1 else None
+def _cpu_kernel(
+    trainer: str, model: nn.Module, pools: Sequence[Pool], task: Task, beyond_kernels: Sequence[str]
+) -> str | None:
+    """The CPU kernel that trains the model on all of these pools; without one, an error if kernels were asked for."""
+    asked_for = trainer == "kernels"
+    if asked_for and beyond_kernels:
+        raise ConfigError(f"the CPU kernels have no {', '.join(beyond_kernels)}; use trainer 'auto'")
+    classifies = task is CLASSIFICATION
+    kernels = {kernel_of(model, pool) for pool in pools} if classifies and not beyond_kernels else {None}
+    kernel = kernels.pop() if len(kernels) == 1 else None
+    if asked_for and kernel is None:
+        what = type(model).__name__ if classifies else f"the task {task.name}"
+        raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
+    return kernel
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.data.files import Dataset
+from fedgma.data.partitions import PARTITIONS
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError
 from fedgma.experiments.settings import Settings
-from fedgma.experiments.settings.partition import PARTITIONS, PartitionSettings, details
+from fedgma.experiments.settings.partition import PartitionSettings, details
 from fedgma.statistics.labels import counted
 
 USUAL = 100  # clients

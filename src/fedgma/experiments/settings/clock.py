@@ -11,7 +11,7 @@ from fedgma.data.files.own.delays import SUFFIXES, read_delays
 from fedgma.documents import read_bytes
 from fedgma.errors import ConfigError
 from fedgma.experiments.settings.section import BelowOne, NotNegative, Positive, Section, Whole
-from fedgma.simulation.clock import DISTRIBUTIONS, Clock, Delays
+from fedgma.simulation.clock import DISTRIBUTIONS, VOTERS, Clock, Delays
 
 KINDS = ("compute", "network")  # of delays
 SPREAD = ("uniform", "lognormal")  # distributions with a spread
@@ -51,7 +51,7 @@ class ClockSettings(Section):
     staleness_power: NotNegative = Field(
         default=0.5, description="for `asynchronous`: an update n versions old is scaled by (1 + n)^-power"
     )
-    voters: Literal["all", "fresh"] = Field(
+    voters: Literal[*VOTERS] = Field(  # type: ignore[valid-type]
         default="all", description="for `asynchronous`: whether updates of older versions vote on the mask"
     )
 
