@@ -94,7 +94,8 @@ def compare(
 ) -> None:
     """Pair two arms over seeds and settings: 95 % CI, signs, p values with Holm's correction over the settings."""
     from fedgma.errors import DataError
-    from fedgma.reports.tables import differences_table, text
+    from fedgma.reports.result_tables import differences_table
+    from fedgma.reports.tables import text
     from fedgma.statistics import comparisons
     from fedgma.statistics.arms import without_extended
 
