@@ -156,7 +156,7 @@ def test_the_fingerprint_knows_nothing_of_folders_but_of_everything_else():
         assert fingerprint(record(base)) != fingerprint(record(other)), name
 
 
-def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
+def test_a_run_without_augmentation_records_none():
     assert "augment" not in record(complete(Settings()))
     assert record(complete(Settings(augment="crop_flip")))["augment"] == "crop_flip"
 

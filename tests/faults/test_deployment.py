@@ -20,7 +20,7 @@ from fedgma.errors import ConfigError, DataError, FedgmaError
 from fedgma.flower import processes, supervisor
 from fedgma.flower.certificates import check_certificates
 from fedgma.flower.deployment import LOOPBACK, Deployment
-from fedgma.flower.superlink import OCCUPIED, Door, Server
+from fedgma.flower.superlink import OCCUPIED, PortFilter, Server
 from fedgma.flower.supervisor import Supervisor
 from flower_stage import held_port, set_stage, supervised
 from rows import row
@@ -472,11 +472,11 @@ def test_f18_a_small_difference_of_clocks_is_accepted():
     import datetime
 
     now = datetime.datetime.now(tz=datetime.UTC)
-    door = Door(None, fleet_port=1, token="secret")
+    ports = PortFilter(None, fleet_port=1, token="secret")
     for seconds, refused in ((-200, False), (0, False), (60, True)):
         timestamp = (now + datetime.timedelta(seconds=seconds)).isoformat().encode()
         scope = {"path": "/v1/fleet/pull-messages", "headers": [(b"flwr-timestamp", timestamp)], "server": ("h", 1)}
-        assert (door.refusal(scope) is not None) == refused
+        assert (ports.refusal(scope) is not None) == refused
 
 
 @row(

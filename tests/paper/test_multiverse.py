@@ -169,7 +169,7 @@ def test_a_universe_is_searched_and_compared_once_wherever_its_runs_are(tmp_path
     tool = load_script("tools/run_parts.py")
     small = {"local work": "5 steps", "batch": "10", "a round": "5"}
     place = next(i for i, one in enumerate(universes.read()) if {**one, **small} == one)
-    how = tool.How(tmp_path / "here", Cut(rounds=1, seeds=1, quick=True), "cpu", "fp32", 0.0, ())
+    how = tool.Options(tmp_path / "here", Cut(rounds=1, seeds=1, quick=True), "cpu", "fp32", 0.0, ())
     materials, name = Materials("cpu"), universes.name_of(universes.read()[place])
     assert tool.play_part(place, how, materials, []).startswith(f"{name}: 16 + 2 runs in")
     assert tool.play_part(place, how, materials, []).startswith(f"{name}: 0 + 0 runs in")

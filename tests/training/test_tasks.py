@@ -189,7 +189,7 @@ def test_a_task_that_does_not_have_its_form_is_refused_with_a_sentence(words):
         scores(as_task(kind, "Wrong"), None, torch.zeros(2, 2), torch.zeros(2, 2))
 
 
-def test_classification_is_what_it_was():
+def test_classification_has_the_cross_entropy_of_torch_and_the_share_of_hits():
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 1, 0])
     found = scores(CLASSIFICATION, None, logits, y)
     assert found["accuracy"] == pytest.approx(2 / 3)

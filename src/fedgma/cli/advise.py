@@ -46,7 +46,7 @@ def advise(
     """
     from fedgma.cli.signals import obeying_signals
 
-    manner = play.Manner(out, device, precision, quiet, as_json, 10.0, True, model_version)
+    options = play.Options(out, device, precision, quiet, as_json, 10.0, True, model_version)
     began = time.monotonic()
     with obeying_signals(training=True) as stopping:
         from fedgma.experiments.advise.advice import conclude
@@ -58,8 +58,8 @@ def advise(
         materials = Materials(device, folder=grid.folder, precision=precision, version=model_version)
         question = ask(grid, materials, [name.strip() for name in (rules or "").split(",") if name.strip()])
         for remark in materials.remarks:
-            manner.console.print(remark, soft_wrap=True)
-        shown = Shown(manner.console, quiet=manner.silent)
+            options.console.print(remark, soft_wrap=True)
+        shown = Shown(options.console, quiet=options.silent)
         spent = time.monotonic() - began  # on imports and data
         trainer = Trainer(question, materials, out, time.monotonic, shown, stopping)
         try:
@@ -70,7 +70,7 @@ def advise(
     if findings is not None:
         advice = conclude(findings)
         write(findings, advice, materials, out)
-        say(advice, manner, time.monotonic() - began)
+        say(advice, options, time.monotonic() - began)
 
 
 class Shown:
@@ -121,15 +121,15 @@ def write(findings: "Findings", advice: "Advice", materials: "Materials", out: P
     (out / "advice.md").write_text(text + "\n", encoding="utf-8")
 
 
-def say(advice: "Advice", manner: play.Manner, seconds: float) -> None:
+def say(advice: "Advice", options: play.Options, seconds: float) -> None:
     """Print the advice in words, or as a JSON object."""
     from rich.text import Text
 
     from fedgma.statistics.labels import duration
     from fedgma.statistics.verdicts import as_object
 
-    settings = manner.out / "advice.toml"
-    if manner.as_json:
+    settings = options.out / "advice.toml"
+    if options.as_json:
         gain = None if advice.gain is None else as_object(advice.gain)
         rule, (client, server) = advice.chosen
         rates = {"client_learning_rate": client, "server_learning_rate": server}
@@ -147,10 +147,10 @@ def say(advice: "Advice", manner: play.Manner, seconds: float) -> None:
         chosen = {"rule": rule, **rates, "gain": gain, "arms": arms, "settings": str(settings)}
         typer.echo(json.dumps({**words, **chosen}))
         return
-    console = manner.console
+    console = options.console
     console.print(Text(f"{advice.headline}.", "bold"), soft_wrap=True)
     for line in advice.reasons:
         console.print(f"{line}.", soft_wrap=True)
     for line in advice.notes:
         console.print(f"note: {line}", soft_wrap=True)
-    console.print(f"{duration(seconds)}; settings: {settings}; pictures: {manner.out / 'pictures'}", soft_wrap=True)
+    console.print(f"{duration(seconds)}; settings: {settings}; pictures: {options.out / 'pictures'}", soft_wrap=True)

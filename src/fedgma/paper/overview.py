@@ -99,12 +99,14 @@ def differences(answers: Mapping[str, Sequence[Answer]]) -> list[Row]:
                 if look.shown is not None and look.shown.interval is not None:
                     label = f"{name} {answer.claim.short}" + (f" ({group})" if len(answer.looks) > 1 else "")
                     rows.append(
-                        Row(label, look.shown.mean, *look.shown.interval, look.printed, _surety(look), name[0] == "E")
+                        Row(
+                            label, look.shown.mean, *look.shown.interval, look.printed, _certainty(look), name[0] == "E"
+                        )
                     )
     return rows
 
 
-def _surety(look: Look) -> str:
+def _certainty(look: Look) -> str:
     if look.verdict in DECIDED or (look.as_printed and look.test is not None and look.test.significant):
         return "decided"
     return "preliminary" if look.verdict is ClaimVerdict.PRELIMINARY else "open"
