@@ -117,12 +117,12 @@ class Case:
 
     def off(self, which: str) -> float:
         """The largest relative distance from torch over a few lanes."""
-        found = {"forward": [self.out], "inputs": [self.inner], "weights": [self.parts.sum(1), self.biases.sum(1)]}
-        found["spread"] = [self.dense]
+        actual = {"forward": [self.out], "inputs": [self.inner], "weights": [self.parts.sum(1), self.biases.sum(1)]}
+        actual["spread"] = [self.dense]
         worst = 0.0
         for lane in self.lanes:
-            for one, wanted in zip(found[which], self.wanted(which, lane), strict=True):
-                worst = max(worst, ((one[lane].double() - wanted).norm() / wanted.norm()).item())
+            for one, expected in zip(actual[which], self.wanted(which, lane), strict=True):
+                worst = max(worst, ((one[lane].double() - expected).norm() / expected.norm()).item())
         if which == "forward":  # near ties may fall to another corner
             strange = (self.corners != self.seen.corners).float().mean().item()
             worst = worst if strange < 0.01 else strange

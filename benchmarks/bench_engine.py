@@ -106,17 +106,17 @@ def main() -> None:
         log.info("%s: making images", name)
         images = make_images(work, arguments.device)
         rounds, steps = work.check
-        short, wanted = spec_of(work, images, rounds=rounds, local_steps=steps), None
+        short, expected = spec_of(work, images, rounds=rounds, local_steps=steps), None
         if not arguments.no_check:
             log.info("%s: %d rounds of %d steps by the loop", name, rounds, steps)
-            wanted = weights_after(short, {"trainer": "loop"})
+            expected = weights_after(short, {"trainer": "loop"})
         for way in arguments.ways:
             try:
                 off = float("nan")
-                if wanted is not None:
+                if expected is not None:
                     log.info("%s %s: checking", name, way)
-                    found = weights_after(short, options_of(way))
-                    off = ((found - wanted).norm() / wanted.norm()).item()
+                    actual = weights_after(short, options_of(way))
+                    off = ((actual - expected).norm() / expected.norm()).item()
                 log.info("%s %s: timing", name, way)
                 timing = measure([spec_of(work, images)], rounds=arguments.rounds, **options_of(way))
             except Exception as error:

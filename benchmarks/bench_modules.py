@@ -147,8 +147,8 @@ def together(sides: list, rounds: int) -> tuple[list[float], list[float]]:
 def compare(specs: list, slow: object, fast: object) -> float:
     """The distance of the clients' updates after two local steps."""
     state = start(slow)
-    wanted, found = lane_updates(slow, state, 2), lane_updates(fast, state, 2)
-    return ((found - wanted).norm(dim=1) / wanted.norm(dim=1)).median().item()
+    expected, actual = lane_updates(slow, state, 2), lane_updates(fast, state, 2)
+    return ((actual - expected).norm(dim=1) / expected.norm(dim=1)).median().item()
 
 
 def main() -> None:

@@ -56,11 +56,11 @@ def compare(name: str, device: str, algorithm: str, ragged: bool, **options) -> 
     specs = [spec_of(work, images, **{**settings, "seed": seed, "rule": masked_mean(0.4 * seed)}) for seed in range(2)]
     slow, fast = assemble(specs, trainer="loop"), assemble(specs, trainer="engine", compile_after=0, **options)
     if name == "logistic":
-        wanted, found = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))
+        expected, actual = (weights(specs, trainer=kind, **more) for kind, more in (("loop", {}), ("engine", options)))
     else:
         state, _ = play_round(slow, start(slow))
-        wanted, found = (lane_updates(fleet, state) for fleet in (slow, fast))
-    off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+        expected, actual = (lane_updates(fleet, state) for fleet in (slow, fast))
+    off = (actual - expected).norm(dim=1) / expected.norm(dim=1)
     return off.median().item(), off.max().item()
 
 
@@ -86,11 +86,11 @@ def repeats_and_resumes(device: str) -> float:
 def dropout_differs(device: str) -> float:
     """0 where dropout repeats with its seed and differs with another."""
     work, images = WORKLOADS["pfl"], federation("pfl", device, False)
-    one, two, other = (
+    first, second, other = (
         weights([spec_of(work, images, rounds=2, clients_per_round=5, seed=seed, batch_size=16)], trainer="engine")
         for seed in (0, 0, 1)
     )
-    return float(not torch.equal(one, two)) + float(torch.equal(one, other))
+    return float(not torch.equal(first, second)) + float(torch.equal(first, other))
 
 
 def main() -> None:

@@ -125,15 +125,15 @@ def secure() -> Iterator[Update]:
         yield merged.update
 
 
-def distance(found: Iterator[Update], wanted: list[Update]) -> float:
+def distance(actual: Iterator[Update], expected: list[Update]) -> float:
     """The largest difference of an entry over all rounds."""
-    pairs = zip(found, wanted, strict=True)
+    pairs = zip(actual, expected, strict=True)
     return max(float(abs(step[name] - other[name]).max()) for step, other in pairs for name in SHAPES)
 
 
 def main() -> dict[str, float]:
     """Take the step in every way; returns how far each is from that of the stack of updates."""
-    wanted = list(stacked())
+    expected = list(stacked())
     ways = {"streamed": streamed(), "merged bytes": sent_as_bytes(), "fleet, CPU": in_a_fleet("cpu")}
     if torch.cuda.is_available():
         ways["fleet, GPU"] = in_a_fleet("cuda")
@@ -145,7 +145,7 @@ def main() -> dict[str, float]:
         print("Flower         is not installed")
     ways["secure sum"] = secure()
     print(f"a rule that reads: {', '.join(RULE.reads)}; further sums: {', '.join(RULE.further)}")
-    apart = {name: distance(found, wanted) for name, found in ways.items()}
+    apart = {name: distance(actual, expected) for name, actual in ways.items()}
     for name, difference in apart.items():
         print(f"{name:<14} {'the same bits' if difference == 0 else f'within {difference:.1e}'}")
         assert difference <= (1e-6 if name in ("fleet, GPU", "secure sum") else 0), name

@@ -154,23 +154,23 @@ def test_every_server_takes_the_step_of_server_round(rule, optimizer, way):
     if way == "merged tallies" and not chosen[0].streams:
         assert chosen[0].needs == ("updates",)
         return
-    for wanted, found in zip(by_server_round(*chosen), WAYS[way](*chosen), strict=True):
-        assert same_bits(wanted, found)
+    for expected, actual in zip(by_server_round(*chosen), WAYS[way](*chosen), strict=True):
+        assert same_bits(expected, actual)
 
 
 @pytest.mark.parametrize(("rule", "optimizer"), CASES)
 def test_a_run_alone_takes_the_step_of_server_round(rule, optimizer):
     chosen = AGGREGATORS[rule], OPTIMIZERS[optimizer]
-    for wanted, (found,) in zip(by_server_round(*chosen), by_fleet([chosen]), strict=True):
-        assert same_bits(wanted, found)
+    for expected, (actual,) in zip(by_server_round(*chosen), by_fleet([chosen]), strict=True):
+        assert same_bits(expected, actual)
 
 
 @pytest.mark.parametrize(("rule", "optimizer"), CASES)
 def test_so_does_the_run_in_a_fleet_with_all_others(rule, optimizer, everybody):
-    for wanted, found in zip(
+    for expected, actual in zip(
         by_server_round(AGGREGATORS[rule], OPTIMIZERS[optimizer]), everybody[rule, optimizer], strict=True
     ):
-        assert same_bits(wanted, found)
+        assert same_bits(expected, actual)
 
 
 def test_the_law_can_tell_the_rules_apart():
@@ -223,10 +223,10 @@ def test_a_users_own_function_of_sums_takes_the_same_step_everywhere(way):
     own = (as_rule(Inertia), OPTIMIZERS["adam"])
     other = (fedgma.stale_mask(), fedgma.sgd())
     fleet = by_fleet([other, own, (fedgma.mean(), fedgma.sgd()), (as_rule(own[0].compute), OPTIMIZERS["adam"])])
-    for wanted, found, (_, mine, _, again) in zip(by_server_round(*own), WAYS[way](*own), fleet, strict=True):
-        assert same_bits(wanted, found)
-        assert same_bits(wanted, mine)
-        assert same_bits(wanted, again)
+    for expected, actual, (_, mine, _, again) in zip(by_server_round(*own), WAYS[way](*own), fleet, strict=True):
+        assert same_bits(expected, actual)
+        assert same_bits(expected, mine)
+        assert same_bits(expected, again)
 
 
 def test_a_rule_that_is_not_finite_is_named_when_the_round_is_read():
@@ -246,6 +246,6 @@ def test_a_rule_that_is_not_finite_is_named_when_the_round_is_read():
 def test_a_users_own_rule_and_optimiser_run_in_a_fleet_too():
     own = (Rule("half", mask=half_of_the_votes), own_optimizer())
     rounds = list(by_fleet([own, (fedgma.masked_mean(), fedgma.adam(0.1)), own]))
-    for wanted, (found, _, again) in zip(by_server_round(*own), rounds, strict=True):
-        assert same_bits(wanted, found)
-        assert same_bits(wanted, again)
+    for expected, (actual, _, again) in zip(by_server_round(*own), rounds, strict=True):
+        assert same_bits(expected, actual)
+        assert same_bits(expected, again)

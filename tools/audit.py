@@ -73,8 +73,8 @@ def advisories(rows: list[dict[str, Any]], packages: list[str], said: str) -> st
     lines = [f"pip-audit: {len(checked)} of {len(packages)} packages looked up, {len(bad)} of them with known"]
     lines[0] += " vulnerabilities"
     for row in bad:
-        found = ", ".join(vulnerability["id"] for vulnerability in row["vulns"])
-        lines.append(f"pip-audit: {row['name']} {row['version']}: {found}")
+        ids = ", ".join(vulnerability["id"] for vulnerability in row["vulns"])
+        lines.append(f"pip-audit: {row['name']} {row['version']}: {ids}")
     if missing := [name for name in packages if name.lower() not in checked]:
         lines.append(
             f"pip-audit: NOT CHECKED, the advisory service gave no answer for {len(missing)} packages:"

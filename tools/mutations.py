@@ -59,10 +59,10 @@ class Mutant(NamedTuple):
 
 def mutants(source: str, module: str) -> list[Mutant]:
     """All mutants of a module, in the order of its lines."""
-    found = []
+    changed = []
     for function, node, kind, text in _changes(ast.parse(source), ""):
-        found.append(_mutant(source, module, function, node, kind, text))
-    return sorted((mutant for mutant in found if mutant.was != mutant.now), key=lambda mutant: mutant.line)
+        changed.append(_mutant(source, module, function, node, kind, text))
+    return sorted((mutant for mutant in changed if mutant.was != mutant.now), key=lambda mutant: mutant.line)
 
 
 def _mutant(source: str, module: str, function: str, node: ast.expr | ast.stmt, kind: str, text: str) -> Mutant:

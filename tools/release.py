@@ -67,9 +67,9 @@ def version_of(text: str) -> str:
     >>> version_of('__version__ = "0.1.0"')
     '0.1.0'
     """
-    found = VERSION.search(text)
-    assert found is not None, "a file has lost its version"
-    return found[2]
+    match = VERSION.search(text)
+    assert match is not None, "a file has lost its version"
+    return match[2]
 
 
 def write_version(root: Path, version: str, date: str) -> None:
@@ -132,9 +132,9 @@ def check_commands(wheel: Path, environment: Path, folder: Path) -> None:
 
 def library() -> Path:
     """The folder of packages that has numpy."""
-    found = find_spec("numpy")
-    assert found is not None, "this Python has no numpy"
-    return Path(str(found.origin)).parents[1]
+    numpy = find_spec("numpy")
+    assert numpy is not None, "this Python has no numpy"
+    return Path(str(numpy.origin)).parents[1]
 
 
 def run(*command: object, cwd: Path = ROOT) -> None:

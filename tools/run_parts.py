@@ -37,7 +37,7 @@ MULTIVERSE = ("C19", "C24")
 CHOSEN = "chosen.toml"
 
 
-class How(NamedTuple):
+class Options(NamedTuple):
     """The options of the command line."""
 
     out: Path
@@ -49,17 +49,17 @@ class How(NamedTuple):
     plans: tuple[str, str] = MULTIVERSE  # the search, and the test of its rates
 
 
-def play_part(place: int, how: How, materials: Materials, earlier: Sequence[Entry]) -> str:
+def play_part(place: int, options: Options, materials: Materials, earlier: Sequence[Entry]) -> str:
     """Search the rates of a part, choose them, and compare its arms; returns what was done in words."""
-    search, test = (_only(experiment(name), place) for name in how.plans)
-    folder, chosen = how.out / re.sub(r"\W+", "-", search.parts[0].name), read_chosen()
+    search, test = (_only(experiment(name), place) for name in options.plans)
+    folder, chosen = options.out / re.sub(r"\W+", "-", search.parts[0].name), read_chosen()
     began = time.monotonic()
-    searched = _play(search, Chosen(shift=chosen.shift), folder, how, materials, earlier)
+    searched = _play(search, Chosen(shift=chosen.shift), folder, options, materials, earlier)
     entries = merged([*(read_entries([folder])[0] if any(folder.glob("*/done")) else []), *earlier])
-    rates = choose(compare(search, entries, chosen, how.cut), by_setting=True)
+    rates = choose(compare(search, entries, chosen, options.cut), by_setting=True)
     (folder / CHOSEN).write_text(written(rates), encoding="utf-8")
     middle = time.monotonic()
-    tested = _play(test, Chosen(rates, chosen.shift), folder, how, materials, earlier)
+    tested = _play(test, Chosen(rates, chosen.shift), folder, options, materials, earlier)
     times = f"{middle - began:.1f} + {time.monotonic() - middle:.1f} s"
     return f"{search.parts[0].name}: {searched} + {tested} runs in {times}"
 
@@ -69,10 +69,10 @@ def _only(one: Experiment, place: int) -> Experiment:
 
 
 def _play(
-    one: Experiment, chosen: Chosen, folder: Path, how: How, materials: Materials, earlier: Sequence[Entry]
+    one: Experiment, chosen: Chosen, folder: Path, options: Options, materials: Materials, earlier: Sequence[Entry]
 ) -> int:
     """Train the missing runs of one part; returns their number."""
-    runs = tuple(not_made(plan_runs(one, chosen, how.cut).grid.runs, earlier))
+    runs = tuple(not_made(plan_runs(one, chosen, options.cut).grid.runs, earlier))
     folder.mkdir(parents=True, exist_ok=True)
     left = plans.missing(plans.plan(Grid(runs, ("seed",)), materials, folder))
     for members in plans.pack(left, materials):
@@ -91,19 +91,19 @@ def _free(materials: Materials) -> None:
         torch.cuda.empty_cache()
 
 
-def work(number: int, following: Any, last: int, how: How) -> None:
+def work(number: int, following: Any, last: int, options: Options) -> None:
     """Take part after part until all are taken or the time is over."""
     logging.basicConfig(level=logging.WARNING)
-    materials = Materials(how.device, precision=how.precision)
-    earlier = merged(read_entries(how.done)[0]) if how.done else []
-    while time.time() < how.deadline:
+    materials = Materials(options.device, precision=options.precision)
+    earlier = merged(read_entries(options.done)[0]) if options.done else []
+    while time.time() < options.deadline:
         with following.get_lock():
             place = following.value
             following.value += 1
         if place >= last:
             return
         try:
-            print(f"worker {number}: {play_part(place, how, materials, earlier)}", flush=True)
+            print(f"worker {number}: {play_part(place, options, materials, earlier)}", flush=True)
         except Exception:  # one part must not cost the others
             print(f"worker {number}: part {place + 1} failed\n{traceback.format_exc()}", flush=True)
 
@@ -128,12 +128,12 @@ def main() -> None:
         parser.error(f"expected a search and its test, such as C26 C27, got {' '.join(given.plans)}")
     cut = Cut(given.rounds, given.seeds, "", given.quick)
     deadline = time.time() + 60 * given.minutes
-    how = How(given.out, cut, given.device, given.precision, deadline, tuple(given.done), tuple(given.plans))
+    options = Options(given.out, cut, given.device, given.precision, deadline, tuple(given.done), tuple(given.plans))
     parts = len(experiment(given.plans[1]).parts)
     last = min(parts, given.parts or parts)
     context = multiprocessing.get_context("spawn")
     following = context.Value("i", given.first - 1)
-    arguments = [(number, following, last, how) for number in range(given.workers)]
+    arguments = [(number, following, last, options) for number in range(given.workers)]
     workers = [context.Process(target=work, args=one) for one in arguments]
     for worker in workers:
         worker.start()

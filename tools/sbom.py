@@ -20,9 +20,9 @@ def main(environment: Path, target: Path) -> int:
     command += ["--of", "JSON", "-o", str(target), f"{environment}/bin/python"]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
     bill = json.loads(target.read_text())
-    found = packages(environment)
-    bill["metadata"]["component"]["version"] = found["fedgma"].version  # its place in pyproject.toml is a file's name
-    texts = {name: text.splitlines()[0] for name, one in found.items() if (text := one.metadata.get("License"))}
+    listed = packages(environment)
+    bill["metadata"]["component"]["version"] = listed["fedgma"].version  # its place in pyproject.toml is a file's name
+    texts = {name: text.splitlines()[0] for name, one in listed.items() if (text := one.metadata.get("License"))}
     for package in bill["components"]:
         if "licenses" not in package and (text := texts.get(package["name"].lower())):
             package["licenses"] = [{"license": {"name": text, "acknowledgement": "declared"}}]

@@ -30,7 +30,7 @@ from fedgma.paper.contest import (
 )
 from fedgma.paper.entries import Entry, read_export
 from fedgma.paper.findings import read_findings
-from fedgma.paper.multiverse import look, most_telling, sentences
+from fedgma.paper.multiverse import most_telling, multiverse_of, sentences
 from fedgma.paper.plots.contest import draw_gains
 from fedgma.paper.rates import read_chosen, setting_of
 from fedgma.reports.plots.style import save
@@ -71,21 +71,23 @@ def gains(*names: str, diverged: bool = False) -> list[Gain]:
 
 def answer() -> str:
     """The verdict on every arm of the confirmation by the criterion written beforehand; the finalists first."""
-    found, all_seeds = gains(*CONFIRMATION), gains(*CONFIRMATION, diverged=True)
-    arms = sorted(dict.fromkeys(gain.arm for gain in found), key=lambda arm: not is_candidate(arm))
+    without_diverged, all_seeds = gains(*CONFIRMATION), gains(*CONFIRMATION, diverged=True)
+    arms = sorted(dict.fromkeys(gain.arm for gain in without_diverged), key=lambda arm: not is_candidate(arm))
     if not arms:
         return NOT_YET
     header = ("", "criterion", "ahead, behind", "mean gain", "lowest bound", "second highest")
-    rows = [(f"**{label(arm)}**", *_verdict(found, arm), *_verdict(all_seeds, arm)[:2]) for arm in arms]
+    rows = [(f"**{label(arm)}**", *_verdict(without_diverged, arm), *_verdict(all_seeds, arm)[:2]) for arm in arms]
     return _rows((*header, "all seeds: criterion", "ahead, behind"), rows)
 
 
-def _verdict(found: Sequence[Gain], arm: Arm) -> tuple[str, ...]:
-    own = [gain for gain in found if gain.arm == arm]
-    ahead, behind = (sum(gain.verdict.outcome == side for gain in own) for side in ("first ahead", "second ahead"))
-    earned = "met" if earns(found, arm) else "missed"
-    mean = sum(gain.verdict.mean for gain in own) / len(own)
-    starts = sorted(gain.interval[0] for gain in own)
+def _verdict(gained: Sequence[Gain], arm: Arm) -> tuple[str, ...]:
+    gains_of_arm = [gain for gain in gained if gain.arm == arm]
+    ahead, behind = (
+        sum(gain.verdict.outcome == side for gain in gains_of_arm) for side in ("first ahead", "second ahead")
+    )
+    earned = "met" if earns(gained, arm) else "missed"
+    mean = sum(gain.verdict.mean for gain in gains_of_arm) / len(gains_of_arm)
+    starts = sorted(gain.interval[0] for gain in gains_of_arm)
     return earned, f"{ahead}, {behind}", f"{mean:+.2f}", f"{starts[0]:+.2f}", f"{starts[-SETS]:+.2f}"
 
 
@@ -104,13 +106,15 @@ def fedadam() -> str:
         arms.setdefault(arm, {})[entry.seed] = float(entry.scores["test"].last10)
     pairs = (("gma", "mean"), ("damped_mean", "mean"), ("gma", "damped_mean"))
     keys = [(pair, rounds) for pair in pairs for rounds in sorted(lengths)]
-    found = {key: apart for key in keys if (apart := _lengths_apart(lengths, *key)) is not None}
-    if not found:
+    differences = {key: apart for key in keys if (apart := _lengths_apart(lengths, *key)) is not None}
+    if not differences:
         return NOT_YET
-    verdicts = _corrected(found)
-    rows = [(_apart(pair), *(_pooled(found[key], verdicts[key]) for key in keys if key[0] == pair)) for pair in pairs]
+    verdicts = _corrected(differences)
+    rows = [
+        (_apart(pair), *(_pooled(differences[key], verdicts[key]) for key in keys if key[0] == pair)) for pair in pairs
+    ]
     table = _rows(["", *(f"{rounds} rounds" for rounds in sorted(lengths))], rows)
-    return f"{table}\n\n{_by_convergence(max(lengths))}\n\n{_with_diverged(lengths, found)}"
+    return f"{table}\n\n{_by_convergence(max(lengths))}\n\n{_with_diverged(lengths, differences)}"
 
 
 def _lengths_apart(lengths: Lengths, pair: tuple[str, str], rounds: int, *, diverged: bool = False) -> Pooled | None:
@@ -135,10 +139,10 @@ def _with_diverged(lengths: Lengths, found: Mapping[Any, Pooled]) -> str:
 def _by_convergence(rounds: int) -> str:
     """Masked minus plain averaging in the settings that have converged, and in the others."""
     cells = compare(experiment(FEDADAM), exported(FEDADAM), read_chosen()).on()
-    own = [cell for cell in cells if cell.cell.arm == "gma" and cell.rounds == (rounds,)]
+    masked = [cell for cell in cells if cell.cell.arm == "gma" and cell.rounds == (rounds,)]
     said = []
     for words, converged in (("converged", True), ("other", False)):
-        rows = [cell.differences for cell in own if cell.converged is converged]
+        rows = [cell.differences for cell in masked if cell.converged is converged]
         if values := over_seeds(rows):
             verdict = paired(values)
             said.append(f"{verdict.mean:+.2f}{_between(verdict)} in the {len(rows)} {words} settings")
@@ -194,16 +198,19 @@ def finalists() -> str:
 
 def table(*names: str) -> str:
     """Gain of every arm in every setting, with its 95 % CI; bold where it holds after the correction."""
-    found = gains(*names)
-    if not found:
+    gained = gains(*names)
+    if not gained:
         return NOT_YET
-    settings = list(dict.fromkeys(gain.setting for gain in found))
-    cells = {(gain.arm, gain.setting): gain for gain in found}
-    arms = dict.fromkeys(gain.arm for gain in found)
-    rows = [(label(arm), *(_cell(cells.get((arm, one))) for one in settings)) for arm in arms]
+    settings = list(dict.fromkeys(gain.setting for gain in gained))
+    cells = {(gain.arm, gain.setting): gain for gain in gained}
+    arms = dict.fromkeys(gain.arm for gain in gained)
+    rows = [(label(arm), *(_cell(cells.get((arm, setting))) for setting in settings)) for arm in arms]
     early = rising(exported(*names))
-    levels = {one: f"{_level(one, *names):.1f} %{', still rising' if one in early else ''}" for one in settings}
-    header = ["", *(f"{short(one)} ({levels[one]})" for one in settings)]
+    levels = {
+        setting: f"{_level(setting, *names):.1f} %{', still rising' if setting in early else ''}"
+        for setting in settings
+    }
+    header = ["", *(f"{short(setting)} ({levels[setting]})" for setting in settings)]
     effort = " ".join(_effort(name) for name in names if exported(name))
     return f"{_rows(header, rows)}\n\n{effort}"
 
@@ -248,10 +255,11 @@ def why() -> str:
 
 def universes() -> str:
     """What the universes say, and the levels that shift the difference most."""
-    found = look(compare(experiment(UNIVERSES), exported(UNIVERSES), read_chosen()))
-    if found is None:
+    multiverse = multiverse_of(compare(experiment(UNIVERSES), exported(UNIVERSES), read_chosen()))
+    if multiverse is None:
         return NOT_YET
-    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in [*sentences(found)[1:3], *most_telling(found)])
+    told = [*sentences(multiverse)[1:3], *most_telling(multiverse)]
+    return "\n".join(f"- {sentence[0].upper()}{sentence[1:]}." for sentence in told)
 
 
 def parts() -> dict[Path, dict[str, str]]:
@@ -279,8 +287,8 @@ def page_with(measured: dict[str, str], page: str) -> str:
 
 def draw() -> None:
     """The pictures of the page."""
-    if found := gains(*CONFIRMATION):
-        save(draw_gains(found, "Confirmation: gain over the mean"), PICTURES / "masks-confirmation.png")
+    if gained := gains(*CONFIRMATION):
+        save(draw_gains(gained, "Confirmation: gain over the mean"), PICTURES / "masks-confirmation.png")
     if (why := RESULTS / WHY / "usefulness.png").is_file():
         shutil.copyfile(why, PICTURES / "masks-why.png")
 

@@ -21,7 +21,7 @@ from fedgma.paper.catalogue import catalogue
 from fedgma.paper.claims import Answer, is_about
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.entries import Entry, merged
-from fedgma.paper.multiverse import choices_table, look, most_telling, sentences, specifications
+from fedgma.paper.multiverse import choices_table, most_telling, multiverse_of, sentences, specifications
 from fedgma.paper.outdated import why_outdated
 from fedgma.paper.plots.forest import draw_forest
 from fedgma.paper.rates import read_chosen
@@ -44,7 +44,7 @@ MULTIVERSE = DOCS / "pictures" / "multiverse.png"
 MOST_CELLS = 60  # of a page; longer tables are in results/ alone
 
 
-class Found(NamedTuple):
+class Replication(NamedTuple):
     """Everything that the pages are written from."""
 
     comparisons: Mapping[str, Comparison]
@@ -56,29 +56,31 @@ class Found(NamedTuple):
         return merged(entry for one in self.comparisons.values() for entry in one.entries)
 
 
-def read() -> Found:
+def read() -> Replication:
     """What the exported runs say."""
     comparisons = comparisons_in(RESULTS, read_chosen())
-    return Found(comparisons, answers_to(comparisons, RESULTS))
+    return Replication(comparisons, answers_to(comparisons, RESULTS))
 
 
-def pages(found: Found) -> dict[Path, str]:
+def pages(replication: Replication) -> dict[Path, str]:
     """Every page with its text."""
-    written = {DOCS / "replication.md": filled(WORDS / "page.md", found, _page_fields(found))}
-    written[DOCS / "replication" / "record.md"] = filled(WORDS / "record.md", found, _record_fields(found))
-    written[DOCS / "replication" / "changes.md"] = filled(WORDS / "changes.md", found, _change_fields(found))
+    written = {DOCS / "replication.md": filled(WORDS / "page.md", replication, _page_fields(replication))}
+    written[DOCS / "replication" / "record.md"] = filled(WORDS / "record.md", replication, _record_fields(replication))
+    written[DOCS / "replication" / "changes.md"] = filled(
+        WORDS / "changes.md", replication, _change_fields(replication)
+    )
     for name in catalogue():
-        if found.comparisons[name].entries or any(found.answers.get(name, ())):
-            written[DOCS / "replication" / f"{name}.md"] = experiment_page(name, found)
+        if replication.comparisons[name].entries or any(replication.answers.get(name, ())):
+            written[DOCS / "replication" / f"{name}.md"] = experiment_page(name, replication)
     return written
 
 
-def filled(template: Path, found: Found, fields: Mapping[str, str]) -> str:
+def filled(template: Path, replication: Replication, fields: Mapping[str, str]) -> str:
     """A template with its fields replaced."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
-        return fields[name] if name in fields else _claim_field(name, found)
+        return fields[name] if name in fields else _claim_field(name, replication)
 
     text = re.sub(r"\{([^{}]+)\}", value, template.read_text(encoding="utf-8"))
     return "\n\n".join(wrapped(block) for block in text.split("\n\n"))
@@ -90,18 +92,18 @@ def wrapped(block: str) -> str:
         return block
     items = re.split(r"\n(?=- )", block.rstrip("\n"))
     options = {"width": 120, "break_on_hyphens": False, "break_long_words": False}
-    lines = [fill(" ".join(one.split()), subsequent_indent="  " * one.startswith("- "), **options) for one in items]
+    lines = [fill(" ".join(item.split()), subsequent_indent="  " * item.startswith("- "), **options) for item in items]
     return "\n".join(lines) + "\n" * block.endswith("\n")
 
 
-def _claim_field(name: str, found: Found) -> str:
+def _claim_field(name: str, replication: Replication) -> str:
     """A field such as C6/0, C6/0/p, C6/0/printed, C6/0/verdict, E1/0/apart or E1/0/cifar10 (a group of data sets).
 
     C6/0/flat is the difference over the cells that rise by at most half a point, C17/0/last10 and C17/0/best are the
     level of the plain mean, C17/0/seeds how many seeds there are.
     """
     experiment, number, what = f"{name}/".split("/")[:3]
-    answer = found.answers[experiment][int(number)]
+    answer = replication.answers[experiment][int(number)]
     look = answer.looks.get(what, overview.main_look(answer))
     match what:
         case "p":
@@ -111,13 +113,17 @@ def _claim_field(name: str, found: Found) -> str:
         case "verdict":
             return str(look.verdict)
         case "last10" | "best":
-            levels = [one.restated(what).levels[0] for one in _cells_of(answer, found.comparisons[experiment])]
+            levels = [
+                compared.restated(what).levels[0] for compared in _cells_of(answer, replication.comparisons[experiment])
+            ]
             return f"{mean(level.mean for level in levels if level is not None):.1f}"
         case "seeds":
-            return str(max(len(one.differences) for one in _cells_of(answer, found.comparisons[experiment])))
+            return str(
+                max(len(compared.differences) for compared in _cells_of(answer, replication.comparisons[experiment]))
+            )
         case "flat":
-            flat = [one for one in _cells_of(answer, found.comparisons[experiment]) if one.is_flat]
-            said = overview.in_words(paired(over_seeds([one.differences for one in flat])))
+            flat = [compared for compared in _cells_of(answer, replication.comparisons[experiment]) if compared.is_flat]
+            said = overview.in_words(paired(over_seeds([compared.differences for compared in flat])))
             return f"{said.replace('(', '(95 % CI ')} in {len(flat)} cells"
         case "apart":
             return re.search(r"apart: (\d+ cells? not converged, .+? to [-+.\d]+)", look.text)[1]
@@ -127,25 +133,29 @@ def _claim_field(name: str, found: Found) -> str:
 
 def _cells_of(answer: Answer, comparison: Comparison) -> list[Compared]:
     """The cells of a claim that were run in both arms."""
-    return [one for one in comparison.on(answer.claim.split) if is_about(answer.claim, one) and one.differences]
+    return [
+        compared
+        for compared in comparison.on(answer.claim.split)
+        if is_about(answer.claim, compared) and compared.differences
+    ]
 
 
-def _page_fields(found: Found) -> dict[str, str]:
+def _page_fields(replication: Replication) -> dict[str, str]:
     names = [*(name for name in catalogue() if name[0] == "E"), "C6"]
-    table = _bare(overview.claims_in_lines(found.answers, names))
+    table = _bare(overview.claims_in_lines(replication.answers, names))
     table = re.sub(r"^\| ([EC]\d+) \|", r"| [\1](replication/\1.md) |", table, flags=re.MULTILINE).replace(" | ", "|")
-    steps = dict(sorted(overview.distances(found.comparisons["C8"], "local_steps").items()))
-    looks = [look for listed in found.answers.values() for one in listed for look in one.looks.values()]
+    steps = dict(sorted(overview.distances(replication.comparisons["C8"], "local_steps").items()))
+    looks = [look for listed in replication.answers.values() for answer in listed for look in answer.looks.values()]
     fields = {
         "claims": table,
         "steps": overview.near_print(steps, "local steps"),
         "tests": str(max(look.test.tests for look in looks if look.test is not None)),
-        "outdated": str(sum(bool(why_outdated(entry.settings, entry.facts)) for entry in found.entries)),
-        "E7 apart": _finding("E7", "separate/2/non_participating", found),
-        "seeds C8": str(len({entry.seed for entry in found.comparisons["C8"].entries})),
+        "outdated": str(sum(bool(why_outdated(entry.settings, entry.facts)) for entry in replication.entries)),
+        "E7 apart": _finding("E7", "separate/2/non_participating", replication),
+        "seeds C8": str(len({entry.seed for entry in replication.comparisons["C8"].entries})),
     }
     for name in ("E1", "E2", "E8", "E9", "C6"):
-        levels = overview.levels_of(found.comparisons[name])
+        levels = overview.levels_of(replication.comparisons[name])
         fields |= {f"{what} {name}": str(getattr(levels, what)) for what in ("converged", "run", "above")}
         fields |= {
             f"cells {name}": f"{levels.run} of {levels.of}",
@@ -154,37 +164,37 @@ def _page_fields(found: Found) -> dict[str, str]:
     return fields
 
 
-def _finding(name: str, path: str, found: Found) -> str:
+def _finding(name: str, path: str, replication: Replication) -> str:
     """The estimate of a finding with its interval."""
-    findings = {one.id: one for one in findings_of(found.comparisons[name].experiment, [RESULTS])}
+    findings = {finding.id: finding for finding in findings_of(replication.comparisons[name].experiment, [RESULTS])}
     verdict = from_interval(findings[path].estimate, findings[path].interval, findings[path].n)
     return overview.in_words(verdict).replace("(", "(95 % CI ")
 
 
-def _record_fields(found: Found) -> dict[str, str]:
-    compute = overview.compute_table(found.entries)
+def _record_fields(replication: Replication) -> dict[str, str]:
+    compute = overview.compute_table(replication.entries)
     hours = {True: 0.0, False: 0.0}
     for device, *_, spent in compute.rows:
         hours[str(device).startswith("cpu")] += float(spent)
     return {
-        "runs": _bare(overview.runs_table(found.comparisons)),
+        "runs": _bare(overview.runs_table(replication.comparisons)),
         "compute": _bare(compute),
         "gpu": f"{hours[False]:.1f}",
         "cpu": f"{hours[True]:.1f}",
         "defaults": overview.defaults(),
-        "settings": _bare(overview.settings_table(found.comparisons)),
+        "settings": _bare(overview.settings_table(replication.comparisons)),
         "rates": _bare(overview.rates_table(read_chosen())),
         "commands": _bare(commands()),
-        "evidence": _bare(overview.evidence_table(found.comparisons, found.answers)),
+        "evidence": _bare(overview.evidence_table(replication.comparisons, replication.answers)),
     }
 
 
-def _change_fields(found: Found) -> dict[str, str]:
+def _change_fields(replication: Replication) -> dict[str, str]:
     """Every claim that had a verdict by the first rules, with that of today and the reason for the change."""
     first = tomllib.loads((WORDS / "before.toml").read_text(encoding="utf-8"))
     rows = []
     for name, verdicts in first.items():
-        for answer, before in zip(found.answers[name], verdicts, strict=True):
+        for answer, before in zip(replication.answers[name], verdicts, strict=True):
             changed = before != answer.verdict
             rows.append((name, answer.claim.text, before, answer.verdict, overview.reason(answer) if changed else None))
     table = _bare(Table("", "", ("experiment", "claim", "before", "now", "why"), tuple(rows)))
@@ -194,18 +204,20 @@ def _change_fields(found: Found) -> dict[str, str]:
 def commands() -> Table:
     """For each experiment the commands that make its runs and compare them."""
     rows = []
-    for name, one in catalogue().items():
-        make = f"fedgma paper search --plan {name}" if one.splits == ("validation",) else f"fedgma paper run {name}"
-        rows.append((one.source.partition(";")[0], name, make, f"fedgma paper compare {name} results/{name}"))
+    for name, experiment in catalogue().items():
+        make = (
+            f"fedgma paper search --plan {name}" if experiment.splits == ("validation",) else f"fedgma paper run {name}"
+        )
+        rows.append((experiment.source.partition(";")[0], name, make, f"fedgma paper compare {name} results/{name}"))
     return Table("commands", "", ("printed in", "experiment", "make the runs", "compare"), tuple(rows))
 
 
-def experiment_page(name: str, found: Found) -> str:
+def experiment_page(name: str, replication: Replication) -> str:
     """The page of one experiment: its claims, what was run, its cells, where the rest is."""
-    comparison, answers = found.comparisons[name], found.answers.get(name, ())
-    one = comparison.experiment
+    comparison, answers = replication.comparisons[name], replication.answers.get(name, ())
+    experiment = comparison.experiment
     where = f"All of it: `results/{name}/`." if (RESULTS / name).is_dir() else "Planned, not run."
-    parts = [f"# {name}: {one.title}", f"Printed in: {one.source}. {where}"]
+    parts = [f"# {name}: {experiment.title}", f"Printed in: {experiment.source}. {where}"]
     claims = Table("", "", ("claim", "verdict", "result"), tuple((a.claim.text, a.verdict, a.text) for a in answers))
     if answers:
         parts += ["## Claims", _bare(claims), CLAIMS.replace("this page", "the replication")]
@@ -230,42 +242,45 @@ def experiment_page(name: str, found: Found) -> str:
 
 def universes_of(comparison: Comparison) -> list[str]:
     """What the universes of a multiverse say, as Markdown; empty for other experiments."""
-    found = look(comparison) if comparison.experiment.universes else None
-    if found is None:
+    multiverse = multiverse_of(comparison) if comparison.experiment.universes else None
+    if multiverse is None:
         return []
-    said = "\n".join(wrapped(f"- {one[0].upper()}{one[1:]}.") for one in [*sentences(found), *most_telling(found)])
+    said = "\n".join(
+        wrapped(f"- {sentence[0].upper()}{sentence[1:]}.")
+        for sentence in [*sentences(multiverse), *most_telling(multiverse)]
+    )
     alt = "Differences in all universes, sorted, above the choices of each"
     parts = ["## Universes", said, f"![{alt}](../pictures/{MULTIVERSE.name})"]
-    table = choices_table(found)
+    table = choices_table(multiverse)
     return parts if table is None else [*parts, f"## {table.title}", _bare(table), wrapped(table.note)]
 
 
-def draw_multiverse(found: Found) -> None:
+def draw_multiverse(replication: Replication) -> None:
     """The specification curve of the multiverse, if it was run."""
-    comparisons = [one for one in found.comparisons.values() if one.experiment.universes]
-    for multiverse in filter(None, map(look, comparisons)):
+    comparisons = [comparison for comparison in replication.comparisons.values() if comparison.experiment.universes]
+    for multiverse in filter(None, map(multiverse_of, comparisons)):
         with plain_text():
             save(draw_specifications(specifications(multiverse)), MULTIVERSE)
 
 
 def _cells(comparison: Comparison) -> str:
     """The cells that were run in both arms as a table; empty if there are none, or too many."""
-    cells = [one for one in comparison.on(comparison.experiment.splits[0]) if one.differences]
+    cells = [compared for compared in comparison.on(comparison.experiment.splits[0]) if compared.differences]
     if not 0 < len(cells) <= MOST_CELLS:
         return ""
     names = list(cells[0].cell.label)
     rows = []
-    for one in cells:
-        printed = one.printed_difference
+    for compared in cells:
+        printed = compared.printed_difference
         rows.append(
             (
-                *(plain(one.cell.label[name]) for name in names),
-                one.played,
-                *(f"{level.mean:.1f}" for level in one.levels if level is not None),
-                overview.in_words(one.verdict),
+                *(plain(compared.cell.label[name]) for name in names),
+                compared.played,
+                *(f"{level.mean:.1f}" for level in compared.levels if level is not None),
+                overview.in_words(compared.verdict),
                 None if printed is None else f"{printed:+.2f}",
-                "yes" if one.converged else "no",
-                str(one.agreement),
+                "yes" if compared.converged else "no",
+                str(compared.agreement),
             )
         )
     header = (*map(short, names), "rounds", "mean", "masked", "difference (95 % CI)", "printed", "converged", "verdict")
@@ -278,9 +293,9 @@ def _bare(table: Table) -> str:
     return text[text.index("|") :].strip()
 
 
-def write_results(found: Found, *, figures: bool) -> None:
+def write_results(replication: Replication, *, figures: bool) -> None:
     """Tables and figures of every experiment with exported runs."""
-    for name, comparison in found.comparisons.items():
+    for name, comparison in replication.comparisons.items():
         if comparison.entries:
             findings = findings_of(comparison.experiment, [RESULTS])
             if figures:

@@ -33,13 +33,13 @@ def measured(entries: Sequence[Entry]) -> str:
     """Findings, tables and the picture as Markdown."""
     if not entries:
         return "Not measured yet."
-    found = matrices(entries)
+    maps = matrices(entries)
     seeds = sorted({entry.seed for entry in entries})
     planned = len(plan_runs(experiment("C7"), Chosen()).grid.runs)
     parts = [f"{len(entries)} of {planned} planned runs, {len(seeds)} seeds.", "", "### Findings", ""]
-    parts += [line for matrix in found for line in _findings(matrix)]
+    parts += [line for matrix in maps for line in _findings(matrix)]
     parts += ["![Accuracy by attack and rule](pictures/robustness.png)", ""]
-    for matrix in found:
+    for matrix in maps:
         parts += [f"### Accuracy, {matrix.title}", "", *_table(matrix), ""]
     for matrix in matrices(entries, "backdoor"):
         parts += [f"### Success of the backdoor, {matrix.title}", "", *_table(matrix, best=False), ""]

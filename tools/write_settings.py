@@ -77,12 +77,12 @@ def _values(field: Any) -> str:
 
 
 def _bounds(field: Any) -> str:
-    found = list(field.metadata)
+    bounds = list(field.metadata)
     for part in get_args(field.annotation):
         for extra in getattr(part, "__metadata__", ()):
-            found += list(getattr(extra, "metadata", [extra]))
+            bounds += list(getattr(extra, "metadata", [extra]))
     words = []
-    for bound in found:
+    for bound in bounds:
         for sign, name in ((">", "gt"), (">=", "ge"), ("<", "lt"), ("<=", "le")):
             if getattr(bound, name, None) not in (None, MOST, LARGE):  # the page says once that numbers end there
                 words.append(f"{sign} {getattr(bound, name)}")

@@ -151,15 +151,15 @@ def main() -> None:
     asked.add_argument("--lossy", action="store_true", help="also faults by which Flower loses a message")
     asked.add_argument("--keep", action="store_true", help="leave the temporary folders")
     options = asked.parse_args()
-    wanted = undisturbed(options.nodes, options.rounds)
+    expected = undisturbed(options.nodes, options.rounds)
     held = 0
     for number in range(options.count):
         folder, began = Path(tempfile.mkdtemp(prefix="flower-network-")), time.monotonic()
         drawn = FAULTS | RARE if options.lossy else FAULTS
         faults = Faults(**drawn, lossy=options.lossy, seed=options.seed + number)
-        found, seen = asyncio.run(federate(folder, faults, options.nodes, options.rounds, options.limit))
-        held += found == wanted
-        said = "same" if found == wanted else f"DIFFERENT: {found}, expected {wanted}"
+        actual, seen = asyncio.run(federate(folder, faults, options.nodes, options.rounds, options.limit))
+        held += actual == expected
+        said = "same" if actual == expected else f"DIFFERENT: {actual}, expected {expected}"
         print(f"run {number + 1}: {dict(seen)}, {time.monotonic() - began:.0f} s: {said}", flush=True)
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)

@@ -185,11 +185,11 @@ def clean(scene: Scene) -> bool:
         command[command.index("--port") + 1] = own.node_address(scene.nodes).rpartition(":")[2]
         answers.append(knocked(command, own.state / "stranger", own.environment("stranger")))
 
-    code, _, found, seconds = supervised(scene.deployment("clean"), knock)
-    wanted = simulated(scene, {})
-    print(f"  federation {found[:16]}, simulator {wanted[:16]}: {'same' if found == wanted else 'DIFFERENT'}")
+    code, _, actual, seconds = supervised(scene.deployment("clean"), knock)
+    expected = simulated(scene, {})
+    print(f"  federation {actual[:16]}, simulator {expected[:16]}: {'same' if actual == expected else 'DIFFERENT'}")
     print(f"  exit code {code}, {seconds:.0f} s; unregistered key: {answers[0] if answers else 'NOT TRIED'}")
-    return found == wanted and bool(answers) and not answers[0].startswith(("exit code 0;", "exit code none"))
+    return actual == expected and bool(answers) and not answers[0].startswith(("exit code 0;", "exit code none"))
 
 
 def faults(scene: Scene) -> bool:
@@ -204,19 +204,18 @@ def faults(scene: Scene) -> bool:
                 sign.unlink()
 
     deployment = scene.deployment("faults", f'faults="{words}"')
-    code, _, found, seconds = supervised(deployment, kill)
-    wanted = simulated(scene, left_out)
+    code, _, actual, seconds = supervised(deployment, kill)
+    expected = simulated(scene, left_out)
     for line in map(json.loads, (deployment.folder / "rounds.jsonl").read_text().splitlines()):
         kinds = [kind for kind, where in FAULTS.items() if where.endswith(f"@{line['round']}")]
         counts = {name.removeprefix("gma-"): line["train"][name] for name in line["train"] if name.startswith("gma-")}
         shown = {name: counts[name] for name in ("clients", "refused", "failed", "late")}
         reasons = "; ".join(f"{one['reason']}: {one['detail']}" for one in line["refused"])
         print(f"  round {line['round']:2d} {kinds[0] if kinds else '-':7s} {shown} {reasons}")
-    print(
-        f"  federation {found[:16]}, simulator without them {wanted[:16]}: {'same' if found == wanted else 'DIFFERENT'}"
-    )
+    same = "same" if actual == expected else "DIFFERENT"
+    print(f"  federation {actual[:16]}, simulator without them {expected[:16]}: {same}")
     print(f"  exit code {code}, {seconds:.0f} s")
-    return found == wanted
+    return actual == expected
 
 
 def restart(scene: Scene, who: str = "superlink") -> bool:
@@ -236,14 +235,14 @@ def restart(scene: Scene, who: str = "superlink") -> bool:
                 return
 
     deployment = scene.deployment(f"restart-{who}")
-    code, supervisor, found, seconds = supervised(deployment, kill)
-    wanted = simulated(scene, {})
-    print(f"  federation {found[:16]}, simulator {wanted[:16]}: {'same' if found == wanted else 'DIFFERENT'}")
+    code, supervisor, actual, seconds = supervised(deployment, kill)
+    expected = simulated(scene, {})
+    print(f"  federation {actual[:16]}, simulator {expected[:16]}: {'same' if actual == expected else 'DIFFERENT'}")
     print(
         f"  exit code {code}, {seconds:.0f} s, {supervisor.starts} starts; {who} killed in round {at}, "
         f"which was saved {killed[1] - killed[0]:.0f} s later"
     )
-    return found == wanted and supervisor.starts == 2
+    return actual == expected and supervisor.starts == 2
 
 
 def server(scene: Scene) -> bool:

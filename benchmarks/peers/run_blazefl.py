@@ -52,7 +52,7 @@ class Trainer(FedAvgThreadPoolClientTrainer):
 shared = {"model_selector": Selector(), "model_name": "lenet", "dataset": Slices(), "device": "cpu", "seed": 1}
 shared |= {"num_clients": settings.clients, "batch_size": workload.BATCH}
 server = FedAvgBaseServerHandler(
-    global_round=settings.rounds, sample_ratio=settings.cohort / settings.clients, **shared
+    global_round=settings.rounds, sample_ratio=settings.clients_per_round / settings.clients, **shared
 )
 trainer = Trainer(epochs=1, lr=workload.LR, num_parallels=settings.threads, **shared)
 clock = workload.Clock(settings)

@@ -45,7 +45,7 @@ average = fedjax.algorithms.fed_avg.federated_averaging(
     fedjax.optimizers.sgd(1.0),
     fedjax.ShuffleRepeatBatchHParams(batch_size=workload.BATCH, num_epochs=1),
 )
-sampler = fedjax.client_samplers.UniformGetClientSampler(clients, settings.cohort, 1)
+sampler = fedjax.client_samplers.UniformGetClientSampler(clients, settings.clients_per_round, 1)
 state = average.init(model.init(jax.random.PRNGKey(1)))
 clock = workload.Clock(settings)
 for n in range(settings.rounds):

@@ -31,7 +31,7 @@ def serve(grid: Grid, context: Context) -> None:
         clock.begin()
         return None
 
-    share = settings.cohort / settings.clients
+    share = settings.clients_per_round / settings.clients
     strategy = FedAvg(fraction_train=share, fraction_evaluate=0.0, min_available_nodes=settings.clients)
     start = ArrayRecord(model.state_dict())
     strategy.start(grid=grid, initial_arrays=start, num_rounds=settings.rounds, evaluate_fn=after)

@@ -62,7 +62,7 @@ users = FederatedDataset(user, get_user_sampler("minimize_reuse", list(range(set
 rounds = NNAlgorithmParams(
     central_num_iterations=settings.rounds,
     evaluation_frequency=10**9,
-    train_cohort_size=settings.cohort,
+    train_cohort_size=settings.clients_per_round,
     val_cohort_size=0,
 )
 epoch = NNTrainHyperParams(local_batch_size=workload.BATCH, local_num_epochs=1, local_learning_rate=workload.LR)

@@ -40,7 +40,7 @@ parts = np.arange(settings.clients * settings.samples).reshape(settings.clients,
 spec = RunSpec(
     Slices(pool(x, y), pool(xt, yt), tuple(parts)),
     model=own_lenet,
-    clients_per_round=settings.cohort,
+    clients_per_round=settings.clients_per_round,
     batch_size=workload.BATCH,
     client_learning_rate=workload.LR,
     momentum=workload.MOMENTUM,

@@ -22,7 +22,9 @@ class Settings:
 
     def __init__(self) -> None:
         self.threads = int(os.environ.get("BENCH_THREADS", "2"))
-        self.clients, self.samples, self.cohort, self.rounds = WORKLOADS[os.environ.get("BENCH_WORKLOAD", "W1")]
+        self.clients, self.samples, self.clients_per_round, self.rounds = WORKLOADS[
+            os.environ.get("BENCH_WORKLOAD", "W1")
+        ]
 
 
 def age() -> float:
@@ -34,7 +36,7 @@ def age() -> float:
 def draw(settings: Settings, round: int) -> tuple[np.ndarray, np.ndarray]:
     """A round's clients, and the order in which each goes through its samples."""
     rng = np.random.default_rng([7, round])
-    chosen = np.sort(rng.choice(settings.clients, settings.cohort, replace=False))
+    chosen = np.sort(rng.choice(settings.clients, settings.clients_per_round, replace=False))
     return chosen, np.stack([rng.permutation(settings.samples) for _ in chosen])
 
 

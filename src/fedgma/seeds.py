@@ -30,9 +30,9 @@ def seeds(root: int, *path: str | int, last: Iterable[int]) -> np.ndarray:
     shared = hashlib.blake2b(text.encode(), digest_size=8)
 
     def digest(part: int) -> bytes:
-        own = shared.copy()
-        own.update(b"%d" % part)
-        return own.digest()
+        state = shared.copy()
+        state.update(b"%d" % part)
+        return state.digest()
 
     return (np.frombuffer(b"".join(map(digest, last)), ">u8") >> np.uint64(1)).astype(np.int64)
 

@@ -58,8 +58,8 @@ def tally_of(updates, monkeypatch=None):
     return tally
 
 
-def assert_same_bits(one, two):
-    packed, other = fedgma.pack(one), fedgma.pack(two)
+def assert_same_bits(first, second):
+    packed, other = fedgma.pack(first), fedgma.pack(second)
     assert packed.keys() == other.keys()
     for name, array in packed.items():
         np.testing.assert_array_equal(array.view(np.uint8), other[name].view(np.uint8), name)

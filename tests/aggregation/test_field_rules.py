@@ -47,11 +47,11 @@ def by_votes(values, weights):
 
 @pytest.mark.parametrize("density", [0.2, 0.5, 1.0])
 def test_ties_trims_elects_and_merges_as_in_its_paper(density):
-    found = fedgma.ties(density)(UPDATES, WEIGHTS).update
+    actual = fedgma.ties(density)(UPDATES, WEIGHTS).update
     for name, stack in UPDATES.items():
         trimmed = trim(stack, density) if density < 1 else stack
-        wanted = [merge_elected(values, WEIGHTS, by_sum) for values in columns(trimmed)]
-        np.testing.assert_allclose(found[name].reshape(-1), wanted, atol=1e-12)
+        expected = [merge_elected(values, WEIGHTS, by_sum) for values in columns(trimmed)]
+        np.testing.assert_allclose(actual[name].reshape(-1), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("density", [0.2, 1.0])
@@ -67,14 +67,14 @@ def test_ties_streamed_and_merged_is_mergekits(density):
             update = {name: torch.from_numpy(array[client]).float() for name, array in UPDATES.items()}
             halves[-1].add(rule.prepared(update, None), WEIGHTS[client])
     halves[0].merge(fedgma.from_bytes(fedgma.to_bytes(halves[1])))
-    found = rule.conclude(halves[0]).update
+    actual = rule.conclude(halves[0]).update
     for name, stack in UPDATES.items():
         sparse = torch.stack([magnitude(torch.from_numpy(row).float(), density) for row in stack])
         weights = torch.tensor(WEIGHTS).float().reshape(-1, *[1] * (sparse.dim() - 1))
         agree = get_mask(sparse * weights)
         divisor = (weights * agree).sum(0)
-        wanted = (sparse * weights * agree).sum(0) / divisor.where(divisor != 0, torch.ones(()))
-        torch.testing.assert_close(found[name], wanted, rtol=0, atol=1e-6)
+        expected = (sparse * weights * agree).sum(0) / divisor.where(divisor != 0, torch.ones(()))
+        torch.testing.assert_close(actual[name], expected, rtol=0, atol=1e-6)
 
 
 def test_entries_of_one_size_at_the_edge_of_the_trim_all_stay():
@@ -84,10 +84,10 @@ def test_entries_of_one_size_at_the_edge_of_the_trim_all_stay():
 
 
 def test_the_majority_sign_counts_heads():
-    found = fedgma.majority_sign()(UPDATES, WEIGHTS).update
+    actual = fedgma.majority_sign()(UPDATES, WEIGHTS).update
     for name, stack in UPDATES.items():
-        wanted = [merge_elected(values, WEIGHTS, by_votes) for values in columns(stack)]
-        np.testing.assert_allclose(found[name].reshape(-1), wanted, atol=1e-12)
+        expected = [merge_elected(values, WEIGHTS, by_votes) for values in columns(stack)]
+        np.testing.assert_allclose(actual[name].reshape(-1), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.4, 1.0])

@@ -60,16 +60,16 @@ def test_they_are_those_of_the_literal_oracle(stack):
     updates, weights = stack
     sums = tallied(updates, weights).sums
     for name, entry in updates.items():
-        flat, found = entry.reshape(len(weights), -1), sums[name]
+        flat, actual = entry.reshape(len(weights), -1), sums[name]
         for place in range(flat.shape[1]):
-            wanted = exact(flat[:, place], weights)
+            expected = exact(flat[:, place], weights)
             for part in ("positives", "positive_weight", "negative_weight"):
-                assert getattr(found, part)[place] == wanted[part]
+                assert getattr(actual, part)[place] == expected[part]
             rounding = 0 if entry.dtype == np.float32 else 1e-15
-            positive = Fraction(float(found.positive[place])) + Fraction(float(found.positive_rest[place]))
-            assert abs(positive - wanted["positive"]) <= rounding * wanted["positive"]
-            squares = Fraction(float(found.squares[place])) + Fraction(float(found.squares_rest[place]))
-            assert abs(squares - wanted["squares"]) <= 2.0**-51 * wanted["squares"]
+            positive = Fraction(float(actual.positive[place])) + Fraction(float(actual.positive_rest[place]))
+            assert abs(positive - expected["positive"]) <= rounding * expected["positive"]
+            squares = Fraction(float(actual.squares[place])) + Fraction(float(actual.squares_rest[place]))
+            assert abs(squares - expected["squares"]) <= 2.0**-51 * expected["squares"]
 
 
 @settings(max_examples=40)

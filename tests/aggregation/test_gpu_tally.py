@@ -22,9 +22,9 @@ def on_gpu(params):
     return {name: array.cuda() for name, array in params.items()}
 
 
-def assert_same_bits(found, wanted):
+def assert_same_bits(actual, expected):
     """The same arrays wherever they lie, types included; zeros by value."""
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0, check_device=False)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, check_device=False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -145,7 +145,7 @@ bad_measure.measure = lambda mean: {"x": mean}
         (in_place, fedgma.ConfigError, r"rule 'in_place' failed on 'w' \(ValueError: .*read-only"),
         (numbers, fedgma.ConfigError, "rule 'numbers' must return .* got int as its mean"),
         (bad_measure, fedgma.ConfigError, "rule 'bad_measure': measure must return a number by name"),
-        (lambda votez: votez, fedgma.ConfigError, "asks for 'votez', which is no sum of a round; known: agreement,"),
+        (lambda votez: votez, fedgma.ConfigError, "asks for 'votez', which is not a sum of a round; known: agreement,"),
         (3, fedgma.ConfigError, "expected a rule or a function of sums, got 3"),
         ("gma", fedgma.ConfigError, r"got 'gma'; a rule of the library is made by a call, such as fedgma\.masked"),
         (type("Needy", (), {"__init__": lambda self, x: None}), fedgma.ConfigError, "made without arguments"),

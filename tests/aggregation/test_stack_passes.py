@@ -48,11 +48,11 @@ def plainly(given, weights, **options):
     return fedgma.masked_mean()({name: np.asarray(value) for name, value in given.items()}, weights, **options)
 
 
-def assert_same(found, wanted):
-    for part, other in ((found.mean, wanted.mean), (found.mask, wanted.mask)):
+def assert_same(actual, expected):
+    for part, other in ((actual.mean, expected.mean), (actual.mask, expected.mask)):
         assert part.keys() == other.keys()
         assert all(np.array_equal(np.asarray(part[name]), other[name]) for name in part)
-    assert found.notes == wanted.notes
+    assert actual.notes == expected.notes
 
 
 @pytest.mark.parametrize("weights", [WEIGHTS, tuple(WEIGHTS), np.array(WEIGHTS), np.array(WEIGHTS, np.float32), None])

@@ -171,7 +171,7 @@ def test_a_setting_that_was_written_as_an_option_is_told_apart_from_a_wrong_opti
     for command in ("run", "sweep"):
         assert (
             call(command, "--dataset", "mine.npz")[2]
-            == "fedgma: dataset is a setting and no option; write dataset=VALUE\n"
+            == "fedgma: dataset is a setting, not an option; write dataset=VALUE\n"
         )
         assert call(command, "--batch-size=8")[2].endswith("write batch_size=VALUE\n")
         code, _, said = call(command, "--devise", "cpu")
@@ -304,7 +304,7 @@ def test_the_page_on_the_command_line_names_every_command():
 
 def test_run_alone_compares_the_mean_gma_and_an_average_of_models_and_words_compare_the_first_two(monkeypatch):
     grids = []
-    monkeypatch.setattr(play, "play_grid", lambda grid, manner: grids.append(grid))
+    monkeypatch.setattr(play, "play_grid", lambda grid, options: grids.append(grid))
     assert call("run")[0] == call("run", "rounds=3")[0] == 0
     alone, given = ([(run.aggregator, run.server_average) for run in grid.runs] for grid in grids)
     assert alone == [("mean", 0.0)] * 5 + [("gma", 0.0)] * 5 + [("mean", 0.9)] * 5

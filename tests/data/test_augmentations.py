@@ -54,8 +54,8 @@ def weights(specs, **options):
     return played.state.params
 
 
-def relative(one, two):
-    return ((one - two).norm() / one.norm()).item()
+def relative(first, second):
+    return ((first - second).norm() / first.norm()).item()
 
 
 def test_a_variant_is_a_crop_out_of_a_black_border_perhaps_flipped():
@@ -74,10 +74,10 @@ def test_a_variant_is_a_crop_out_of_a_black_border_perhaps_flipped():
 
 def test_the_middle_variant_is_the_pool_itself(images):
     index = torch.tensor([[3, 7], [11, 0]])
-    for one, two in zip(
+    for first, second in zip(
         images.train.batch(index, **SEES), CropFlip(images.train).batch(index * VARIANTS + MIDDLE, **SEES), strict=True
     ):
-        assert torch.equal(one, two)
+        assert torch.equal(first, second)
 
 
 def test_a_border_has_the_background_colour_of_its_client():

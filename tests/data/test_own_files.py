@@ -261,9 +261,9 @@ def test_files_of_other_shapes_are_refused(tmp_path):
 def test_arrays_in_files_of_their_own_belong_together_by_their_names(tmp_path):
     for name, array in {"x": X, "y": Y, "x_test": X[:2], "y_test": Y[:2]}.items():
         np.save(tmp_path / f"{name}.npy", array)
-    one, two = load_own(tmp_path), load_own(tmp_path / "x.npy")
-    assert len(one.train.y) == len(two.train.y) == 20
-    assert len(one.test.y) == len(two.test.y) == 2
+    first, second = load_own(tmp_path), load_own(tmp_path / "x.npy")
+    assert len(first.train.y) == len(second.train.y) == 20
+    assert len(first.test.y) == len(second.test.y) == 2
     np.save(tmp_path / "other.npy", X)
     with pytest.raises(DataError, match=r"other\.npy is neither samples nor labels by its name"):
         load_own(tmp_path)
@@ -279,7 +279,7 @@ def test_pairs_of_arrays_are_clients(tmp_path):
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path):
     (tmp_path / "mine.xls").write_text("")
-    with pytest.raises(ConfigError, match=r"mine\.xls is of no known kind; known: \.npz, \.csv"):
+    with pytest.raises(ConfigError, match=r"mine\.xls has an unknown ending; known: \.npz, \.csv"):
         load(str(tmp_path / "mine.xls"))
 
 

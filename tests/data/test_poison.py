@@ -65,9 +65,9 @@ def test_the_success_of_a_backdoor_is_counted_on_images_of_other_classes(clean):
 
 def test_federations_of_all_seeds_share_one_poisoned_split(clean):
     others = np.array([True, False, True, False])
-    one, two = flip_labels(clean, MALICIOUS), flip_labels(clean, others)
-    assert torch.equal(one.train.x, two.train.x)
-    assert torch.equal(one.train.y, two.train.y)
+    first, second = flip_labels(clean, MALICIOUS), flip_labels(clean, others)
+    assert torch.equal(first.train.x, second.train.x)
+    assert torch.equal(first.train.y, second.train.y)
 
 
 def test_a_backdoor_needs_images_and_a_known_class(clean):

@@ -16,7 +16,7 @@ from fedgma.experiments.advise.advice import conclude, settings_file
 from fedgma.experiments.advise.halving import Stage
 from fedgma.experiments.advise.pictures import pictures_of
 from fedgma.experiments.advise.question import AVERAGE_OF_MODELS, TRIED, Question, ask
-from fedgma.experiments.advise.search import Course, Found, Trainer, find_out
+from fedgma.experiments.advise.search import Course, Findings, Trainer, search_and_test
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import plan
@@ -72,7 +72,7 @@ def trainer(out, settings=TINY, *, stop=lambda: False):
 def advised(tmp_path_factory):
     """A complete search and test, with the trainer that did it."""
     trained = trainer(tmp_path_factory.mktemp("advice"))
-    return trained, find_out(trained, 4000.0)
+    return trained, search_and_test(trained, 4000.0)
 
 
 def test_the_search_scores_validation_samples_and_the_test_trains_on_all_with_other_seeds(advised):
@@ -96,7 +96,7 @@ def test_every_arm_has_the_same_budget_in_every_stage(advised):
 def test_the_same_call_trains_nothing_again_and_finds_the_same(advised):
     trained, found = advised
     again = trainer(trained.out)
-    assert conclude(find_out(again, 4000.0)) == conclude(found)
+    assert conclude(search_and_test(again, 4000.0)) == conclude(found)
     assert again.watch.stages == []
 
 
@@ -118,10 +118,10 @@ def test_the_pictures_show_every_stage_and_every_arm(advised):
 def test_a_stopped_search_goes_on_with_the_stages_that_were_planned(tmp_path, advised):
     asked = itertools.count()
     stopped = trainer(tmp_path, stop=lambda: next(asked) > 12)
-    assert find_out(stopped, 4000.0) is None
+    assert search_and_test(stopped, 4000.0) is None
     before = json.loads((tmp_path / "plan.json").read_text())["stages"]
     resumed = trainer(tmp_path)
-    found = find_out(resumed, 4000.0)
+    found = search_and_test(resumed, 4000.0)
     after = json.loads((tmp_path / "plan.json").read_text())["stages"]
     assert 0 < len(before) < len(after)
     assert after[: len(before)] == before
@@ -135,7 +135,7 @@ def test_a_test_without_time_for_more_seeds_is_complete(tmp_path, advised):
     assert last["final"]
     assert earlier[-1]["final"]
     (tmp_path / "again" / "plan.json").write_text(json.dumps({**book, "stages": [*earlier, {**last, "seeds": []}]}))
-    found = find_out(trainer(tmp_path / "again"), 4000.0)
+    found = search_and_test(trainer(tmp_path / "again"), 4000.0)
     assert {candidate: list(runs) for candidate, runs in found.tests.items()} == {
         (name, tuple(pair)): earlier[-1]["seeds"] for name, *pair in earlier[-1]["candidates"]
     }
@@ -143,7 +143,7 @@ def test_a_test_without_time_for_more_seeds_is_complete(tmp_path, advised):
 
 def test_a_time_that_is_too_short_says_how_much_is_needed(tmp_path):
     with pytest.raises(ConfigError, match=r"0\.05 minutes are too short.*give at least --minutes \d+"):
-        find_out(trainer(tmp_path), 3.0)
+        search_and_test(trainer(tmp_path), 3.0)
 
 
 def test_a_list_of_federations_is_refused():
@@ -185,7 +185,7 @@ def found(**tests):
     }
     stage = Stage((("mean", GIVEN), ("mean", OTHER), ("GMA", GIVEN), ("GMA", OTHER)), (100,), 50)
     course = Course(stage, dict.fromkeys(stage.candidates, 50.0))
-    return Found(Question(arms, (GIVEN, OTHER), (0, 1, 2, 3, 4), True), (course,), runs, 200)
+    return Findings(Question(arms, (GIVEN, OTHER), (0, 1, 2, 3, 4), True), (course,), runs, 200)
 
 
 def run_of(accuracy):

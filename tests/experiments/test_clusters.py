@@ -19,7 +19,7 @@ from fedgma.errors import ConfigError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.ray import Share, look, play_share, progress, read_share, spread, standing, write_share
+from fedgma.experiments.ray import Share, cluster_of, play_share, progress, read_share, spread, standing, write_share
 
 CHOSEN = {**SMALL, "seed": [0, 1], "rounds": 4}
 
@@ -107,9 +107,9 @@ def test_own_files_are_named_by_whole_paths_and_must_be_the_same_everywhere(tmp_
 
 def test_a_cluster_with_gpus_gives_one_to_a_fleet_and_dead_nodes_nothing():
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}, {"Alive": False, "Resources": {"GPU": 4.0}}]
-    assert look(nodes) == (2, {"num_cpus": 1.0, "num_gpus": 1.0}, 1)
+    assert cluster_of(nodes) == (2, {"num_cpus": 1.0, "num_gpus": 1.0}, 1)
     with pytest.raises(ConfigError, match="no CPU"):
-        look([{"Alive": True, "Resources": {}}])
+        cluster_of([{"Alive": True, "Resources": {}}])
 
 
 def test_without_the_package_or_with_a_wrong_address_one_sentence_says_what_to_do(tmp_path, monkeypatch):

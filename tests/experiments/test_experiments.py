@@ -144,10 +144,10 @@ def test_kernels_and_modules_score_alike(small):
     spec = Materials("cpu").spec(expand({**small, "seed": 0, "aggregator": "gma"}).runs[0])
     *_, by_kernel = play([spec])
     *_, by_module = play([spec], form=False)
-    one, two = by_kernel.records[0], by_module.records[0]
-    assert one.scores["test"]["loss"] == pytest.approx(two.scores["test"]["loss"], rel=1e-4)
-    assert one.scores["test"]["accuracy"] == pytest.approx(two.scores["test"]["accuracy"], abs=2e-3)
-    np.testing.assert_allclose(one.client_scores, two.client_scores, atol=0.05)
+    first, second = by_kernel.records[0], by_module.records[0]
+    assert first.scores["test"]["loss"] == pytest.approx(second.scores["test"]["loss"], rel=1e-4)
+    assert first.scores["test"]["accuracy"] == pytest.approx(second.scores["test"]["accuracy"], abs=2e-3)
+    np.testing.assert_allclose(first.client_scores, second.client_scores, atol=0.05)
 
 
 def test_shifted_data_are_scored_where_colours_are_new_and_where_they_are_not(small):

@@ -113,8 +113,8 @@ def test_what_has_changed_is_run_again_and_what_has_not_is_not(tmp_path, what):
 
 
 def test_other_client_ids_are_other_runs(tmp_path):
-    one, two = (from_arrays(*arrays(), client=client) for client in (owners, owners[::-1] // 2))
-    assert runs_after(tmp_path, {"data": two}, NATURAL, data=one) == [1, 1, 2]
+    first, second = (from_arrays(*arrays(), client=client) for client in (owners, owners[::-1] // 2))
+    assert runs_after(tmp_path, {"data": second}, NATURAL, data=first) == [1, 1, 2]
     heads = [read_head(folder) for folder in tmp_path.iterdir()]
     assert len({head["identity"]["data"] for head in heads}) == 1
     assert len({head["identity"]["clients"] for head in heads}) == 2
@@ -217,9 +217,9 @@ def test_a_method_that_is_wrapped_by_an_installed_package_is_looked_into():
 
         return Net
 
-    one, two, again = (model_identity(lambda s, c, k=k: made(k)(4, c), (4,), 2) for k in (1.0, 2.0, 1.0))
-    assert one == again
-    assert one != two
+    first, second, again = (model_identity(lambda s, c, k=k: made(k)(4, c), (4,), 2) for k in (1.0, 2.0, 1.0))
+    assert first == again
+    assert first != second
 
 
 def test_recurrent_layers_which_refer_to_their_weights_are_looked_into():

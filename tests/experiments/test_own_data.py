@@ -188,10 +188,10 @@ def test_a_users_function_divides_the_samples(tmp_path):
     by_name = Materials("cpu", data=(x, y), partition=halves)
     (same,) = plan(experiments.grid_of({**QUICK, "partition": {"clients": 5}}, own=True), by_name, None)
     assert same.recorded["partition"]["name"] == "own:halves"
-    for one, two in zip(
+    for first, second in zip(
         by_file.federation(run.settings).clients, by_name.federation(same.settings).clients, strict=True
     ):
-        np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(first, second)
     other = Materials("cpu", data=(x, y), partition=lambda labels, clients, generator: [[0]] * clients)
     assert plan(experiments.grid_of(QUICK, own=True), other, None)[0].identity != same.identity
     assert by_file.located(run.settings).partition.name == f"{tmp_path / 'mine.py'}:halves"

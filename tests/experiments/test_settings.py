@@ -7,6 +7,7 @@ import string
 import subprocess
 import sys
 import tomllib
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -52,6 +53,18 @@ def test_known_models_are_those_that_can_be_built():
     from fedgma.training.models import MODELS as BUILT
 
     assert sorted(BUILT) == sorted(MODELS)
+
+
+def test_names_that_settings_repeat_to_do_without_torch_are_those_of_the_code():
+    from fedgma.data.augmentations import AUGMENTATIONS
+    from fedgma.experiments.settings.task import TASKS as TASK_NAMES
+    from fedgma.simulation.spec import WEIGHTINGS
+    from fedgma.training.local_steps import OPTIMIZERS
+    from fedgma.training.tasks import TASKS
+
+    assert tuple(TASKS) == TASK_NAMES
+    lists = {"augment": AUGMENTATIONS, "weighting": WEIGHTINGS, "client_optimizer": OPTIMIZERS}
+    assert {name: get_args(Settings.model_fields[name].annotation) for name in lists} == lists
 
 
 def test_algorithms_name_server_optimisers_that_exist():
@@ -125,11 +138,11 @@ def test_what_is_shown_is_a_settings_file_of_the_same_runs(tmp_path):
 
 
 def test_the_fingerprint_knows_nothing_of_folders_but_of_everything_else():
-    one, two = (
+    first, second = (
         record(complete(Settings(dataset=f"{path}/mine.npz", model=f"{path}/net.py:Net"))) for path in ("a", "/b")
     )
-    assert fingerprint(one) == fingerprint(two)
-    assert fingerprint(one, {"data": "1"}) != fingerprint(one, {"data": "2"})
+    assert fingerprint(first) == fingerprint(second)
+    assert fingerprint(first, {"data": "1"}) != fingerprint(first, {"data": "2"})
     base = complete(Settings(algorithm="fedyogi"))
     for name, value in {
         "tau": 0.6,
@@ -143,7 +156,7 @@ def test_the_fingerprint_knows_nothing_of_folders_but_of_everything_else():
         assert fingerprint(record(base)) != fingerprint(record(other)), name
 
 
-def test_a_run_without_augmentation_is_recorded_as_before_there_was_any():
+def test_a_run_without_augmentation_records_none():
     assert "augment" not in record(complete(Settings()))
     assert record(complete(Settings(augment="crop_flip")))["augment"] == "crop_flip"
 

@@ -104,7 +104,7 @@ def test_c4_ten_deaths_in_a_row_cost_nothing(tmp_path, whole):
 
 
 @row("C6")
-def test_c6_the_damage_stops_the_command_with_a_sentence_and_is_mended_by_what_it_says(tmp_path, whole):
+def test_c6_the_damage_stops_the_command_with_a_sentence_and_is_repaired_by_what_it_says(tmp_path, whole):
     folder = stopped(tmp_path)
     lines = folder / "rounds.jsonl"
     good = lines.read_bytes()

@@ -20,7 +20,7 @@ from fedgma.errors import ConfigError, DataError, FedgmaError
 from fedgma.flower import processes, supervisor
 from fedgma.flower.certificates import check_certificates
 from fedgma.flower.deployment import LOOPBACK, Deployment
-from fedgma.flower.superlink import OCCUPIED, Door, Server
+from fedgma.flower.superlink import OCCUPIED, PortFilter, Server
 from fedgma.flower.supervisor import Supervisor
 from flower_stage import held_port, set_stage, supervised
 from rows import row
@@ -104,12 +104,12 @@ def test_f2_a_server_app_that_was_killed_is_submitted_again(stage, tmp_path, mon
     (tmp_path / "flwr-serverapp").write_text("import time; time.sleep(3600)")
     apps, find = [], processes.find
 
-    def killing(*places, **wanted):
-        found = find(*places, **wanted)
-        for app in apps if found and "program" in wanted else ():  # it was seen alive
+    def killing(*places, **expected):
+        actual = find(*places, **expected)
+        for app in apps if actual and "program" in expected else ():  # it was seen alive
             app.kill()
             app.wait()
-        return found
+        return actual
 
     def stopping():
         if not apps and (stage.folder / "rounds.jsonl").exists():  # the first submission
@@ -197,7 +197,7 @@ def test_an_earlier_run_is_stopped_before_the_app_is_submitted_again(stage, tmp_
 
 
 def test_nodes_started_here_begin_anew_with_every_submission(stage):
-    """A node whose SuperLink died while it fetched a message would stay one reply behind for ever."""
+    """A node whose SuperLink died while it fetched a message would stay one reply behind until the end."""
     _, messages, code = supervised(replace(stage, nodes=1), ["round", "done"])
     assert code == 0
     assert len([text for text in messages if text.startswith("node-0 started")]) == 2
@@ -422,7 +422,7 @@ def test_a_file_that_is_no_public_key_is_refused(stage, tmp_path):
     write_keys(tmp_path / "keys", 1)
     (tmp_path / "keys" / "node1.pub").write_text("ssh-rsa nonsense")
     plan = replace(stage, insecure=False, certificates=write_certificates(tmp_path / "c"), keys=tmp_path / "keys")
-    with pytest.raises(ConfigError, match="is no public key of an elliptic curve"):
+    with pytest.raises(ConfigError, match="is not a public key of an elliptic curve"):
         plan.check()
 
 
@@ -472,11 +472,11 @@ def test_f18_a_small_difference_of_clocks_is_accepted():
     import datetime
 
     now = datetime.datetime.now(tz=datetime.UTC)
-    door = Door(None, fleet_port=1, token="secret")
+    ports = PortFilter(None, fleet_port=1, token="secret")
     for seconds, refused in ((-200, False), (0, False), (60, True)):
         timestamp = (now + datetime.timedelta(seconds=seconds)).isoformat().encode()
         scope = {"path": "/v1/fleet/pull-messages", "headers": [(b"flwr-timestamp", timestamp)], "server": ("h", 1)}
-        assert (door.refusal(scope) is not None) == refused
+        assert (ports.refusal(scope) is not None) == refused
 
 
 @row(

@@ -161,9 +161,9 @@ def absent(message):
     return None
 
 
-def assert_same_model(one, two):
-    for name, array in one.arrays.items():
-        np.testing.assert_array_equal(array.numpy(), two.arrays[name].numpy())
+def assert_same_model(first, second):
+    for name, array in first.arrays.items():
+        np.testing.assert_array_equal(array.numpy(), second.arrays[name].numpy())
 
 
 def refusals(folder):

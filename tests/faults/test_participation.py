@@ -52,8 +52,8 @@ def run(rounds, answer=trained, ids=NODES, folder=None, **options):
     return Masked(**options).start(grid, record(START), rounds, timeout=2.0, folder=folder)
 
 
-def assert_same_model(one, two):
-    np.testing.assert_array_equal(one.arrays["w"].numpy(), two.arrays["w"].numpy())
+def assert_same_model(first, second):
+    np.testing.assert_array_equal(first.arrays["w"].numpy(), second.arrays["w"].numpy())
 
 
 def metrics(result, round_):
@@ -62,7 +62,7 @@ def metrics(result, round_):
 
 @row(
     "B1",
-    "fewer nodes than a round needs, for ever",
+    "permanently fewer nodes than a round needs",
     happens="the wait has a limit (`wait`, 600 s), then the run ends with exit code 4; a later start goes on",
     seen="`round 1 needs 3 nodes, got 2 after 600 s`, also in the file `failed`",
 )
@@ -178,8 +178,8 @@ def test_b6_a_node_that_joins_late_changes_no_earlier_round(tmp_path):
     grid = Growing(NODES, trained)
     joined = run(3, ids=grid, folder=tmp_path / "joined")
     run(3, folder=tmp_path / "without")
-    one, two = ((tmp_path / name / "rounds.jsonl").read_text().splitlines() for name in ("joined", "without"))
-    assert one[:2] == two[:2]
+    first, second = ((tmp_path / name / "rounds.jsonl").read_text().splitlines() for name in ("joined", "without"))
+    assert first[:2] == second[:2]
     assert metrics(joined, 3)["clients"] == 4
 
 

@@ -9,7 +9,7 @@ import pytest
 from commands import call
 from fedgma.records.reader import read_runs
 from fedgma.reports.pages import SCRIPT
-from fedgma.reports.pictures import _dealt
+from fedgma.reports.pictures import _class_counts
 from fedgma.reports.tables import Table, comma_separated
 from run_folders import write_run
 
@@ -94,4 +94,4 @@ def test_a_partition_that_cannot_be_is_not_drawn(tmp_path, counts):
         head["settings"]["partition"] = {"name": "dirichlet", "clients": 10**9, "alpha": 1.0, "min_size": 0, "seed": 0}
 
     hostile(change, tmp_path)
-    assert _dealt(read_runs(tmp_path)[0]) is None
+    assert _class_counts(read_runs(tmp_path)[0]) is None

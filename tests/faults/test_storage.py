@@ -186,7 +186,7 @@ def flipped(content, bit):
 
 
 @row("C6")
-def test_c6_a_damaged_rounds_jsonl_of_a_run_that_cannot_be_repeated_is_mended(tmp_path, caplog):
+def test_c6_a_damaged_rounds_jsonl_of_a_run_that_cannot_be_repeated_is_repaired(tmp_path, caplog):
     folder = written(tmp_path / "run", rounds=6)
     lines, whole = folder / "rounds.jsonl", (folder / "rounds.jsonl").read_bytes()
     for bit in (*random.Random(7).sample(range(8 * len(whole)), 30), None):
@@ -194,12 +194,12 @@ def test_c6_a_damaged_rounds_jsonl_of_a_run_that_cannot_be_repeated_is_mended(tm
         lines.unlink() if bit is None else lines.write_bytes(flipped(whole, bit))
         damaged = lines.read_bytes() if lines.exists() else b""
         with RunFolder(folder, HEAD) as run:
-            assert run.resume(mend=True).round == 6
+            assert run.resume(repair=True).round == 6
         assert "rounds.jsonl is damaged" in caplog.text
         assert (folder / "rounds.damaged").read_bytes() == damaged
         found = [json.loads(line)["round"] for line in lines.read_bytes().splitlines()]
         assert found == [1, 2, 3, 4, 5, 6]
-        assert resumed(folder).round == 6  # mended for good
+        assert resumed(folder).round == 6  # repaired for good
         shutil.rmtree(folder)
         written(folder, rounds=6)
         assert lines.read_bytes() == whole
@@ -312,7 +312,7 @@ with RunFolder(Path(sys.argv[1]), {"settings": {}, "parameters": 1}):
 @row(
     "C12",
     "two processes on one run folder",
-    happens="one trains and the other is refused; the lock of a dead process holds nobody up",
+    happens="one trains and the other is refused; the lock of a dead process is ignored",
     seen="exit code 2: `another process is writing`",
 )
 def test_c12_a_second_process_is_refused_until_the_first_is_dead(tmp_path):

@@ -441,7 +441,7 @@ def test_a21_opposite_signs_freeze_the_entry():
 @row(
     "A22",
     "updates of exactly 0.0 and -0.0",
-    happens="neither votes; an entry that nobody moves keeps its value",
+    happens="neither votes; an entry that no client moves keeps its value",
     seen="nothing",
 )
 @SERVERS

@@ -49,10 +49,10 @@ def model(result):
     return {name: array.numpy() for name, array in result.arrays.items()}
 
 
-def assert_same(one, two):
-    for name, value in model(one).items():
-        np.testing.assert_array_equal(value, model(two)[name])
-        assert value.dtype == model(two)[name].dtype
+def assert_same(first, second):
+    for name, value in model(first).items():
+        np.testing.assert_array_equal(value, model(second)[name])
+        assert value.dtype == model(second)[name].dtype
 
 
 def dying(after):
@@ -443,9 +443,9 @@ def test_without_an_identity_nodes_are_ordered_by_public_key():
         return {keys[message.metadata.dst_node_id] for message in messages}
 
     keys = [b"a", b"b", b"c", b"d", b"e", b"f"]
-    one = dict(zip([5, 4, 3, 2, 1, 6], keys, strict=True))
-    two = dict(zip([71, 72, 73, 74, 75, 76], keys, strict=True))
-    assert sampled(one) == sampled(two)
+    first = dict(zip([5, 4, 3, 2, 1, 6], keys, strict=True))
+    second = dict(zip([71, 72, 73, 74, 75, 76], keys, strict=True))
+    assert sampled(first) == sampled(second)
 
 
 def test_evaluation_metrics_of_bad_replies_are_left_out():

@@ -59,7 +59,7 @@ def main():
     for case in CASES:
         taps, drawn = (1, 3), draw(case)
         out, *inner, by_weight = wanted(case, *drawn)
-        found = by_kernels(case, *drawn, Tile(32, 16, 16, 4, 2), taps)
+        actual = by_kernels(case, *drawn, Tile(32, 16, 16, 4, 2), taps)
         expected = [out, *inner, *[by_weight] * len(taps)]
-        for which, (one, other) in enumerate(zip(expected, found, strict=True)):
+        for which, (one, other) in enumerate(zip(expected, actual, strict=True)):
             assert torch.equal(one.float(), other), (case, which)

@@ -76,11 +76,11 @@ def found_by_kernels(case, x, beside, weight, bias, grads):
     return dict(zip(NAMES, (out, inner, other if case.beside else None, along.sum(1), plain.sum(1)), strict=True))
 
 
-def distances(wanted, found):
+def distances(expected, actual):
     """How far each result is from the wanted one, relative to the largest value of it."""
-    assert {name for name in NAMES if wanted[name] is None} == {name for name in NAMES if found[name] is None}
-    there = [name for name in NAMES if wanted[name] is not None]
-    return {name: ((found[name] - wanted[name]).abs().max() / wanted[name].abs().max()).item() for name in there}
+    assert {name for name in NAMES if expected[name] is None} == {name for name in NAMES if actual[name] is None}
+    there = [name for name in NAMES if expected[name] is not None]
+    return {name: ((actual[name] - expected[name]).abs().max() / expected[name].abs().max()).item() for name in there}
 
 
 def main():

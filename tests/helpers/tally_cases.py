@@ -42,11 +42,11 @@ def summed(updates, weights, clients=None, further=()):
 
 def check_sums(sums, wanted, rest=0.0):
     """The same bits, but what float64 rounded away may be rounded once in place of once a client."""
-    for name, found, expected in zip(plain.Sums._fields, sums, wanted, strict=True):
+    for name, actual, expected in zip(plain.Sums._fields, sums, wanted, strict=True):
         if expected is None:
-            assert found is None
+            assert actual is None
         else:
-            torch.testing.assert_close(found, expected, rtol=rest if name.endswith("rest") else 0, atol=0)
+            torch.testing.assert_close(actual, expected, rtol=rest if name.endswith("rest") else 0, atol=0)
 
 
 def check_streams(fused, dtype, device="cpu"):
@@ -87,8 +87,8 @@ def check_aggregates(fused, dtype, device="cpu"):
         drawn = [draw(clients, size, dtype, device, seed=size) for size in SIZES]
         arrays, weights = [updates for updates, _ in drawn], drawn[0][1]
         for mask, chosen in ((None, arrays), *((mask, arrays) for mask in MASKS), (MASKS[0], arrays[-1:])):
-            flat, masks, found = fused.aggregate(chosen, weights, math.fsum(weights), mask)
-            assert found.item() == 0
+            flat, masks, actual = fused.aggregate(chosen, weights, math.fsum(weights), mask)
+            assert actual.item() == 0
             assert (masks is None) == (mask is None)
             shapes = tuple(updates.shape[1:] for updates in chosen)
             means, masks = (None if part is None else fused.shaped(part, shapes) for part in (flat, masks))
@@ -102,10 +102,10 @@ def check_aggregates(fused, dtype, device="cpu"):
     assert fused.aggregate(arrays, weights, math.fsum(weights), None)[2].item() != 0
 
 
-def check_mean(found, sums, weight, dtype):
+def check_mean(actual, sums, weight, dtype):
     """Rounded once, but halves through float32; without a fused multiply-add the last digit may differ."""
     expected = plain.mean(sums, weight, str(dtype).removeprefix("torch."))
-    torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=0)
+    torch.testing.assert_close(actual, expected, rtol=torch.finfo(dtype).eps, atol=0)
 
 
 def main():

@@ -354,15 +354,15 @@ def check_votes(case, votes, expected):
 def check_aggregate(case, merged, mean, mask, expected):
     weights, clients = [weight for _, weight in expected.counted], len(expected.counted)
     for name, entry in case.entries.items():
-        found = merged.mean[name] if entry.kind == "masked" else merged.buffers[name]
-        kind = str(found.dtype).removeprefix("torch.")
-        if kind != ("int64" if entry.kind == "maximum" else entry.dtype) or tuple(found.shape) != entry.shape:
-            return f"{name} is {kind}{tuple(found.shape)}"
-        if isinstance(found, torch.Tensor) != (case.library == "torch"):
+        actual = merged.mean[name] if entry.kind == "masked" else merged.buffers[name]
+        kind = str(actual.dtype).removeprefix("torch.")
+        if kind != ("int64" if entry.kind == "maximum" else entry.dtype) or tuple(actual.shape) != entry.shape:
+            return f"{name} is {kind}{tuple(actual.shape)}"
+        if isinstance(actual, torch.Tensor) != (case.library == "torch"):
             return f"{name} is of the wrong library"
         for position, column in enumerate(columns(expected, name)):
             formula = mean if entry.kind == "masked" else weighted_mean
-            if problem := check_number(numbers(found)[position], column, weights, entry, formula):
+            if problem := check_number(numbers(actual)[position], column, weights, entry, formula):
                 return f"{name}[{position}]: {problem}"
         if entry.kind == "masked" and (merged.mask is None) != (mask is None):
             return "mask"

@@ -76,7 +76,7 @@ def test_claims_are_looked_at_over_all_cells(epochs):
     assert "1: +0.30, 3: +0.10, 5: -1.00, 10: +2.00, 20: +6.40" in grows.text
 
 
-def test_the_whole_report_is_as_it_was(epochs):
+def test_the_whole_report_is_the_one_kept_beside_this_test(epochs):
     text = in_markdown(make_report(epochs[1]))
     golden = HERE / "golden.md"
     assert text == golden.read_text(), f"if this is meant, write the new text into {golden.name}"

@@ -9,7 +9,14 @@ from fedgma.paper.catalogue import experiment
 from fedgma.paper.compare import compare
 from fedgma.paper.entries import read_entries
 from fedgma.paper.figures import draw
-from fedgma.paper.multiverse import choices_table, look, most_telling, sentences, specifications, universes_table
+from fedgma.paper.multiverse import (
+    choices_table,
+    most_telling,
+    multiverse_of,
+    sentences,
+    specifications,
+    universes_table,
+)
 from fedgma.paper.plans import Cut, plan_runs
 from fedgma.paper.rates import Chosen, read_chosen
 from fedgma.paper.results import make_report
@@ -108,7 +115,7 @@ def test_every_arm_gets_the_best_pair_of_its_own_universe(made):
 
 
 def test_shares_sentences_and_the_choice_that_decides(made):
-    found = look(made[1])
+    found = multiverse_of(made[1])
     assert found is not None
     shards = sum(universe["partition"] == "shards" for universe in universes.read()[:FEW])
     assert found.shares.of == FEW
@@ -121,7 +128,7 @@ def test_shares_sentences_and_the_choice_that_decides(made):
 
 
 def test_tables_and_the_curve_have_every_universe(made):
-    found = look(made[1])
+    found = multiverse_of(made[1])
     table = universes_table(found)
     assert len(table.rows) == FEW == len(specifications(found))
     assert all(len(row) == len(table.header) for row in table.rows)
@@ -132,7 +139,7 @@ def test_tables_and_the_curve_have_every_universe(made):
 
 
 def test_the_choices_have_one_line_a_level_and_one_test_each(made):
-    found = look(made[1])
+    found = multiverse_of(made[1])
     drawn = universes.read()
     behind = [-2.0 * (one["partition"] == "shards") + 0.01 * (int(one["number"]) % 3) for one in drawn]
     rows = [{"partition": one["partition"], "tau": one["tau"]} for one in drawn]
@@ -150,11 +157,11 @@ def test_the_choices_have_one_line_a_level_and_one_test_each(made):
 
 def test_few_universes_have_no_model_and_none_no_multiverse(made):
     comparison = made[1]
-    few = look(comparison)
+    few = multiverse_of(comparison)
     assert few is not None
     assert few.model is None
     assert choices_table(few) is None
-    assert look(comparison._replace(compared=comparison.compared[:1])) is None
+    assert multiverse_of(comparison._replace(compared=comparison.compared[:1])) is None
 
 
 @pytest.mark.slow
@@ -162,7 +169,7 @@ def test_a_universe_is_searched_and_compared_once_wherever_its_runs_are(tmp_path
     tool = load_script("tools/run_parts.py")
     small = {"local work": "5 steps", "batch": "10", "a round": "5"}
     place = next(i for i, one in enumerate(universes.read()) if {**one, **small} == one)
-    how = tool.How(tmp_path / "here", Cut(rounds=1, seeds=1, quick=True), "cpu", "fp32", 0.0, ())
+    how = tool.Options(tmp_path / "here", Cut(rounds=1, seeds=1, quick=True), "cpu", "fp32", 0.0, ())
     materials, name = Materials("cpu"), universes.name_of(universes.read()[place])
     assert tool.play_part(place, how, materials, []).startswith(f"{name}: 16 + 2 runs in")
     assert tool.play_part(place, how, materials, []).startswith(f"{name}: 0 + 0 runs in")

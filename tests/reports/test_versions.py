@@ -247,8 +247,8 @@ def test_run_and_report_print_the_same_numbers_of_every_arm(tmp_path):
     assert "repeat" not in said
     report = make_report(tmp_path / "runs")
     assert [len(row.runs) for row in report.rows] == [2, 2, 2]
-    one, two = (compare(*side, ("a", "b")).cells[0].verdict.mean for side in pairs(report))
-    assert [cell.verdict.mean for cell in report.comparisons[0].cells] == pytest.approx([one, two])
+    first, second = (compare(*side, ("a", "b")).cells[0].verdict.mean for side in pairs(report))
+    assert [cell.verdict.mean for cell in report.comparisons[0].cells] == pytest.approx([first, second])
 
 
 def pairs(report):

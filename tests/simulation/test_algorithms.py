@@ -76,8 +76,8 @@ def last(specs, **options):
     return played.state
 
 
-def relative(one, two):
-    return ((one - two).norm() / one.norm()).item()
+def relative(first, second):
+    return ((first - second).norm() / first.norm()).item()
 
 
 def test_every_algorithm_that_changes_local_training_has_a_literal_form():
@@ -91,10 +91,10 @@ def test_an_algorithm_equals_its_papers_box(name, tau):
     spec = run_of(name, EVEN, tau=tau, momentum=0.0, local_epochs=2)
     fleet = assemble([spec], trainer="loop")
     begun = start(fleet).params[0].double().numpy().reshape(3, 5)
-    wanted = play_literally(name, spec, begun, tau or 0.0, **CHOSEN[name])
-    found = last([spec], trainer="loop").params[0].double().numpy().reshape(3, 5)
-    assert np.linalg.norm(found - wanted) < 1e-6 * np.linalg.norm(wanted)
-    assert np.linalg.norm(wanted - begun) > 0.1 * np.linalg.norm(begun)
+    expected = play_literally(name, spec, begun, tau or 0.0, **CHOSEN[name])
+    actual = last([spec], trainer="loop").params[0].double().numpy().reshape(3, 5)
+    assert np.linalg.norm(actual - expected) < 1e-6 * np.linalg.norm(expected)
+    assert np.linalg.norm(expected - begun) > 0.1 * np.linalg.norm(begun)
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,9 @@ def plain_run():
 
 @pytest.mark.parametrize("trainer", ["lanes", "engine"])
 def test_every_trainer_gives_the_same_run(company, trainer):
-    one, two = (last(company, trainer=name) for name in ("loop", trainer))
+    first, second = (last(company, trainer=name) for name in ("loop", trainer))
     for run in range(len(company)):
-        assert relative(one.params[run], two.params[run]) < 1e-5
+        assert relative(first.params[run], second.params[run]) < 1e-5
 
 
 def test_a_run_is_the_same_alone_and_in_company(company):
@@ -176,9 +176,9 @@ def test_a_round_without_a_counted_client_changes_nothing(name):
 @pytest.mark.parametrize("name", ["feddyn", "fedspeed", "fedsmoo"])
 def test_what_clients_keep_is_that_of_honest_training(name):
     attacked, clean = (run_of(name, rounds=1, attack=a) for a in (Attack("sign_flip", 0.5, 100.0), None))
-    one, two = (last([spec], trainer="loop") for spec in (attacked, clean))
-    assert torch.equal(one.carried.variates[0], two.carried.variates[0])
-    assert not torch.equal(one.params, two.params)
+    first, second = (last([spec], trainer="loop") for spec in (attacked, clean))
+    assert torch.equal(first.carried.variates[0], second.carried.variates[0])
+    assert not torch.equal(first.params, second.params)
 
 
 def test_the_direction_is_the_mean_update_over_the_mean_distance_of_a_gradient():

@@ -63,8 +63,8 @@ def fifty_runs():
     ]
 
 
-def relative(one, two):
-    return ((one - two).norm() / one.norm()).item()
+def relative(first, second):
+    return ((first - second).norm() / first.norm()).item()
 
 
 def test_a_run_alone_and_in_a_fleet_of_fifty_is_the_same_run():
@@ -89,8 +89,10 @@ def test_lanes_and_loop_give_the_same_run(scaffold):
         run_of(make_federation(UNEVEN, SHAPE), model="lenet", scaffold=scaffold, server=kind, server_lr=rate, lr=0.01)
         for kind, rate in (("sgd", 1.0), ("adam", 0.01))
     ]
-    one, two = (last(specs, trainer=name).state for name in ("loop", "lanes"))
-    assert relative(one.params, two.params) < 5e-4  # a tie in pooling that rounding breaks the other way costs 4e-5
+    first, second = (last(specs, trainer=name).state for name in ("loop", "lanes"))
+    assert (
+        relative(first.params, second.params) < 5e-4
+    )  # a tie in pooling that rounding breaks the other way costs 4e-5
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +120,9 @@ def test_compiled_kernels_and_loop_give_the_same_fleet(images, model):
             ({}, {"mu": 0.1, "server": "adam", "server_lr": 0.01}, {"scaffold": True, "clip": 1.0})
         )
     ]
-    one, two = (last(specs, trainer=name) for name in ("loop", "kernels"))
-    assert relative(one.state.params, two.state.params) < 1e-5
-    for slow, fast in zip(one.records, two.records, strict=True):
+    first, second = (last(specs, trainer=name) for name in ("loop", "kernels"))
+    assert relative(first.state.params, second.state.params) < 1e-5
+    for slow, fast in zip(first.records, second.records, strict=True):
         assert slow.sampled == fast.sampled
         assert slow.train_loss == pytest.approx(fast.train_loss, rel=1e-4)
 
@@ -134,9 +136,9 @@ def test_a_model_without_a_compiled_kernel_is_refused_only_when_it_is_asked_for(
 
 @pytest.mark.parametrize("trainer", ["loop", "lanes"])
 def test_the_same_fleet_gives_the_same_bits(trainer):
-    one, two = (last(fifty_runs()[:8], trainer=trainer).state for _ in range(2))
-    assert torch.equal(one.params, two.params)
-    assert torch.equal(one.moments.v, two.moments.v)
+    first, second = (last(fifty_runs()[:8], trainer=trainer).state for _ in range(2))
+    assert torch.equal(first.params, second.params)
+    assert torch.equal(first.moments.v, second.moments.v)
 
 
 def test_chunking_the_lanes_does_not_change_a_bit_of_the_loop():
@@ -298,9 +300,9 @@ def test_evaluation_comes_every_so_many_rounds_and_at_the_end():
 
 
 def test_a_fleet_takes_runs_with_several_training_pools():
-    one, two = make_federation(UNEVEN, SHAPE, seed=0), make_federation(UNEVEN, SHAPE, seed=1)
-    two = PlainFederation(two.train, make_pool(50, SHAPE, seed=5), two.clients)
-    specs = [run_of(f, seed=4) for f in (one, two)]
+    first, second = make_federation(UNEVEN, SHAPE, seed=0), make_federation(UNEVEN, SHAPE, seed=1)
+    second = PlainFederation(second.train, make_pool(50, SHAPE, seed=5), second.clients)
+    specs = [run_of(f, seed=4) for f in (first, second)]
     both = last(specs, trainer="lanes")
     for run, spec in enumerate(specs):
         alone = last([spec], trainer="lanes")
@@ -420,11 +422,11 @@ def test_a_round_that_was_sent_reads_the_same():
     state = start(fleet)
     for _ in range(2):
         state, played = play_round(fleet, state)
-        for one, two in zip(played.records, played.sent().records, strict=True):
-            accuracies, others = one.client_scores, two.client_scores
+        for first, second in zip(played.records, played.sent().records, strict=True):
+            accuracies, others = first.client_scores, second.client_scores
             assert accuracies.dtype == others.dtype
             assert np.array_equal(accuracies, others)
-            assert one._replace(client_scores=None) == two._replace(client_scores=None)
+            assert first._replace(client_scores=None) == second._replace(client_scores=None)
 
 
 def test_the_first_rounds_are_those_in_which_nothing_is_compiled_however_a_run_came_to_them():
@@ -479,15 +481,15 @@ def test_the_servers_part_alone_takes_the_step_of_a_whole_round(model):
     assert fleet.server is not None
     short, long = start(fleet), start(fleet)
     for _ in range(5):
-        short, one = play_round(fleet, short)
-        long, two = play_round(replace(fleet, server=None), long)
+        short, first = play_round(fleet, short)
+        long, second = play_round(replace(fleet, server=None), long)
         assert torch.equal(short.params, long.params)
         assert torch.equal(short.moments.z, long.moments.z)
         assert torch.equal(short.moments.v, long.moments.v)
         assert short.buffers.keys() == long.buffers.keys()
         assert all(torch.equal(value, long.buffers[name]) for name, value in short.buffers.items())
         assert short.rounds.tolist() == long.rounds.tolist()
-        assert repr(one.records) == repr(two.records)
+        assert repr(first.records) == repr(second.records)
 
 
 @pytest.mark.parametrize(

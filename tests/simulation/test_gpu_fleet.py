@@ -50,9 +50,9 @@ def test_the_engine_crops_and_flips_as_the_loop_does(caplog):
         "evaluate_every": 0,
     }
     ways = [{"trainer": "loop"}, {"trainer": "engine", "compile_after": 0}, {"trainer": "engine", "compile_after": 1}]
-    one, two, three = ([*play([make_spec(federation, **settings)], **way)][-1].state.params for way in ways)
-    assert (one - two).norm() < 1e-3 * one.norm()
-    assert (one - three).norm() < 1e-3 * one.norm()  # the second round goes on with the compiled step
+    first, second, three = ([*play([make_spec(federation, **settings)], **way)][-1].state.params for way in ways)
+    assert (first - second).norm() < 1e-3 * first.norm()
+    assert (first - three).norm() < 1e-3 * first.norm()  # the second round goes on with the compiled step
     assert_compiled_and_captured(caplog)
 
 
@@ -174,9 +174,11 @@ def test_the_engine_takes_second_gradients_and_tilts_as_the_loop_does(caplog):
     federation = make_federation([20, 13, 30, 8], (1, 28, 28)).to("cuda")
     settings = {"model": "logistic", "rounds": 3, "clients_per_round": 3, "batch_size": 8, "evaluate_every": 0}
     chosen = [Algorithm(), mofedsam(), fedspeed(), fedsmoo()]
-    specs = [make_spec(federation, algorithm=one, lr=0.01, seed=3, **settings) for one in chosen]
-    one, two = ([*play(specs, trainer=trainer, compile_after=0)][-1].state.params for trainer in ("loop", "engine"))
-    assert ((one - two).norm(dim=1) < 1e-3 * one.norm(dim=1)).all()
+    specs = [make_spec(federation, algorithm=first, lr=0.01, seed=3, **settings) for first in chosen]
+    first, second = (
+        [*play(specs, trainer=trainer, compile_after=0)][-1].state.params for trainer in ("loop", "engine")
+    )
+    assert ((first - second).norm(dim=1) < 1e-3 * first.norm(dim=1)).all()
     assert_compiled_and_captured(caplog)
 
 

@@ -120,5 +120,5 @@ def test_labels_are_smoothed_in_training_and_not_in_evaluation():
 
 def test_a_lane_of_adamw_takes_one_more_copy_of_the_weights():
     federation, model = make_federation(SIZES, (3, 28, 28)), build("lenet", (3, 28, 28), 10, seed=0)
-    one, two = (measure(model, federation.train, 4, budget=2**30, kept=kept).lanes for kept in (1, 2))
-    assert two < one
+    first, second = (measure(model, federation.train, 4, budget=2**30, kept=kept).lanes for kept in (1, 2))
+    assert second < first

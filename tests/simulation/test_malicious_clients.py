@@ -142,8 +142,8 @@ def test_every_attack_changes_its_run_and_nothing_beside_it():
 def test_a_share_of_zero_is_no_attack_to_the_bit(name):
     specs = [run_of(Attack(name, 0.0, 10.0)), run_of()]
     assert assemble(specs).attackers is None
-    one, two = last(specs, trainer="loop").params
-    assert torch.equal(one, two)
+    first, second = last(specs, trainer="loop").params
+    assert torch.equal(first, second)
 
 
 def given(updates):
@@ -187,8 +187,8 @@ def test_where_everybody_attacks_the_honest_updates_are_their_own_as_trained():
 def test_scaffolds_variates_stay_those_of_honest_training():
     settings = {"algorithm": scaffold(), "rounds": 1}
     attacked, clean = run_of(Attack("sign_flip", 0.5, 100.0), **settings), run_of(**settings)
-    one, two = (last([spec], trainer="loop") for spec in (attacked, clean))
-    assert torch.equal(one.carried.variates[0], two.carried.variates[0])
+    first, second = (last([spec], trainer="loop") for spec in (attacked, clean))
+    assert torch.equal(first.carried.variates[0], second.carried.variates[0])
 
 
 # -- the norm bound ----------------------------------------------------------------------------------------------------
@@ -248,9 +248,9 @@ def test_on_a_gpu_attacks_clipping_and_bounds_do_the_same():
     specs += [run_of(Attack("sign_flip", 0.5, 100.0), rule=chosen, **shared) for chosen in ROBUST]
     here = assemble(specs, trainer="loop")
     there = assemble([replace(spec, federation=FEDERATION.to("cuda")) for spec in specs], trainer="loop")
-    one, two = start(here), start(there)
+    first, second = start(here), start(there)
     for _ in range(2):
-        one, played = play_round(replace(here, train=given(UPDATES)), one)
-        two, also = play_round(replace(there, train=given(UPDATES.cuda())), two)
-        torch.testing.assert_close(two.params.cpu(), one.params, rtol=1e-5, atol=1e-6)
+        first, played = play_round(replace(here, train=given(UPDATES)), first)
+        second, also = play_round(replace(there, train=given(UPDATES.cuda())), second)
+        torch.testing.assert_close(second.params.cpu(), first.params, rtol=1e-5, atol=1e-6)
         assert [record.refused for record in also.records] == [record.refused for record in played.records]

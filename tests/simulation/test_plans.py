@@ -24,9 +24,9 @@ def specs(**changes):
     ]
 
 
-def assert_same_lanes(found, expected):
+def assert_same_lanes(actual, expected):
     for one in fields(LaneBatch):
-        first, second = getattr(found, one.name), getattr(expected, one.name)
+        first, second = getattr(actual, one.name), getattr(expected, one.name)
         assert first == second if one.name == "optimizer" else np.array_equal(first, second), one.name
 
 

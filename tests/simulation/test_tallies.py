@@ -104,16 +104,16 @@ def test_servers_follow_the_formulas_and_the_mask_comes_after_the_moments():
     params = torch.zeros(6, 1)
     moments = optimizers.init_moments(table, params)
     delta, mask, v0 = 0.5, 0.4, 1e-6
-    found = tallies.Merged(torch.full((6, 1), delta), torch.full((6, 1), mask), {}, torch.ones(6, dtype=torch.bool))
-    new, after = optimizers.step(table, found, moments, params)
+    actual = tallies.Merged(torch.full((6, 1), delta), torch.full((6, 1), mask), {}, torch.ones(6, dtype=torch.bool))
+    new, after = optimizers.step(table, actual, moments, params)
     square = delta**2
     second = {"adagrad": v0 + square, "adam": 0.99 * v0 + 0.01 * square, "yogi": v0 + 0.01 * square}
     for row, kind in enumerate(kinds[:5]):
         if kind in second:
             assert after.v[row].item() == pytest.approx(second[kind], rel=1e-5)
             first = delta if kind == "adagrad" else 0.1 * delta
-            wanted = first / (second[kind] ** 0.5 + 1e-3)
+            expected = first / (second[kind] ** 0.5 + 1e-3)
         else:
-            wanted = delta
-        assert new[row].item() == pytest.approx(0.1 * mask * wanted, rel=1e-5)
+            expected = delta
+        assert new[row].item() == pytest.approx(0.1 * mask * expected, rel=1e-5)
     assert after.z[5].item() == pytest.approx(0.1 * mask * delta)

@@ -32,11 +32,11 @@ def test_effects_without_noise_are_exact_and_relative_to_the_mean_of_their_choic
 def test_effects_are_those_of_least_squares_also_where_choices_are_not_balanced():
     rng = np.random.default_rng(3)
     rows = [dict(zip("xyz", one, strict=True)) for one in rng.choice(list("abc"), (40, 3))]
-    found = rng.standard_normal(40)
-    model = fit_additive(rows, found)
+    actual = rng.standard_normal(40)
+    model = fit_additive(rows, actual)
     columns = [[row[name] == level for row in rows] for name in "xyz" for level in "abc"]
     fitted = np.column_stack(columns).astype(float)
-    expected = fitted @ np.linalg.lstsq(fitted, found, rcond=None)[0]
+    expected = fitted @ np.linalg.lstsq(fitted, actual, rcond=None)[0]
     shifts = {(one.choice, one.level): one.effect for one in model.effects}
     ours = np.array([sum(shifts[name, row[name]] for name in "xyz") for row in rows])
     np.testing.assert_allclose(ours - ours.mean(), expected - expected.mean(), atol=1e-9)

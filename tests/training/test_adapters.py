@@ -35,11 +35,11 @@ def test_an_adapter_is_a_linear_layer_of_base_and_scaled_product():
 
 
 def test_patterns_choose_layers_and_the_seed_decides_the_first_a():
-    one, two, other = (with_adapters(base(), "2", rank=2, seed=seed) for seed in (0, 0, 1))
-    assert isinstance(one[2], Adapted)
-    assert isinstance(one[0], nn.Linear)
-    assert torch.equal(one[2].lora_A, two[2].lora_A)
-    assert not torch.equal(one[2].lora_A, other[2].lora_A)
+    first, second, other = (with_adapters(base(), "2", rank=2, seed=seed) for seed in (0, 0, 1))
+    assert isinstance(first[2], Adapted)
+    assert isinstance(first[0], nn.Linear)
+    assert torch.equal(first[2].lora_A, second[2].lora_A)
+    assert not torch.equal(first[2].lora_A, other[2].lora_A)
 
 
 def test_a_transformer_layer_that_reads_the_weights_of_its_layers_is_adapted():

@@ -185,11 +185,11 @@ def lane_batch():
 
 def test_the_number_of_threads_changes_no_bit(lane_batch):
     params, data, batches, rates = lane_batch
-    one, two, many = (
+    first, second, many = (
         train_clients("lenet", params, data, batches, classes=10, threads=threads, **rates) for threads in (1, 2, 7)
     )
-    assert one.updates.tobytes() == two.updates.tobytes() == many.updates.tobytes()
-    assert one.losses.tolist() == two.losses.tolist() == many.losses.tolist()
+    assert first.updates.tobytes() == second.updates.tobytes() == many.updates.tobytes()
+    assert first.losses.tolist() == second.losses.tolist() == many.losses.tolist()
 
 
 def test_a_client_trains_alone_as_in_company(lane_batch):
@@ -262,8 +262,8 @@ def test_evaluation_gives_the_loss_and_hits_of_torch(network):
 def test_evaluation_does_not_depend_on_the_threads():
     _, net, data = problem(4, (1, 28, 28), 10)
     index = np.arange(3000) % SAMPLES
-    one, two = (evaluate("lenet", flat(net), data, classes=10, index=index, threads=n) for n in (1, 2))
-    assert one == two
+    first, second = (evaluate("lenet", flat(net), data, classes=10, index=index, threads=n) for n in (1, 2))
+    assert first == second
 
 
 def test_training_loss_and_accuracy_are_those_met_on_the_way():

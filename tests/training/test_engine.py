@@ -54,12 +54,12 @@ def test_hand_written_gradients_are_those_of_autograd(name, shape):
     model, params, x = model.double(), {n: v.double() for n, v in params.items()}, x.double()
     form = written_form(model)
     assert form is not None
-    wanted, found = lane_gradients(model)(params, {}, x, y, count), form_gradients(form)(params, {}, x, y, count)
-    grads = multiplied(found[0])
+    expected, actual = lane_gradients(model)(params, {}, x, y, count), form_gradients(form)(params, {}, x, y, count)
+    grads = multiplied(actual[0])
     for entry in params:
-        torch.testing.assert_close(grads[entry], wanted[0][entry], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found[2], wanted[2])
-    assert torch.equal(found[3], wanted[3])
+        torch.testing.assert_close(grads[entry], expected[0][entry], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(actual[2], expected[2])
+    assert torch.equal(actual[3], expected[3])
 
 
 RESIDUAL = {"resnet18-gn": (3, 16, 16), "resnet18-bn": (3, 16, 16), "resnet18-gn-imagenet": (3, 32, 64)}
@@ -78,31 +78,31 @@ def some_residual_lanes(name, batch):
 def test_the_residual_form_has_the_gradients_of_autograd(name):
     model, params, buffers, x, y = some_residual_lanes(name, batch=4)
     count = torch.tensor([4, 4, 4])
-    wanted = lane_gradients(model)(params, buffers, x, y, count)
-    found = written_gradients(model)(params, buffers, x, y, count)
-    assert distance(wanted[0], multiplied(found[0])) < 1e-9
-    assert found[1].keys() == wanted[1].keys()
-    for entry, value in wanted[1].items():
-        torch.testing.assert_close(found[1][entry], value)
-    torch.testing.assert_close(found[2], wanted[2])
-    assert torch.equal(found[3], wanted[3])
+    expected = lane_gradients(model)(params, buffers, x, y, count)
+    actual = written_gradients(model)(params, buffers, x, y, count)
+    assert distance(expected[0], multiplied(actual[0])) < 1e-9
+    assert actual[1].keys() == expected[1].keys()
+    for entry, value in expected[1].items():
+        torch.testing.assert_close(actual[1][entry], value)
+    torch.testing.assert_close(actual[2], expected[2])
+    assert torch.equal(actual[3], expected[3])
 
 
 @pytest.mark.parametrize("name", RESIDUAL)
 def test_padding_reaches_neither_gradients_nor_statistics(name):
     model, params, buffers, x, y = some_residual_lanes(name, batch=5)
     x[1, 3:] = 1e4  # padding that nobody could overlook
-    found = written_gradients(model)(params, buffers, x, y, torch.tensor([5, 3, 0]))
-    grads = multiplied(found[0])
+    actual = written_gradients(model)(params, buffers, x, y, torch.tensor([5, 3, 0]))
+    grads = multiplied(actual[0])
     for lane, count in ((0, 5), (1, 3)):
         one, own, rest = ({n: v[lane : lane + 1] for n, v in part.items()} for part in (params, grads, buffers))
-        wanted = lane_gradients(model)(one, rest, x[lane, :count][None], y[lane, :count][None], torch.tensor([count]))
-        assert distance(wanted[0], own) < 1e-9
-        for entry, value in wanted[1].items():
-            torch.testing.assert_close(found[1][entry][lane : lane + 1], value)
-        torch.testing.assert_close(found[2][lane : lane + 1], wanted[2])
+        expected = lane_gradients(model)(one, rest, x[lane, :count][None], y[lane, :count][None], torch.tensor([count]))
+        assert distance(expected[0], own) < 1e-9
+        for entry, value in expected[1].items():
+            torch.testing.assert_close(actual[1][entry][lane : lane + 1], value)
+        torch.testing.assert_close(actual[2][lane : lane + 1], expected[2])
     assert all((value[2] == 0).all() for value in grads.values())
-    assert all(value[2].isfinite().all() for value in found[1].values())
+    assert all(value[2].isfinite().all() for value in actual[1].values())
 
 
 def test_one_value_a_channel_is_normalised_to_the_offset():
@@ -185,10 +185,10 @@ def test_the_engine_equals_the_loop_round_after_round_on_one_station(settings):
     (start, _), engine = start_of(model), engine_of(model)
     for clients in ([0, 1, 2, 3, 4], [2, 4, 0], [4, 3, 2, 1]):
         lane_batch = make_lane_batch(federation, clients, **settings)
-        wanted = loop.train(Assignment(model, lane_batch, [pool], start, {}))
-        found = engine(Assignment(model, lane_batch, [pool], start, {}))
-        assert distance(wanted.updates, found.updates) < 1e-9
-        np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-4)
+        expected = loop.train(Assignment(model, lane_batch, [pool], start, {}))
+        actual = engine(Assignment(model, lane_batch, [pool], start, {}))
+        assert distance(expected.updates, actual.updates) < 1e-9
+        np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-4)
     assert len(engine._stations) == 1
 
 
@@ -231,9 +231,9 @@ def test_another_order_of_the_weights_in_memory_changes_no_result(runs):
 
     task = Assignment(model, batch, [pool], start, {}, correction_like(start, 3))
     given = {"padding": True, "compile": False}
-    wanted, found = (Engine(written_gradients(model), order=by, **given)(task) for by in (None, order))
+    expected, actual = (Engine(written_gradients(model), order=by, **given)(task) for by in (None, order))
     assert seen == [True]
-    torch.testing.assert_close(found.flat, wanted.flat, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(actual.flat, expected.flat, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -246,8 +246,8 @@ def test_the_engine_trains_batch_normalisation_and_lanes_of_several_pools(writte
         [federation.train, make_pool(10, (3, 16, 16), seed=4)],
     )
     lane_batch.pool[:] = [1, 0]
-    wanted, found = (t(Assignment(model, lane_batch, pools, *start_of(model))) for t in (loop.train, engine))
-    assert distance(wanted.buffers, found.buffers) < 1e-4
+    expected, actual = (t(Assignment(model, lane_batch, pools, *start_of(model))) for t in (loop.train, engine))
+    assert distance(expected.buffers, actual.buffers) < 1e-4
 
 
 @pytest.mark.parametrize("trainer", ["lanes", "engine"])
@@ -258,11 +258,11 @@ def test_written_batch_normalisation_equals_the_loop_on_ragged_lanes_in_one_shap
     rounds = {"lanes": ([0, 1, 2],), "engine": ([0, 1, 2], [2, 0])}  # the second leaves a lane of the station idle
     for clients in rounds[trainer]:
         lane_batch = make_lane_batch(federation, clients, lr=0.001, batch=4)
-        wanted, found = (t(Assignment(model, lane_batch, [pool], start, buffers)) for t in (loop.train, train))
-        assert distance(wanted.updates, found.updates) < 1e-9
-        assert distance(wanted.buffers, found.buffers) < 1e-9
-        assert found.buffers["norm1.num_batches_tracked"].tolist() == lane_batch.steps.tolist()
-        np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
+        expected, actual = (t(Assignment(model, lane_batch, [pool], start, buffers)) for t in (loop.train, train))
+        assert distance(expected.updates, actual.updates) < 1e-9
+        assert distance(expected.buffers, actual.buffers) < 1e-9
+        assert actual.buffers["norm1.num_batches_tracked"].tolist() == lane_batch.steps.tolist()
+        np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
     if trainer == "engine":
         assert {(lanes, batch) for _, lanes, batch, *_ in train._stations[0].graphs} == {(3, 4)}
 
@@ -337,7 +337,7 @@ def test_more_memory_fits_more_lanes_and_measuring_moves_nothing():
 
 
 def test_equal_pools_are_made_one():
-    one, two, other = make_pool(5, (4,)), make_pool(5, (4,)), make_pool(5, (4,), seed=2)
-    pools, place = distinct([one, two, other, one])
+    first, second, other = make_pool(5, (4,)), make_pool(5, (4,)), make_pool(5, (4,), seed=2)
+    pools, place = distinct([first, second, other, first])
     assert len(pools) == 2
     assert place.tolist() == [0, 0, 1, 0]

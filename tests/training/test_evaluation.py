@@ -56,8 +56,8 @@ def test_the_written_forward_pass_gives_the_same_scores(name, shape):
     buffers = {n: v + 0.2 * torch.rand(v.shape, generator=draw) if "running" in n else v for n, v in buffers.items()}
     pool = make_pool(6, shape)
     generic, written = scorer(run_forward(models[0])), form_scorer(written_form(models[0]))
-    for one, two in zip(*(sample_scores(s, params, buffers, pool) for s in (generic, written)), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    for first, second in zip(*(sample_scores(s, params, buffers, pool) for s in (generic, written)), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("samples", "batch", "shapes"), [(11, 4, {4}), (12, 5, {4}), (3, 5, {3}), (13, 12, {7})])

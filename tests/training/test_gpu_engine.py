@@ -39,15 +39,15 @@ def test_the_engine_equals_the_loop_on_a_resnet(name, bound, sizes, caplog):
     task = residual_lanes(name, sizes)
     engine = choose("engine", task.model, task.pools)
     with float32_precision("fp32"):
-        wanted = loop.train(task)
-    found = engine(task)
+        expected = loop.train(task)
+    actual = engine(task)
     # a ReLU that stands at zero within rounding moves a gradient by a hundredth, and a batch of four by more
-    assert distance(wanted.updates, found.updates) < bound
-    torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-3, atol=1e-3)
+    assert distance(expected.updates, actual.updates) < bound
+    torch.testing.assert_close(actual.loss, expected.loss, rtol=1e-3, atol=1e-3)
     assert len(engine._stations[0].graphs) == 1
     if name == "resnet18-bn":
-        assert distance(wanted.buffers, found.buffers) < 5e-3
-        assert torch.equal(found.buffers["norm1.num_batches_tracked"], wanted.buffers["norm1.num_batches_tracked"])
+        assert distance(expected.buffers, actual.buffers) < 5e-3
+        assert torch.equal(actual.buffers["norm1.num_batches_tracked"], expected.buffers["norm1.num_batches_tracked"])
     assert_compiled_and_captured(caplog)
 
 
@@ -69,10 +69,10 @@ def test_tied_weights_train_in_the_engine_as_in_the_loop(caplog):
     pools = [federation.train.to("cuda")]
     task = Assignment(model, make_lane_batch(federation, range(3)), pools, *start_of(model))
     with float32_precision("fp32"):
-        wanted = loop.train(task)
-    found = choose("engine", model, pools)(task)
-    assert found.updates.keys() == {"embed.weight", "embed.bias", "out.weight", "out.bias"}
-    assert distance(wanted.updates, found.updates) < 1e-3
+        expected = loop.train(task)
+    actual = choose("engine", model, pools)(task)
+    assert actual.updates.keys() == {"embed.weight", "embed.bias", "out.weight", "out.bias"}
+    assert distance(expected.updates, actual.updates) < 1e-3
     assert_compiled_and_captured(caplog)
 
 
@@ -95,12 +95,12 @@ def test_the_engine_equals_the_loop_on_every_task(name, sizes, caplog):
     pools = [federation.train.to("cuda")]
     assignment = Assignment(model, make_lane_batch(federation, range(3)), pools, *start_of(model))
     with float32_precision("fp32"):
-        wanted = loop.train(assignment, task=task)
+        expected = loop.train(assignment, task=task)
     engine = choose("engine", model, pools, task=task)
-    for found in (engine(assignment), engine(assignment)):  # the second round replays the graph alone
-        assert distance(wanted.updates, found.updates) < 1e-4
-        torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(found.measures.double(), wanted.measures.double(), rtol=1e-3, atol=1e-3)
+    for actual in (engine(assignment), engine(assignment)):  # the second round replays the graph alone
+        assert distance(expected.updates, actual.updates) < 1e-4
+        torch.testing.assert_close(actual.loss, expected.loss, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual.measures.double(), expected.measures.double(), rtol=1e-3, atol=1e-3)
     assert_compiled_and_captured(caplog)
 
 
@@ -157,9 +157,9 @@ def test_the_small_cnn_is_compiled_in_half_precision(dropout, caplog):
     lane_batch = make_lane_batch(federation, range(3), batch=10, lr=0.01, momentum=0.0)
     task = Assignment(model, lane_batch, [pool], start_of(model)[0], {})
     with float32_precision("fp32"):
-        wanted = loop.train(task)
-    found = choose("engine", model, [pool], precision="bf16")(task)
-    assert distance(wanted.updates, found.updates) < (1.5 if any(dropout) else 0.2)  # other draws than the loop's
+        expected = loop.train(task)
+    actual = choose("engine", model, [pool], precision="bf16")(task)
+    assert distance(expected.updates, actual.updates) < (1.5 if any(dropout) else 0.2)  # other draws than the loop's
     assert_compiled_and_captured(caplog)
 
 

@@ -41,9 +41,9 @@ def test_lanes_of_these_layers_equal_the_loop(kind, precision, bound, caplog):
     pools = [federation.train.to("cuda")]
     task = Assignment(model, make_lane_batch(federation, range(3)), pools, *start_of(model))
     with float32_precision("fp32"):
-        wanted = loop.train(task)
-    found = choose("engine", model, pools, precision=precision)(task)
-    assert distance(wanted.updates, found.updates) < bound
+        expected = loop.train(task)
+    actual = choose("engine", model, pools, precision=precision)(task)
+    assert distance(expected.updates, actual.updates) < bound
     assert_compiled_and_captured(caplog)
 
 

@@ -29,8 +29,8 @@ def test_lanes_are_taken_apart_and_gradients_stay(monkeypatch, inputs, stride):
     work = vmap(grad(loss, argnums=(0, 1, 2)))
     graph = make_fx(work, decomposition_table=grouped.with_lanes({}))(*given)
     assert {name.split(".")[0] for name in operators_of(graph)} == {"fedgma"}
-    for found, wanted in zip(graph(*given), work(*given), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    for actual, expected in zip(graph(*given), work(*given), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,11 @@ def test_a_recurrent_layer_written_out_gives_its_outputs_and_states(kind, option
     torch.manual_seed(0)
     layer = kind(4, 5, **options).double()
     for x in (torch.randn(6, 3, 4).double(), torch.randn(6, 4).double()):
-        wanted, state = layer(x)
+        expected, state = layer(x)
         for given in (None, state):
-            wanted, last = layer(x, given)
-            found, end = run_layers(layer, x, given)
-            torch.testing.assert_close((found, end), (wanted, last), rtol=1e-12, atol=1e-12)
+            expected, last = layer(x, given)
+            actual, end = run_layers(layer, x, given)
+            torch.testing.assert_close((actual, end), (expected, last), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -164,10 +164,10 @@ def test_runs_of_a_recurrent_model_are_evaluated_together():
     torch.manual_seed(0)
     model, x = Reads(nn.GRU, num_layers=2, dropout=0.5, batch_first=True).eval(), torch.randn(3, *SHAPE)
     params = {name: torch.stack([value.detach(), value.detach() + 0.1]) for name, value in model.named_parameters()}
-    wanted = run_forward(model)(params, {}, x)
+    expected = run_forward(model)(params, {}, x)
     twin = written_out(model)
-    found = vmap(lambda own: functional_call(twin, own, (x,)))(params)
-    torch.testing.assert_close(found, wanted)
+    actual = vmap(lambda own: functional_call(twin, own, (x,)))(params)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_only_a_model_with_recurrent_layers_is_copied():

@@ -64,11 +64,11 @@ def test_a_resnet_in_lanes_equals_the_loop_after_two_rounds(name, sizes):
     fast = slow
     for round in (1, 2):
         lane_batch = make_lane_batch(federation, range(len(sizes)), round=round, lr=0.001)
-        one, two = (
+        first, second = (
             loop.train(Assignment(model, lane_batch, [pool], *slow)),
             lanes.train(Assignment(model, lane_batch, [pool], *fast)),
         )
-        slow, fast = ((mean_weights(t, w[0]), mean_buffers(t)) for t, w in ((one, slow), (two, fast)))
+        slow, fast = ((mean_weights(t, w[0]), mean_buffers(t)) for t, w in ((first, slow), (second, fast)))
     assert distance(slow[0], fast[0]) < 1e-9
     assert name == "resnet18-gn" or distance(slow[1], fast[1]) < 1e-9
 
@@ -78,11 +78,11 @@ def test_a_correction_is_added_to_every_gradient(name, shape):
     federation, model = make_federation(RAGGED, shape), without_dropout(name, shape)
     pool, (start, _) = doubled(federation.train), start_of(model)
     lane_batch, extra = make_lane_batch(federation, range(4)), correction_like(start, 4)
-    one = loop.train(Assignment(model, lane_batch, [pool], start, {}, extra))
-    two = lanes.train(Assignment(model, lane_batch, [pool], start, {}, extra))
+    first = loop.train(Assignment(model, lane_batch, [pool], start, {}, extra))
+    second = lanes.train(Assignment(model, lane_batch, [pool], start, {}, extra))
     plain = lanes.train(Assignment(model, lane_batch, [pool], start, {}))
-    assert distance(local_weights(one, start, 4), local_weights(two, start, 4)) < 1e-9
-    assert distance(plain.updates, two.updates) > 1e-3
+    assert distance(local_weights(first, start, 4), local_weights(second, start, 4)) < 1e-9
+    assert distance(plain.updates, second.updates) > 1e-3
 
 
 def test_every_lane_has_its_own_hyper_parameters():
@@ -97,10 +97,10 @@ def test_every_lane_has_its_own_hyper_parameters():
     lane_batch.lr[:] = [[0.1], [0.01], [0.2], [0.05]]
     for name, values in columns.items():
         lane_batch.rate(name)[:] = values
-    one, two = (t.train(Assignment(model, lane_batch, [federation.train], start, {})) for t in (loop, lanes))
-    assert distance(one.updates, two.updates) < 1e-5
-    np.testing.assert_allclose(one.loss, two.loss, rtol=1e-5)
-    np.testing.assert_array_equal(one.measures, two.measures)
+    first, second = (t.train(Assignment(model, lane_batch, [federation.train], start, {})) for t in (loop, lanes))
+    assert distance(first.updates, second.updates) < 1e-5
+    np.testing.assert_allclose(first.loss, second.loss, rtol=1e-5)
+    np.testing.assert_array_equal(first.measures, second.measures)
 
 
 def test_a_finished_lane_keeps_its_weights_to_the_bit():
@@ -145,8 +145,10 @@ def test_lanes_of_several_pools_see_their_own_samples():
     start, _ = start_of(model)
     lane_batch = make_lane_batch(federation, range(4))
     lane_batch.pool[:] = [1, 0, 1, 0]
-    one, two = (t.train(Assignment(model, lane_batch, [federation.train, other], start, {})) for t in (loop, lanes))
-    assert distance(one.updates, two.updates) < 1e-5
+    first, second = (
+        t.train(Assignment(model, lane_batch, [federation.train, other], start, {})) for t in (loop, lanes)
+    )
+    assert distance(first.updates, second.updates) < 1e-5
 
 
 class Reader(nn.Module):
@@ -173,10 +175,10 @@ def words_federation():
 def test_a_users_own_module_trains_the_same_in_lanes_and_loop():
     (federation, pool), model = words_federation(), Reader(0.0)
     start, _ = start_of(model)
-    one, two = (
+    first, second = (
         t.train(Assignment(model, make_lane_batch(federation, range(4)), [pool], start, {})) for t in (loop, lanes)
     )
-    assert distance(one.updates, two.updates) < 1e-5
+    assert distance(first.updates, second.updates) < 1e-5
 
 
 def test_dropout_differs_from_lane_to_lane_and_repeats_with_its_seed():
@@ -184,10 +186,12 @@ def test_dropout_differs_from_lane_to_lane_and_repeats_with_its_seed():
     start, _ = start_of(model)
     lane_batch = make_lane_batch(federation, [2, 2])
     before = torch.get_rng_state()
-    one, two = (lanes.train(Assignment(model, lane_batch, [pool], start, {})).updates["out.weight"] for _ in range(2))
+    first, second = (
+        lanes.train(Assignment(model, lane_batch, [pool], start, {})).updates["out.weight"] for _ in range(2)
+    )
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(one, two)
-    assert not torch.equal(one[0], one[1])
+    assert torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
 
 
 class Chooser(nn.Module):

@@ -7,10 +7,11 @@ from torch import nn
 from fedgma.data.augmentations import augment_pool
 from fedgma.data.client_views import Rotated
 from fedgma.data.pools import ImagePool
-from fedgma.training import light_parts, loop
-from fedgma.training.light_parts import LIGHT, LateMeans
+from fedgma.training import loop
 from fedgma.training.loop import PLAIN, Means
 from fedgma.training.tasks import CLASSIFICATION, REGRESSION
+from fedgma.training.threads import light_parts
+from fedgma.training.threads.light_parts import LIGHT, LateMeans
 from lane_twins import make_lane_batch
 from plain_pools import make_federation
 
@@ -73,8 +74,8 @@ def test_a_loss_that_is_not_finite_and_measures_of_other_tasks_are_the_same():
         for means in both:
             for factor in (1.0, 3e38, 3e38):
                 means.add(torch.tensor(factor), output, y)
-        for one, two in zip(*(means.result() for means in both), strict=True):
-            assert torch.equal(one.nan_to_num(), two.nan_to_num())
+        for first, second in zip(*(means.result() for means in both), strict=True):
+            assert torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def test_a_state_is_copied_by_name_also_where_weights_are_tied():

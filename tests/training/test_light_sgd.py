@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedgma.training import light_sgd
-from fedgma.training.light_sgd import LightSGD, Rates
+from fedgma.training.threads import light_sgd
+from fedgma.training.threads.light_sgd import LightSGD, Rates
 
 SHAPES = [(8, 8), (3, 64), (5,), (1,), (7, 9), (128,)]  # whole vectors, and some that are not
 

@@ -65,8 +65,8 @@ def test_every_lane_has_its_own_decay_betas_and_rates():
         for name, values in columns.items():
             lane_batch.rate(name)[:] = values
         lane_batch.lr[:] = np.random.default_rng(0).uniform(0.01, 0.1, lane_batch.lr.shape)
-        one, two = (train(Assignment(model, lane_batch, [pool], start, {})) for train in (loop.train, lanes.train))
-        assert distance(one.updates, two.updates) < 1e-9, optimizer
+        first, second = (train(Assignment(model, lane_batch, [pool], start, {})) for train in (loop.train, lanes.train))
+        assert distance(first.updates, second.updates) < 1e-9, optimizer
 
 
 LITERAL = [
@@ -98,9 +98,9 @@ def test_a_parameter_that_the_loss_does_not_reach_decays_in_every_trainer():
     model = build(lambda shape, classes: Idle(), SHAPE, 10, seed=0).double()
     start, _ = start_of(model)
     task = Assignment(model, make_lane_batch(federation, [0], weight_decay=0.5), [pool], start, {})
-    one, two = loop.train(task), lanes.train(task)
-    assert distance(one.updates, two.updates) < 1e-9
-    assert (one.updates["idle"] < 0).all()
+    first, second = loop.train(task), lanes.train(task)
+    assert distance(first.updates, second.updates) < 1e-9
+    assert (first.updates["idle"] < 0).all()
 
 
 class Idle(torch.nn.Module):
@@ -136,10 +136,10 @@ def test_hand_written_gradients_smooth_labels_as_autograd_does():
     params = {n: torch.randn((3, *v.shape), generator=generator).double() for n, v in model.named_parameters()}
     x, y = torch.randn((3, 4, *SHAPE), generator=generator).double(), torch.arange(12).view(3, 4) % 10
     count = torch.tensor([4, 2, 0])
-    wanted = lane_gradients(model, task=smoothed(CLASSIFICATION, 0.3))(params, {}, x, y, count)
-    found = form_gradients(written_form(model), "fp32", 0.3)(params, {}, x, y, count)
-    assert distance(wanted[0], multiplied(found[0])) < 1e-9
-    torch.testing.assert_close(found[2], wanted[2])
+    expected = lane_gradients(model, task=smoothed(CLASSIFICATION, 0.3))(params, {}, x, y, count)
+    actual = form_gradients(written_form(model), "fp32", 0.3)(params, {}, x, y, count)
+    assert distance(expected[0], multiplied(actual[0])) < 1e-9
+    torch.testing.assert_close(actual[2], expected[2])
 
 
 @given(

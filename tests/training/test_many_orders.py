@@ -48,8 +48,8 @@ def test_few_clients_with_many_samples_draw_in_turn(clients):
     lengths = {"epochs": 2, "batch": 8}
     keys = seeds(1, "batches", 2, last=range(clients)).astype(np.uint64)
     one = [batch_order(own, seed=1, round=2, client=c, **lengths) for c, own in enumerate(samples)]
-    for found, expected in zip(batch_orders(samples, keys, **lengths), stack_orders(one, 8), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(batch_orders(samples, keys, **lengths), stack_orders(one, 8), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_another_numpy_is_not_imitated(monkeypatch):

@@ -45,10 +45,10 @@ def make_task(order, *, pools=1):
     return Assignment(model, lane_batch, [DoublePool(p.x, p.y, 10) for p in plain], start, {}, correction, tilt)
 
 
-def assert_same(wanted, found):
-    assert distance(wanted.updates, found.updates) < 1e-9
-    for one, two in zip(wanted.tilt, found.tilt, strict=True):
-        assert distance(one, two) < 1e-9
+def assert_same(expected, actual):
+    assert distance(expected.updates, actual.updates) < 1e-9
+    for first, second in zip(expected.tilt, actual.tilt, strict=True):
+        assert distance(first, second) < 1e-9
 
 
 @pytest.mark.parametrize("pools", [1, 2])

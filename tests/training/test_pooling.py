@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgma.training.pooling import FEWEST, pool_in_vectors
+from fedgma.training.threads.pooling import FEWEST, pool_in_vectors
 
 
 def both(layer, x):
@@ -28,16 +28,16 @@ def both(layer, x):
 @pytest.mark.parametrize("channels", [1, FEWEST, 33])
 def test_outputs_and_gradients_have_the_bits_of_torch(settings, channels):
     x = torch.randn(3, channels, 7, 8, generator=torch.Generator().manual_seed(0)).relu()  # many ties at zero
-    for one, two in zip(*both(nn.MaxPool2d(*settings), x), strict=True):
-        assert torch.equal(one, two)
-        assert one.stride() == two.stride()
+    for first, second in zip(*both(nn.MaxPool2d(*settings), x), strict=True):
+        assert torch.equal(first, second)
+        assert first.stride() == second.stride()
 
 
 def test_nan_and_infinities_pass_as_in_torch():
     x = torch.randn(2, FEWEST, 4, 4, generator=torch.Generator().manual_seed(0))
     x[0, :, 0, 1], x[1, :, :2, :2], x[0, :, 2, 2] = torch.nan, -torch.inf, torch.inf
-    for one, two in zip(*both(nn.MaxPool2d(2), x), strict=True):
-        assert torch.equal(one.nan_to_num(7), two.nan_to_num(7))
+    for first, second in zip(*both(nn.MaxPool2d(2), x), strict=True):
+        assert torch.equal(first.nan_to_num(7), second.nan_to_num(7))
 
 
 def test_other_inputs_take_the_way_of_torch():

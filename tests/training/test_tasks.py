@@ -41,16 +41,16 @@ def test_loop_lanes_and_engine_train_the_same(name):
     assignment = Assignment(model, make_lane_batch(federation, range(3)), [federation.train], *start_of(model))
     columns = columns_of(task, model, federation.train)
     gradients = lane_gradients(model, task=task)
-    wanted = loop.train(assignment, task=task)
+    expected = loop.train(assignment, task=task)
     others = [
         lanes.train(assignment, gradients=gradients, measures=columns.number),
         Engine(gradients, compile=False, measures=columns.number)(assignment),
     ]
-    assert wanted.flat.abs().max() > 1e-3
-    for found in others:
-        assert distance(wanted.updates, found.updates) < 1e-5
-        torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found.measures.double(), wanted.measures.double(), rtol=1e-4, atol=1e-4)
+    assert expected.flat.abs().max() > 1e-3
+    for actual in others:
+        assert distance(expected.updates, actual.updates) < 1e-5
+        torch.testing.assert_close(actual.loss, expected.loss, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual.measures.double(), expected.measures.double(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -94,12 +94,12 @@ def test_padding_counts_for_nothing_in_next_token_prediction():
     rng = torch.Generator().manual_seed(0)
     logits, y = torch.randn(3, 4, 5, generator=rng), torch.randint(5, (3, 4), generator=rng)
     y[0, 1:], y[2, :] = PADDING, PADDING  # one token is left of the first sample, none of the last
-    found = scores(NEXT_TOKEN, None, logits, y)
-    wanted = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=PADDING)
-    assert found["loss"] == pytest.approx(wanted.item(), rel=1e-5)
-    assert found["perplexity"] == pytest.approx(wanted.exp().item(), rel=1e-5)
+    actual = scores(NEXT_TOKEN, None, logits, y)
+    expected = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=PADDING)
+    assert actual["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert actual["perplexity"] == pytest.approx(expected.exp().item(), rel=1e-5)
     real = y != PADDING
-    assert found["accuracy"] == pytest.approx((logits.argmax(-1) == y)[real].float().mean().item(), rel=1e-5)
+    assert actual["accuracy"] == pytest.approx((logits.argmax(-1) == y)[real].float().mean().item(), rel=1e-5)
 
 
 def test_a_sample_of_padding_alone_does_not_move_the_model():
@@ -189,7 +189,7 @@ def test_a_task_that_does_not_have_its_form_is_refused_with_a_sentence(words):
         scores(as_task(kind, "Wrong"), None, torch.zeros(2, 2), torch.zeros(2, 2))
 
 
-def test_classification_is_what_it_was():
+def test_classification_has_the_cross_entropy_of_torch_and_the_share_of_hits():
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 1, 0])
     found = scores(CLASSIFICATION, None, logits, y)
     assert found["accuracy"] == pytest.approx(2 / 3)

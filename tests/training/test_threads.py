@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from fedgma.simulation.fleet import assemble, play_round, start
-from fedgma.training import loop, threads
+from fedgma.training import loop
 from fedgma.training.choose import choose, lanes_of_a_chunk
 from fedgma.training.lane_batch import Assignment, Tilt
-from fedgma.training.threads import Threads, why_not_threads
+from fedgma.training.threads import trainer
+from fedgma.training.threads.safety import GlobalGenerators, equal, why_not_threads
+from fedgma.training.threads.trainer import Threads
 from lane_twins import correction_like, make_lane_batch, start_of
 from plain_pools import make_federation
 from run_specs import make_spec
@@ -108,15 +110,15 @@ def task_of(model, sizes=SIZES, **settings):
 
 def by_the_loop(task):
     """What the loop gives on one thread of torch."""
-    with threads.one_thread():
+    with trainer.one_thread():
         return loop.train(task)
 
 
-def assert_same(one, two):
-    assert torch.equal(one.flat, two.flat)
-    assert torch.equal(one.loss, two.loss)
-    assert torch.equal(one.measures, two.measures)
-    assert all(torch.equal(one.buffers[name], two.buffers[name]) for name in one.buffers)
+def assert_same(first, second):
+    assert torch.equal(first.flat, second.flat)
+    assert torch.equal(first.loss, second.loss)
+    assert torch.equal(first.measures, second.measures)
+    assert all(torch.equal(first.buffers[name], second.buffers[name]) for name in first.buffers)
 
 
 SETTINGS = [
@@ -144,10 +146,10 @@ def test_corrections_and_tilts_are_those_of_the_lane():
     tilt = Tilt(*(correction_like(task.start, len(SIZES), seed) for seed in (1, 2, 3)))
     task = task._replace(correction=correction_like(task.start, len(SIZES)), tilt=tilt)
     before = tilt.mapped(lambda part: {name: value.clone() for name, value in part.items()})
-    one, two = (trainer(task) for trainer in (by_the_loop, Threads(workers=2)))
-    assert_same(one, two)
-    assert threads.same(tuple(one.tilt), tuple(two.tilt))
-    assert threads.same(tuple(before), tuple(tilt))
+    first, second = (trainer(task) for trainer in (by_the_loop, Threads(workers=2)))
+    assert_same(first, second)
+    assert equal(tuple(first.tilt), tuple(second.tilt))
+    assert equal(tuple(before), tuple(tilt))
 
 
 def test_a_fleet_chooses_threads_for_a_small_module_of_a_user():
@@ -173,9 +175,9 @@ def test_a_fleet_chooses_threads_for_a_small_module_of_a_user():
 )
 def test_what_threads_would_disturb_is_found_in_a_trial(kind, reason):
     pool, model = make_federation(SIZES, (1, 6, 6)).train, kind()
-    before = threads.random_states()
+    before = GlobalGenerators.read()
     assert why_not_threads(model, pool) == reason
-    assert threads.same(before, threads.random_states())
+    assert not before.have_moved()
 
 
 def test_hooks_and_errors_stay_with_the_loop():
@@ -210,19 +212,19 @@ def test_a_named_trainer_says_why_it_is_the_loop(caplog):
 @pytest.mark.parametrize(("seconds", "useful"), [([0.0, 1.0, 2.0], True), ([0.0, 1.0, 9.0], False)])
 def test_threads_that_are_slower_than_the_loop_are_not_used(monkeypatch, seconds, useful):
     ticks = iter(seconds)
-    monkeypatch.setattr(threads.time, "perf_counter", lambda: next(ticks))
-    task, trainer = task_of(Net(), sizes=[4] * 6), Threads(workers=2, calls=1)
-    trainer(task)  # five clients in one second, or in eight; the one alone took one
-    assert trainer.useful is useful
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(ticks))
+    task, threads = task_of(Net(), sizes=[4] * 6), Threads(workers=2, calls=1)
+    threads(task)  # five clients in one second, or in eight; the one alone took one
+    assert threads.useful is useful
 
 
 def test_a_model_that_draws_later_is_trained_again_by_the_loop():
     task, trainer = task_of(Rarely()), Threads(workers=2)
     assert why_not_threads(task.model, task.pools[0]) is None
-    states = threads.random_states()
+    states = GlobalGenerators.read()
     assert_same(by_the_loop(task), trainer(task))
     assert trainer.draws
-    assert threads.same(states, threads.random_states())
+    assert not states.have_moved()
 
 
 def test_copies_of_the_model_are_kept_for_the_next_call_and_not_for_another_model():
@@ -271,16 +273,16 @@ def test_the_number_of_torch_threads_is_as_before():
     ],
 )
 def test_the_environment_limits_the_threads(monkeypatch, variables, wanted):
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda process: range(8), raising=False)
+    monkeypatch.setattr(trainer.os, "sched_getaffinity", lambda process: range(8), raising=False)
     for name in ("OMP_NUM_THREADS", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, variables.get(name, ""))
-    assert threads.cores() == wanted
+    assert trainer.cores() == wanted
 
 
 def test_threads_take_a_quarter_of_the_memory_and_chunks_that_keep_them_busy(monkeypatch):
-    monkeypatch.setattr(threads, "cores", lambda: 16)
-    monkeypatch.setattr(threads.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1024}[name])
-    assert [threads.workers_for(size) for size in (0, 2**10, 2**18, 2**30)] == [16, 16, 4, 1]
+    monkeypatch.setattr(trainer, "cores", lambda: 16)
+    monkeypatch.setattr(trainer.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1024}[name])
+    assert [trainer.workers_for(size) for size in (0, 2**10, 2**18, 2**30)] == [16, 16, 4, 1]
     pool = make_federation(SIZES, (1, 6, 6)).train
     trainers = [choose(name, Net(), [pool]) for name in ("threads", "loop")]
     assert [lanes_of_a_chunk(trainer, 3) for trainer in trainers] == [64, 3]
@@ -288,8 +290,8 @@ def test_threads_take_a_quarter_of_the_memory_and_chunks_that_keep_them_busy(mon
 
 
 def test_numpy_draws_count_as_random_numbers():
-    before = threads.random_states()
+    before = GlobalGenerators.read()
     np.random.rand()  # noqa: NPY002
-    assert not threads.same(before, threads.random_states())
-    threads.restore(before)
-    assert threads.same(before, threads.random_states())
+    assert before.have_moved()
+    before.restore()
+    assert not before.have_moved()

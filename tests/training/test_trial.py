@@ -149,13 +149,13 @@ def test_tied_weights_train_alike_in_loop_lanes_and_engine_and_as_plain_torch_do
     model, federation = Tied().double(), make_federation([5, 3], (4,), classes=3)
     pool, (start, buffers) = DoublePool(*vars(federation.train).values()), start_of(model)
     task = Assignment(model, make_lane_batch(federation, range(2)), [pool], start, buffers)
-    one, two = loop.train(task), lanes.train(task)
+    first, second = loop.train(task), lanes.train(task)
     three = Engine(lane_gradients(model), compile=False)(task)
-    assert distance(one.updates, two.updates) < 1e-9
-    assert distance(one.updates, three.updates) < 1e-9
+    assert distance(first.updates, second.updates) < 1e-9
+    assert distance(first.updates, three.updates) < 1e-9
     for client in range(2):
         plain = plainly_trained(model, pool, federation.clients[client], client)
-        found = {name: start[name][0] + value[client] for name, value in one.updates.items()}
+        found = {name: start[name][0] + value[client] for name, value in first.updates.items()}
         assert distance(named_tensors(plain)[0], found) < 1e-9
 
 

@@ -51,18 +51,18 @@ class Products:
         """
         present = list(names)
         if self.known is None:
-            found = {}
+            pairs = {}
             for name in present:
                 for first, second in MARKS.items():
                     if first in name and (other := name.replace(first, second)) in present:
-                        found[name.replace(first, f"{second}A")] = (other, name)
+                        pairs[name.replace(first, f"{second}A")] = (other, name)
         else:
-            found = {name: (b, a) for name, b, a in self.known}
-        missing = sorted({name for pair in found.values() for name in pair} - set(present))
-        if not found or missing:
+            pairs = {name: (b, a) for name, b, a in self.known}
+        missing = sorted({name for pair in pairs.values() for name in pair} - set(present))
+        if not pairs or missing:
             what = f"no {missing[0]!r}" if missing else "no pair of names with 'lora_A' and 'lora_B'"
             raise ConfigError(f"products of adapters: the parameters have {what}; got {', '.join(present[:4])}, ...")
-        return found
+        return pairs
 
     def lift(self, params: Params) -> dict[str, Array]:
         """The model with each pair replaced by its product, as a matrix.

@@ -61,13 +61,13 @@ def _cross_fit(
     stack: Array, weights: Sequence[float], clients: Sequence[Hashable], *, mask: VoteMask, seed: int
 ) -> Array:
     """The weighted mean of two halves, each masked by the votes of the other; a client alone is not masked."""
-    drawn = sorted(range(len(clients)), key=lambda place: _draw(seed, clients[place]))
+    drawn = sorted(range(len(clients)), key=lambda position: _draw(seed, clients[position]))
     flat = stack.reshape(len(stack), -1)
     total: Any = 0.0
-    for own, others in ((drawn[0::2], drawn[1::2]), (drawn[1::2], drawn[0::2])):
-        summed: Any = sum(weights[place] * cast(flat[place], "float64") for place in own)
-        votes: Any = sum(cast(signs(flat[place]), "int64") for place in others)
-        total = total + (summed * mask(votes, len(others), "float64") if others else summed)
+    for half, other_half in ((drawn[0::2], drawn[1::2]), (drawn[1::2], drawn[0::2])):
+        summed: Any = sum(weights[position] * cast(flat[position], "float64") for position in half)
+        votes: Any = sum(cast(signs(flat[position]), "int64") for position in other_half)
+        total = total + (summed * mask(votes, len(other_half), "float64") if other_half else summed)
     return quotient(total, math.fsum(weights)).reshape(stack.shape[1:])
 
 

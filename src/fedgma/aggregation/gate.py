@@ -161,8 +161,8 @@ def check_members(seen: Collection[Hashable], clients: int, gate: Gate) -> None:
         return
     if len(seen) < clients:
         raise DataError(f"the gate has selected clients, but {clients - len(seen)} clients of the tally have no name")
-    if strangers := set(seen) - set(gate.selected):
-        raise DataError(f"the tally holds clients that were not selected, such as {min(map(repr, strangers))}")
+    if unselected := set(seen) - set(gate.selected):
+        raise DataError(f"the tally holds clients that were not selected, such as {min(map(repr, unselected))}")
 
 
 def read_weight(weight: object, max_weight: float) -> float:
@@ -230,7 +230,7 @@ def _read_spec(name: str, array: object) -> Spec:
         entry = spec(array)
     except NotDense as odd:
         raise Refused("dtype", f"{name!r:.60} must be a dense array of numbers, got {odd}") from None
-    except Exception:  # whatever a stranger's object raises when it is read
+    except Exception:  # an unknown object may raise anything when it is read
         raise Refused("dtype", f"{name!r:.60} must be an array of numbers, got {type(array).__name__}") from None
     if entry.dtype not in NUMBERS:
         raise Refused("dtype", f"{name!r:.60} must hold numbers, got {entry.dtype}")

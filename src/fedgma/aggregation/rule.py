@@ -155,10 +155,12 @@ class Rule:
         """What `measure` finds in one array: numbers [...]."""
         if self.measure is None:
             return {}
-        found = self._call(self.measure, self.measures, view)
-        if not isinstance(found, Mapping) or any(np.shape(value) != view.mean.shape[:-1] for value in found.values()):
+        numbers = self._call(self.measure, self.measures, view)
+        if not isinstance(numbers, Mapping) or any(
+            np.shape(value) != view.mean.shape[:-1] for value in numbers.values()
+        ):
             raise ConfigError(f"rule {self.name!r}: measure must return a number by name, summed over the last axis")
-        return {name: value if is_torch(value) else np.asarray(value) for name, value in found.items()}
+        return {name: value if is_torch(value) else np.asarray(value) for name, value in numbers.items()}
 
     def _call(self, function: Compute, arguments: tuple[str, ...], view: View) -> Any:
         try:
@@ -261,15 +263,15 @@ def _computed(rule: Rule, merged: Aggregate, tally: Tally | None, state: RuleSta
     masked = any(step.mask is not None for step in steps.values())
     means, masks, after = dict(merged.mean), {}, {key: {} for key in rule.state}  # type: ignore[var-annotated]
     for name, view in views.items():
-        entry, place = spec(merged.mean[name]), placement(merged.mean[name])
+        entry, home = spec(merged.mean[name]), placement(merged.mean[name])
         kind = Spec(entry.shape, "float64" if entry.dtype == "float64" else "float32")
         step = steps[name]
         if step.mean is not view.mean:
-            means[name] = _result(rule, name, step.mean, entry, place)
+            means[name] = _result(rule, name, step.mean, entry, home)
         if masked:
-            masks[name] = _result(rule, name, view.mean * 0 + 1 if step.mask is None else step.mask, kind, place)
+            masks[name] = _result(rule, name, view.mean * 0 + 1 if step.mask is None else step.mask, kind, home)
         for key in rule.state:
-            after[key][name] = _result(rule, name, step.state.get(key, view.state[key]), kind, place)
+            after[key][name] = _result(rule, name, step.state.get(key, view.state[key]), kind, home)
     length = merged.mask if rule.keep_length else None
     return merged._replace(mean=means, mask=masks if masked else None, length=length, state=after)
 

@@ -162,7 +162,7 @@ def decode(
         raise DataError(f"a secure sum of this model must have {expected} entries, got {len(total)}")
     clients, cut, weight = (int(value) for value in total[:HEAD])
     first = HEAD + sum(sizes.values())
-    cuts = [HEAD, *(first + voting * place for place in range(len(parts)))]
+    cuts = [HEAD, *(first + voting * part for part in range(len(parts)))]
     sections = dict(zip(("total", *parts), np.split(total, cuts)[1:], strict=True))
     _check_total(sections, clients, cut, weight, encoding)
     tally = Tally({name: like[name] for name in entries}, buffers=buffers, further=further)
@@ -232,7 +232,7 @@ PARTS: dict[str, Callable[[Array, Vector, int], Vector]] = {
 
 
 def _sent_parts(further: Collection[str]) -> list[str]:
-    """The parts that clients send for each array, in order; a rounding error is none of them."""
+    """The parts that clients send for each array, in order; a rounding error is not one of them."""
     if "squares" in further:
         raise ConfigError(
             "a secure sum does not carry squares: in levels of equal distance those of small entries would be zero; "

@@ -176,7 +176,9 @@ def arguments_of(function: Compute, state: Mapping[str, float], rule: str) -> tu
         needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
         if parameter.name not in known and needed:
             names = ", ".join(sorted(known))
-            raise ConfigError(f"rule {rule!r} asks for {parameter.name!r}, which is no sum of a round; known: {names}")
+            raise ConfigError(
+                f"rule {rule!r} asks for {parameter.name!r}, which is not a sum of a round; known: {names}"
+            )
     return tuple(p.name for p in parameters if p.name in known and not is_bound(function, p.name))
 
 
@@ -207,10 +209,10 @@ def read_step(result: Any, view: View, rule: str) -> Step:
     return step._replace(state=step.state or {})
 
 
-def total_measures(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def total_measures(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Measures of all arrays of a model, summed in their order, as columns [..., 1]."""
     totals: dict[str, Array] = {}
-    for numbers in found:
+    for numbers in measured:
         for name, value in numbers.items():
             totals[name] = totals[name] + value if name in totals else value
     return {name: value[..., None] for name, value in totals.items()}

@@ -283,9 +283,9 @@ def _read_array(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, dtype: str
     if key not in arrays:
         raise DataError(f"the packed tally has no array {key!r}")
     array = np.asarray(arrays[key])
-    found, wanted = spec(array), Spec((size,), dtype)
-    if found != wanted:
-        raise DataError(f"the packed tally's {key!r} must be {wanted}, got {found}")
+    actual, expected = spec(array), Spec((size,), dtype)
+    if actual != expected:
+        raise DataError(f"the packed tally's {key!r} must be {expected}, got {actual}")
     return array.astype(dtype)  # a copy, in this machine's byte order
 
 

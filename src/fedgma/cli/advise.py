@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fedgma.cli.bars import Display
     from fedgma.experiments.advise.advice import Advice
-    from fedgma.experiments.advise.search import Found
+    from fedgma.experiments.advise.search import Findings
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Played
@@ -46,31 +46,31 @@ def advise(
     """
     from fedgma.cli.signals import obeying_signals
 
-    manner = play.Manner(out, device, precision, quiet, as_json, 10.0, True, model_version)
+    options = play.Options(out, device, precision, quiet, as_json, 10.0, True, model_version)
     began = time.monotonic()
     with obeying_signals(training=True) as stopping:
         from fedgma.experiments.advise.advice import conclude
         from fedgma.experiments.advise.question import ask
-        from fedgma.experiments.advise.search import Trainer, find_out
+        from fedgma.experiments.advise.search import Trainer, search_and_test
         from fedgma.experiments.materials import Materials
 
         grid = play.grid_of_words(words)
         materials = Materials(device, folder=grid.folder, precision=precision, version=model_version)
         question = ask(grid, materials, [name.strip() for name in (rules or "").split(",") if name.strip()])
         for remark in materials.remarks:
-            manner.console.print(remark, soft_wrap=True)
-        shown = Shown(manner.console, quiet=manner.silent)
+            options.console.print(remark, soft_wrap=True)
+        shown = Shown(options.console, quiet=options.silent)
         spent = time.monotonic() - began  # on imports and data
         trainer = Trainer(question, materials, out, time.monotonic, shown, stopping)
         try:
-            found = find_out(trainer, 60 * minutes, spent=spent)
+            findings = search_and_test(trainer, 60 * minutes, spent=spent)
         finally:
             shown.close()
     play.leave_if_stopped(stopping, out)
-    if found is not None:
-        advice = conclude(found)
-        write(found, advice, materials, out)
-        say(advice, manner, time.monotonic() - began)
+    if findings is not None:
+        advice = conclude(findings)
+        write(findings, advice, materials, out)
+        say(advice, options, time.monotonic() - began)
 
 
 class Shown:
@@ -106,30 +106,30 @@ class Shown:
             self._watch.bars.stop()
 
 
-def write(found: "Found", advice: "Advice", materials: "Materials", out: Path) -> None:
+def write(findings: "Findings", advice: "Advice", materials: "Materials", out: Path) -> None:
     """Write advice.toml, advice.md and the pictures."""
     from fedgma.experiments.advise.advice import settings_file
     from fedgma.experiments.advise.pictures import pictures_of
     from fedgma.reports.plots.style import save
 
     (out / "pictures").mkdir(parents=True, exist_ok=True)
-    for name, figure in pictures_of(found, advice).items():
+    for name, figure in pictures_of(findings, advice).items():
         for ending in ("png", "svg"):
             save(figure, out / "pictures" / f"{name}.{ending}")
-    (out / "advice.toml").write_text(settings_file(found, advice, materials), encoding="utf-8")
+    (out / "advice.toml").write_text(settings_file(findings, advice, materials), encoding="utf-8")
     text = "\n".join([f"# {advice.headline}", "", *(f"- {line}." for line in (*advice.reasons, *advice.notes))])
     (out / "advice.md").write_text(text + "\n", encoding="utf-8")
 
 
-def say(advice: "Advice", manner: play.Manner, seconds: float) -> None:
+def say(advice: "Advice", options: play.Options, seconds: float) -> None:
     """Print the advice in words, or as a JSON object."""
     from rich.text import Text
 
     from fedgma.statistics.labels import duration
     from fedgma.statistics.verdicts import as_object
 
-    settings = manner.out / "advice.toml"
-    if manner.as_json:
+    settings = options.out / "advice.toml"
+    if options.as_json:
         gain = None if advice.gain is None else as_object(advice.gain)
         rule, (client, server) = advice.chosen
         rates = {"client_learning_rate": client, "server_learning_rate": server}
@@ -147,10 +147,10 @@ def say(advice: "Advice", manner: play.Manner, seconds: float) -> None:
         chosen = {"rule": rule, **rates, "gain": gain, "arms": arms, "settings": str(settings)}
         typer.echo(json.dumps({**words, **chosen}))
         return
-    console = manner.console
+    console = options.console
     console.print(Text(f"{advice.headline}.", "bold"), soft_wrap=True)
     for line in advice.reasons:
         console.print(f"{line}.", soft_wrap=True)
     for line in advice.notes:
         console.print(f"note: {line}", soft_wrap=True)
-    console.print(f"{duration(seconds)}; settings: {settings}; pictures: {manner.out / 'pictures'}", soft_wrap=True)
+    console.print(f"{duration(seconds)}; settings: {settings}; pictures: {options.out / 'pictures'}", soft_wrap=True)

@@ -28,13 +28,13 @@ def on_ranks(on: str, ranks: int | None, replace: bool) -> bool:
     return on == "torchrun"
 
 
-def play_on_ranks(grid: "Grid", manner: play.Manner, ranks: int | None, *, replace: bool) -> None:
+def play_on_ranks(grid: "Grid", options: play.Options, ranks: int | None, *, replace: bool) -> None:
     """Train as one of the ranks that were started; if none were, start them and wait until they have ended."""
     from fedgma.experiments.ranks.places import find_place
 
     place = find_place(os.environ, ranks)
     if place is not None:
-        _play(grid, manner, place)
+        _play(grid, options, place)
         return
     from fedgma.experiments.ranks.launch import launch
 
@@ -47,23 +47,23 @@ def play_on_ranks(grid: "Grid", manner: play.Manner, ranks: int | None, *, repla
 def _gpus() -> int:
     import torch
 
-    if (found := torch.cuda.device_count()) == 0:
+    if (gpus := torch.cuda.device_count()) == 0:
         raise ConfigError(
             "--on torchrun starts one process for each GPU, and there is none; set their number by --ranks"
         )
-    return found
+    return gpus
 
 
-def _play(grid: "Grid", manner: play.Manner, place: "Place") -> None:
+def _play(grid: "Grid", options: play.Options, place: "Place") -> None:
     """Train as one rank; an error is said once, and ends this process without waiting for the others."""
     from fedgma.experiments.ranks.launch import end_with_launcher
 
     end_with_launcher(os.environ)
     if place.rank:
-        manner = manner._replace(quiet=True, as_json=False, label=None)
+        options = options._replace(quiet=True, as_json=False, label=None)
         logging.disable(logging.WARNING)  # the first rank warns for all
     try:
-        play.play_grid(grid, manner, place)
+        play.play_grid(grid, options, place)
     except FedgmaError as error:
         if not isinstance(error, RankLost) or not (place.rank or place.store):  # its launcher says it
             typer.echo(f"fedgma: {error}", err=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedgma.cli.bars import LINE_SECONDS
-from fedgma.cli.play import Manner, end, put_label, say_plan
+from fedgma.cli.play import Options, end, put_label, say_plan
 from fedgma.cli.signals import Stopping, obeying_signals
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments.materials import Materials
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned
 
 
-def spread_grid(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: str) -> None:
+def spread_grid(grid: "Grid", planned: "Sequence[Planned]", options: Options, address: str) -> None:
     """Train the missing runs on a cluster and print the outcome; after a signal every fleet writes a checkpoint."""
     if not re.fullmatch(r"ray(:[^:/]+:\d+)?", address):
         raise ConfigError(f"--on: expected here, ray or ray:HOST:PORT, got {address!r}")
-    put_label(planned, manner)
+    put_label(planned, options)
     with obeying_signals() as stopping:
-        errors = _play(grid, planned, manner, address, stopping) if missing(planned) else []
+        errors = _play(grid, planned, options, address, stopping) if missing(planned) else []
     if errors and not stopping():
         raise _error(errors)
-    end(planned, manner, stopping)
+    end(planned, options, stopping)
 
 
-def _play(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: str, stopping: Stopping) -> list[str]:
+def _play(grid: "Grid", planned: "Sequence[Planned]", options: Options, address: str, stopping: Stopping) -> list[str]:
     errors: list[str] = []
     left = missing(planned)
-    console = manner.console  # before Ray takes the standard output
-    with connected(address) as cluster, standing(manner.out) as token:
-        shares = [_share(members, grid, manner, token) for members in spread(left, cluster.fleets)]
+    console = options.console  # before Ray takes the standard output
+    with connected(address) as cluster, standing(options.out) as token:
+        shares = [_share(members, grid, options, token) for members in spread(left, cluster.fleets)]
         nodes = cluster.nodes
         say_plan(console, planned, left, len(shares), f"Ray, {'one node' if nodes == 1 else f'{nodes} nodes'}")
-        bars = _bars(console, off=manner.silent)
+        bars = _bars(console, off=options.silent)
         with bars:
             bar, said = bars.add_task("", total=None), time.monotonic()
             for alive, came in play_on(cluster, shares):
@@ -62,18 +62,18 @@ def _play(grid: "Grid", planned: "Sequence[Planned]", manner: Manner, address: s
     return errors
 
 
-def _share(members: "Sequence[Planned]", grid: "Grid", manner: Manner, token: "Path") -> Share:
+def _share(members: "Sequence[Planned]", grid: "Grid", options: Options, token: "Path") -> Share:
     materials = Materials("cpu", folder=grid.folder)
     return Share(
         settings=tuple(materials.located(run.settings) for run in members),
         fingerprints=tuple(run.fingerprint for run in members),
-        out=manner.out.absolute(),
+        out=options.out.absolute(),
         token=token,
-        device=manner.device,
-        precision=manner.precision,
-        checkpoint_seconds=manner.checkpoint_seconds,
-        keep_state=manner.keep_state,
-        version=manner.version,
+        device=options.device,
+        precision=options.precision,
+        checkpoint_seconds=options.checkpoint_seconds,
+        keep_state=options.keep_state,
+        version=options.version,
     )
 
 

@@ -52,7 +52,7 @@ Done = Annotated[
 ]
 
 
-class How(NamedTuple):
+class Options(NamedTuple):
     """The options that are the same for every experiment."""
 
     out: Path
@@ -118,8 +118,8 @@ def run(
 
     cut = Cut(rounds, seeds, cells, quick)
     earlier = tuple(done or ())
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, earlier, quiet)
-    _check_data([name for experiment in [look_up(name) for name in ids] for name in _play(experiment, cut, how)])
+    options = Options(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, earlier, quiet)
+    _check_data([name for experiment in [look_up(name) for name in ids] for name in _play(experiment, cut, options)])
 
 
 @app.command("all")
@@ -145,11 +145,11 @@ def run_all(
     from fedgma.paper.rates import Chosen
 
     cut = Cut(rounds, seeds, cells, quick)
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet=quiet)
+    options = Options(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet=quiet)
     absent = []
     for experiment in catalogue().values():
         if not cells or plan_runs(experiment, Chosen(), cut).runs:
-            absent += _play(experiment, cut, how, all_of_them=True)
+            absent += _play(experiment, cut, options, all_of_them=True)
     _check_data(absent)
 
 
@@ -199,15 +199,17 @@ def search(
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
     cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
     earlier, silent = tuple(done or ()), quiet or as_json
-    how = How(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier, quiet=silent)
-    _play(experiment, cut, how)
+    options = Options(
+        out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier, quiet=silent
+    )
+    _play(experiment, cut, options)
     entries, unfinished = read_entries([*([out] if out.is_dir() else []), *earlier])
     searched = compare_runs(experiment, merged(entries), chosen, cut, unfinished=unfinished)
-    found = write_search(searched, chosen, to, by_setting=by_setting)
+    best_pairs = write_search(searched, chosen, to, by_setting=by_setting)
     doubtful = doubts(searched, by_setting=by_setting)
     written = [str(to / "rates.csv"), str(to / "chosen.toml")]
     names = ("dataset", "algorithm", "rule", "client", "server")
-    chosen_rates = [dict(zip(names, (*key, *rates), strict=True)) for key, rates in found.items()]
+    chosen_rates = [dict(zip(names, (*key, *rates), strict=True)) for key, rates in best_pairs.items()]
     if as_json:
         typer.echo(json.dumps({"rates": chosen_rates, "in doubt": doubtful, "written": written}))
     elif not quiet:
@@ -233,7 +235,7 @@ def _check_data(absent: list[str]) -> None:
         )
 
 
-def _play(experiment: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool = False) -> list[str]:
+def _play(experiment: "Experiment", cut: "Cut", options: "Options", *, all_of_them: bool = False) -> list[str]:
     """Run one experiment: print its plan, train its runs, do its analysis; return the data sets that are missing.
 
     An experiment whose learning rates have to be searched first is an error, or left out if all are to be run.
@@ -244,9 +246,9 @@ def _play(experiment: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool
     from fedgma.paper.plans import plan_runs
     from fedgma.paper.rates import read_chosen
 
-    console = Console(highlight=False, markup=False, quiet=how.quiet)
+    console = Console(highlight=False, markup=False, quiet=options.quiet)
     console.print(f"{experiment.id}: {experiment.title} ({experiment.source})", soft_wrap=True)
-    plan = plan_runs(experiment, read_chosen(how.rates), cut)
+    plan = plan_runs(experiment, read_chosen(options.rates), cut)
     if cut.cells and not plan.runs:
         raise ConfigError(
             f"no cell of {experiment.id} fits --cells {cut.cells!r}; `fedgma paper list` describes the experiments"
@@ -260,18 +262,20 @@ def _play(experiment: "Experiment", cut: "Cut", how: "How", *, all_of_them: bool
         return []
     if plan.unrated:
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
-    absent = _play_runs(plan, how, console) if plan.runs else []
+    absent = _play_runs(plan, options, console) if plan.runs else []
     if plan.runs:
-        console.print(f"compare with: fedgma paper compare {experiment.id} {shlex.quote(str(how.out))}", soft_wrap=True)
+        console.print(
+            f"compare with: fedgma paper compare {experiment.id} {shlex.quote(str(options.out))}", soft_wrap=True
+        )
     if experiment.analysis:
         from fedgma.paper.results import run_analysis
 
-        for line in run_analysis(experiment, cut, how.out, device=how.device):
+        for line in run_analysis(experiment, cut, options.out, device=options.device):
             console.print(line, soft_wrap=True)
     return absent
 
 
-def _play_runs(plan: "Plan", how: "How", console: "Console") -> list[str]:
+def _play_runs(plan: "Plan", options: "Options", console: "Console") -> list[str]:
     """Train the missing runs of a plan, with progress bars; return the data sets that this machine does not have."""
     from fedgma.cli.play import leave_if_stopped
     from fedgma.cli.signals import obeying_signals
@@ -283,30 +287,30 @@ def _play_runs(plan: "Plan", how: "How", console: "Console") -> list[str]:
     with obeying_signals(training=True) as stopping:
         from fedgma.experiments.materials import Materials
 
-        materials = Materials(how.device, precision=how.precision)
-        grid, absent = _with_data(_without_done(plan.grid, how, console), console)
-        planned = plans.plan(grid, materials, how.out)
+        materials = Materials(options.device, precision=options.precision)
+        grid, absent = _with_data(_without_done(plan.grid, options, console), console)
+        planned = plans.plan(grid, materials, options.out)
         undone = plans.missing(planned)
         left, reasons = fleets.playable(undone, materials)
         for reason in reasons:
             console.print(reason, soft_wrap=True)
-        packed = fleets.pack_alike(left, materials, how.fleet)
+        packed = fleets.pack_alike(left, materials, options.fleet)
         if left or (planned and not undone):
             total = sum(samples(run.settings) for run in left) / 1e6
-            where = f"{materials.device}, {how.precision}, {total:,.1f} million samples"
+            where = f"{materials.device}, {options.precision}, {total:,.1f} million samples"
             say_plan(console, planned, left, len(packed), where)
         else:
             console.print("no run to train")
-        seconds = fleets.estimate(packed, materials) if how.estimate and packed and not stopping() else None
+        seconds = fleets.estimate(packed, materials) if options.estimate and packed and not stopping() else None
         if seconds is not None:
             console.print(f"about {duration(seconds)} at the rate of the first rounds")
-        _play_fleets(packed, materials, how, stopping, console)
-    leave_if_stopped(stopping, how.out)
+        _play_fleets(packed, materials, options, stopping, console)
+    leave_if_stopped(stopping, options.out)
     return absent
 
 
 def _play_fleets(
-    packed: "list[list[Planned]]", materials: "Materials", how: "How", stopping: "Stopping", console: "Console"
+    packed: "list[list[Planned]]", materials: "Materials", options: "Options", stopping: "Stopping", console: "Console"
 ) -> None:
     """Train fleet after fleet and print a line for each; stop before one that is not expected to end in time."""
     from fedgma.cli.bars import Display
@@ -318,28 +322,28 @@ def _play_fleets(
     for number, members in enumerate(packed, 1):
         if stopping():
             return
-        if how.minutes is not None and clock.expected(members) > 60 * how.minutes:
+        if options.minutes is not None and clock.expected(members) > 60 * options.minutes:
             console.print(
-                f"{len(packed) - number + 1} fleets were not started: they would end after {how.minutes:g} minutes"
+                f"{len(packed) - number + 1} fleets were not started: they would end after {options.minutes:g} minutes"
             )
             return
-        watch = Display(console, quiet=how.quiet, names=arm_names(members))
-        options = {"checkpoint_seconds": how.checkpoint_seconds, "keep_state": how.keep}
-        play_fleets([members], materials, watch, stopping, **options)
+        watch = Display(console, quiet=options.quiet, names=arm_names(members))
+        training = {"checkpoint_seconds": options.checkpoint_seconds, "keep_state": options.keep}
+        play_fleets([members], materials, watch, stopping, **training)
         console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
 
-def _without_done(grid: "Grid", how: "How", console: "Console") -> "Grid":
+def _without_done(grid: "Grid", options: "Options", console: "Console") -> "Grid":
     """The runs that were not made elsewhere; says how many were."""
-    if not how.done:
+    if not options.done:
         return grid
     from fedgma.paper.entries import merged, read_entries
     from fedgma.paper.queue import not_made
     from fedgma.statistics.labels import counted
 
-    left = not_made(grid.runs, merged(read_entries(how.done)[0]))
+    left = not_made(grid.runs, merged(read_entries(options.done)[0]))
     made = counted(len(grid.runs) - len(left), "run")
-    console.print(f"done in {', '.join(map(str, how.done))}: {made}", soft_wrap=True)
+    console.print(f"done in {', '.join(map(str, options.done))}: {made}", soft_wrap=True)
     return grid._replace(runs=tuple(left))
 
 

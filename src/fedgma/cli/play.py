@@ -74,7 +74,7 @@ State = Annotated[
 LOG_WIDTH = 200  # characters
 
 
-class Manner(NamedTuple):
+class Options(NamedTuple):
     """How to train and report, whichever the runs: the options that both commands take."""
 
     out: Path
@@ -137,13 +137,13 @@ def _check_dashes(words: list[str]) -> None:
         option = word.partition("=")[0]
         name = option.lstrip("-").replace("-", "_")
         if name in every_name() and word.startswith("--"):
-            raise ConfigError(f"{name} is a setting and no option; write {name}=VALUE")
+            raise ConfigError(f"{name} is a setting, not an option; write {name}=VALUE")
         if word.startswith("-"):
             known = [name for option in click.get_current_context().command.params for name in option.opts]
             raise click.NoSuchOption(option, possibilities=difflib.get_close_matches(option, known))
 
 
-def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> None:
+def play_grid(grid: "Grid", options: Options, place: "Place | None" = None) -> None:
     """Train the missing runs of a grid and print the outcome; after a signal they can be resumed.
 
     A long job is estimated first; at a terminal, a very long one is begun only if the user agrees. `place` is that of
@@ -152,7 +152,7 @@ def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> Non
     from fedgma.cli.bars import Display
     from fedgma.cli.signals import obeying_signals
 
-    console, speaks = manner.console, place is None or place.rank == 0
+    console, speaks = options.console, place is None or place.rank == 0
     with obeying_signals(training=True, following=not speaks) as stopping, contextlib.ExitStack() as opened:
         from fedgma.experiments.materials import Materials
         from fedgma.experiments.plan import plan
@@ -161,36 +161,36 @@ def play_grid(grid: "Grid", manner: Manner, place: "Place | None" = None) -> Non
         from fedgma.experiments.ranks.rendezvous import joined
         from fedgma.training.ranks import agreed as asked_first
 
-        ranks, device = opened.enter_context(joined(place, manner.device))
-        materials = Materials(device, folder=grid.folder, precision=manner.precision, version=manner.version)
-        planned = plan(grid, materials, manner.out)
+        ranks, device = opened.enter_context(joined(place, options.device))
+        materials = Materials(device, folder=grid.folder, precision=options.precision, version=options.version)
+        planned = plan(grid, materials, options.out)
         packed = fleets_of(planned, materials, ranks)
         left = [run for members in packed for run in members]
         for remark in materials.remarks:
             console.print(remark, soft_wrap=True)
         over = f", {ranks.size} ranks" if ranks.size > 1 else ""
         say_plan(console, planned, left, len(packed), f"{materials.device}{over}")
-        if manner.dry:
-            facts = {"out": str(manner.out), "runs": len(planned), "device": str(materials.device)}
-            say_estimate(console, packed, materials, facts=facts if manner.as_json else None)
+        if options.dry:
+            facts = {"out": str(options.out), "runs": len(planned), "device": str(materials.device)}
+            say_estimate(console, packed, materials, facts=facts if options.as_json else None)
             return
-        if not (manner.silent or manner.yes or agreed(console, packed, materials)):
+        if not (options.silent or options.yes or agreed(console, packed, materials)):
             return
-        put_label(planned, manner)
-        watch = Display(console, quiet=manner.silent, names=arm_names(planned))
-        options = {"checkpoint_seconds": manner.checkpoint_seconds, "keep_state": manner.keep_state, "ranks": ranks}
-        play_fleets(packed, materials, watch, asked_first(ranks, stopping), **options)
+        put_label(planned, options)
+        watch = Display(console, quiet=options.silent, names=arm_names(planned))
+        training = {"checkpoint_seconds": options.checkpoint_seconds, "keep_state": options.keep_state, "ranks": ranks}
+        play_fleets(packed, materials, watch, asked_first(ranks, stopping), **training)
     if speaks:
-        end(planned, manner, stopping)
+        end(planned, options, stopping)
 
 
-def put_label(planned: "Sequence[Planned]", manner: Manner) -> None:
+def put_label(planned: "Sequence[Planned]", options: Options) -> None:
     """Give the runs the name and the note of the command line."""
     from fedgma.records.label import write_label
 
     for run in planned:
-        if manner.label is not None and run.folder is not None:
-            write_label(run.folder, manner.label)
+        if options.label is not None and run.folder is not None:
+            write_label(run.folder, options.label)
 
 
 def play_fleets(
@@ -224,16 +224,16 @@ def leave_if_stopped(stopping: "Stopping", out: Path) -> None:
         raise typer.Exit(stopping.code)
 
 
-def end(planned: "Sequence[Planned]", manner: Manner, stopping: "Stopping") -> None:
+def end(planned: "Sequence[Planned]", options: Options, stopping: "Stopping") -> None:
     """Print the outcome, or that the command was stopped."""
     from fedgma.experiments.play import conclude
 
-    leave_if_stopped(stopping, manner.out)
+    leave_if_stopped(stopping, options.out)
     outcome = conclude(planned)
-    if manner.as_json:
-        typer.echo(json.dumps(as_object(outcome, manner.out)))
+    if options.as_json:
+        typer.echo(json.dumps(as_object(outcome, options.out)))
     else:
-        print_outcome(manner.console, outcome, manner.out)
+        print_outcome(options.console, outcome, options.out)
 
 
 def say_plan(
@@ -303,9 +303,9 @@ def as_object(outcome: "Outcome", out: Path) -> dict[str, Any]:
     by_metric = {name: against_baseline(_scored(outcome), metric=name) for name in Summary._fields}
     verdicts = [
         {"where": cell.where, "first": comparison.names[0], "second": comparison.names[1]}
-        | {name: verdict_object(by_metric[name][which].cells[place].verdict) for name in by_metric}
+        | {name: verdict_object(by_metric[name][which].cells[row].verdict) for name in by_metric}
         for which, comparison in enumerate(outcome.comparisons)
-        for place, cell in enumerate(comparison.cells)
+        for row, cell in enumerate(comparison.cells)
     ]
     runs = [{**run.head, "summary": _summary(run)} for run in outcome.runs]
     return {"out": str(out), "runs": runs, "verdicts": verdicts, "notes": list(outcome.notes)}

@@ -89,8 +89,8 @@ def _deviation(first: str | None, second: str | None, runs: list[Path], sd: floa
         raise ConfigError("expected --sd with a number, or two arms of earlier runs, such as: fedgma power gma mean")
     if sd is not None:
         return sd, "points", ""
-    (ours, spoken), (theirs, also) = (side(str(name), runs, []) for name in (first, second))
-    made = compare(ours, theirs, (str(first), str(second)), apart=[*spoken, *also])
+    (ours, ours_fixed), (theirs, theirs_fixed) = (side(str(name), runs, []) for name in (first, second))
+    made = compare(ours, theirs, (str(first), str(second)), apart=[*ours_fixed, *theirs_fixed])
     samples = [[value for seed, value in cell.pairs.items() if seed not in cell.lost] for cell in made.cells]
     deviation = pooled_deviation([tuple(sample) for sample in samples if sample])
     pairs, left_out = sum(map(len, samples)), sum(len(cell.lost) for cell in made.cells)

@@ -94,14 +94,15 @@ def compare(
 ) -> None:
     """Pair two arms over seeds and settings: 95 % CI, signs, p values with Holm's correction over the settings."""
     from fedgma.errors import DataError
-    from fedgma.reports.tables import differences_table, text
+    from fedgma.reports.result_tables import differences_table
+    from fedgma.reports.tables import text
     from fedgma.statistics import comparisons
     from fedgma.statistics.arms import without_extended
 
     sides = [side(name, runs or [Path("runs")], where or []) for name in (first, second)]
-    (ours, spoken), (theirs, also_spoken) = sides
+    (ours, ours_fixed), (theirs, theirs_fixed) = sides
     names = (_name(first, second), _name(second, first))
-    apart = [*spoken, *also_spoken]
+    apart = [*ours_fixed, *theirs_fixed]
     extended = 0
     if "rounds" not in apart:
         (ours, shorter), (theirs, also) = without_extended(ours), without_extended(theirs)
@@ -139,10 +140,10 @@ def side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], l
 
 def _name(arm: str, other: str) -> str:
     """The name of an arm in a sentence: of a folder its last part, unless both folders have the same."""
-    from fedgma.statistics.labels import spoken
+    from fedgma.statistics.labels import in_sentence
 
     last = Path(arm).name if Path(arm).is_dir() and Path(arm).name != Path(other).name else arm
-    return spoken(last)
+    return in_sentence(last)
 
 
 def _late(runs: "list[Run]") -> int:

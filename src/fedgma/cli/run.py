@@ -58,9 +58,9 @@ def run(
         grid = embedded_comparison()
     from fedgma.records.label import make_label
 
-    manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
-    manner = manner._replace(label=make_label(name, note), dry=dry_run, yes=yes)
+    options = play.Options(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
+    options = options._replace(label=make_label(name, note), dry=dry_run, yes=yes)
     if dry_run or not on_ranks(on, ranks, replace):
-        play.play_grid(grid, manner)
+        play.play_grid(grid, options)
     else:
-        play_on_ranks(grid, manner, ranks, replace=replace)
+        play_on_ranks(grid, options, ranks, replace=replace)

@@ -48,22 +48,22 @@ def sweep(
     from fedgma.records.label import make_label
 
     grid = play.grid_of_words(words)
-    manner = play.Manner(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
-    manner = manner._replace(label=make_label(name, note), dry=dry_run, yes=yes)
+    options = play.Options(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
+    options = options._replace(label=make_label(name, note), dry=dry_run, yes=yes)
     planned = plan(grid, Materials("cpu", folder=grid.folder, precision=precision, version=model_version), out)
     states = {run.fingerprint: state_of(run) for run in planned}
     if status and as_json:
         typer.echo(json.dumps({"out": str(out), "runs": states}))
         return
-    print_states(manner.console, planned, states)
+    print_states(options.console, planned, states)
     if status:
         return
     if on == "here" or dry_run:
-        play.play_grid(grid, manner)
+        play.play_grid(grid, options)
     else:
         from fedgma.cli.on_ray import spread_grid
 
-        spread_grid(grid, planned, manner, on)
+        spread_grid(grid, planned, options, on)
 
 
 def state_of(run: "Planned") -> str:

@@ -4,6 +4,7 @@ Every function returns a `Partition` in which each sample is used once; `client_
 samples. The seed of a partition is independent of the seed of a run.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -155,11 +156,11 @@ def client_dirichlet(labels: Labels, clients: int, *, alpha: float = 0.5, seed: 
     rng = generator(seed, "client_dirichlet")
     members = [np.flatnonzero(labels == name) for name in np.unique(labels)]
     counts = [rng.multinomial(len(labels) // clients, _shares(rng, alpha, len(members))) for _ in range(clients)]
-    dealt = []  # by class, the samples of each client
+    by_class = []  # by class, the samples of each client
     for index, wanted in zip(members, np.transpose(counts), strict=True):
         samples = rng.permutation(np.resize(rng.permutation(index), wanted.sum()))
-        dealt.append(np.split(samples, np.cumsum(wanted)[:-1]))
-    parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]
+        by_class.append(np.split(samples, np.cumsum(wanted)[:-1]))
+    parts = [np.concatenate(pieces) for pieces in zip(*by_class, strict=True)]
     held = np.bincount(np.concatenate(parts), minlength=len(labels))
     note = f"{(held > 1).sum()} of {len(labels)} samples are used more than once, {(held == 0).sum()} not at all"
     return _partition(parts, (note,))
@@ -319,6 +320,16 @@ PARTITIONS: Mapping[str, Callable[..., Partition]] = {
     "quantity": quantity,
     "natural": natural,
 }
+
+
+def settings_of(name: str) -> tuple[str, ...]:
+    """The settings that a partition of the library reads, beside the number of clients and the seed.
+
+    >>> settings_of("dirichlet"), settings_of("iid")
+    (('alpha', 'min_size'), ())
+    """
+    parameters = inspect.signature(PARTITIONS[name]).parameters.values()
+    return tuple(entry.name for entry in parameters if entry.kind is entry.KEYWORD_ONLY and entry.name != "seed")
 
 
 def split(name: str, labels: Labels, clients: int | None, *, seed: int = 0, **settings: Any) -> Partition:

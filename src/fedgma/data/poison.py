@@ -58,9 +58,9 @@ def _poisoned(
     twice = replace(twice, x=torch.cat([train.x, changed.x]), y=torch.cat([train.y, changed.y]))
     clients = list(federation.clients)
     for client in np.flatnonzero(malicious).tolist():
-        own = clients[client]
-        chosen = generator(seed, "poison", client).permutation(len(own))[: round(share * len(own))]
-        moved = np.zeros(len(own), np.int64)
+        held = clients[client]
+        chosen = generator(seed, "poison", client).permutation(len(held))[: round(share * len(held))]
+        moved = np.zeros(len(held), np.int64)
         moved[chosen] = samples
-        clients[client] = own + moved
+        clients[client] = held + moved
     return replace(federation, train=twice, clients=tuple(clients))

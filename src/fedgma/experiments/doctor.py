@@ -63,35 +63,35 @@ def _device() -> Finding:
         free, total = torch.cuda.mem_get_info()
         return Finding("device", f"{torch.cuda.get_device_name()}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free")
     cores = available_cores()
-    found = f"cpu, {cores} cores, torch uses {torch.get_num_threads()} threads"
+    summary = f"cpu, {cores} cores, torch uses {torch.get_num_threads()} threads"
     if shutil.which("nvidia-smi"):
         return Finding(
-            "device", found, "this machine seems to have a GPU, but torch cannot use it; install torch with CUDA"
+            "device", summary, "this machine seems to have a GPU, but torch cannot use it; install torch with CUDA"
         )
     limits = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
     if limits and torch.get_num_threads() < cores:
-        return Finding("device", found, f"torch uses fewer threads than cores; unset {limits[0]} to use all")
-    return Finding("device", found)
+        return Finding("device", summary, f"torch uses fewer threads than cores; unset {limits[0]} to use all")
+    return Finding("device", summary)
 
 
 def _room(out: Path) -> Iterator[Finding]:
-    for what, folder in (("run folders", out), ("cache", cache_folder())):
+    for name, folder in (("run folders", out), ("cache", cache_folder())):
         there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
         free = shutil.disk_usage(there).free / 2**30
-        found = f"{folder}, {free:.0f} GiB free"
+        summary = f"{folder}, {free:.0f} GiB free"
         if not os.access(there, os.W_OK):
-            yield Finding(what, found, f"{there} is not writable; choose another folder", what == "run folders")
+            yield Finding(name, summary, f"{there} is not writable; choose another folder", name == "run folders")
         else:
             yield Finding(
-                what, found, "less than 1 GiB is free; delete files or choose another disk" if free < 1 else ""
+                name, summary, "less than 1 GiB is free; delete files or choose another disk" if free < 1 else ""
             )
 
 
 def _data() -> Iterator[Finding]:
     try:
         for dataset in availability():
-            found, advice = (dataset.where, "") if dataset.here else ("absent", dataset.where)
-            yield Finding(f"data: {dataset.name}", found, advice)
+            place, advice = (dataset.where, "") if dataset.here else ("absent", dataset.where)
+            yield Finding(f"data: {dataset.name}", place, advice)
     except DataError as error:
         yield Finding("data", "FEDGMA_DATA is wrong", str(error), True)
 
@@ -117,10 +117,10 @@ def measure_speed(seconds: float = 10.0, device: str = "auto") -> Finding:
             break
     rate = count / (now - ready)
     total = 200 * len(members) / rate
-    found = (
+    summary = (
         f"{rate:.0f} rounds/s after {ready - began:.0f} s of preparation; the default comparison takes {total:.0f} s"
     )
-    return Finding("speed", found, "" if total < 90 else _faster())
+    return Finding("speed", summary, "" if total < 90 else _faster())
 
 
 def _faster() -> str:

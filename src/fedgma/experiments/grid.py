@@ -175,37 +175,37 @@ def _unknown(name: str, section: str) -> str:
     return f"unknown setting {dotted!r}; {hint}"
 
 
-def _sentence(found: ErrorDetails) -> str:
+def _sentence(error: ErrorDetails) -> str:
     """A pydantic error in one sentence that names the key."""
-    where = ".".join(str(part) for part in found["loc"])
-    message = str(found["msg"]).removeprefix("Value error, ")
+    where = ".".join(str(part) for part in error["loc"])
+    message = str(error["msg"]).removeprefix("Value error, ")
     if not where:
         return message  # our own checks name their key
-    if found["type"] == "model_type":
+    if error["type"] == "model_type":
         message = 'expected a name, or a table such as { name = "iid" }'
     message = message[:1].lower() + message[1:]
-    value = repr(found["input"])
-    return f"{where}: {message}, got {value if len(value) < 80 else value[:77] + '...'}{_nearest(found)}"
+    value = repr(error["input"])
+    return f"{where}: {message}, got {value if len(value) < 80 else value[:77] + '...'}{_nearest(error)}"
 
 
-def _nearest(found: ErrorDetails) -> str:
+def _nearest(error: ErrorDetails) -> str:
     """A hint for a value that is close to an allowed one."""
-    allowed = re.findall(r"'([^']*)'", str(found.get("ctx", {}).get("expected", "")))
-    near = difflib.get_close_matches(str(found["input"]), allowed, 1, 0.6)
+    allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+    near = difflib.get_close_matches(str(error["input"]), allowed, 1, 0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _axes(given: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Dotted name -> values of every list; `seed` comes last, so that the runs of an arm are adjacent."""
-    found: dict[str, list[Any]] = {}
+    axes: dict[str, list[Any]] = {}
     for name, value in given.items():
         if isinstance(value, list):
-            found[name] = value
+            axes[name] = value
         elif isinstance(value, Mapping):
-            found |= {f"{name}.{key}": values for key, values in _axes(value).items()}
-    if "seed" in found:
-        found["seed"] = found.pop("seed")
-    return found
+            axes |= {f"{name}.{key}": values for key, values in _axes(value).items()}
+    if "seed" in axes:
+        axes["seed"] = axes.pop("seed")
+    return axes
 
 
 def _check_axis(dotted: str, values: list[Any]) -> None:
@@ -280,8 +280,8 @@ def _scalar(text: str) -> Any:
 
 def _point(text: str, message: str) -> str:
     """A parser's message with the text of the line that it names."""
-    found = re.search(r"at line (\d+)", message)
+    match = re.search(r"at line (\d+)", message)
     lines = text.splitlines()
-    if found and 0 < int(found[1]) <= len(lines):
-        return f"{message}: {lines[int(found[1]) - 1].strip()[:80]!r}"
+    if match and 0 < int(match[1]) <= len(lines):
+        return f"{message}: {lines[int(match[1]) - 1].strip()[:80]!r}"
     return message

@@ -56,8 +56,8 @@ def describe_run(data: Dataset, federation: Federation, device: torch.device) ->
         facts["notes"] = list(federation.notes)
     first = torch.zeros(1, dtype=torch.int64, device=federation.train.y.device)
     facts["shape"] = list(federation.train.batch(first, first)[0].shape[1:])
-    if (found := normalisation_of(federation.train)) is not None:
-        facts["normalisation"] = {"mean": list(found.mean), "std": list(found.std)}
+    if (normalisation := normalisation_of(federation.train)) is not None:
+        facts["normalisation"] = {"mean": list(normalisation.mean), "std": list(normalisation.std)}
     return {
         "versions": dict(versions()),
         "device": describe_device(device),
@@ -184,14 +184,14 @@ def _without_folder(word: str) -> str:
 @functools.cache
 def versions() -> Mapping[str, str]:
     """Versions of the packages that compute, and the commit of the source tree if there is one."""
-    found = {"fedgma": fedgma.__version__, "python": platform.python_version()}
+    packages = {"fedgma": fedgma.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     commit = _commit()
-    return {**found, "commit": commit} if commit else found
+    return {**packages, "commit": commit} if commit else packages
 
 
 def _commit() -> str:

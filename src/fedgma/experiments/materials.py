@@ -177,10 +177,10 @@ class Materials:
         key = (*_data_key(settings), part, settings.shift, settings.validation, settings.client_test_size)
         if key not in self._federations:
             placed = self._place(settings)
-            dealt = self._divide(placed.dataset, part)
+            divided = self._divide(placed.dataset, part)
             self._federations[key] = federate(
                 placed,
-                dealt,
+                divided,
                 shift=shift_of(settings),
                 validation=settings.validation,
                 client_test_size=settings.client_test_size,

@@ -82,8 +82,8 @@ class Outcome(NamedTuple):
         import torch
 
         run = _chosen(self.runs, arm, seed)
-        own = self.models.get(str(run.head.get("fingerprint")))
-        arrays = read_model(run.folder).arrays if own is None else own
+        model = self.models.get(str(run.head.get("fingerprint")))
+        arrays = read_model(run.folder).arrays if model is None else model
         return {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
 
     def model(self, arm: str | None = None, seed: int | None = None) -> "nn.Module":

@@ -44,7 +44,7 @@ from fedgma.simulation.state import export
 from fedgma.training.gradients import tied_names
 from fedgma.training.models import Model, parameter_count
 from fedgma.training.ranks import ALONE, Ranks
-from fedgma.training.threads import SMALL, one_thread
+from fedgma.training.threads.trainer import SMALL, one_thread
 
 CHECKPOINT_SECONDS = 10.0
 LOG = logging.getLogger(__name__)

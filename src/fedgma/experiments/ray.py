@@ -84,9 +84,9 @@ def write_share(share: Share) -> str:
 def read_share(text: str) -> Share:
     """A share from its JSON; refuses one of another version of fedgma."""
     given = json.loads(text)
-    if (theirs := given.pop("fedgma")) != fedgma.__version__:
+    if (version := given.pop("fedgma")) != fedgma.__version__:
         raise ConfigError(
-            f"{_here()} has fedgma {fedgma.__version__}, the sweep was started by {theirs}; use one version"
+            f"{_here()} has fedgma {fedgma.__version__}, the sweep was started by {version}; use one version"
         )
     settings = tuple(Settings.model_validate_json(json.dumps(part)) for part in given.pop("settings"))
     out, token = Path(given.pop("out")), Path(given.pop("token"))
@@ -174,15 +174,15 @@ def connected(address: str) -> Iterator[Cluster]:
         raise ConfigError(f"{what} ({first}); check that it is running, and RAY_ADDRESS") from None
     try:
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-            yield look(ray.nodes())  # Ray prints its nodes' messages to stdout, which is for our results
+            yield cluster_of(ray.nodes())  # Ray prints its nodes' messages to stdout, which is for our results
     finally:
         ray.shutdown()
 
 
-def look(nodes: Sequence[Mapping[str, Any]]) -> Cluster:
+def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> Cluster:
     """The capacity of nodes: one fleet for each GPU; without GPUs, fleets with as many cores as the smallest node has.
 
-    >>> look([{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 16.0}}])
+    >>> cluster_of([{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 16.0}}])
     Cluster(fleets=3, asks={'num_cpus': 8.0}, nodes=2)
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]

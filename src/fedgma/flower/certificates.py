@@ -53,7 +53,7 @@ def check_public(key: Path) -> None:
     except (OSError, ValueError, UnsupportedAlgorithm):
         valid = False
     if not valid:
-        raise ConfigError(f"{str(key)!r} is no public key of an elliptic curve (ecdsa); see make_keys.sh")
+        raise ConfigError(f"{str(key)!r} is not a public key of an elliptic curve (ecdsa); see make_keys.sh")
 
 
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:

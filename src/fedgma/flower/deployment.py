@@ -91,8 +91,8 @@ class Deployment:
         if self.keys is not None and self.certificates is None:
             raise ConfigError("node keys need certificates: without TLS they do not authenticate a node")
         if self.certificates is not None:
-            own = {"127.0.0.1", EVERYWHERE.get(self.host, self.host)}  # names by which local processes call it
-            check_certificates(self.certificates, sorted(own))
+            local_names = {"127.0.0.1", EVERYWHERE.get(self.host, self.host)}  # names by which local processes call it
+            check_certificates(self.certificates, sorted(local_names))
         if self.keys is not None:
             self._check_keys(self.keys)
 

@@ -119,12 +119,12 @@ class MaskedFit(FedAvg):
         cast = self.server.gate.cast
         for client, fit in results:
             try:
-                stored = {str(place): data for place, data in enumerate(fit.parameters.tensors)}
+                stored = {str(number): data for number, data in enumerate(fit.parameters.tensors)}
                 local = read_arrays(stored, self._sent, cast=cast)
                 update = subtract(local, self._sent, cast=cast)
             except Refused as refused:
                 unreadable.append(Refusal(client.cid, refused.reason, shorten(refused.detail)))
-            except Exception as error:  # whatever a stranger's bytes raise
+            except Exception as error:  # untrusted bytes may raise anything
                 unreadable.append(Refusal(client.cid, "unreadable", shorten(f"{type(error).__name__}: {error}")))
             else:
                 yield update, fit.num_examples, client.cid
@@ -133,6 +133,6 @@ class MaskedFit(FedAvg):
 def name_arrays(parameters: Parameters) -> dict[str, Array]:
     """A list of arrays as a mapping; entries are named by their position."""
     try:
-        return {str(place): read_array(data, read_header(data)) for place, data in enumerate(parameters.tensors)}
+        return {str(number): read_array(data, read_header(data)) for number, data in enumerate(parameters.tensors)}
     except Refused as refused:
         raise DataError(f"the model's arrays cannot be read: {refused.detail}") from None

@@ -31,7 +31,7 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
     """
     deadline = time.monotonic() + timeout
     sent = list(messages)
-    waiting = {message_id: sent[place] for place, message_id in enumerate(grid.push_messages(sent)) if message_id}
+    waiting = {message_id: sent[position] for position, message_id in enumerate(grid.push_messages(sent)) if message_id}
     while waiting and time.monotonic() < deadline:
         for message_id, message in tuple(waiting.items()):
             reply = _pull(grid, message_id, message)
@@ -50,7 +50,7 @@ def _pull(grid: Grid, message_id: str, message: Message) -> Message | None:
         pulled = list(grid.pull_messages([message_id]))
     except (httpx.HTTPError, OSError, AppExitException):
         raise
-    except Exception as error:  # Flower builds the reply from a stranger's bytes
+    except Exception as error:  # Flower builds the reply from untrusted bytes
         return _failure(message, f"the reply cannot be read: {type(error).__name__}: {error}")
     if not pulled:
         return None
@@ -116,7 +116,7 @@ class Roster:
             silent.discard(node)
             try:
                 claims.setdefault(_read_identity(reply), []).append(node)
-            except Exception as error:  # whatever a stranger's bytes raise
+            except Exception as error:  # untrusted bytes may raise anything
                 log(WARNING, "node %s has no valid %r and is not sampled: %s", node, self.identity, shorten(error))
         self._silent.update(dict.fromkeys(silent, time.monotonic() + SILENCE))
         holders = {value: node for node, value in self._known.items()}

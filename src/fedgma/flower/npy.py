@@ -1,4 +1,4 @@
-"""Arrays in numpy's file format, read from strangers: the header is matched and never evaluated, nothing is allocated.
+"""Arrays in numpy's file format, of unknown origin: the header is matched and never evaluated, nothing is allocated.
 
 `numpy.load` evaluates the header as a Python literal and allocates what it claims; a few bytes are enough to exhaust
 memory or the parser's stack. Here the header must have the form that `numpy.save` writes (the order of its three
@@ -68,15 +68,15 @@ def read_array(data: bytes, header: Header) -> np.ndarray:
 
 def _read_entries(header: bytes) -> tuple[str, bool, tuple[int, ...]]:
     text = re.sub(r"[ \n]", "", header.decode("latin-1")).replace('"', "'")
-    found: dict[str, str] = {}
-    place = 1
-    while (entry := ENTRY.match(text, place)) is not None and entry.lastgroup not in found:
-        found[str(entry.lastgroup)] = entry[str(entry.lastgroup)]
-        place = entry.end() + text.startswith(",", entry.end())
-    if text[:1] != "{" or text[place:] != "}" or len(found) != 3:
+    entries: dict[str, str] = {}
+    position = 1
+    while (entry := ENTRY.match(text, position)) is not None and entry.lastgroup not in entries:
+        entries[str(entry.lastgroup)] = entry[str(entry.lastgroup)]
+        position = entry.end() + text.startswith(",", entry.end())
+    if text[:1] != "{" or text[position:] != "}" or len(entries) != 3:
         raise Refused("unreadable", f"expected a header with type, order and shape, got {text[:60]!r}")
-    shape = tuple(int(number) for number in found["shape"].split(",") if number)
-    return found["descr"], found["fortran"] == "True", shape
+    shape = tuple(int(number) for number in entries["shape"].split(",") if number)
+    return entries["descr"], entries["fortran"] == "True", shape
 
 
 def _read_type(descr: str) -> np.dtype:

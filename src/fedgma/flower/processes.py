@@ -29,7 +29,7 @@ def find(state: Path, addresses: Iterable[str] = (), *, home: str = "", program:
     """
     marks = {f"{MARK}={os.path.realpath(state)}".encode()} | ({f"FLWR_HOME={state / home}".encode()} if home else set())
     known = {address.encode() for address in addresses}
-    found = []
+    processes = []
     for folder in PROC.glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -39,8 +39,8 @@ def find(state: Path, addresses: Iterable[str] = (), *, home: str = "", program:
         except OSError:  # it has ended
             continue
         if ours and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
+            processes.append(int(folder.name))
+    return processes
 
 
 def end(state: Path, addresses: Sequence[str] = (), *, home: str = "", program: str = "") -> list[int]:
@@ -69,8 +69,8 @@ def _is_superexec_of(addresses: set[bytes], words: list[bytes]) -> bool:
     """Whether a command line is that of a SuperExec which talks to one of these addresses."""
     if not any(word.endswith(b"flower-superexec") for word in words[:2]) or b"--runtime-api-address" not in words:
         return False
-    place = words.index(b"--runtime-api-address") + 1
-    return place < len(words) and words[place] in addresses
+    after = words.index(b"--runtime-api-address") + 1
+    return after < len(words) and words[after] in addresses
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Reading a node's reply: whatever is wrong with it costs that node, with a reason, and nothing else.
 
-A reply comes from a stranger. Its size is checked first, then the names, shapes and types of its arrays against the
+A reply is not trusted. Its size is checked first, then the names, shapes and types of its arrays against the
 model that was sent, and only then are its numbers read. Everything that goes wrong is a `Refusal` that names the node.
 """
 
@@ -38,7 +38,7 @@ def read_reply(message: Message, sent: Mapping[str, Array], weighted_by: str, *,
         return Answer(subtract(local, sent, cast=cast), metrics.get(weighted_by), rest)
     except Refused as refused:
         return Refusal(node, refused.reason, shorten(refused.detail))
-    except Exception as error:  # whatever a stranger's bytes raise
+    except Exception as error:  # untrusted bytes may raise anything
         return Refusal(node, "unreadable", shorten(f"{type(error).__name__}: {error}"))
 
 
@@ -78,7 +78,7 @@ def read_metrics(message: Message, weighted_by: str) -> RecordDict | Refusal:
         return content
     except Refused as refused:
         return Refusal(node, refused.reason, shorten(refused.detail))
-    except Exception as error:  # whatever a stranger's bytes raise
+    except Exception as error:  # untrusted bytes may raise anything
         return Refusal(node, "unreadable", shorten(f"{type(error).__name__}: {error}"))
 
 

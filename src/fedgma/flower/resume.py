@@ -121,15 +121,15 @@ class SavedRun:
         if self._folder is None:
             return 0, None, result
         _check_checkpoints(self._folder.path)
-        found = self._folder.resume(mend=True)
-        if found is None:
+        stopped = self._folder.resume(repair=True)
+        if stopped is None:
             return 0, None, result
-        if found.round > rounds:
+        if stopped.round > rounds:
             raise ConfigError(
-                f"{self.path} has {found.round} rounds, but this run asks for {rounds}; ask for at least "
-                f"{found.round} or use another folder"
+                f"{self.path} has {stopped.round} rounds, but this run asks for {rounds}; ask for at least "
+                f"{stopped.round} or use another folder"
             )
-        params = unpack_state(server, found.state)
+        params = unpack_state(server, stopped.state)
         histories = {
             "train": result.train_metrics_clientapp,
             "evaluate": result.evaluate_metrics_clientapp,
@@ -139,7 +139,7 @@ class SavedRun:
             for name, history in histories.items():
                 if (metrics := _read_metrics(line.get(name))) is not None:
                     history[line["round"]] = metrics
-        return found.round, params, result
+        return stopped.round, params, result
 
     def save(
         self,

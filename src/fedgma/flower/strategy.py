@@ -105,9 +105,9 @@ class Masked(FedAvg):
     @property
     def settings(self) -> dict[str, Any]:
         """Settings that must not change when a stopped run is resumed; `wait` may."""
-        own = {"seed": self.seed, "retries": self.retries, "identity": self.roster.identity}
+        kept = {"seed": self.seed, "retries": self.retries, "identity": self.roster.identity}
         flower = {name: getattr(self, name) for name in FLOWER_SETTINGS}
-        return {**self.server.settings, **_plain({**own, **flower})}
+        return {**self.server.settings, **_plain({**kept, **flower})}
 
     # -- the four hooks of a Flower strategy ---------------------------------------------------------------------------
 

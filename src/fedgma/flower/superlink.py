@@ -34,7 +34,7 @@ class Refusal(NamedTuple):
     detail: str
 
 
-class Door:
+class PortFilter:
     """An ASGI application that passes on requests of nodes at the fleet's port, and others at the other port."""
 
     def __init__(self, app: Asgi, *, fleet_port: int, token: str) -> None:
@@ -84,18 +84,18 @@ def _clock_refusal(timestamp: str) -> Refusal | None:
 def bound(host: str, port: int) -> socket.socket:
     """A socket at an address that does not listen yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.socket(family)
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        door.bind((host, port))
+        listener.bind((host, port))
     except OSError:
-        door.close()
+        listener.close()
         raise
-    return door
+    return listener
 
 
 class Server:
-    """Takes the place of uvicorn in Flower's module: `run` serves the app at two ports, behind the door."""
+    """Takes the place of uvicorn in Flower's module: `run` serves the app at two ports, behind the filter."""
 
     def __init__(self, fleet: str, token: str) -> None:
         host, _, port = fleet.rpartition(":")
@@ -105,8 +105,8 @@ class Server:
         """Serve until the process is asked to stop."""
         import uvicorn
 
-        door = Door(app, fleet_port=self.fleet[1], token=self.token)
-        server = uvicorn.Server(uvicorn.Config(door, host=host, port=port, **options))
+        filtered = PortFilter(app, fleet_port=self.fleet[1], token=self.token)
+        server = uvicorn.Server(uvicorn.Config(filtered, host=host, port=port, **options))
         try:
             sockets = [bound(host, port), bound(*self.fleet)]
         except OSError as error:
@@ -117,13 +117,13 @@ class Server:
 
 
 def main() -> None:
-    """Start Flower's SuperLink behind the door."""
+    """Start Flower's SuperLink behind the port filter."""
     asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     asked.add_argument("--fleet", required=True)
     asked.add_argument("--token", required=True, type=Path)
-    own, rest = asked.parse_known_args()
+    options, rest = asked.parse_known_args()
     flower: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    flower.uvicorn = Server(own.fleet, own.token.read_text(encoding="utf-8").strip())
+    flower.uvicorn = Server(options.fleet, options.token.read_text(encoding="utf-8").strip())
     sys.argv[1:] = rest
     flower.flower_superlink()
 

@@ -129,7 +129,7 @@ class Supervisor:
         """Stop runs that Flower would start or continue beside the new one, and end their processes.
 
         Nodes started here are restarted. A node whose SuperLink died while it fetched a message may still produce a
-        reply to it; Flower's node then sends that one in place of the next, and stays one reply behind for ever.
+        reply to it; Flower's node then sends that one in place of the next, and stays one reply behind until the end.
         """
         for run in self.programs.command(self.deployment.runs()).get("runs") or []:
             if not str(run.get("status", "")).startswith("finished"):

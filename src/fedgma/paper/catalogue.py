@@ -103,7 +103,10 @@ def catalogue() -> Mapping[str, Experiment]:
     """
     files = (resources.files("fedgma.paper") / "experiments").iterdir()
     experiments = [_experiment(file.name, file.read_text(encoding="utf-8")) for file in files]
-    return {one.id: one for one in sorted(experiments, key=lambda one: (one.id[0] != "E", one.id[0], int(one.id[1:])))}
+    return {
+        each.id: each
+        for each in sorted(experiments, key=lambda each: (each.id[0] != "E", each.id[0], int(each.id[1:])))
+    }
 
 
 def experiment(name: str) -> Experiment:
@@ -111,10 +114,10 @@ def experiment(name: str) -> Experiment:
     known = catalogue()
     if name.upper() in known:
         return known[name.upper()]
-    found = [id for id, one in known.items() if id[0] == "E" and name.lower() in _printed_in(one.source)]
-    if len(found) == 1:
-        return known[found[0]]
-    several = f"; {name} is in {' and '.join(found)}" if found else ""
+    named = [id for id, listed in known.items() if id[0] == "E" and name.lower() in _printed_in(listed.source)]
+    if len(named) == 1:
+        return known[named[0]]
+    several = f"; {name} is in {' and '.join(named)}" if named else ""
     raise ConfigError(f"unknown experiment {name!r}; known: {', '.join(known)}{several}")
 
 
@@ -134,7 +137,7 @@ def _experiment(file: str, text: str) -> Experiment:
     common = parsed.pop("settings", {})
     stem = file.removesuffix(".toml")
     if parsed.get("universes", False):
-        parsed["parts"] = [universes.part_of(one, search="search" not in parsed) for one in universes.read()]
+        parsed["parts"] = [universes.part_of(universe, search="search" not in parsed) for universe in universes.read()]
     lists: dict[str, Any] = {
         "claims": tuple(_made(Claim, table, file) for table in parsed.pop("claims", [])),
         "printed": tuple(_made(Printed, table, file) for table in parsed.pop("printed", [])),

@@ -36,11 +36,11 @@ class Answer(NamedTuple):
     def verdict(self) -> str:
         """The verdicts in words; a single one if they agree."""
         verdicts = self.verdicts or {"": ClaimVerdict.PRELIMINARY}
-        found = list(dict.fromkeys(verdicts.values()))
-        if len(found) == 1:
-            return str(found[0])
+        distinct = list(dict.fromkeys(verdicts.values()))
+        if len(distinct) == 1:
+            return str(distinct[0])
         if len(verdicts) > MOST:
-            return ", ".join(f"{one} in {list(verdicts.values()).count(one)}" for one in found)
+            return ", ".join(f"{each} in {list(verdicts.values()).count(each)}" for each in distinct)
         return ", ".join(f"{verdict} ({names})" for names, verdict in verdicts.items())
 
     @property
@@ -107,7 +107,7 @@ def _look(claim: Claim, comparison: Comparison) -> Answer:
     if not run:
         return Answer(claim, {"": Look("no cell of it was run", fixed=ClaimVerdict.NOT_RUN)})
     groups = groups_of(claim, run)
-    looks = {names: _settle(claim, own, comparison) for names, own in groups.items()}
+    looks = {names: _settle(claim, members, comparison) for names, members in groups.items()}
     answered = {names: look for names, look in looks.items() if look.verdict is not None} or looks
     part = f"; {len(run)} of {len(cells)} cells were run" if len(run) < len(cells) else ""
     return Answer(claim, answered, part)
@@ -123,14 +123,14 @@ def _settle(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
     kind = KINDS[claim.kind]
     if claim.kind in CHOOSING:
         return kind(claim, cells, comparison)
-    asides = {"not printed": [one for one in cells if not counts(claim, one, comparison)]}
-    printed = [one for one in cells if counts(claim, one, comparison)] or list(cells)
-    learned = [one for one in printed if has_learned(one, printed)]
-    asides["below half of the best level"] = [one for one in printed if one not in learned]
-    converged = [one for one in learned if one.converged]
+    asides = {"not printed": [compared for compared in cells if not counts(claim, compared, comparison)]}
+    printed = [compared for compared in cells if counts(claim, compared, comparison)] or list(cells)
+    learned = [compared for compared in printed if has_learned(compared, printed)]
+    asides["below half of the best level"] = [compared for compared in printed if compared not in learned]
+    converged = [compared for compared in learned if compared.converged]
     look, over = kind(claim, converged, comparison) if converged else None, converged
     if look is not None and (look.test or look.fixed):
-        asides["not converged"] = [one for one in learned if not one.converged]
+        asides["not converged"] = [compared for compared in learned if not compared.converged]
     else:
         look, over = kind(claim, learned, comparison), learned
         early = None if look.test is None else ClaimVerdict.PRELIMINARY
@@ -146,7 +146,7 @@ def has_learned(compared: Compared, cells: Sequence[Compared]) -> bool:
     At rates far too low or too high a cell stays near chance: it does not rise, but has not converged either.
     """
     dataset = compared.cell.settings["dataset"]
-    best = max(_level(one) for one in cells if one.cell.settings["dataset"] == dataset)
+    best = max(_level(other) for other in cells if other.cell.settings["dataset"] == dataset)
     return _level(compared) >= best / 2
 
 
@@ -170,13 +170,15 @@ def _aside(claim: Claim, cells: Sequence[Compared], what: str, comparison: Compa
 
 def _without_lost(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> str:
     """How many runs diverged, and the difference without the seeds in which one did."""
-    runs = sum(sum(one.course.diverged) for one in cells if one.course is not None)
+    runs = sum(sum(compared.course.diverged) for compared in cells if compared.course is not None)
     if not runs:
         return ""
-    lost = frozenset[int]().union(*(one.lost for one in cells))
+    lost = frozenset[int]().union(*(compared.lost for compared in cells))
     rows = differences_of(claim, cells, comparison) if claim.kind in POOLED else []
     left = over_seeds([{seed: value for seed, value in row.items() if seed not in lost} for row in rows])
-    counted = f"; {runs} of {sum(one.course.of for one in cells if one.course is not None)} runs diverged"
+    counted = (
+        f"; {runs} of {sum(compared.course.of for compared in cells if compared.course is not None)} runs diverged"
+    )
     return f"{counted}, without their seeds {_between(paired(left))}" if left else counted
 
 
@@ -201,14 +203,18 @@ def _of_same_seeds(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
     Cells with a single seed have no interval and are grouped separately, so that the others keep theirs.
     """
     datasets: dict[tuple[str, bool], list[Compared]] = {}
-    for one in cells:
-        datasets.setdefault((str(one.cell.settings["dataset"]), len(one.differences) == 1), []).append(one)
+    for compared in cells:
+        datasets.setdefault((str(compared.cell.settings["dataset"]), len(compared.differences) == 1), []).append(
+            compared
+        )
     together: dict[tuple[frozenset[int], bool], list[str]] = {}
     for (name, alone), members in datasets.items():
-        seeds = frozenset[int].intersection(*(frozenset(one.differences) for one in members))
+        seeds = frozenset[int].intersection(*(frozenset(compared.differences) for compared in members))
         if seeds:
             together.setdefault((seeds, alone), []).append(name)
     return {
-        ", ".join(names) + (" with one seed" if alone else ""): [one for name in names for one in datasets[name, alone]]
+        ", ".join(names) + (" with one seed" if alone else ""): [
+            compared for name in names for compared in datasets[name, alone]
+        ]
         for (_, alone), names in sorted(together.items(), key=lambda group: group[0][1])
     }

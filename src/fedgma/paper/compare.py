@@ -183,8 +183,8 @@ def compare(
         fitting |= fits
         used |= {id(entry): entry for entry in (*plain.values(), *masked.values())}
         compared += [_compared(cell, split, statistic, plain, masked) for split in experiment.splits]
-    measured = {one.split for one in compared if one.plain or one.masked} | {experiment.splits[0]}
-    kept = _corrected([one for one in compared if one.split in measured])
+    measured = {result.split for result in compared if result.plain or result.masked} | {experiment.splits[0]}
+    kept = _corrected([result for result in compared if result.split in measured])
     notes = _notes(experiment, kept, len(fitting - set(used)), unfinished)
     return Comparison(experiment, kept, tuple(used.values()), (*notes, *_time(list(used.values()))), statistic)
 
@@ -205,10 +205,12 @@ def _compared(cell: Cell, split: str, statistic: str, plain: BySeed, masked: ByS
 def _corrected(compared: Sequence[Compared]) -> tuple[Compared, ...]:
     """The cells with their verdicts corrected together, split by split: a table has the cells of one split."""
     verdicts: dict[int, Verdict] = {}
-    for split in dict.fromkeys(one.split for one in compared):
-        own = {id(one): one.verdict for one in compared if one.split == split and one.verdict is not None}
-        verdicts |= dict(zip(own, correct(list(own.values())), strict=True))
-    return tuple(one._replace(verdict=verdicts.get(id(one))) for one in compared)
+    for split in dict.fromkeys(result.split for result in compared):
+        uncorrected = {
+            id(result): result.verdict for result in compared if result.split == split and result.verdict is not None
+        }
+        verdicts |= dict(zip(uncorrected, correct(list(uncorrected.values())), strict=True))
+    return tuple(result._replace(verdict=verdicts.get(id(result))) for result in compared)
 
 
 def _scores(side: BySeed, split: str, statistic: str) -> PerSeed:

@@ -57,13 +57,13 @@ class Gain(NamedTuple):
 
 def scores_of(entries: Iterable[Entry], split: str = "test") -> Scores:
     """The mean of the last ten rounds of every run, by setting, arm and seed."""
-    found: dict[str, dict[Arm, dict[int, float]]] = {}
+    scores: dict[str, dict[Arm, dict[int, float]]] = {}
     for entry in entries:
         if split in entry.scores:
             arm = str(entry.settings["algorithm"]), rule_of(entry.settings)
-            by_seed = found.setdefault(setting_of(entry.settings), {}).setdefault(arm, {})
+            by_seed = scores.setdefault(setting_of(entry.settings), {}).setdefault(arm, {})
             by_seed[entry.seed] = float(entry.scores[split].last10)
-    return found
+    return scores
 
 
 def baseline_of(arm: Arm) -> Arm:
@@ -77,7 +77,7 @@ def baseline_of(arm: Arm) -> Arm:
 
 def gains_of(scores: Scores, *, diverged: bool = False) -> list[Gain]:
     """What every arm gains in every setting, with or without diverged seeds; tests are corrected together."""
-    found = []
+    gains = []
     for setting, arms in scores.items():
         half = _half(arms)
         least = -math.inf if diverged else half
@@ -87,9 +87,9 @@ def gains_of(scores: Scores, *, diverged: bool = False) -> list[Gain]:
             if arm != baseline_of(arm) and apart:
                 verdict = paired(apart, (label(arm), "the mean"))
                 lost = (_below(by_seed, half), _below(plain, half))
-                found.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict, lost))
-    corrected = correct([gain.verdict for gain in found])
-    return [gain._replace(verdict=verdict) for gain, verdict in zip(found, corrected, strict=True)]
+                gains.append(Gain(setting, arm, sum(by_seed.values()) / len(by_seed), verdict, lost))
+    corrected = correct([gain.verdict for gain in gains])
+    return [gain._replace(verdict=verdict) for gain, verdict in zip(gains, corrected, strict=True)]
 
 
 class Pooled(NamedTuple):
@@ -111,10 +111,10 @@ def pooled(scores: Scores, first: Arm, second: Arm, *, diverged: bool = False) -
     """
     rows, lost = [], 0
     for arms in scores.values():
-        half, (one, other) = _half(arms), (arms.get(first, {}), arms.get(second, {}))
+        half, (mine, theirs) = _half(arms), (arms.get(first, {}), arms.get(second, {}))
         least = -math.inf if diverged else half
-        rows.append({s: one[s] - other[s] for s in {*one} & {*other} if min(one[s], other[s]) >= least})
-        lost += _below(one, half) + _below(other, half)
+        rows.append({s: mine[s] - theirs[s] for s in {*mine} & {*theirs} if min(mine[s], theirs[s]) >= least})
+        lost += _below(mine, half) + _below(theirs, half)
     values = over_seeds(rows)
     if not values:
         return None
@@ -146,8 +146,12 @@ def ranked(gains: Sequence[Gain]) -> list[tuple[Arm, float]]:
     by_arm: dict[Arm, dict[str, float]] = {}
     for gain in gains:
         by_arm.setdefault(gain.arm, {})[gain.setting] = gain.verdict.mean
-    complete = {arm: own for arm, own in by_arm.items() if is_candidate(arm) and len(own) == len(settings)}
-    means = {arm: sum(own.values()) / len(own) for arm, own in complete.items()}
+    complete = {
+        arm: gains_of_arm
+        for arm, gains_of_arm in by_arm.items()
+        if is_candidate(arm) and len(gains_of_arm) == len(settings)
+    }
+    means = {arm: sum(gains_of_arm.values()) / len(gains_of_arm) for arm, gains_of_arm in complete.items()}
     return sorted(means.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -156,9 +160,9 @@ def earns(gains: Sequence[Gain], arm: Arm) -> bool:
 
     Both are read from intervals that hold for all tests of the table at once.
     """
-    own = [gain for gain in gains if gain.arm == arm]
-    above = {gain.setting.partition(",")[0] for gain in own if gain.interval[0] >= ABOVE}
-    return bool(own) and all(gain.interval[0] >= -BELOW for gain in own) and len(above) >= SETS
+    gains_of_arm = [gain for gain in gains if gain.arm == arm]
+    above = {gain.setting.partition(",")[0] for gain in gains_of_arm if gain.interval[0] >= ABOVE}
+    return bool(gains_of_arm) and all(gain.interval[0] >= -BELOW for gain in gains_of_arm) and len(above) >= SETS
 
 
 def rising(entries: Iterable[Entry]) -> set[str]:
@@ -167,7 +171,7 @@ def rising(entries: Iterable[Entry]) -> set[str]:
     for entry in entries:
         arm = str(entry.settings["algorithm"]), rule_of(entry.settings)
         arms.setdefault(setting_of(entry.settings), {}).setdefault(arm, []).append(entry)
-    return {setting for setting, own in arms.items() if not _converged([*own.values()])}
+    return {setting for setting, runs_of_arm in arms.items() if not _converged([*runs_of_arm.values()])}
 
 
 def _converged(arms: Sequence[Sequence[Entry]]) -> bool:

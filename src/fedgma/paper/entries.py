@@ -93,18 +93,18 @@ def merged(entries: Iterable[Entry]) -> list[Entry]:
     Of two runs with the same settings and data one that is not outdated counts, then the longer one, then the first.
     """
     runs: dict[str, Entry] = {}
-    for place, entry in enumerate(entries):
-        name = str(entry.facts.get("fingerprint", place))
+    for position, entry in enumerate(entries):
+        name = str(entry.facts.get("fingerprint", position))
         runs[name] = _better(runs[name], entry) if name in runs else entry
     return list(runs.values())
 
 
-def _better(one: Entry, other: Entry) -> Entry:
-    if _made(one) == _made(other):
-        curves, scores = ({**getattr(other, kind), **getattr(one, kind)} for kind in ("curves", "scores"))
-        return one._replace(curves=curves, scores=scores, mask=one.mask or other.mask)
-    ranks = [(not why_outdated(entry.settings, entry.facts), entry.played) for entry in (one, other)]
-    return one if ranks[0] >= ranks[1] else other
+def _better(first: Entry, second: Entry) -> Entry:
+    if _made(first) == _made(second):
+        curves, scores = ({**getattr(second, kind), **getattr(first, kind)} for kind in ("curves", "scores"))
+        return first._replace(curves=curves, scores=scores, mask=first.mask or second.mask)
+    ranks = [(not why_outdated(entry.settings, entry.facts), entry.played) for entry in (first, second)]
+    return first if ranks[0] >= ranks[1] else second
 
 
 def _made(entry: Entry) -> tuple[Any, ...]:
@@ -117,17 +117,17 @@ def entry_of(run: Run) -> Entry:
     splits = dict.fromkeys(
         name for record in run.rounds for name, held in record.items() if isinstance(held, dict) and "accuracy" in held
     )
-    full_curves = {split: found for split in splits if (found := curve(run, split, "accuracy"))}
+    full_curves = {split: scores_by_round for split in splits if (scores_by_round := curve(run, split, "accuracy"))}
     seconds = sum(number(record, "seconds") or 0.0 for record in run.rounds)
     facts: dict[str, Any] = {name: value for name, value in run.head.items() if name in FACTS}
     facts = {name: facts[name] for name in FACTS if name in facts} | {"seconds": round(seconds, 3)}
     if isinstance(data := facts.get("data"), Mapping):
         facts["data"] = {name: value for name, value in data.items() if name not in HOLDINGS}
-    scores = {split: summarise(found) for split, found in full_curves.items()}
+    scores = {split: summarise(scores_by_round) for split, scores_by_round in full_curves.items()}
     # thinned and rounded as in an export, so that both give the same results
     curves = {
-        split: {place: round(SCALE * value) / SCALE for place, value in thinned(found).items()}
-        for split, found in full_curves.items()
+        split: {at: round(SCALE * value) / SCALE for at, value in thinned(scores_by_round).items()}
+        for split, scores_by_round in full_curves.items()
     }
     done = run.done or {"rounds": len(run.rounds)}
     return Entry(run.settings, scores, curves, _mask(run), facts, done)
@@ -138,7 +138,7 @@ def _mask(run: Run) -> dict[str, Any]:
     histograms = [shares for record in run.rounds if (shares := numbers(record, "mask", "histogram")) is not None]
     if not agreements or not histograms:
         return {}
-    same = [one for one in histograms if len(one) == len(histograms[0])]
+    same = [histogram for histogram in histograms if len(histogram) == len(histograms[0])]
     histogram = [round(sum(column) / len(same), 6) for column in zip(*same, strict=True)]
     return {"agreement": round(sum(agreements.values()) / len(agreements), 6), "histogram": histogram}
 
@@ -151,9 +151,9 @@ def thinned(points: Mapping[int, float], most: int = POINTS) -> dict[int, float]
     """
     rounds = sorted(points)
     if len(rounds) <= most:
-        return {place: points[place] for place in rounds}
-    places = [round(place * (len(rounds) - 1) / (most - 1)) for place in range(most)]
-    return {rounds[place]: points[rounds[place]] for place in dict.fromkeys(places)}
+        return {index: points[index] for index in rounds}
+    indices = [round(index * (len(rounds) - 1) / (most - 1)) for index in range(most)]
+    return {rounds[index]: points[rounds[index]] for index in dict.fromkeys(indices)}
 
 
 def write_export(entries: Sequence[Entry], folder: Path, splits: Sequence[str] = ("test",)) -> None:

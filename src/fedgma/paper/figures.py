@@ -7,7 +7,7 @@ import numpy as np
 from fedgma.aggregation.rules import BASELINE
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.kinds import lines, mask_step
-from fedgma.paper.multiverse import look, sentences, specifications
+from fedgma.paper.multiverse import multiverse_of, sentences, specifications
 from fedgma.paper.plots.beside import Difference, Point, draw_axis, draw_differences, draw_steps
 from fedgma.paper.plots.robustness import draw_attacks
 from fedgma.paper.printed import DID_NOT_LEARN, Number
@@ -174,15 +174,15 @@ def _attacks(comparison: Comparison) -> Iterator[Picture]:
     """Heat maps of accuracy by attack and rule, for every split."""
     caption = "Accuracy in percent over the last ten rounds, mean over seeds, one colour scale."
     for split in comparison.experiment.splits:
-        if found := matrices(comparison.entries, split, comparison.experiment.statistic):
-            yield _picture("attacks", split, f"Rules under attack: {split}", caption, draw_attacks(found))
+        if maps := matrices(comparison.entries, split, comparison.experiment.statistic):
+            yield _picture("attacks", split, f"Rules under attack: {split}", caption, draw_attacks(maps))
 
 
 def _specifications(comparison: Comparison) -> Iterator[Picture]:
-    if (found := look(comparison)) is not None:
+    if (multiverse := multiverse_of(comparison)) is not None:
         caption = "Masked minus plain averaging in every universe, sorted, with 95 % CIs; below, what each chose. "
-        said = ". ".join(one[0].upper() + one[1:] for one in sentences(found)[:2])
-        drawn = draw_specifications(specifications(found))
+        said = ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences(multiverse)[:2])
+        drawn = draw_specifications(specifications(multiverse))
         yield _picture("specifications", "multiverse", "Specification curve", f"{caption}{said}.", drawn)
 
 

@@ -27,18 +27,18 @@ class Index:
 
     def find(self, wanted: dict[str, Any], without: tuple[str, ...]) -> list[Entry]:
         """The entries with the settings of `wanted`, whatever their values of those in `without`."""
-        entries, kind, own, free = [], _kind(wanted), frozenset(wanted), {*without}
+        entries, kind, names_wanted, free = [], _kind(wanted), frozenset(wanted), {*without}
         for names, kinds in self._kinds.items():
             if kind not in kinds:
                 continue
-            newer = own - names - free  # these runs had the default, or did not use the setting
+            newer = names_wanted - names - free  # these runs had the default, or did not use the setting
             if not all(_is_usual(name, wanted[name]) for name in newer):
                 continue
-            common = names & own
+            common = names & names_wanted
             compared, table = self._table(names, common, without)
-            found = table.get(_key(wanted, compared), [])
-            further = names - own - free  # the planned run has the default, which it does not record
-            entries += [entry for entry in found if all(_is_usual(name, entry.settings[name]) for name in further)]
+            candidates = table.get(_key(wanted, compared), [])
+            further = names - names_wanted - free  # the planned run has the default, which it does not record
+            entries += [entry for entry in candidates if all(_is_usual(name, entry.settings[name]) for name in further)]
         return list({id(entry): entry for entry in entries}.values())
 
     def _table(self, names: frozenset[str], common: frozenset[str], without: tuple[str, ...]) -> Table:

@@ -122,10 +122,12 @@ def _not_ahead(claim: Claim, cells: Sequence[Compared], comparison: Comparison) 
 def lines(cells: Sequence[Compared], axis: str) -> dict[str, list[Compared]]:
     """Rows of cells that differ only in the setting `axis`, sorted by its value; named by the shared settings."""
     rows: dict[str, list[Compared]] = {}
-    for one in cells:
-        rest = ", ".join(plain(value) for name, value in one.cell.label.items() if name != axis)
-        rows.setdefault(rest, []).append(one)
-    return {name: sorted(row, key=lambda one: sortable(one.cell.settings[axis])) for name, row in rows.items()}
+    for compared in cells:
+        rest = ", ".join(plain(value) for name, value in compared.cell.label.items() if name != axis)
+        rows.setdefault(rest, []).append(compared)
+    return {
+        name: sorted(row, key=lambda compared: sortable(compared.cell.settings[axis])) for name, row in rows.items()
+    }
 
 
 def _trend(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
@@ -150,7 +152,7 @@ def _slopes(row: Sequence[Compared]) -> PerSeed:
     """Least-squares slope of the difference over the position in the row, by seed."""
     seeds = sorted(set.intersection(*(set(cell.differences) for cell in row)))
     middle = (len(row) - 1) / 2
-    weights = [place - middle for place in range(len(row))]
+    weights = [position - middle for position in range(len(row))]
     total = sum(weight * weight for weight in weights)
     return {
         seed: sum(w * cell.differences[seed] for w, cell in zip(weights, row, strict=True)) / total for seed in seeds
@@ -204,9 +206,9 @@ def _all_agree(verdicts: Sequence[Verdict]) -> Verdict:
     return weakest._replace(of=fewest)
 
 
-def _same_mask(one: Compared, other: Compared) -> bool:
+def _same_mask(first: Compared, second: Compared) -> bool:
     """Whether two thresholds give the same mask if no update is zero."""
-    return mask_step(one.cell.settings) == mask_step(other.cell.settings)
+    return mask_step(first.cell.settings) == mask_step(second.cell.settings)
 
 
 def mask_step(settings: Mapping[str, Any]) -> int:
@@ -290,12 +292,12 @@ def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
     return _found(f"{what}: ", values, "rounds")
 
 
-def rounds_saved(one: Entry, other: Entry, split: str = "test") -> float | None:
+def rounds_saved(first: Entry, second: Entry, split: str = "test") -> float | None:
     """How many fewer rounds the first run needs to a level that both reach; None if a curve is missing."""
-    if split not in one.curves or split not in other.curves:
+    if split not in first.curves or split not in second.curves:
         return None
-    target = TARGET * min(one.scores[split].last10, other.scores[split].last10) / 100
-    reached = [next((r for r, v in sorted(e.curves[split].items()) if v >= target), None) for e in (one, other)]
+    target = TARGET * min(first.scores[split].last10, second.scores[split].last10) / 100
+    reached = [next((r for r, v in sorted(e.curves[split].items()) if v >= target), None) for e in (first, second)]
     return None if None in reached else float((reached[1] or 0) - (reached[0] or 0))
 
 
@@ -313,11 +315,13 @@ def _best_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) 
 def _same_pair(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Look:
     """In how many data sets and algorithms both arms choose the same pair, as the search chooses it."""
     groups: dict[str, list[Compared]] = {}
-    for one in cells:
-        groups.setdefault(f"{one.cell.settings['dataset']} {one.cell.settings['algorithm']}", []).append(one)
+    for compared in cells:
+        groups.setdefault(f"{compared.cell.settings['dataset']} {compared.cell.settings['algorithm']}", []).append(
+            compared
+        )
     chosen = [best_pairs(row) for row in groups.values()]
     same = sum(pairs["mean"] == pairs["gma"] for pairs in chosen)
-    seeds = min(len(one.differences) for one in cells)
+    seeds = min(len(compared.differences) for compared in cells)
     verdict = ClaimVerdict.HOLDS if same == len(groups) else ClaimVerdict.CONTRADICTED
     text = f"the same pair is best for both arms in {same} of {len(groups)} data sets and algorithms"
     few = f", {seeds} {'seed' if seeds == 1 else 'seeds'}; a verdict needs at least {LEAST_SEEDS} seeds"

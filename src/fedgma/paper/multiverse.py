@@ -47,13 +47,13 @@ class Multiverse(NamedTuple):
         return [verdict.mean for _, compared, verdict in self.cells if not compared.lost]
 
 
-def look(comparison: Comparison) -> Multiverse | None:
+def multiverse_of(comparison: Comparison) -> Multiverse | None:
     """What the universes of a comparison say; None where none was run."""
     by_name = {name_of(universe): universe for universe in read()}
     cells = [
-        (_merged(by_name[one.cell.part.name]), one, one.verdict)
-        for one in comparison.on()
-        if one.verdict is not None and one.verdict.of >= LEAST_SEEDS
+        (_merged(by_name[compared.cell.part.name]), compared, compared.verdict)
+        for compared in comparison.on()
+        if compared.verdict is not None and compared.verdict.of >= LEAST_SEEDS
     ]
     if len(cells) < 2:
         return None
@@ -87,11 +87,11 @@ def _choices(universe: Universe) -> dict[str, str]:
 def _shares(verdicts: Sequence[Verdict]) -> Shares:
     return Shares(
         of=len(verdicts),
-        alone=(sum(one.mean > 0 for one in verdicts), sum(one.mean < 0 for one in verdicts)),
-        interval=(sum(one.low > 0 for one in verdicts), sum(one.high < 0 for one in verdicts)),
+        alone=(sum(verdict.mean > 0 for verdict in verdicts), sum(verdict.mean < 0 for verdict in verdicts)),
+        interval=(sum(verdict.low > 0 for verdict in verdicts), sum(verdict.high < 0 for verdict in verdicts)),
         corrected=(
-            sum(one.outcome == "first ahead" for one in verdicts),
-            sum(one.outcome == "second ahead" for one in verdicts),
+            sum(verdict.outcome == "first ahead" for verdict in verdicts),
+            sum(verdict.outcome == "second ahead" for verdict in verdicts),
         ),
     )
 
@@ -109,38 +109,41 @@ def _ranks(values: Sequence[float]) -> list[float]:
     >>> _ranks([3.0, -1.0, 3.0, 90.0])
     [37.5, 0.0, 37.5, 75.0]
     """
-    found = np.asarray(values)
-    smaller, same = (found[:, None] > found).sum(1), (found[:, None] == found).sum(1)
-    return [float(rank) for rank in 100 * (smaller + (same - 1) / 2) / len(found)]
+    numbers = np.asarray(values)
+    smaller, same = (numbers[:, None] > numbers).sum(1), (numbers[:, None] == numbers).sum(1)
+    return [float(rank) for rank in 100 * (smaller + (same - 1) / 2) / len(numbers)]
 
 
-def specifications(found: Multiverse) -> list[Specification]:
+def specifications(multiverse: Multiverse) -> list[Specification]:
     """The universes for a specification curve."""
-    return [Specification(_choices(universe), verdict) for universe, _, verdict in found.cells]
+    return [Specification(_choices(universe), verdict) for universe, _, verdict in multiverse.cells]
 
 
-def sentences(found: Multiverse) -> list[str]:
+def sentences(multiverse: Multiverse) -> list[str]:
     """The findings, each in a sentence without its full stop."""
     return [
-        _run_ones(found),
-        _counted(found),
-        _converged(found),
-        *_overall(found),
-        _edges(found),
-        *_decided(found.model, "the differences"),
-        *_decided(found.by_rank, "their ranks"),
+        _run_ones(multiverse),
+        _counted(multiverse),
+        _converged(multiverse),
+        *_overall(multiverse),
+        _edges(multiverse),
+        *_decided(multiverse.model, "the differences"),
+        *_decided(multiverse.by_rank, "their ranks"),
     ]
 
 
-def _run_ones(found: Multiverse) -> str:
-    seeds = " or ".join(map(str, sorted({verdict.of for *_, verdict in found.cells})))
-    return f"{found.shares.of} of {found.drawn} drawn universes were run in both arms, with {seeds} seeds"
+def _run_ones(multiverse: Multiverse) -> str:
+    seeds = " or ".join(map(str, sorted({verdict.of for *_, verdict in multiverse.cells})))
+    return f"{multiverse.shares.of} of {multiverse.drawn} drawn universes were run in both arms, with {seeds} seeds"
 
 
-def _counted(found: Multiverse) -> str:
+def _counted(multiverse: Multiverse) -> str:
     """Counts of universes; those of single seeds have an interval, since universes share seeds."""
-    shares, (ahead, behind) = found.shares, found.shares.alone
-    signs = [{seed: 100.0 * (value > 0) for seed, value in one.differences.items()} for _, one, _ in found.cells]
+    shares, (ahead, behind) = multiverse.shares, multiverse.shares.alone
+    signs = [
+        {seed: 100.0 * (value > 0) for seed, value in compared.differences.items()}
+        for _, compared, _ in multiverse.cells
+    ]
     by_seed = paired(over_seeds(signs))
     return (
         f"masked averaging is ahead in {ahead} and behind in {behind} (by seed: ahead in {by_seed.mean:.0f} %, 95 % CI "
@@ -150,28 +153,31 @@ def _counted(found: Multiverse) -> str:
     )
 
 
-def _converged(found: Multiverse) -> str:
-    means = [verdict.mean for _, one, verdict in found.cells if one.converged]
+def _converged(multiverse: Multiverse) -> str:
+    means = [verdict.mean for _, compared, verdict in multiverse.cells if compared.converged]
     ahead, behind = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
     return f"of the {len(means)} universes that have converged, it is ahead in {ahead} and behind in {behind}"
 
 
-def _overall(found: Multiverse) -> list[str]:
-    overall, settled = found.overall, found.settled
-    small = sum(abs(verdict.mean) < MARGIN for *_, verdict in found.cells)
-    lost = len(found.cells) - len(settled)
+def _overall(multiverse: Multiverse) -> list[str]:
+    overall, settled = multiverse.overall, multiverse.settled
+    small = sum(abs(verdict.mean) < MARGIN for *_, verdict in multiverse.cells)
+    lost = len(multiverse.cells) - len(settled)
     without = f", and without these the mean is {float(np.mean(settled)):+.2f} points" if lost and settled else ""
     return [
         f"the mean over universes is {overall.mean:+.2f} points (95 % CI {overall.low:+.2f} to {overall.high:+.2f}), "
-        f"the median {found.median:+.2f}; in {small} universes the difference is below {MARGIN:g} points",
-        f"without the noise of the seeds, universes differ by a standard deviation of {found.deviation:.2f} points",
+        f"the median {multiverse.median:+.2f}; in {small} universes the difference is below {MARGIN:g} points",
+        "without the noise of the seeds, universes differ by a standard deviation of "
+        f"{multiverse.deviation:.2f} points",
         f"a run diverged in {lost} universes{without}",
     ]
 
 
-def _edges(found: Multiverse) -> str:
+def _edges(multiverse: Multiverse) -> str:
     """How many arms chose a client rate at an end of the grid."""
-    sides = [side for _, one, _ in found.cells for side in (one.cell.plain, one.cell.masked) if side]
+    sides = [
+        side for _, compared, _ in multiverse.cells for side in (compared.cell.plain, compared.cell.masked) if side
+    ]
     grids = [CLIENT_RATES[f"{side['momentum']:g}"] for side in sides]
     low, high = (sum(side[KEYS[0]] == end(grid) for side, grid in zip(sides, grids, strict=True)) for end in (min, max))
     return f"of {len(sides)} arms {low} chose the smallest client rate of the grid and {high} the largest"
@@ -180,8 +186,8 @@ def _edges(found: Multiverse) -> str:
 def _decided(model: Additive | None, of: str) -> list[str]:
     if model is None:
         return []
-    tested = sorted(model.decided, key=lambda one: one.p)
-    sure = [f"{one.choice} (p {_p(one.corrected)})" for one in tested if one.corrected < LEVEL]
+    tested = sorted(model.decided, key=lambda test: test.p)
+    sure = [f"{test.choice} (p {_p(test.corrected)})" for test in tested if test.corrected < LEVEL]
     return [
         f"an additive model of the choices explains {100 * max(0.0, model.explained):.0f} % of the variance of {of}; "
         f"choices that decide it after Holm's correction: {', '.join(sure) or 'none'}"
@@ -192,38 +198,40 @@ def _p(value: float) -> str:
     return f"= {value:.2g}" if value >= 1e-4 else "< 0.0001"
 
 
-def most_telling(found: Multiverse) -> list[str]:
+def most_telling(multiverse: Multiverse) -> list[str]:
     """The levels that shift the rank of the difference, of the choices that decide it; empty if there are none."""
-    model = found.by_rank
-    sure = [] if model is None else [one.choice for one in model.decided if one.corrected < LEVEL]
-    effects = [] if model is None else [one for one in model.effects if one.choice in sure]
-    telling = sorted((one for one in effects if not one.low < 0 < one.high), key=lambda one: one.effect)
+    model = multiverse.by_rank
+    sure = [] if model is None else [test.choice for test in model.decided if test.corrected < LEVEL]
+    effects = [] if model is None else [effect for effect in model.effects if effect.choice in sure]
+    telling = sorted(
+        (effect for effect in effects if not effect.low < 0 < effect.high), key=lambda effect: effect.effect
+    )
     words = [
-        f"{one.choice} {one.level} {one.effect:+.0f} ({one.low:+.0f} to {one.high:+.0f}; ahead in "
-        f"{_ahead(found, one.choice, one.level)} of {one.settings})"
-        for one in telling
+        f"{effect.choice} {effect.level} {effect.effect:+.0f} ({effect.low:+.0f} to {effect.high:+.0f}; ahead in "
+        f"{_ahead(multiverse, effect.choice, effect.level)} of {effect.settings})"
+        for effect in telling
     ]
     said = f"levels that shift the rank of a universe, in percent with 95 % CI, not corrected: {', '.join(words)}"
     return [said] if words else []
 
 
-def _ahead(found: Multiverse, choice: str, level: str) -> int:
-    return sum(universe[choice] == level and verdict.mean > 0 for universe, _, verdict in found.cells)
+def _ahead(multiverse: Multiverse, choice: str, level: str) -> int:
+    return sum(universe[choice] == level and verdict.mean > 0 for universe, _, verdict in multiverse.cells)
 
 
-def choices_table(found: Multiverse) -> Table | None:
+def choices_table(multiverse: Multiverse) -> Table | None:
     """The effect of every level of every choice."""
-    if found.model is None:
+    if multiverse.model is None:
         return None
-    ranked = found.by_rank or found.model
-    tests = {one.choice: one for one in ranked.decided}
+    ranked = multiverse.by_rank or multiverse.model
+    tests = {test.choice: test for test in ranked.decided}
     rows: list[tuple[Value, ...]] = []
-    for one, rank in zip(found.model.effects, ranked.effects, strict=True):
-        test = tests.pop(one.choice, None)
+    for effect, rank in zip(multiverse.model.effects, ranked.effects, strict=True):
+        test = tests.pop(effect.choice, None)
         rows.append(
             (
-                *(one.choice, one.level, one.settings, f"{one.mean:+.2f}"),
-                f"{one.effect:+.2f} ({one.low:+.2f} to {one.high:+.2f})",
+                *(effect.choice, effect.level, effect.settings, f"{effect.mean:+.2f}"),
+                f"{effect.effect:+.2f} ({effect.low:+.2f} to {effect.high:+.2f})",
                 f"{rank.effect:+.0f} ({rank.low:+.0f} to {rank.high:+.0f})",
                 *((None, None) if test is None else (_number(test.p), _number(test.corrected))),
             )
@@ -241,23 +249,23 @@ def _number(p: float) -> str:
     return _p(p).removeprefix("= ")
 
 
-def universes_table(found: Multiverse) -> Table:
+def universes_table(multiverse: Multiverse) -> Table:
     """Every universe with its choices, the rates of both arms, levels, difference and test."""
     rows = []
-    for universe, one, verdict in sorted(found.cells, key=lambda cell: cell[2].mean):
-        plain, masked = one.levels
+    for universe, compared, verdict in sorted(multiverse.cells, key=lambda cell: cell[2].mean):
+        plain, masked = compared.levels
         assert plain is not None
         assert masked is not None
-        rates = [f"{side[key]:g}" for side in (one.cell.plain, one.cell.masked) if side for key in KEYS]
+        rates = [f"{side[key]:g}" for side in (compared.cell.plain, compared.cell.masked) if side for key in KEYS]
         rows.append(
             (
                 *universe.values(),
                 *rates,
                 *(f"{value:.2f}" for value in (plain.mean, masked.mean, verdict.mean, verdict.low, verdict.high)),
                 *(f"{verdict.p:.2g}", f"{verdict.corrected:.2g}", verdict.of),
-                *("yes" if one.converged else "no", len(one.lost)),
+                *("yes" if compared.converged else "no", len(compared.lost)),
             )
         )
     rates_of = [f"{side} {which} rate" for side in ("mean", "masked") for which in ("client", "server")]
-    names = [*found.cells[0][0], *rates_of, "mean", "masked", "difference", "low", "high", "p", "corrected p"]
+    names = [*multiverse.cells[0][0], *rates_of, "mean", "masked", "difference", "low", "high", "p", "corrected p"]
     return Table("universes", "Universes", (*names, "seeds", "converged", "diverged seeds"), tuple(rows))

@@ -69,7 +69,7 @@ def brief(answer: Answer) -> str:
     said = str(main or ClaimVerdict.PRELIMINARY)
     rest = dict.fromkeys(str(other) for other in others if other is not None and other != main)
     if main in DECIDED and rest:
-        return ", ".join(f"partly {one}" for one in (said, *rest))
+        return ", ".join(f"partly {part}" for part in (said, *rest))
     return f"{said} (partly {', '.join(rest)})" if rest else said
 
 
@@ -99,12 +99,14 @@ def differences(answers: Mapping[str, Sequence[Answer]]) -> list[Row]:
                 if look.shown is not None and look.shown.interval is not None:
                     label = f"{name} {answer.claim.short}" + (f" ({group})" if len(answer.looks) > 1 else "")
                     rows.append(
-                        Row(label, look.shown.mean, *look.shown.interval, look.printed, _surety(look), name[0] == "E")
+                        Row(
+                            label, look.shown.mean, *look.shown.interval, look.printed, _certainty(look), name[0] == "E"
+                        )
                     )
     return rows
 
 
-def _surety(look: Look) -> str:
+def _certainty(look: Look) -> str:
     if look.verdict in DECIDED or (look.as_printed and look.test is not None and look.test.significant):
         return "decided"
     return "preliminary" if look.verdict is ClaimVerdict.PRELIMINARY else "open"
@@ -124,11 +126,11 @@ class Levels(NamedTuple):
 def levels_of(comparison: Comparison, cells: Iterable[Compared] | None = None) -> Levels:
     """Levels of the printed cells of an experiment, or of all where nothing is printed."""
     first = comparison.on(comparison.experiment.splits[0]) if cells is None else list(cells)
-    wanted = [one for one in first if one.cell.part.printed]
-    both = [one for one in wanted if one.differences]
-    printed = [distance for one in both if (distance := from_print(one, comparison.experiment)) is not None]
+    wanted = [compared for compared in first if compared.cell.part.printed]
+    both = [compared for compared in wanted if compared.differences]
+    printed = [distance for compared in both if (distance := from_print(compared, comparison.experiment)) is not None]
     near, above = sum(abs(distance) <= CLOSE for distance in printed), sum(distance > CLOSE for distance in printed)
-    return Levels(len(both), len(wanted), sum(one.converged for one in both), near, above, len(printed))
+    return Levels(len(both), len(wanted), sum(compared.converged for compared in both), near, above, len(printed))
 
 
 def from_print(compared: Compared, experiment: Experiment) -> float | None:
@@ -141,23 +143,23 @@ def from_print(compared: Compared, experiment: Experiment) -> float | None:
 
 def distances(comparison: Comparison, axis: str) -> dict[Any, list[float]]:
     """The distance of the plain mean from print, in points, of every cell by the value of a setting."""
-    found: dict[Any, dict[str, float]] = {}
-    for one in comparison.on():
-        if (distance := from_print(one, comparison.experiment)) is not None:
-            found.setdefault(one.cell.settings[axis], {})[str(one.cell.plain)] = abs(distance)
-    return {value: list(cells.values()) for value, cells in found.items()}
+    by_value: dict[Any, dict[str, float]] = {}
+    for compared in comparison.on():
+        if (distance := from_print(compared, comparison.experiment)) is not None:
+            by_value.setdefault(compared.cell.settings[axis], {})[str(compared.cell.plain)] = abs(distance)
+    return {value: list(cells.values()) for value, cells in by_value.items()}
 
 
-def near_print(found: Mapping[Any, Sequence[float]], unit: str) -> str:
+def near_print(by_value: Mapping[Any, Sequence[float]], unit: str) -> str:
     """Distances from print by the value of a setting, in words.
 
     >>> near_print({1: [4.0, 6.0, 8.0], 3: [0.5, 1.0, 3.0]}, "steps")
     'within 2 points of print in 0 and 2 of 3 cells with 1 and 3 steps (median distance 6.0 and 1.0)'
     """
-    near = [str(sum(value <= CLOSE for value in values)) for values in found.values()]
-    cells = max(len(values) for values in found.values())
-    middles = [f"{median(values):.1f}" for values in found.values()]
-    where = _joined([str(value) for value in found])
+    near = [str(sum(value <= CLOSE for value in values)) for values in by_value.values()]
+    cells = max(len(values) for values in by_value.values())
+    middles = [f"{median(values):.1f}" for values in by_value.values()]
+    where = _joined([str(value) for value in by_value])
     return (
         f"within {CLOSE:g} points of print in {_joined(near)} of {cells} cells with {where} {unit} "
         f"(median distance {_joined(middles)})"
@@ -197,12 +199,12 @@ def compute_table(entries: Iterable[Entry]) -> Table:
     """Runs, samples and hours by device, precision and model, each run once."""
     sums: dict[tuple[str, str, str], list[float]] = {}
     for entry in entries:
-        place = (str(entry.facts.get("device")), str(entry.facts.get("precision")), str(entry.settings["model"]))
+        key = (str(entry.facts.get("device")), str(entry.facts.get("precision")), str(entry.settings["model"]))
         trained = entry.played * samples_a_round(entry.settings)
-        row = sums.setdefault(place, [0, 0.0, 0.0])
+        row = sums.setdefault(key, [0, 0.0, 0.0])
         for column, value in enumerate((1, trained / 1e6, float(entry.facts.get("seconds", 0.0)) / 3600)):
             row[column] += value
-    rows = [(*place, int(runs), round(millions), round(hours, 2)) for place, (runs, millions, hours) in sums.items()]
+    rows = [(*key, int(runs), round(millions), round(hours, 2)) for key, (runs, millions, hours) in sums.items()]
     header = ("device", "precision", "model", "runs", "million samples", "hours")
     return Table("compute", "Compute", header, tuple(sorted(rows)))
 
@@ -222,16 +224,16 @@ def rates_table(chosen: Chosen) -> Table:
 def settings_table(comparisons: Mapping[str, Comparison]) -> Table:
     """Hyper-parameters by data set and model, over all runs of the paper's experiments."""
     names = ("local_epochs", "batch_size", "partition.clients", "clients_per_round", "augment")
-    found: dict[tuple[str, str], dict[str, set[Any]]] = {}
+    settings: dict[tuple[str, str], dict[str, set[Any]]] = {}
     for name, comparison in comparisons.items():
         for entry in comparison.entries if name[0] == "E" else ():
             key = str(entry.settings["dataset"]), str(entry.settings["model"])
             for setting in names:
-                values = found.setdefault(key, {}).setdefault(setting, set())
+                values = settings.setdefault(key, {}).setdefault(setting, set())
                 values.add(entry.settings.get(setting))
     rows = [
         (*key, *(", ".join(plain(v) for v in sorted(values[name], key=_number)) for name in names))
-        for key, values in found.items()
+        for key, values in settings.items()
     ]
     return Table("settings", "Settings", ("data set", "model", *names), tuple(sorted(rows)))
 
@@ -258,8 +260,8 @@ def evidence_table(comparisons: Mapping[str, Comparison], answers: Mapping[str, 
             if claim.kind == ANALYSIS:
                 rows.append((name, claim.text, plan, printed, f"{name}/findings.json", claim.finding, None))
                 continue
-            cells = [one for one in comparisons[name].on(claim.split) if is_about(claim, one)]
-            runs = {id(entry) for one in cells for side in one.entries for entry in side.values()}
+            cells = [compared for compared in comparisons[name].on(claim.split) if is_about(claim, compared)]
+            runs = {id(entry) for compared in cells for side in compared.entries for entry in side.values()}
             where = "; ".join(f"{key} = {_values(value)}" for key, value in claim.where.items()) or "all"
             rows += [(name, claim.text, plan, printed, f"{name}/runs.jsonl", where, len(runs))] if runs else []
     header = ("experiment", "claim", "plan", "printed numbers", "runs in", "which", "runs")

@@ -101,9 +101,9 @@ def _embedded(given: Mapping[str, Any]) -> dict[str, Any]:
     part = given.get("partition", {})
     names = part.get("name", "label_skew")
     kinds = ["iid" if name == "natural" else name for name in (names if isinstance(names, list) else [names])]
-    dealt = {**part, "name": list(dict.fromkeys(kinds)), "clients": part.get("clients", 400)}
+    partition = {**part, "name": list(dict.fromkeys(kinds)), "clients": part.get("clients", 400)}
     shift = {"shift": {"name": "colour"}} if given.get("dataset") == "fedcmnist" else {}
-    return {**given, "dataset": "fmnist-mini", "partition": dealt, **shift}
+    return {**given, "dataset": "fmnist-mini", "partition": partition, **shift}
 
 
 def parse_cells(text: str) -> dict[str, tuple[str, ...]]:

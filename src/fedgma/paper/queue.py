@@ -90,9 +90,9 @@ def outlook(jobs: Iterable[Job], entries: Sequence[Entry], chosen: Chosen) -> li
 
 def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[tuple[str, int]]) -> Left:
     """What is left of one job; its missing runs are added to `asked`."""
-    one = experiment(job.id)
-    seeds = range(one.first_seed, one.first_seed + one.seeds)
-    plan = plan_runs(one, chosen, Cut(seeds=1, cells=job.cells))  # every seed has the same runs
+    listed = experiment(job.id)
+    seeds = range(listed.first_seed, listed.first_seed + listed.seeds)
+    plan = plan_runs(listed, chosen, Cut(seeds=1, cells=job.cells))  # every seed has the same runs
     outdated: Counter[str] = Counter()
     precisions: set[str] = set()
     runs, earlier, trained, seconds = 0, 0, 0, 0.0
@@ -135,10 +135,10 @@ def _played(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _by_seed(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
-    found: dict[int, list[Entry]] = {}
+    by_seed: dict[int, list[Entry]] = {}
     for entry in entries:
-        found.setdefault(entry.seed, []).append(entry)
-    return found
+        by_seed.setdefault(entry.seed, []).append(entry)
+    return by_seed
 
 
 def _outdated(entry: Entry) -> str:
@@ -149,8 +149,8 @@ def _outdated(entry: Entry) -> str:
 def not_made(runs: Iterable[Settings], entries: Sequence[Entry]) -> list[Settings]:
     """The planned runs that are not among `entries`, or only outdated."""
     index = Index(entries)
-    found = ((run, index.find(dict(flat(record(run))), UNIMPORTANT)) for run in runs)
-    return [run for run, made in found if all(map(_outdated, _played(made)))]
+    made_by_run = ((run, index.find(dict(flat(record(run))), UNIMPORTANT)) for run in runs)
+    return [run for run, made in made_by_run if all(map(_outdated, _played(made)))]
 
 
 class Speeds:

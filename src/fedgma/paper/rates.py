@@ -76,8 +76,8 @@ def setting_of(settings: Mapping[str, Any]) -> str:
 
     >>> setting_of({"dataset": "mnist", "partition.name": "iid", "partition.clients": 500, "local_epochs": 1})
     'mnist, iid, 500'
-    >>> dealt = {"partition.name": "dirichlet", "partition.clients": 100, "partition.alpha": 0.1, "local_steps": 20}
-    >>> setting_of({"dataset": "mnist", **dealt})
+    >>> settings = {"partition.name": "dirichlet", "partition.clients": 100, "partition.alpha": 0.1, "local_steps": 20}
+    >>> setting_of({"dataset": "mnist", **settings})
     'mnist, dirichlet, 100, alpha 0.1, 20 steps'
     >>> more = {"local_epochs": 5, "augment": "crop_flip"}
     >>> setting_of({"dataset": "cifar10", "partition.name": "iid", "partition.clients": 10, **more})
@@ -120,9 +120,9 @@ def rated(settings: Settings, part: Part, chosen: Chosen) -> tuple[Settings, boo
     like = ("mean" if settings.aggregator == BASELINE else "gma") if part.own_rates else "shared"
     where = where_searched(values, part) if part.searched else settings.dataset
     algorithms = [settings.algorithm, *([LIKE[settings.algorithm]] if _may_borrow(settings, part) else [])]
-    own = [chosen.rates.get((where, settings.algorithm, rule_of(values)))] if part.own_rates else []
-    found = (*own, *(chosen.pair(where, algorithm, like) for algorithm in algorithms))
-    pair = next((pair for pair in found if pair is not None), None)
+    own_rates = [chosen.rates.get((where, settings.algorithm, rule_of(values)))] if part.own_rates else []
+    pairs = (*own_rates, *(chosen.pair(where, algorithm, like) for algorithm in algorithms))
+    pair = next((pair for pair in pairs if pair is not None), None)
     if pair is None:
         return settings, False
     return settings.model_copy(update=dict(zip(KEYS, pair, strict=True))), True

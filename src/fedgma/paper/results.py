@@ -11,8 +11,7 @@ from fedgma.paper.compare import Comparison, compare
 from fedgma.paper.entries import ANALYSES_FOLDER, Entry, merged, read_export, write_export
 from fedgma.paper.figures import draw
 from fedgma.paper.findings import FILE, Finding, read_findings
-from fedgma.paper.multiverse import choices_table, universes_table
-from fedgma.paper.multiverse import look as look_at_universes
+from fedgma.paper.multiverse import choices_table, multiverse_of, universes_table
 from fedgma.paper.plans import Cut
 from fedgma.paper.printed import read_printed
 from fedgma.paper.rates import Chosen
@@ -46,8 +45,8 @@ def make_report(comparison: Comparison, findings: Sequence[Finding] = ()) -> Rep
 
 def _of_universes(comparison: Comparison) -> list[Table]:
     """The tables of a multiverse; empty for other experiments."""
-    found = look_at_universes(comparison) if comparison.experiment.universes else None
-    tables = [] if found is None else [choices_table(found), universes_table(found)]
+    multiverse = multiverse_of(comparison) if comparison.experiment.universes else None
+    tables = [] if multiverse is None else [choices_table(multiverse), universes_table(multiverse)]
     return [table for table in tables if table is not None]
 
 
@@ -93,16 +92,16 @@ def comparisons_in(results: Path, chosen: Chosen) -> dict[str, Comparison]:
     """Every experiment compared over the exported runs in a folder; those without runs have no entries."""
     there = [name for name in catalogue() if (results / name / "runs.jsonl").is_file()]
     read = {name: read_export(results / name) for name in there}
-    return {name: compare(one, read.get(name, []), chosen) for name, one in catalogue().items()}
+    return {name: compare(experiment, read.get(name, []), chosen) for name, experiment in catalogue().items()}
 
 
 def answers_to(comparisons: Mapping[str, Comparison], results: Path) -> dict[str, list[Answer]]:
     """The verdict on every claim of these experiments, all corrected together; absent ones are not run."""
     names, answers = [], []
     for name, comparison in comparisons.items():
-        found = look_at(comparison, findings_of(comparison.experiment, [results]))
-        names += [name] * len(found)
-        answers += found
+        of_experiment = look_at(comparison, findings_of(comparison.experiment, [results]))
+        names += [name] * len(of_experiment)
+        answers += of_experiment
     page: dict[str, list[Answer]] = {}
     for name, answer in zip(names, correct_answers(answers), strict=True):
         page.setdefault(name, []).append(answer)
@@ -114,8 +113,8 @@ def find_analysis(experiment: Experiment, paths: Sequence[Path]) -> Path | None:
     if not experiment.analysis:
         return None
     below = [path / inner for path in paths for inner in (ANALYSES_FOLDER, ".")]
-    places = [*(folder / experiment.id for folder in below), *(path for path in paths if path.name == experiment.id)]
-    return next((place for place in places if (place / FILE).is_file()), None)
+    folders = [*(folder / experiment.id for folder in below), *(path for path in paths if path.name == experiment.id)]
+    return next((folder for folder in folders if (folder / FILE).is_file()), None)
 
 
 def findings_of(experiment: Experiment, paths: Sequence[Path]) -> list[Finding]:

@@ -41,8 +41,11 @@ class Matrix(NamedTuple):
 
     def versus(self, attack: str, first: str, second: str) -> Verdict:
         """The verdict on two rules under one attack, paired by seed."""
-        one, other = self.scores[attack, first], self.scores[attack, second]
-        return paired([one[seed] - other[seed] for seed in sorted(set(one) & set(other))], (first, second))
+        first_scores, second_scores = self.scores[attack, first], self.scores[attack, second]
+        return paired(
+            [first_scores[seed] - second_scores[seed] for seed in sorted(set(first_scores) & set(second_scores))],
+            (first, second),
+        )
 
 
 def matrices(entries: Sequence[Entry], split: str = "test", statistic: str = "last10") -> list[Matrix]:
@@ -51,7 +54,7 @@ def matrices(entries: Sequence[Entry], split: str = "test", statistic: str = "la
     by_partition: dict[str, list[Entry]] = {}
     for entry in sorted(scored, key=lambda entry: entry.settings["partition.name"] != "iid"):
         by_partition.setdefault(partition_name(entry.settings), []).append(entry)
-    return [_matrix(title, found, split, statistic) for title, found in by_partition.items()]
+    return [_matrix(title, members, split, statistic) for title, members in by_partition.items()]
 
 
 def _matrix(title: str, entries: Sequence[Entry], split: str, statistic: str) -> Matrix:

@@ -31,22 +31,22 @@ def choose(comparison: Comparison, *, by_setting: bool = False) -> dict[tuple[st
 
 def doubts(comparison: Comparison, *, by_setting: bool = False) -> list[str]:
     """Choices that the search does not support: pairs that it cannot tell apart, and rates at the edge of the grid."""
-    found = []
+    doubtful = []
     for (where, algorithm), cells in _groups(comparison, by_setting).items():
         for arm, scores in _scores(cells).items():
             first, *others = sorted(scores, key=lambda pair: scores[pair], reverse=True)
             name = f"{where}, {algorithm}, {arm}"
             if others and scores[first] - scores[others[0]] < CLOSE:
                 shown = [f"{scores[pair]:.1f} % at ({pair[0]:g}, {pair[1]:g})" for pair in (first, others[0])]
-                found.append(f"{name}: {', '.join(shown)}")
+                doubtful.append(f"{name}: {', '.join(shown)}")
             grid = [sorted({pair[axis] for pair in scores}) for axis in (0, 1)]
             edges = [
                 f"{side} rate {first[axis]:g}"
                 for axis, side in enumerate(("client", "server"))
                 if len(grid[axis]) > 1 and first[axis] in (grid[axis][0], grid[axis][-1])
             ]
-            found += [f"{name}: {' and '.join(edges)} at the edge of the grid"] if edges else []
-    return found
+            doubtful += [f"{name}: {' and '.join(edges)} at the edge of the grid"] if edges else []
+    return doubtful
 
 
 def best_pairs(cells: Sequence[Compared]) -> dict[str, Pair]:

@@ -31,33 +31,37 @@ def sensitivity_table(comparison: Comparison) -> Table | None:
 def _rows(claim: Claim, comparison: Comparison) -> list[tuple[Value, ...]]:
     if claim.kind not in KINDS_SHOWN:
         return []
-    cells = [one for one in comparison.on(claim.split) if is_about(claim, one) and one.differences]
+    cells = [compared for compared in comparison.on(claim.split) if is_about(claim, compared) and compared.differences]
     rows = []
     for names, group in groups_of(claim, cells).items() if cells else []:
-        printed = [one for one in group if counts(claim, one, comparison)]
+        printed = [compared for compared in group if counts(claim, compared, comparison)]
         for statistic in STATISTICS:
             stated = comparison._replace(statistic=statistic)
             for what, members in _by_convergence(printed).items():
-                for clients, own in _by_clients(claim, members).items():
-                    row = _row(claim, [one.restated(statistic) for one in own], stated)
-                    rows += [(claim.text, names, statistic, what, clients, len(own), *row)] if row else []
+                for clients, cells_of_size in _by_clients(claim, members).items():
+                    row = _row(claim, [compared.restated(statistic) for compared in cells_of_size], stated)
+                    rows += [(claim.text, names, statistic, what, clients, len(cells_of_size), *row)] if row else []
     return rows
 
 
 def _by_convergence(cells: Sequence[Compared]) -> dict[str, list[Compared]]:
     """Cells by how strictly convergence is read."""
     return {
-        "flat": [one for one in cells if one.is_flat],
-        "converged": [one for one in cells if one.converged],
+        "flat": [compared for compared in cells if compared.is_flat],
+        "converged": [compared for compared in cells if compared.converged],
         "all": list(cells),
     }
 
 
 def _by_clients(claim: Claim, cells: Sequence[Compared]) -> dict[str, list[Compared]]:
     """All cells, and those of each number of clients if there are several."""
-    numbers = sorted({int(one.cell.settings.get(CLIENTS) or 0) for one in cells})
+    numbers = sorted({int(compared.cell.settings.get(CLIENTS) or 0) for compared in cells})
     several = len(numbers) > 1 and claim.axis != CLIENTS
-    each = {str(n): [one for one in cells if one.cell.settings.get(CLIENTS) == n] for n in numbers if n and several}
+    each = {
+        str(n): [compared for compared in cells if compared.cell.settings.get(CLIENTS) == n]
+        for n in numbers
+        if n and several
+    }
     return {"all": list(cells), **each} if cells else {}
 
 

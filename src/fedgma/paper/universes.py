@@ -74,14 +74,14 @@ def draw(number: int = NUMBER, seed: int = SEED) -> list[dict[str, str]]:
     ('1', '2', True)
     """
     rng = generator(seed, "universes")
-    found: dict[tuple[str, ...], dict[str, str]] = {}
-    while len(found) < number:
+    universes: dict[tuple[str, ...], dict[str, str]] = {}
+    while len(universes) < number:
         universe: dict[str, str] = {}
         for choice, levels in CHOICES.items():
             allowed = [level for level in levels if _allowed(choice, level, universe)]
             universe[choice] = allowed[int(rng.integers(len(allowed)))]
-        found.setdefault(tuple(universe.values()), universe)
-    return [{"number": str(place), **universe} for place, universe in enumerate(found.values(), 1)]
+        universes.setdefault(tuple(universe.values()), universe)
+    return [{"number": str(position), **universe} for position, universe in enumerate(universes.values(), 1)]
 
 
 def _allowed(choice: str, level: str, before: Universe) -> bool:

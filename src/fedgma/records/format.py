@@ -204,10 +204,10 @@ def recorded_normalisation(head: Record) -> tuple[list[float], list[float]] | No
     ([0.5], [0.25])
     """
     data = head.get("data")
-    found = data.get("normalisation") if isinstance(data, Mapping) else None
-    if not isinstance(found, Mapping):
+    recorded = data.get("normalisation") if isinstance(data, Mapping) else None
+    if not isinstance(recorded, Mapping):
         return None
-    parts = [found.get(name) for name in ("mean", "std")]
+    parts = [recorded.get(name) for name in ("mean", "std")]
     if not all(isinstance(part, list) and all(isinstance(value, int | float) for value in part) for part in parts):
         return None
     return parts[0], parts[1]  # type: ignore[return-value]

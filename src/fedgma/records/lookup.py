@@ -10,8 +10,8 @@ from fedgma.errors import ConfigError, DataError
 from fedgma.records.checkpoints import sync_folder, written_to
 from fedgma.records.format import SUMS
 from fedgma.records.label import LABEL, read_label
-from fedgma.records.mend import DAMAGED
 from fedgma.records.reader import GONE, is_done, run_folders
+from fedgma.records.repair import DAMAGED
 from fedgma.records.writer import is_running
 
 LEAST_DIGITS = 4  # of an id
@@ -38,32 +38,32 @@ def find_runs(word: str, folders: Sequence[PathLike] = ("runs",)) -> list[Path]:
     if (path / "run.json").is_file():
         return [path]
     if path.is_dir():
-        raise ConfigError(f"{word!r} is no run folder: it has no run.json; give one of the folders in it, or an id")
+        raise ConfigError(f"{word!r} is not a run folder: it has no run.json; give one of the folders in it, or an id")
     there = [folder for folder in folders if Path(folder).is_dir()]
     known = run_folders(there) if there else []
     by_id = [folder for folder in known if len(word) >= LEAST_DIGITS and folder.name.startswith(word)]
-    found = by_id or [folder for folder in known if read_label(folder).name == word]
-    if not found:
+    matches = by_id or [folder for folder in known if read_label(folder).name == word]
+    if not matches:
         where = ", ".join(map(str, folders))
         if len(word) < LEAST_DIGITS and any(folder.name.startswith(word) for folder in known):
             raise ConfigError(f"{word!r} is too short for an id; give at least {LEAST_DIGITS} digits")
         raise DataError(f"no run {word!r} in {where}; `fedgma ls` lists the runs, and --runs names other folders")
-    return found
+    return matches
 
 
 def find_run(word: str, folders: Sequence[PathLike] = ("runs",)) -> Path:
     """The one run folder that a word names."""
-    found = find_runs(word, folders)
-    if len(found) > 1:
-        ids = ", ".join(folder.name for folder in found[:5])
-        raise ConfigError(f"{word!r} names {len(found)} runs, and one is needed; give the id of one: {ids}")
-    return found[0]
+    matches = find_runs(word, folders)
+    if len(matches) > 1:
+        ids = ", ".join(folder.name for folder in matches[:5])
+        raise ConfigError(f"{word!r} names {len(matches)} runs, and one is needed; give the id of one: {ids}")
+    return matches[0]
 
 
 def check_removable(folder: Path) -> None:
-    """Raise an error if a folder is no run folder, holds other files, or is being written."""
+    """Raise an error if a folder is not a run folder, holds other files, or is being written."""
     if folder.is_symlink() or not (folder / "run.json").is_file():
-        raise ConfigError(f"{str(folder)!r} is no run folder, so it is not removed; give the folder of a run")
+        raise ConfigError(f"{str(folder)!r} is not a run folder, so it is not removed; give the folder of a run")
     other = sorted(entry.name for entry in folder.iterdir() if entry.name not in FILES and entry.name[0] != ".")
     if other:
         raise ConfigError(

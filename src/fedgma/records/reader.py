@@ -106,8 +106,8 @@ def settings_of(folder: Path, head: Head) -> dict[str, Any]:
 
 def _has_shares(head: Head) -> bool:
     """Whether an accuracy in the lines is a share: that of the library is, a user's metric may be in another unit."""
-    own = [fact for fact in head.get("metrics", []) if isinstance(fact, dict) and fact.get("name") == "accuracy"]
-    return not own or own[0].get("unit") == "%"
+    facts = [fact for fact in head.get("metrics", []) if isinstance(fact, dict) and fact.get("name") == "accuracy"]
+    return not facts or facts[0].get("unit") == "%"
 
 
 def read_head(folder: Path) -> Head:
@@ -254,11 +254,11 @@ def sums(digests: Mapping[str, str]) -> bytes:
 def _check_sums(folder: Path) -> None:
     """Compare the files of a finished run with `SHA256SUMS`."""
     stated = read_content(folder / SUMS)
-    found = {name: hashlib.sha256(read_content(folder / name)).hexdigest() for name in SUMMED}
-    for name, digest in found.items():
+    actual = {name: hashlib.sha256(read_content(folder / name)).hexdigest() for name in SUMMED}
+    for name, digest in actual.items():
         if sums({name: digest}) not in stated:
             raise IntegrityError(f"{folder / name} does not match its checksum in {SUMS}; {RESTORE}")
-    if stated != sums(found):
+    if stated != sums(actual):
         raise IntegrityError(f"{folder / SUMS} should be the checksums of {', '.join(SUMMED)} only; {RESTORE}")
 
 

@@ -35,9 +35,9 @@ def read_on(file: Path, place: Place, most: int = PIECE) -> tuple[list[Record], 
     """The complete lines after a place, up to `most` bytes, and the place after them."""
     place = place._replace(again=False)
     try:
-        found = file.stat()
-        stamp = (found.st_mtime_ns, found.st_size)
-        if (stamp == place.stamp and not place.more) or not stat.S_ISREG(found.st_mode):  # a pipe would wait
+        status = file.stat()
+        stamp = (status.st_mtime_ns, status.st_size)
+        if (stamp == place.stamp and not place.more) or not stat.S_ISREG(status.st_mode):  # a pipe would wait
             return [], place
         with file.open("rb") as stream:
             stream.seek(place.offset - len(place.end))

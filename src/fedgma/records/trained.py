@@ -37,10 +37,10 @@ def model_arrays(state: Mapping[str, np.ndarray], tied: Mapping[str, Any] | None
     >>> model_arrays({"round": np.array(3), "params/fc.weight": np.ones(1), "z/fc.weight": np.ones(1)})
     {'fc.weight': array([1.])}
     """
-    own = {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
+    arrays = {name.partition("/")[2]: value for name, value in state.items() if name.startswith(PARTS)}
     averages = {name.removeprefix(AVERAGE): value for name, value in state.items() if name.startswith(AVERAGE)}
-    own |= {name: value.astype(own[name].dtype) for name, value in averages.items()}
-    return own | {name: own[str(first)] for name, first in (tied or {}).items() if str(first) in own}
+    arrays |= {name: value.astype(arrays[name].dtype) for name, value in averages.items()}
+    return arrays | {name: arrays[str(first)] for name, first in (tied or {}).items() if str(first) in arrays}
 
 
 def read_model(folder: PathLike) -> Trained:

@@ -38,8 +38,8 @@ from fedgma.records.checkpoints import (
     written_to,
 )
 from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Record, Records, present, with_checksum
-from fedgma.records.mend import DAMAGED, mended
 from fedgma.records.reader import SUMMED, complete_lines, digest_of_lines, is_done, is_older, read_head, sums
+from fedgma.records.repair import DAMAGED, repaired
 
 LOG = logging.getLogger(__name__)
 
@@ -85,19 +85,20 @@ class RunFolder:
             self._handle = None
         self._lock.release()
 
-    def resume(self, *, mend: bool = False) -> Checkpoint | None:
+    def resume(self, *, repair: bool = False) -> Checkpoint | None:
         """The checkpoint to resume from, with `rounds.jsonl` truncated to it; None to start from the beginning.
 
-        If `rounds.jsonl` is damaged, an older checkpoint is used or an error raised. With `mend`, the newest checkpoint
-        is used all the same: lines that cannot be read are marked as lost, and the file is kept as `rounds.damaged`.
+        If `rounds.jsonl` is damaged, an older checkpoint is used or an error raised. With `repair`, the newest
+        checkpoint is used all the same: lines that cannot be read are marked as lost, and the file is kept as
+        `rounds.damaged`.
         """
         file = self.path / "rounds.jsonl"
         lines = complete_lines(file)
-        problem = partial(_other_run, self._run) if mend else partial(_mismatch, self._run, lines)
+        problem = partial(_other_run, self._run) if repair else partial(_mismatch, self._run, lines)
         point = read_checkpoint(self.path / "checkpoints", problem=problem)
         if point is not None:
             if why := _other_lines(lines, point.round, point.records):
-                lines = self._mended(point, why)
+                lines = self._repaired(point, why)
             self.saved = point.round
             self._warn_of_changes(read_head(self.path))
         elif lines:
@@ -109,11 +110,11 @@ class RunFolder:
         self._hash = hashlib.sha256(kept)
         return point
 
-    def _mended(self, point: Checkpoint, why: str) -> list[bytes]:
-        """Mend `rounds.jsonl` up to a checkpoint that does not belong to it, and write that checkpoint again."""
+    def _repaired(self, point: Checkpoint, why: str) -> list[bytes]:
+        """Repair `rounds.jsonl` up to a checkpoint that does not belong to it, and write that checkpoint again."""
         file, checkpoints = self.path / "rounds.jsonl", self.path / "checkpoints"
         content = file.read_bytes() if file.exists() else b""
-        lines, lost = mended(content, point.round)
+        lines, lost = repaired(content, point.round)
         what = f"the records of rounds {lost} are lost" if lost else "some records are not as they were written"
         LOG.warning("%s is damaged: a checkpoint %s; %s; resuming from round %d", file, why, what, point.round)
         records = Records(run=self._run, lines=digest_of_lines(lines))

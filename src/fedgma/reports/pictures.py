@@ -19,7 +19,7 @@ from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
 from fedgma.statistics.arms import Row, Spread, frozen
 from fedgma.statistics.comparisons import Comparison
-from fedgma.statistics.labels import ARM, arm, plain, short, spelt, title_of
+from fedgma.statistics.labels import ARM, arm, in_title, plain, short, title_of
 from fedgma.statistics.metrics import ACCURACY, Metric, metrics_of
 from fedgma.statistics.targets import times
 
@@ -269,9 +269,9 @@ def _taus(title: str, scene: Scene) -> Picture | None:
 def _fairness(title: str, scene: Scene) -> Picture | None:
     arms = {}
     for name, row in scene.items():
-        curves = {what: [curve(run, "clients", what) for run in row.runs] for what in MARKS}
+        curves = {mark: [curve(run, "clients", mark) for run in row.runs] for mark in MARKS}
         factor = metrics_of(row.runs[0])[0].factor
-        arms[name] = {what: [factor * c[max(c)] for c in values if c] for what, values in curves.items() if any(values)}
+        arms[name] = {mark: [factor * c[max(c)] for c in values if c] for mark, values in curves.items() if any(values)}
     arms = {name: figures for name, figures in arms.items() if figures}
     if not arms:
         return None
@@ -289,7 +289,7 @@ def _rates(rows: Sequence[Row]) -> Iterator[Picture]:
         return
     groups: dict[str, dict[str, dict[tuple[float, float], float]]] = {}
     for row in rows:
-        others = [spelt(n, v) for n, v in row.label.items() if n not in (*RATES, *ARM)]
+        others = [in_title(n, v) for n, v in row.label.items() if n not in (*RATES, *ARM)]
         server_rate, client_rate = (number(row.runs[0].settings, name) for name in RATES)
         if server_rate is not None and client_rate is not None:
             arms = groups.setdefault(", ".join(others), {}).setdefault(arm(row.runs[0], list(row.label)), {})
@@ -314,17 +314,17 @@ def _partitions(rows: Sequence[Row]) -> Iterator[Picture]:
         title = ", ".join([str(run.settings.get("dataset")), *_partition_words(parts)])
         if title not in seen and len(seen) < MOST:
             seen.add(title)
-            if (dealt := _dealt(run)) is not None:
+            if (counts := _class_counts(run)) is not None:
                 caption = f"Samples of each class at each client, seed {run.seed}."
-                yield _picture("partition", title, "Partition", caption, draw_classes(*dealt))
+                yield _picture("partition", title, "Partition", caption, draw_classes(*counts))
 
 
 def _partition_words(parts: Mapping[str, Any]) -> list[str]:
     named = [n for n in ("clients", "classes_per_client", "alpha", "beta") if parts.get(f"partition.{n}") is not None]
-    return [plain(parts.get("partition.name")), *(spelt(n, parts[f"partition.{n}"]) for n in named)]
+    return [plain(parts.get("partition.name")), *(in_title(n, parts[f"partition.{n}"]) for n in named)]
 
 
-def _dealt(run: Run) -> tuple[Any, tuple[str, ...]] | None:
+def _class_counts(run: Run) -> tuple[Any, tuple[str, ...]] | None:
     """Counts [client, class] and class names: as recorded, or recomputed from the same data; None if neither works."""
     recorded = run.head.get("data")
     recorded = recorded if isinstance(recorded, dict) else {}
@@ -333,7 +333,7 @@ def _dealt(run: Run) -> tuple[Any, tuple[str, ...]] | None:
         valid = len({len(row) for row in counts}) == 1 and all(0 <= n <= MOST_SAMPLES for row in counts for n in row)
         table = np.array(counts, np.int64) if valid else None
         return None if table is None else (table, _class_names(recorded.get("classes"), table.shape[1]))
-    return _dealt_again(run)
+    return _recounted(run)
 
 
 def _class_names(recorded: Any, classes: int) -> tuple[str, ...]:
@@ -341,7 +341,7 @@ def _class_names(recorded: Any, classes: int) -> tuple[str, ...]:
     return tuple(map(str, recorded if named else range(classes)))
 
 
-def _dealt_again(run: Run) -> tuple[Any, tuple[str, ...]] | None:
+def _recounted(run: Run) -> tuple[Any, tuple[str, ...]] | None:
     from fedgma.data.files import load
     from fedgma.data.files.locate import names
     from fedgma.data.skew import class_counts

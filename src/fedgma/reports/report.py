@@ -8,16 +8,14 @@ from fedgma.aggregation.rules import BASELINE
 from fedgma.documents import PathLike
 from fedgma.errors import DataError
 from fedgma.records.reader import Run, read_runs
-from fedgma.reports.tables import (
-    WRITERS,
-    Table,
+from fedgma.reports.result_tables import (
     apart_table,
     differences_table,
-    markdown,
     results_table,
     splits_table,
     unfinished_table,
 )
+from fedgma.reports.tables import WRITERS, Table, markdown
 from fedgma.reports.targets import targets_table
 from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.baseline import against_baseline

@@ -37,10 +37,10 @@ def targets_table(rows: Sequence[Row], targets: Sequence[float] = (), split: str
 
 
 def _reached(row: Row, target: float, split: str, *, clocked: bool) -> tuple[Value, ...]:
-    found = reach(row, target, split)
-    rounds = None if found.rounds is None else f"{found.rounds:g}"
-    cells = (*map(plain, row.label.values()), target, f"{found.runs} of {found.of}", rounds)
-    return (*cells, found.seconds, *_of_clock(row)) if clocked else cells
+    reached = reach(row, target, split)
+    rounds = None if reached.rounds is None else f"{reached.rounds:g}"
+    cells = (*map(plain, row.label.values()), target, f"{reached.runs} of {reached.of}", rounds)
+    return (*cells, reached.seconds, *_of_clock(row)) if clocked else cells
 
 
 def _of_clock(row: Row) -> tuple[Value, Value, Value]:

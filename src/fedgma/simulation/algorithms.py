@@ -199,9 +199,10 @@ def readers(setting: str) -> str:
     >>> readers("lambda_")
     'fedacg (by default 0.85), fedspeed (10)'
     """
-    found = {name: row.settings[setting] for name, row in ALGORITHMS.items() if setting in row.settings}
+    defaults = {name: row.settings[setting] for name, row in ALGORITHMS.items() if setting in row.settings}
     words = [
-        f"{name} ({'by default ' if not place else ''}{value:g})" for place, (name, value) in enumerate(found.items())
+        f"{name} ({'by default ' if not position else ''}{value:g})"
+        for position, (name, value) in enumerate(defaults.items())
     ]
     return ", ".join(words)
 

@@ -31,7 +31,7 @@ from fedgma.simulation.setup import Fleet as Fleet
 from fedgma.simulation.setup import Plan
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State, restored
-from fedgma.simulation.versions import Laid
+from fedgma.simulation.versions import ReadyLanes
 from fedgma.training.cuda_graphs import float32_precision
 from fedgma.training.evaluation import Scorer, client_means, sample_scores
 from fedgma.training.gradients import named_tensors
@@ -149,9 +149,9 @@ def _play_plain(
     plan: Plan,
 ) -> tuple[State, Round]:
     """A round of a fleet for which `server` is all that follows training."""
-    ((laid, trained),) = _trained(fleet, train, state, plan, [plan.lanes])
-    batch = laid.batch
-    done = server(batch.run, laid.weights, trained, state.params, state.moments, state.buffers)
+    ((ready, trained),) = _trained(fleet, train, state, plan, [plan.lanes])
+    batch = ready.batch
+    done = server(batch.run, ready.weights, trained, state.params, state.moments, state.buffers)
     state = replace(
         state,
         rounds=_advanced(state.rounds, [*plan.sampled]),
@@ -171,29 +171,29 @@ def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
 
 def _trained(
     fleet: Fleet, train: LocalTrainer, state: State, plan: Plan, pieces: Sequence[np.ndarray]
-) -> Iterator[tuple[Laid, Trained]]:
+) -> Iterator[tuple[ReadyLanes, Trained]]:
     """Pieces of the lanes of a round with the results of their training, in order."""
     starts = carried.starts(fleet.algorithms, state.params, state.moments.z)
 
-    def lay_out(lanes: np.ndarray) -> Laid:
+    def lay_out(lanes: np.ndarray) -> ReadyLanes:
         begun = versions.begin(state.versions, state.rounds + 1, lanes, starts, state.buffers)
         drawn = plan.laid if plan.laid is not None and len(lanes) == len(plan.lanes) else lay(fleet, lanes)
-        return Laid(lanes, *drawn, begun)
+        return ReadyLanes(lanes, *drawn, begun)
 
-    def train_lanes(laid: Laid) -> Trained:
-        terms = carried.lane_terms(fleet.algorithms, state.carried, laid.batch)
-        task = (fleet.pools, unflatten(laid.begun.params, fleet.shapes), laid.begun.buffers, *terms)
-        return train(Assignment(fleet.model, replace(laid.batch, run=laid.begun.rows), *task))
+    def train_lanes(ready: ReadyLanes) -> Trained:
+        terms = carried.lane_terms(fleet.algorithms, state.carried, ready.batch)
+        rest = (fleet.pools, unflatten(ready.begun.params, fleet.shapes), ready.begun.buffers, *terms)
+        return train(Assignment(fleet.model, replace(ready.batch, run=ready.begun.rows), *rest))
 
     return train_shared(fleet.ranks, map(lay_out, pieces), train_lanes, state.params)
 
 
 def _count_lanes(
-    fleet: Fleet, state: State, opened: OpenRound, laid: Laid, trained: Trained
+    fleet: Fleet, state: State, opened: OpenRound, ready: ReadyLanes, trained: Trained
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Add trained lanes to the sums of the round; returns the run and client of each, and which were counted."""
     sums, norms = opened.sums, opened.norms
-    lanes, lane_batch, weights, begun = laid
+    lanes, lane_batch, weights, begun = ready
     updates = carried.sent(fleet.algorithms, state.carried, lane_batch, trained.flat)
     if fleet.attackers is not None:
         updates = attacks.send(fleet.attackers, lane_batch, state.rounds + 1, updates)
@@ -273,13 +273,13 @@ def _evaluate(
         params = unflatten(optimizers.evaluated(fleet.optimizers, state.moments, state.params)[picked], fleet.shapes)
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
-            loss, found = sample_scores(score, params, buffers, pool, batch=fleet.eval_batch, over=fleet.ranks.map)
-        means = sample_means(fleet.task, loss, found, pool.y)
+            loss, measured = sample_scores(score, params, buffers, pool, batch=fleet.eval_batch, over=fleet.ranks.map)
+        means = sample_means(fleet.task, loss, measured, pool.y)
         scores.setdefault(name, []).append((rows, figures(fleet.task, fleet.columns, *means)))
         weight = None if fleet.task.weight is None else fleet.task.weight(pool.y)
         for row, run in enumerate(rows.tolist()):
             if name == "test" and (samples := fleet.client_tests[run]) is not None:
-                of_clients = client_means(loss[row], found[row], samples, weight)
+                of_clients = client_means(loss[row], measured[row], samples, weight)
                 clients[run] = figures(fleet.task, fleet.columns, *of_clients)[:, fleet.task.first]
     return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in scores.items()}, clients
 

@@ -61,6 +61,6 @@ def lay(fleet: Fleet, lanes: np.ndarray) -> tuple[LaneBatch, np.ndarray]:
     drawn = draw_batches(specs, rounds, clients)
     lr = learning_rates(fleet.specs, rounds, runs, drawn.batches[2])
     rest: dict[str, Any] = {"rates": fleet.rates[runs], "seeds": drawn.seeds, "optimizer": specs[0].client_optimizer}
-    uniform = [spec.weighting == "uniform" for spec in specs]
-    weights = np.where(uniform, 1, drawn.samples) if any(uniform) else drawn.samples
+    uniform = np.array([spec.weighting == "uniform" for spec in fleet.specs])
+    weights = np.where(uniform[runs], 1, drawn.samples)
     return LaneBatch(runs, clients, fleet.pool[runs], *drawn.batches, lr=lr, **rest), weights

@@ -39,7 +39,7 @@ def try_rule(rule: Rule, shapes: Shapes, device: torch.device | str = "cpu") -> 
     together = _step(rule, updates, some)
     if not torch.equal(together.nan_to_num(), _step(rule, updates, some).nan_to_num()):
         return  # it draws numbers of its own: two calls cannot be compared
-    apart = torch.cat([_step(rule, own, some) for own in (updates[:CLIENTS], updates[CLIENTS:])])
+    apart = torch.cat([_step(rule, of_run, some) for of_run in (updates[:CLIENTS], updates[CLIENTS:])])
     if not np.allclose(together.cpu(), apart.cpu(), **CLOSE):  # type: ignore[arg-type]
         raise ConfigError(
             f"rule {rule.name!r} mixes runs that train together: arrays have one row for each run, so reduce over the "

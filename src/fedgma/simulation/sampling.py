@@ -140,8 +140,8 @@ def _draw_all(
     if first.augment == "none" and all(spec is first or _lengths(spec) == _lengths(first) for spec in specs):
         lengths = {"epochs": first.local_epochs, "batch": first.batch_size, "least": first.smallest_batch}
         keys = _seeds_of("batches", specs, rounds, clients).astype(np.uint64)
-        if (found := batch_orders(holdings, keys, steps=first.local_steps, **lengths)) is not None:
-            return found
+        if (together := batch_orders(holdings, keys, steps=first.local_steps, **lengths)) is not None:
+            return together
     lanes = zip(specs, rounds.tolist(), clients.tolist(), holdings, strict=True)
     return stack_orders([_draw(*lane) for lane in lanes], first.batch_size)
 
@@ -151,10 +151,10 @@ def _seeds_of(purpose: str, specs: Sequence[RunSpec], rounds: np.ndarray, client
     groups: dict[tuple[int, int], list[int]] = {}
     for lane, (spec, round) in enumerate(zip(specs, rounds.tolist(), strict=True)):
         groups.setdefault((spec.seed, round), []).append(lane)
-    found = np.empty(len(specs), np.int64)
+    drawn = np.empty(len(specs), np.int64)
     for (root, round), lanes in groups.items():
-        found[lanes] = seeds(root, purpose, round, last=clients[lanes].tolist())
-    return found
+        drawn[lanes] = seeds(root, purpose, round, last=clients[lanes].tolist())
+    return drawn
 
 
 def _draw(spec: RunSpec, round: int, client: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -69,9 +69,9 @@ class ServerPart:
             after, z, v, table, counted, *rest = self._replayed(*given)  # type: ignore[misc]
         else:
             after, z, v, table, counted, *rest = self._tensors(run, weights, *given)
-        found = dict(zip(self.buffers, rest, strict=False))
-        averages = dict(zip(("average", "models"), rest[len(found) :], strict=False))
-        return Concluded(after, moments._replace(z=z, v=v, **averages), table, counted, found)
+        held_after = dict(zip(self.buffers, rest, strict=False))
+        averages = dict(zip(("average", "models"), rest[len(held_after) :], strict=False))
+        return Concluded(after, moments._replace(z=z, v=v, **averages), table, counted, held_after)
 
     def _of_equal_runs(self, *given: Tensor) -> Sequence[Tensor]:
         """The same on a GPU, which reads runs and weights of lanes from `Owners`; buffers need runs of equal size."""

@@ -95,14 +95,14 @@ def _clocked(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
 def _carried_by(fleet: Layout, carried: Carried, run: int) -> dict[str, Tensor]:
     """The arrays that a run's algorithm carries, as views: of the server [entry], of the clients [client, entry]."""
     algorithm = fleet.specs[run].algorithm
-    found: dict[str, Tensor | None] = {}
+    arrays: dict[str, Tensor | None] = {}
     if carried.control is not None and algorithm.on_server:
-        found["control"] = carried.control[run]
+        arrays["control"] = carried.control[run]
     if algorithm.on_clients:
-        found["variates"] = carried.variates[run]
+        arrays["variates"] = carried.variates[run]
     if carried.tilt is not None and algorithm.tilted:
-        found |= {"tilt": carried.tilt[run], "tilts": carried.tilts[run]}
-    return {name: array for name, array in found.items() if array is not None}
+        arrays |= {"tilt": carried.tilt[run], "tilts": carried.tilts[run]}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]]) -> State:
@@ -124,7 +124,10 @@ def restored(fleet: Layout, fresh: State, states: Sequence[dict[str, np.ndarray]
         moments=Moments(
             rows("z", fresh.moments.z),
             rows("v", fresh.moments.v),
-            tuple(_restored_own(fleet, plain, own) for plain, own in zip(states, fresh.moments.own, strict=True)),
+            tuple(
+                _restored_own(fleet, plain, fresh_own)
+                for plain, fresh_own in zip(states, fresh.moments.own, strict=True)
+            ),
             None if fresh.moments.average is None else rows("average", fresh.moments.average),
             _restored_models(fleet, fresh.moments.models, states),
         ),
@@ -176,8 +179,8 @@ def _restored_versions(fleet: Layout, plain: dict[str, np.ndarray], buffers: Sta
     params = flatten(rows("params", [name for name, _ in fleet.shapes]))
     held = rows("buffers", buffers)
     return {
-        round: Version(params[place], {name: value[place] for name, value in held.items()})
-        for place, round in enumerate(plain["versions/rounds"].tolist())
+        round: Version(params[row], {name: value[row] for name, value in held.items()})
+        for row, round in enumerate(plain["versions/rounds"].tolist())
     }
 
 

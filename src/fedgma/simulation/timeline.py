@@ -54,7 +54,7 @@ class Attendance(NamedTuple):
     clients: np.ndarray  # int64, rising
     rounds: np.ndarray  # int64, in which each started
     asked: int  # clients that started in this round
-    lost: int  # clients that the server ceased to wait for in this round
+    lost: int  # clients that the server stopped waiting for in this round
     seconds: float  # that the round took
     time: float  # at its end
 
@@ -190,7 +190,9 @@ class Desk:
         if not self.working:  # nobody is there to be asked: until some may be back
             self.empty += 1
             if self.empty > PATIENCE:
-                raise ConfigError(f"nobody was there in {PATIENCE} stretches of time; lower clock.away = {clock.away}")
+                raise ConfigError(
+                    f"no client was there in {PATIENCE} stretches of time; lower clock.away = {clock.away}"
+                )
             self.time = (stretch_of(clock, self.time) + 1) * clock.away_seconds
             return
         self.time = self.working[0].end
@@ -244,5 +246,5 @@ def draw(source: np.random.Generator, candidates: np.ndarray, number: int) -> np
 def pick(source: np.random.Generator, free: np.ndarray, number: int) -> np.ndarray:
     """So many of the free clients [client], or all; few are found by trying, without a pass over all clients."""
     tried = source.integers(len(free), size=TRIES) if number == 1 else np.empty(0, np.int64)
-    found = tried[free[tried]]
-    return found[:1] if len(found) else draw(source, np.flatnonzero(free), number)
+    free_ones = tried[free[tried]]
+    return free_ones[:1] if len(free_ones) else draw(source, np.flatnonzero(free), number)

@@ -34,7 +34,7 @@ class Begun(NamedTuple):
     rows: np.ndarray  # int64 [lane]
 
 
-class Laid(NamedTuple):
+class ReadyLanes(NamedTuple):
     """Lanes that are ready to train: their batches, their weights in the mean, and what they start from."""
 
     lanes: np.ndarray  # int64 [lane, 3]: run, client, round
@@ -42,10 +42,10 @@ class Laid(NamedTuple):
     weights: np.ndarray  # [lane]
     begun: Begun
 
-    def take(self, rows: np.ndarray) -> "Laid":
+    def take(self, rows: np.ndarray) -> "ReadyLanes":
         """Some of the lanes."""
         begun = self.begun._replace(rows=self.begun.rows[rows])
-        return Laid(self.lanes[rows], self.batch.take(rows), self.weights[rows], begun)
+        return ReadyLanes(self.lanes[rows], self.batch.take(rows), self.weights[rows], begun)
 
 
 def begin(versions: Versions, rounds: np.ndarray, lanes: np.ndarray, params: Tensor, buffers: Stacked) -> Begun:
@@ -55,7 +55,7 @@ def begin(versions: Versions, rounds: np.ndarray, lanes: np.ndarray, params: Ten
     if not stale.any():
         return Begun(params, buffers, run)
     keys = list(zip(run[stale].tolist(), started[stale].tolist(), strict=True))
-    needed = {key: len(params) + place for place, key in enumerate(dict.fromkeys(keys))}
+    needed = {key: len(params) + position for position, key in enumerate(dict.fromkeys(keys))}
     rows = run.copy()
     rows[stale] = [needed[key] for key in keys]
     old = [versions[key] for key in needed]

@@ -58,19 +58,21 @@ def fit_additive(choices: Sequence[Mapping[str, str]], values: Sequence[float]) 
     >>> [(one.choice, round(one.spread, 1), one.p < 0.01) for one in model.decided]
     [('a', 2.1, True), ('b', 0.0, True)]
     """
-    found = np.asarray(values, np.float64)
+    differences = np.asarray(values, np.float64)
     levels = {name: sorted({row[name] for row in choices}, key=sortable) for name in choices[0]}
     levels = {name: known for name, known in levels.items() if len(known) > 1}
-    design = np.column_stack([np.ones(len(found)), *(_coded(choices, name, known) for name, known in levels.items())])
-    freedom = len(found) - design.shape[1]
+    design = np.column_stack(
+        [np.ones(len(differences)), *(_coded(choices, name, known) for name, known in levels.items())]
+    )
+    freedom = len(differences) - design.shape[1]
     if freedom < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
         raise DataError(
-            f"{len(found)} settings cannot tell {design.shape[1]} effects apart; expected more settings, or choices "
-            "that are not always made together"
+            f"{len(differences)} settings cannot tell {design.shape[1]} effects apart; expected more settings, or "
+            "choices that are not always made together"
         )
     inverse = np.linalg.inv(design.T @ design)
-    solved = inverse @ design.T @ found
-    rest = found - design @ solved
+    solved = inverse @ design.T @ differences
+    rest = differences - design @ solved
     covariance = _robust(design, inverse, rest)
     effects: list[Effect] = []
     decided: list[tuple[str, float, float]] = []
@@ -78,13 +80,13 @@ def fit_additive(choices: Sequence[Mapping[str, str]], values: Sequence[float]) 
     for name, known in levels.items():
         part = slice(at, at + len(known) - 1)
         at = part.stop
-        own, their = solved[part], covariance[part, part]
-        weights = np.vstack([np.eye(len(own)), -np.ones(len(own))])  # the effects of all levels out of those coded
-        shifts, errors = weights @ own, np.sqrt(np.diag(weights @ their @ weights.T))
-        effects += _effects(name, known, choices, found, shifts, errors, freedom)
-        decided.append((name, float(np.ptp(shifts)), _wald(own, their, freedom)))
+        coded, spread = solved[part], covariance[part, part]
+        weights = np.vstack([np.eye(len(coded)), -np.ones(len(coded))])  # the effects of all levels out of those coded
+        shifts, errors = weights @ coded, np.sqrt(np.diag(weights @ spread @ weights.T))
+        effects += _effects(name, known, choices, differences, shifts, errors, freedom)
+        decided.append((name, float(np.ptp(shifts)), _wald(coded, spread, freedom)))
     corrected = holm([p for *_, p in decided])
-    explained = 1 - (rest @ rest / freedom) / float(np.var(found, ddof=1))
+    explained = 1 - (rest @ rest / freedom) / float(np.var(differences, ddof=1))
     together = tuple(Decided(*choice, after) for choice, after in zip(decided, corrected, strict=True))
     return Additive(tuple(effects), together, float(explained), freedom)
 
@@ -106,7 +108,7 @@ def _effects(
     name: str,
     known: Sequence[str],
     choices: Sequence[Mapping[str, str]],
-    found: Floats,
+    differences: Floats,
     shifts: Floats,
     errors: Floats,
     freedom: int,
@@ -115,13 +117,13 @@ def _effects(
 
     half = float(stdtrit(freedom, 1 - LEVEL / 2)) * errors
     rows = []
-    for place, level in enumerate(known):
-        here = found[[row[name] == level for row in choices]]
-        shift = float(shifts[place])
+    for column, level in enumerate(known):
+        here = differences[[row[name] == level for row in choices]]
+        shift = float(shifts[column])
         rows.append(
             Effect(
                 *(name, level, len(here), float(here.mean()), shift),
-                *(shift - float(half[place]), shift + float(half[place])),
+                *(shift - float(half[column]), shift + float(half[column])),
             )
         )
     return rows

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fedgma.aggregation.rules import BASELINE
 from fedgma.records.reader import Run
 from fedgma.statistics.comparisons import Comparison, compare
-from fedgma.statistics.labels import spoken
+from fedgma.statistics.labels import in_sentence
 from fedgma.statistics.metrics import by_metric
 from fedgma.statistics.verdicts import correct
 
@@ -33,12 +33,13 @@ def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | No
         {str(run.settings["aggregator"]) for run in runs} - {BASELINE}, key=lambda name: (name != "gma", name)
     )
     arms = {name: [run for run in runs if run.settings["aggregator"] == name] for name in others if base}
-    pairs = [(spoken(name), arm, _averaged_alike(base, arm)) for name, arm in arms.items()]
+    pairs = [(in_sentence(name), arm, _averaged_alike(base, arm)) for name, arm in arms.items()]
     averages, last = [run for run in base if _average(run)], [run for run in base if not _average(run)]
     if averages and last:
         pairs.append(("the average of models", averages, last))
     return [
-        compare(arm, other, (name, spoken(BASELINE)), metric=metric, split=split, of=of) for name, arm, other in pairs
+        compare(arm, other, (name, in_sentence(BASELINE)), metric=metric, split=split, of=of)
+        for name, arm, other in pairs
     ]
 
 

@@ -19,9 +19,9 @@ from fedgma.statistics.labels import (
     AGGREGATION_SETTINGS,
     LEFT_OUT,
     VERSIONS,
+    in_title,
     plain,
     sortable,
-    spelt,
 )
 from fedgma.statistics.metrics import ACCURACY, Metric, course, metric_of
 from fedgma.statistics.power import LEAST_SEEDS
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
     @property
     def where(self) -> str:
         """The setting in words; empty if there is only one."""
-        return ", ".join(spelt(name, value) for name, value in self.label.items() if value != "")
+        return ", ".join(in_title(name, value) for name, value in self.label.items() if value != "")
 
     @property
     def says(self) -> str:

@@ -6,8 +6,8 @@ arms rises by more than one point on average over seeds. A run has diverged if i
 evaluation are below half of its own best evaluation, or its last ten rounds are below half of the median over the runs
 of its setting. A run of few rounds that still rises steeply has last ten rounds far below its last one.
 
-A metric that is no share has no points: there, an arm has converged if it still improves by at most a hundredth of the
-range that the evaluations of the setting span. Where lower is better, a run has diverged if its last evaluation is
+A metric that is not a share has no points: there, an arm has converged if it still improves by at most a hundredth of
+the range that the evaluations of the setting span. Where lower is better, a run has diverged if its last evaluation is
 above twice its best one, or its last ten rounds are above twice the median. Scores below zero have no half.
 """
 
@@ -91,7 +91,10 @@ def diverged(summaries: Sequence[Summary], metric: Metric = ACCURACY) -> list[bo
     """
     middle = median(summary.last10 for summary in summaries) if summaries else 0.0
     if metric.better == "higher":
-        return [one.last10 < middle / 2 > 0 or max(one.last10, one.final) < one.best / 2 > 0 for one in summaries]
+        return [
+            summary.last10 < middle / 2 > 0 or max(summary.last10, summary.final) < summary.best / 2 > 0
+            for summary in summaries
+        ]
     # the last evaluation: the mean of ten rounds of a fast descent is far above the best of them
     return [summary.last10 > 2 * middle > 0 or summary.final > 2 * summary.best > 0 for summary in summaries]
 

@@ -89,10 +89,10 @@ def arm(run: Run, names: Sequence[str] = ()) -> str:
     return ", ".join([NAMES.get(aggregator, aggregator), *(f"{short(name)} {plain(held[name])}" for name in named)])
 
 
-def spoken(aggregator: str) -> str:
+def in_sentence(aggregator: str) -> str:
     """The name of an aggregator in a sentence.
 
-    >>> spoken("gma"), spoken("mean"), spoken("median")
+    >>> in_sentence("gma"), in_sentence("mean"), in_sentence("median")
     ('GMA', 'the mean', 'the median')
     """
     row = RULES.get(aggregator)
@@ -108,10 +108,10 @@ def is_rule(aggregator: str) -> bool:
     return aggregator in RULES or ":" in aggregator
 
 
-def spelt(name: str, value: Any) -> str:
+def in_title(name: str, value: Any) -> str:
     """A setting in a title: the value alone for some settings, else name and value.
 
-    >>> spelt("algorithm", "fedadam"), spelt("partition.alpha", 0.3)
+    >>> in_title("algorithm", "fedadam"), in_title("partition.alpha", 0.3)
     ('fedadam', 'alpha 0.3')
     """
     return plain(value) if name in ALONE else f"{short(name)} {plain(value)}"
@@ -124,7 +124,7 @@ def title_of(label: Mapping[str, Any]) -> str:
     'no attack'
     """
     shown = {name: value for name, value in label.items() if name not in ARM and value != ""}
-    return ", ".join(spelt(name, value) for name, value in shown.items())
+    return ", ".join(in_title(name, value) for name, value in shown.items())
 
 
 def plain(value: Any) -> str:

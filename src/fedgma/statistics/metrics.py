@@ -101,12 +101,12 @@ def from_facts(recorded: object) -> tuple[Metric, ...]:
     ((Metric(name='mae', better='lower', unit='EUR'),), (Metric(name='accuracy', better='higher', unit='%'),))
     """
     facts = [row for row in recorded if isinstance(row, dict)] if isinstance(recorded, list | tuple) else []
-    found = [
+    metrics = [
         Metric(str(row["name"]), str(row["better"]), str(row.get("unit", "")))
         for row in facts
         if row.get("name") and row.get("better") in ("higher", "lower")
     ]
-    return tuple(found) or (ACCURACY,)
+    return tuple(metrics) or (ACCURACY,)
 
 
 def metric_of(runs: Sequence[Run], name: str | None = None) -> Metric:
@@ -120,20 +120,20 @@ def metric_of(runs: Sequence[Run], name: str | None = None) -> Metric:
             names = " and ".join(metric.name for metric in firsts)
             raise ConfigError(f"these runs are scored by {names}; select those of one task with --where task=...")
         return firsts[0]
-    found = {metric for metrics in known for metric in metrics if metric.name == name}
-    if len(found) != 1 or not all(any(metric.name == name for metric in metrics) for metrics in known):
+    named = {metric for metrics in known for metric in metrics if metric.name == name}
+    if len(named) != 1 or not all(any(metric.name == name for metric in metrics) for metrics in known):
         names = ", ".join(dict.fromkeys([*(metric.name for metrics in known for metric in metrics), LOSS.name]))
         raise ConfigError(f"not every run records the metric {name!r}; the runs have {names}")
-    return found.pop()
+    return named.pop()
 
 
 def course(run: Run, split: str, metric: Metric) -> dict[int, float]:
     """Round -> recorded score on a split; one that was not finite is the worst there is, if it is not a share."""
-    found = curve(run, split, metric.name)
+    recorded = curve(run, split, metric.name)
     if metric.share:
-        return found
+        return recorded
     worst = {r["round"]: -metric.sign * LARGEST for r in run.rounds if _is_lost(r.get(split), metric.name)}
-    return dict(sorted({**found, **worst}.items()))
+    return dict(sorted({**recorded, **worst}.items()))
 
 
 def _is_lost(scores: object, name: str) -> bool:

@@ -14,15 +14,15 @@ WORDS = ("aggregator", "algorithm", "dataset", "model")  # settings in which a b
 
 def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
     """The runs that an arm such as `gma` or `aggregator=gma,tau=0.4` selects, and the settings in it."""
-    chosen, spoken = list(runs), []
+    chosen, names = list(runs), []
     for part in wanted.split(","):
         name, mark, value = (text.strip() for text in part.partition("="))
         name, value = (_known(runs, name), value) if mark else (_word(runs, name), name)
         chosen = [run for run in chosen if _same(trait(run, name), value)]
-        spoken.append(name)
+        names.append(name)
     if not chosen:
-        raise ConfigError(f"no run matches {wanted!r}; the runs have {_choices(runs, spoken[0])}")
-    return chosen, spoken
+        raise ConfigError(f"no run matches {wanted!r}; the runs have {_choices(runs, names[0])}")
+    return chosen, names
 
 
 def where(runs: Sequence[Run], filters: str | Sequence[str]) -> list[Run]:

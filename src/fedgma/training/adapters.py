@@ -47,8 +47,7 @@ def with_adapters(
     """A copy of a module with an adapter on each linear layer whose name fits a pattern, and all else frozen.
 
     Without patterns, all linear layers have one. An adapter adds alpha / rank times B A; by default alpha is the rank.
-    The result is a `model` for `fedgma.run`. A parameter that shall be trained too is set so afterwards, by
-    `requires_grad`.
+    The result is a `model` for `fedgma.run`. To train another parameter too, set its `requires_grad` afterwards.
 
     >>> net = with_adapters(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), "0", rank=2)
     >>> {name: tuple(value.shape) for name, value in net.named_parameters() if value.requires_grad}

@@ -32,7 +32,8 @@ from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN, par
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, columns_of
 from fedgma.training.tasks import CLASSIFICATION, smoothed
-from fedgma.training.threads import SMALL, Threads, why_not_threads, workers_for
+from fedgma.training.threads.safety import why_not_threads
+from fedgma.training.threads.trainer import SMALL, Threads, workers_for
 
 log = logging.getLogger(__name__)
 MOST = 1024  # lanes of a round whose kernels are compiled before its arrays are there
@@ -62,48 +63,42 @@ def choose(
     "loop" trains one client at a time, "threads" one on each core, "lanes" all at once, "engine" the same compiled and
     captured for a GPU, "kernels" is compiled CPU code for LeNet and logistic regression. "auto" is the engine on a GPU;
     on a CPU the kernels where there are any, else threads for small models and the loop for others (lanes for dense
-    layers alone). `form=False` uses torch's own gradients
-    where hand-written ones exist; these and the kernels are for classification. `smoothing` is that of the labels.
-    `beyond_kernels` names settings of the runs that the CPU kernels do not have. `lane_bytes` is the memory that a lane
-    takes, if it is known.
+    layers alone). `form=False` uses torch's own gradients where hand-written ones exist; these and the kernels are for
+    classification. `smoothing` is that of the labels. `beyond_kernels` names settings of the runs that the CPU kernels
+    do not have. `lane_bytes` is the memory that a lane takes, if it is known.
     """
     check_precision(precision)
     if trainer not in TRAINERS:
         raise ConfigError(f"unknown trainer {trainer!r}; known: {', '.join(TRAINERS)}")
-    if trainer == "kernels" and beyond_kernels:
-        raise ConfigError(f"the CPU kernels have no {', '.join(beyond_kernels)}; use trainer 'auto'")
-    classifies = task is CLASSIFICATION
-    wanted = trainer in ("auto", "kernels") and classifies and not beyond_kernels
-    kernel = _cpu_kernel(model, pools) if wanted else None
-    if kernel is not None:
+    if trainer in ("auto", "kernels") and (kernel := _cpu_kernel(trainer, model, pools, task, beyond_kernels)):
         return kernel_trainer(kernel, pools)
-    if trainer == "kernels":
-        what = type(model).__name__ if classifies else f"the task {task.name}"
-        raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
-    on_gpu = pools[0].y.device.type == "cuda"
-    goal = smoothed(task, smoothing)
+    on_gpu, goal = pools[0].y.device.type == "cuda", smoothed(task, smoothing)
     if trainer == "auto":
         trainer = "engine" if on_gpu else _on_cpu(model, pools, goal)
-    reason, written = None, written_form(model) if form and classifies else None
-    if trainer == "threads":
-        reason = why_not_threads(model, pools[0], goal)
-    elif trainer != "loop" and written is None:
-        reason = why_not_lanes(model, pools[0], goal)
+    written = written_form(model) if form and task is CLASSIFICATION else None
+    reason = _why_not(trainer, model, pools[0], goal, written)
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
     if trainer == "loop" or reason is not None:
-        return Under(precision, functools.partial(loop.train, task=goal))
+        return WithPrecision(precision, functools.partial(loop.train, task=goal))
     if trainer == "threads":
-        return Under(precision, Threads(goal, workers_for(lane_bytes)))
+        return WithPrecision(precision, Threads(goal, workers_for(lane_bytes)))
     gradients = form_gradients(written, precision, smoothing) if written else lane_gradients(model, precision, goal)
     shared: dict[str, Any] = {"padding": written is not None, "measures": columns_of(task, model, pools[0]).number}
     if trainer == "lanes":
-        return Under(precision, functools.partial(lanes.train, gradients=gradients, **shared))
+        return WithPrecision(precision, functools.partial(lanes.train, gradients=gradients, **shared))
     rehearse = gpu.rehearse if written is not None and on_gpu else None
     order = written.order if written is not None and precision == "bf16" else None
     change = with_lanes if written is None and precision == "bf16" and _convolves(model) else None
     shared.update(precision=precision, compile=on_gpu, rehearse=rehearse, order=order, change=change)
     return Engine(gradients, **shared)
+
+
+def _why_not(trainer: str, model: nn.Module, pool: Pool, task: Task, written: Form | None) -> str | None:
+    """Why a trainer cannot train this model, so that the loop takes its place; None if it can."""
+    if trainer == "threads":
+        return why_not_threads(model, pool, task)
+    return why_not_lanes(model, pool, task) if trainer != "loop" and written is None else None
 
 
 def warm_up(
@@ -127,12 +122,12 @@ def warm_up(
     if device.type != "cuda" or trainer not in ("auto", "engine") or lanes > MOST:
         return
     written = written_form(model) if form and task is CLASSIFICATION and type(model) in (LeNet, SmallCNN) else None
-    one = {name: value.detach()[None] for name, value in named_tensors(model)[0].items()}
+    params_of_one = {name: value.detach()[None] for name, value in named_tensors(model)[0].items()}
 
     def call() -> None:
-        then(one)
+        then(params_of_one)
         if written is not None:
-            params = {name: value.repeat_interleave(lanes, 0) for name, value in one.items()}
+            params = {name: value.repeat_interleave(lanes, 0) for name, value in params_of_one.items()}
             index = torch.zeros(lanes, batch, dtype=torch.int64, device=device)
             count = torch.full((lanes,), batch, device=device)
             form_gradients(written, precision)(params, {}, *pool.batch(index, index[:, :1]), count)
@@ -168,23 +163,33 @@ def early_form(train: LocalTrainer) -> LocalTrainer | None:
     return functools.partial(train, early=True) if isinstance(train, Engine) and train.compiles else None
 
 
-def _cpu_kernel(model: nn.Module, pools: Sequence[Pool]) -> str | None:
-    """The CPU kernel that trains the model on all of these pools, if there is one."""
-    names = {kernel_of(model, pool) for pool in pools}
-    return names.pop() if len(names) == 1 else None
+def _cpu_kernel(
+    trainer: str, model: nn.Module, pools: Sequence[Pool], task: Task, beyond_kernels: Sequence[str]
+) -> str | None:
+    """The CPU kernel that trains the model on all of these pools; without one, an error if kernels were asked for."""
+    asked_for = trainer == "kernels"
+    if asked_for and beyond_kernels:
+        raise ConfigError(f"the CPU kernels have no {', '.join(beyond_kernels)}; use trainer 'auto'")
+    classifies = task is CLASSIFICATION
+    kernels = {kernel_of(model, pool) for pool in pools} if classifies and not beyond_kernels else {None}
+    kernel = kernels.pop() if len(kernels) == 1 else None
+    if asked_for and kernel is None:
+        what = type(model).__name__ if classifies else f"the task {task.name}"
+        raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
+    return kernel
 
 
 @dataclass(frozen=True)
-class Under:
+class WithPrecision:
     """A trainer with the given precision of float32 products, independent of torch's global settings."""
 
     precision: str
     train: LocalTrainer
 
-    def __call__(self, task: Assignment) -> Trained:
+    def __call__(self, assignment: Assignment) -> Trained:
         """Train all lanes of the batch."""
         with float32_precision(self.precision):
-            return self.train(task)
+            return self.train(assignment)
 
 
 def lanes_of_a_chunk(train: LocalTrainer, together: int) -> int:
@@ -192,7 +197,7 @@ def lanes_of_a_chunk(train: LocalTrainer, together: int) -> int:
 
     Threads take more, so that none of them waits: of lanes that are not in training they keep the updates alone.
     """
-    if isinstance(train, Under) and isinstance(train.train, Threads):
+    if isinstance(train, WithPrecision) and isinstance(train.train, Threads):
         return max(together, 32, 4 * train.train.workers)
     return together
 

@@ -111,35 +111,35 @@ class Engine:
         self._memory: Any = None  # of the graphs
 
     @without_hints()
-    def __call__(self, task: Assignment, *, early: bool = False) -> Trained:
+    def __call__(self, assignment: Assignment, *, early: bool = False) -> Trained:
         """Train all lanes of the batch; see `lanes.train`. A graph reads one pool, so pools are trained one by one.
 
         With `early` nothing is compiled.
         """
-        lane_batch, pools = task.lane_batch, task.pools
+        lane_batch, pools = assignment.lane_batch, assignment.pools
         groups = [np.flatnonzero(lane_batch.pool == index) for index in np.unique(lane_batch.pool)]
         if len(groups) == 1:
-            return self._train(task, pools[lane_batch.pool[0]], early)
+            return self._train(assignment, pools[lane_batch.pool[0]], early)
         device = pools[0].y.device
         parts = []
         for rows in groups:
-            parts.append(self._train(task.take(rows), pools[lane_batch.pool[rows[0]]], early))
+            parts.append(self._train(assignment.take(rows), pools[lane_batch.pool[rows[0]]], early))
         return joined(parts, ship(np.argsort(np.concatenate(groups)), device))
 
-    def _train(self, task: Assignment, pool: Pool, early: bool) -> Trained:
+    def _train(self, assignment: Assignment, pool: Pool, early: bool) -> Trained:
         """Train lanes whose samples are all in one pool."""
-        order = np.argsort(-task.lane_batch.steps, kind="stable")
-        task = task.take(order)
-        model, lane_batch, start, device = task.model, task.lane_batch, task.start, pool.y.device
+        order = np.argsort(-assignment.lane_batch.steps, kind="stable")
+        assignment = assignment.take(order)
+        model, lane_batch, start, device = assignment.model, assignment.lane_batch, assignment.start, pool.y.device
         model.train()
         exact = not self.padding and mixes_samples(model)
         with float32_precision(self.precision), keyed_generators(device, int(lane_batch.seeds[0])):
-            station = self._station(task, device)
+            station = self._station(assignment, device)
             filled = _filled(lane_batch, station)
             works = lanes.schedule(filled.counts, exact=exact, batch=lane_batch.batch, shrink=SHRINK, fewest=FEWEST)
             if not all(work.all_busy for work in works):  # one variant for all steps: half as much to compile
                 works = [work._replace(all_busy=False) for work in works]
-            _load(station, filled, task)
+            _load(station, filled, assignment)
             for _, equal in itertools.groupby(works, lambda work: work[1:]):
                 self._play(station, list(equal), pool, early)
             trained = lanes.finish(station.bench, start, station.rows, order)
@@ -253,9 +253,9 @@ class Engine:
             return step
         return graph.replay
 
-    def _station(self, task: Assignment, device: torch.device) -> Station:
+    def _station(self, assignment: Assignment, device: torch.device) -> Station:
         """A station that has room for the lane batch and is more than half used by it; a new one if there is none."""
-        features, lane_batch = lanes.features_of(task), task.lane_batch
+        features, lane_batch = lanes.features_of(assignment), assignment.lane_batch
         steps = lane_batch.counts.shape[1]
         for station in self._stations:
             room = station.lanes // 2 < lane_batch.size <= station.lanes and steps <= len(station.bench.counts)
@@ -265,7 +265,9 @@ class Engine:
         if not any(station.graphs for station in self._stations):
             self._memory = None  # it was freed with its last graph
         rows = ship(lane_batch.run, device)
-        bench = lanes.lay_out(lane_batch, features, task.start, task.buffers, rows, self.measures, self.order)
+        bench = lanes.lay_out(
+            lane_batch, features, assignment.start, assignment.buffers, rows, self.measures, self.order
+        )
         # room for other lane batches: the number of steps is part of the compiled shape
         room = max(FEWEST, 1 << (steps - 1).bit_length()) - steps
         bench.counts = F.pad(bench.counts, (0, 0, 0, room))
@@ -345,7 +347,7 @@ def _extended(array: np.ndarray, idle: int) -> np.ndarray:
     return np.concatenate([array, np.repeat(array[-1:], idle, 0)])
 
 
-def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
+def _load(station: Station, lane_batch: LaneBatch, assignment: Assignment) -> None:
     """Copy a round into the station's tensors, without waiting for the device."""
     bench, steps = station.bench, lane_batch.counts.shape[1]
     orders, order, *sent = ship_many(
@@ -359,10 +361,13 @@ def _load(station: Station, lane_batch: LaneBatch, task: Assignment) -> None:
     bench.counts[steps:].zero_()
     places = [station.rows, bench.client, bench.counts[:steps], bench.lr[: len(sent[3])], bench.rates]
     torch._foreach_copy_(places, sent)
-    for source, targets in ((task.start, (bench.params, bench.anchor)), (task.buffers, (bench.buffers,))):
+    for source, targets in ((assignment.start, (bench.params, bench.anchor)), (assignment.buffers, (bench.buffers,))):
         for target in targets:
             _copy_rows(source, station.rows, target)
-    given = [(bench.correction, task.correction or {}), *zip(bench.tilt or (), task.tilt or (), strict=True)]
+    given = [
+        (bench.correction, assignment.correction or {}),
+        *zip(bench.tilt or (), assignment.tilt or (), strict=True),
+    ]
     for target, lane_wise in given:
         for name, value in lane_wise.items():
             target[name][: len(value)].copy_(value)

@@ -36,7 +36,7 @@ def run_forward(model: nn.Module) -> Forward:
 
         return outputs
 
-    one, vectorised = outputs_of(model), outputs_of(written_out(model))
+    alone, vectorised = outputs_of(model), outputs_of(written_out(model))
     together = without_hints()(vmap(vectorised, in_dims=(0, 0, None), randomness="different"))
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def run_forward(model: nn.Module) -> Forward:
             return together(params, buffers, x)
         # one by one: as fast on the CPU, and a run's result does not depend on the other runs of the fleet
         rows = [({n: v[r] for n, v in params.items()}, {n: v[r] for n, v in buffers.items()}) for r in range(runs)]
-        return torch.stack([one(p, b, x) for p, b in rows])
+        return torch.stack([alone(p, b, x) for p, b in rows])
 
     return forward
 
@@ -58,8 +58,8 @@ def scorer(forward: Forward, task: Task = CLASSIFICATION) -> Scorer:
         output = forward(params, buffers, x).float()
         runs, samples = output.shape[:2]
         rows, targets = output.flatten(0, 1), y.expand(runs, *y.shape).flatten(0, 1)
-        loss, found = losses(task, rows, targets), measures(task, rows, targets)
-        return loss.view(runs, samples), found.view(runs, samples, found.shape[1])
+        loss, measured = losses(task, rows, targets), measures(task, rows, targets)
+        return loss.view(runs, samples), measured.view(runs, samples, measured.shape[1])
 
     return score
 
@@ -83,8 +83,8 @@ def sample_scores(
     pieces = list(torch.split(chosen, size))
     short = size - len(pieces[-1]) if len(pieces) > 1 else 0
     pieces[-1] = chosen[-size:] if short else pieces[-1]  # a shorter batch would be another shape to compile
-    losses, found = zip(*over(partial(score, params, buffers, pool), pieces), strict=True)
-    return _joined(losses, short), _joined(found, short)
+    losses, measured = zip(*over(partial(score, params, buffers, pool), pieces), strict=True)
+    return _joined(losses, short), _joined(measured, short)
 
 
 def _joined(parts: Sequence[Tensor], twice: int) -> Tensor:
@@ -117,7 +117,7 @@ def evaluate(
     return Metrics(loss.mean(1), hits[..., 0].float().mean(1))
 
 
-def client_means(loss: Tensor, found: Tensor, table: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def client_means(loss: Tensor, measured: Tensor, table: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Means of one run on every client's samples, on the device: of loss [sample] and measures [sample, column].
 
     `table` [client, sample] holds each client's samples, padded with -1. A client without samples has NaN.
@@ -129,4 +129,4 @@ def client_means(loss: Tensor, found: Tensor, table: Tensor, weight: Tensor | No
     there, samples = table >= 0, table.clamp(min=0)
     share = there.float() if weight is None else torch.where(there, weight[samples], 0.0)
     total = share.sum(1)
-    return (loss[samples] * share).sum(1) / total, (found[samples] * share[..., None]).sum(1) / total[:, None]
+    return (loss[samples] * share).sum(1) / total, (measured[samples] * share[..., None]).sum(1) / total[:, None]

@@ -33,13 +33,15 @@ class Product(Protocol):
         """Subtract `rates` [lane] times the gradient from the weights, in place."""
 
 
-Found = Mapping[str, Tensor | Product]
-Gradients = tuple[Found, Stacked, Tensor, Tensor]  # gradients, buffers, loss sum [lane], measures [lane, column]
+LaneGradients = Mapping[str, Tensor | Product]
+Gradients = tuple[
+    LaneGradients, Stacked, Tensor, Tensor
+]  # gradients, buffers, loss sum [lane], measures [lane, column]
 GradientFunction = Callable[[Stacked, Stacked, Tensor, Tensor, Tensor], Gradients]
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-def multiplied(grads: Found) -> Stacked:
+def multiplied(grads: LaneGradients) -> Stacked:
     """Gradients as plain tensors."""
     return {name: value if isinstance(value, Tensor) else value.tensor() for name, value in grads.items()}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgma.data.pools import Pool
-from fedgma.training.gradients import Found, GradientFunction, lane_gradients, mixes_samples, multiplied
+from fedgma.training.gradients import GradientFunction, LaneGradients, lane_gradients, mixes_samples, multiplied
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
 from fedgma.training.local_steps import adamw, sgd, wide
@@ -80,26 +80,26 @@ class Bench:
 
 @without_hints()
 def train(
-    task: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False, measures: int = 1
+    assignment: Assignment, *, gradients: GradientFunction | None = None, padding: bool = False, measures: int = 1
 ) -> Trained:
     """Train all lanes of the batch together; the result equals that of `loop.train` up to rounding of float32.
 
     `padding` means that the gradients ignore padding in any batch, also for models that mix samples. `measures` is the
     number of columns that the gradient function returns beside the loss.
     """
-    order = np.argsort(-task.lane_batch.steps, kind="stable")
-    model, lane_batch, pools, start, buffers, correction, tilt = task = task.take(order)
+    order = np.argsort(-assignment.lane_batch.steps, kind="stable")
+    model, lane_batch, pools, start, buffers, correction, tilt = assignment = assignment.take(order)
     device = pools[0].y.device
-    features = features_of(task)
+    features = features_of(assignment)
     rows = ship(lane_batch.run, device)
     bench = lay_out(lane_batch, features, start, buffers, rows, measures)
     bench.correction, bench.tilt = correction or {}, tilt
-    find = gradients or lane_gradients(model)
+    gradients_of = gradients or lane_gradients(model)
     model.train()
     with keyed_generators(device, int(lane_batch.seeds[0])):
         exact = not padding and mixes_samples(model)
         for work in schedule(lane_batch.counts, exact=exact, batch=lane_batch.batch):
-            play(bench, work, pools, lane_batch.pool, features, find)
+            play(bench, work, pools, lane_batch.pool, features, gradients_of)
     return finish(bench, start, rows, order)
 
 
@@ -132,9 +132,9 @@ def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
     return [Work(step, tuple(np.flatnonzero(counts == size).tolist()), int(size), True) for size in sizes]
 
 
-def features_of(task: Assignment) -> Features:
+def features_of(assignment: Assignment) -> Features:
     """The features that the hyper-parameters of these lanes need."""
-    lane_batch = task.lane_batch
+    lane_batch = assignment.lane_batch
     by_sgd = lane_batch.optimizer == "sgd"
     used = dict(zip(RATES, (lane_batch.rates != UNUSED).any(0).tolist(), strict=True))
     return Features(
@@ -142,9 +142,9 @@ def features_of(task: Assignment) -> Features:
         prox=used["mu"],
         clip=used["clip"],
         scale=used["scale"],
-        correction=bool(task.correction),
+        correction=bool(assignment.correction),
         second=used["blend"],
-        tilt=task.tilt is not None,
+        tilt=assignment.tilt is not None,
         decay=used["weight_decay"],
         nesterov=by_sgd and used["nesterov"],
         adamw=not by_sgd,
@@ -242,31 +242,35 @@ def learn(
 
 
 def _second(
-    bench: Bench, found: Found, batch: tuple[Tensor, Tensor, Tensor], gradients: GradientFunction, busy: Tensor | None
+    bench: Bench,
+    first: LaneGradients,
+    batch: tuple[Tensor, Tensor, Tensor],
+    gradients: GradientFunction,
+    busy: Tensor | None,
 ) -> Stacked:
     """The gradients, blended with those at perturbed weights; tilts change in place."""
     rates = dict(zip(RATES, bench.rates, strict=True))
     ascent = Ascent(rates["rho"], rates["unit"], rates["blend"], rates["tilted"])
 
-    def find(params: Stacked) -> Stacked:
+    def gradients_at(params: Stacked) -> Stacked:
         return multiplied(gradients(params, bench.buffers, *batch)[0])
 
-    grads, moves = second_gradients(find, bench.params, multiplied(found), ascent, bench.tilt)
+    grads, moves = second_gradients(gradients_at, bench.params, multiplied(first), ascent, bench.tilt)
     if bench.tilt is not None:
         turn(bench.tilt, moves, ascent, busy)
     return grads
 
 
-def descend(bench: Bench, found: Found, step: Tensor, features: Features, busy: Tensor | None) -> None:
+def descend(bench: Bench, lane_grads: LaneGradients, step: Tensor, features: Features, busy: Tensor | None) -> None:
     """A step of every lane: the algorithm's changes to the gradient, then the optimiser; idle lanes do not change."""
     rates = dict(zip(RATES, bench.rates, strict=True))
     lr = bench.lr.index_select(0, step)[0] if features.schedule else bench.lr[0]
     if features.plain:  # products are subtracted without computing the gradient
-        for name, value in found.items():
+        for name, value in lane_grads.items():
             if not isinstance(value, Tensor):
                 value.subtract_from(bench.params[name], lr)  # zero for an idle lane: it has no loss
-        found = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-    grads = multiplied(found)
+        lane_grads = {name: value for name, value in lane_grads.items() if isinstance(value, Tensor)}
+    grads = multiplied(lane_grads)
     if features.prox:
         grads = {n: g + wide(rates["mu"], g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:

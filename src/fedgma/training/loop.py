@@ -25,7 +25,7 @@ Batches = Iterator[tuple[Tensor, Tensor, float]]  # samples, targets and learnin
 
 
 class Parts(NamedTuple):
-    """What surrounds the steps of a lane: in plain torch here, to the same bits in fewer calls in `light_parts`."""
+    """What surrounds the steps of a lane: in plain torch here, to the same bits in fewer calls in `threads`."""
 
     load: Callable[[nn.Module, Mapping[str, Tensor]], object]  # named values into a model
     optimizer: Callable[[list[nn.Parameter], LaneBatch, int], Any]  # used like one of torch's

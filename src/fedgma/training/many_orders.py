@@ -52,7 +52,7 @@ def batch_orders(
 
     None where the numbers are not known to be numpy's, or no client has a sample.
     """
-    sizes = np.array([len(own) for own in samples], np.int64)
+    sizes = np.array([len(indices) for indices in samples], np.int64)
     longest = int(sizes.max(initial=0))
     if not longest or not agrees_with_numpy():
         return None
@@ -81,9 +81,9 @@ def _shuffled_together(samples: Sequence[np.ndarray], seeds: Words, sizes: Whole
 def _shuffled_in_turn(samples: Sequence[np.ndarray], seeds: Words, epochs: int) -> np.ndarray:
     """The same by numpy's own shuffle, [epoch, client, sample]."""
     table = np.zeros((epochs, len(samples), max(map(len, samples))), np.int32)
-    for client, (own, source) in enumerate(zip(samples, generators(seeds), strict=True)):
+    for client, (indices, source) in enumerate(zip(samples, generators(seeds), strict=True)):
         for epoch in range(epochs):
-            table[epoch, client, : len(own)] = source.permutation(own)
+            table[epoch, client, : len(indices)] = source.permutation(indices)
     return table
 
 
@@ -113,12 +113,12 @@ def _put(
     blocks = np.zeros((len(sizes), most * batch), np.int32)
     width = min(order.shape[1], most * batch)
     blocks[:, :width] = order[:, :width]
-    place = np.arange(most)
-    step = first[:, None] + place
-    real = (place < kept[:, None]) & (step < total[:, None])
+    number = np.arange(most)
+    step = first[:, None] + number
+    real = (number < kept[:, None]) & (step < total[:, None])
     client = np.broadcast_to(np.arange(len(sizes))[:, None], step.shape)[real]
     orders[client, step[real]] = blocks.reshape(len(sizes), most, batch)[real]
-    counts[client, step[real]] = np.minimum(batch, sizes[:, None] - place * batch)[real]
+    counts[client, step[real]] = np.minimum(batch, sizes[:, None] - number * batch)[real]
 
 
 def permutations(seeds: Words, sizes: Whole, times: int) -> list[Whole]:
@@ -176,12 +176,12 @@ def _seed_words(seeds: Words) -> list[Words]:
             if source != target:
                 pool[target] = mixed(pool[target], hashed(pool[source]))
     constant, words = 0x8B51F9DD, []
-    for place in range(8):
-        value = pool[place % 4] ^ np.uint64(constant)
+    for number in range(8):
+        value = pool[number % 4] ^ np.uint64(constant)
         constant = constant * 0x58F38DED & 0xFFFFFFFF
         value = value * np.uint64(constant) & LOW
         words.append(value ^ (value >> np.uint64(16)))
-    return [words[place] | (words[place + 1] << HALF) for place in range(0, 8, 2)]
+    return [words[number] | (words[number + 1] << HALF) for number in range(0, 8, 2)]
 
 
 def _integers(state: tuple[Words, Words], step: tuple[Words, Words], number: int) -> tuple[tuple[Words, Words], Words]:

@@ -265,14 +265,14 @@ def factory_of(model: str | Factory) -> Factory:
 def _imported(path: str) -> Factory:
     module, _, name = path.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        factory: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"model {path!r} could not be imported ({error}); is its package installed here?") from error
-    if not callable(found):
+    if not callable(factory):
         raise ConfigError(
-            f"model {path!r} is a {type(found).__name__}; name a factory called as factory(shape, classes)"
+            f"model {path!r} is a {type(factory).__name__}; name a factory called as factory(shape, classes)"
         )
-    return found  # type: ignore[no-any-return]
+    return factory  # type: ignore[no-any-return]
 
 
 def parameter_count(model: nn.Module) -> int:

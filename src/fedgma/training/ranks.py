@@ -47,15 +47,15 @@ class Ranks:
         if self.size == 1 or len(pieces) < self.size:
             return map(function, pieces)
         edges = cuts(np.ones(len(pieces)), self.size)
-        own = [function(piece) for piece in pieces[slice(*edges[self.rank : self.rank + 2])]]
-        columns = gather(self, edges, [torch.stack(column) for column in zip(*own, strict=True)])
+        results = [function(piece) for piece in pieces[slice(*edges[self.rank : self.rank + 2])]]
+        columns = gather(self, edges, [torch.stack(column) for column in zip(*results, strict=True)])
         return list(zip(*(column.unbind() for column in columns), strict=True))
 
 
 ALONE = Ranks()
 
 
-class Laid(Protocol):
+class ReadyLanes(Protocol):
     """Lanes that are ready to train."""
 
     @property
@@ -66,12 +66,12 @@ class Laid(Protocol):
         """Some of the lanes."""
 
 
-Lanes = TypeVar("Lanes", bound=Laid)
+Ready = TypeVar("Ready", bound=ReadyLanes)
 
 
 def train_shared(
-    ranks: Ranks, pieces: Iterable[Lanes], train: Callable[[Lanes], Trained], model: Tensor
-) -> Iterator[tuple[Lanes, Trained]]:
+    ranks: Ranks, pieces: Iterable[Ready], train: Callable[[Ready], Trained], model: Tensor
+) -> Iterator[tuple[Ready, Trained]]:
     """Pieces of the lanes of a round with the results of their training, in order and on every rank.
 
     Where there are as many pieces as ranks, each rank trains one. Those that are left are divided. `model` [run, entry]
@@ -79,12 +79,12 @@ def train_shared(
     """
     waiting = iter(pieces)
     while group := list(itertools.islice(waiting, ranks.size)):
-        whole = train(group[ranks.rank]) if len(group) == ranks.size else None
-        for owner, laid in enumerate(group):
-            size, costs = laid.batch.size, laid.batch.steps
-            edges = [0] * (owner + 1) + [size] * (ranks.size - owner) if whole else cuts(costs, ranks.size)
-            own = whole or train(laid.take(_rows(ranks, edges)))
-            yield laid, _gathered(ranks, edges, own, model)
+        own_piece = train(group[ranks.rank]) if len(group) == ranks.size else None
+        for owner, ready in enumerate(group):
+            size, costs = ready.batch.size, ready.batch.steps
+            edges = [0] * (owner + 1) + [size] * (ranks.size - owner) if own_piece else cuts(costs, ranks.size)
+            trained = own_piece or train(ready.take(_rows(ranks, edges)))
+            yield ready, _gathered(ranks, edges, trained, model)
 
 
 def _rows(ranks: Ranks, edges: Sequence[int]) -> np.ndarray:
@@ -104,20 +104,20 @@ def cuts(costs: np.ndarray, parts: int) -> list[int]:
     return [*np.searchsorted(owner, np.arange(parts)).tolist(), len(costs)]
 
 
-def _gathered(ranks: Ranks, edges: Sequence[int], own: Trained, model: Tensor) -> Trained:
+def _gathered(ranks: Ranks, edges: Sequence[int], trained: Trained, model: Tensor) -> Trained:
     """The results of all lanes, of which rank r has edges[r] to edges[r + 1]."""
     if ranks.size == 1:
-        return own
-    tilts = () if own.tilt is None else (own.tilt.own, own.tilt.last)
-    stacks: list[Stacked] = [own.buffers, *tilts]
-    began = model.view(torch.int32).sum(dtype=torch.int64).expand(len(own.loss))
-    small = [began, own.loss, own.measures, *(value for stack in stacks for value in stack.values())]
-    flat, began, loss, measures, *rest = gather(ranks, edges, [own.flat, *small])
+        return trained
+    tilts = () if trained.tilt is None else (trained.tilt.own, trained.tilt.last)
+    stacks: list[Stacked] = [trained.buffers, *tilts]
+    began = model.view(torch.int32).sum(dtype=torch.int64).expand(len(trained.loss))
+    small = [began, trained.loss, trained.measures, *(value for stack in stacks for value in stack.values())]
+    flat, began, loss, measures, *rest = gather(ranks, edges, [trained.flat, *small])
     _check_same(began, edges)
     values = iter(rest)
     buffers, *turned = [{name: next(values) for name in stack} for stack in stacks]
-    tilt = None if own.tilt is None else Tilt(turned[0], {}, turned[1])  # what is shared, all ranks have
-    return own._replace(flat=flat, buffers=buffers, loss=loss, measures=measures, tilt=tilt)
+    tilt = None if trained.tilt is None else Tilt(turned[0], {}, turned[1])  # what is shared, all ranks have
+    return trained._replace(flat=flat, buffers=buffers, loss=loss, measures=measures, tilt=tilt)
 
 
 def _check_same(began: Tensor, edges: Sequence[int]) -> None:
@@ -136,24 +136,24 @@ def gather(ranks: Ranks, edges: Sequence[int], parts: Sequence[Tensor]) -> list[
     """The rows of all ranks, in order, of each part; rank r has rows edges[r] to edges[r + 1] of the result."""
     tables = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts]
     rows = [table.contiguous().view(torch.uint8) for table in tables]
-    large = [place for place, row in enumerate(rows) if row.shape[1] >= LARGE]
-    small = [place for place in range(len(rows)) if place not in large]
-    packed = [torch.cat([rows[place] for place in small], 1)] if small else []
-    whole = _exchanged(ranks, edges, [*(rows[place] for place in large), *packed])
-    found = dict(zip(large, whole, strict=False))
+    large = [index for index, row in enumerate(rows) if row.shape[1] >= LARGE]
+    small = [index for index in range(len(rows)) if index not in large]
+    packed = [torch.cat([rows[index] for index in small], 1)] if small else []
+    exchanged = _exchanged(ranks, edges, [*(rows[index] for index in large), *packed])
+    gathered = dict(zip(large, exchanged, strict=False))
     if small:
-        pieces = torch.split(whole[-1], [rows[place].shape[1] for place in small], 1)
-        found |= {place: piece.flatten().clone() for place, piece in zip(small, pieces, strict=True)}  # aligned
+        pieces = torch.split(exchanged[-1], [rows[index].shape[1] for index in small], 1)
+        gathered |= {index: piece.flatten().clone() for index, piece in zip(small, pieces, strict=True)}  # aligned
     shapes = [(edges[-1], *part.shape[1:]) for part in parts]
-    return [found[place].flatten().view(part.dtype).view(shapes[place]) for place, part in enumerate(parts)]
+    return [gathered[index].flatten().view(part.dtype).view(shapes[index]) for index, part in enumerate(parts)]
 
 
 def _exchanged(ranks: Ranks, edges: Sequence[int], tables: Sequence[Tensor]) -> list[Tensor]:
     """Tables with the rows of all ranks, of which this one has filled in its own."""
     whole = [torch.empty((edges[-1], *table.shape[1:]), dtype=table.dtype, device=table.device) for table in tables]
     begin, end = edges[ranks.rank : ranks.rank + 2]
-    for table, own in zip(whole, tables, strict=True):
-        table[begin:end] = own[: end - begin]
+    for table, rows_of_this_rank in zip(whole, tables, strict=True):
+        table[begin:end] = rows_of_this_rank[: end - begin]
     ranges = [(source, slice(*ends)) for source, ends in enumerate(itertools.pairwise(edges))]
     sent = [(table[rows], source) for source, rows in ranges for table in whole]
     ranks.send([(table, source) for table, source in sent if table.numel()])

@@ -39,13 +39,13 @@ def run_layers(layer: nn.RNNBase, x: Tensor, state: Any = None) -> tuple[Tensor,
     before = tuple(part.unsqueeze(1) if part.dim() == 2 else part for part in before)
     directions, after = 2 if layer.bidirectional else 1, []
     for depth in range(layer.num_layers):
-        found = []
+        both = []
         for direction in range(directions):
-            own = tuple(part[depth * directions + direction] for part in before)
-            outputs, last = _run(layer, f"_l{depth}{'_reverse' if direction else ''}", x, own, bool(direction))
-            found.append(outputs)
+            begin = tuple(part[depth * directions + direction] for part in before)
+            outputs, last = _run(layer, f"_l{depth}{'_reverse' if direction else ''}", x, begin, bool(direction))
+            both.append(outputs)
             after.append(last)
-        x = torch.cat(found, -1)
+        x = torch.cat(both, -1)
         if layer.dropout and depth + 1 < layer.num_layers:
             x = F.dropout(x, layer.dropout, layer.training)
     ends = [torch.stack(parts) for parts in zip(*after, strict=True)]
@@ -55,10 +55,10 @@ def run_layers(layer: nn.RNNBase, x: Tensor, state: Any = None) -> tuple[Tensor,
     return x, tuple(ends) if pair else ends[0]
 
 
-def _run(layer: nn.RNNBase, place: str, x: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
+def _run(layer: nn.RNNBase, suffix: str, x: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
     """One layer in one direction over a sequence [step, sample, feature]."""
-    inside, hidden = (_weights(layer, kind, place) for kind in ("ih", "hh"))
-    shorten = getattr(layer, f"weight_hr{place}", None) if getattr(layer, "proj_size", 0) else None
+    inside, hidden = (_weights(layer, kind, suffix) for kind in ("ih", "hh"))
+    shorten = getattr(layer, f"weight_hr{suffix}", None) if getattr(layer, "proj_size", 0) else None
     cell, outputs = _cell(layer), []
     steps = F.linear(x, *inside).unbind(0)  # unbind, since the gradient of a selected step is as large as the sequence
     for gates in reversed(steps) if backwards else steps:
@@ -69,8 +69,8 @@ def _run(layer: nn.RNNBase, place: str, x: Tensor, state: State, backwards: bool
     return torch.stack(outputs[::-1] if backwards else outputs), state
 
 
-def _weights(layer: nn.RNNBase, kind: str, place: str) -> tuple[Tensor, Tensor | None]:
-    return getattr(layer, f"weight_{kind}{place}"), getattr(layer, f"bias_{kind}{place}") if layer.bias else None
+def _weights(layer: nn.RNNBase, kind: str, suffix: str) -> tuple[Tensor, Tensor | None]:
+    return getattr(layer, f"weight_{kind}{suffix}"), getattr(layer, f"bias_{kind}{suffix}") if layer.bias else None
 
 
 def _first_state(layer: nn.RNNBase, x: Tensor) -> State:

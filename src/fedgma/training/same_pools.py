@@ -22,18 +22,18 @@ def distinct(pools: Sequence[Pool], apart: tuple[str, ...] = ()) -> tuple[tuple[
     return tuple(different), np.array([known[id(pool)] for pool in pools], np.int64)
 
 
-def same(one: Pool, other: Pool, apart: tuple[str, ...] = ()) -> bool:
+def same(first: Pool, second: Pool, apart: tuple[str, ...] = ()) -> bool:
     """Whether two pools are equal; tensors are compared by content."""
-    if type(one) is not type(other) or not hasattr(one, "__dict__"):
-        return one is other
-    mine, theirs = vars(one), vars(other)
+    if type(first) is not type(second) or not hasattr(first, "__dict__"):
+        return first is second
+    mine, theirs = vars(first), vars(second)
     return mine.keys() == theirs.keys() and all(_equal(mine[k], theirs[k]) for k in mine if k not in apart)
 
 
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one is other or (one.device == other.device and torch.equal(one, other))
-    if isinstance(one, tuple) and isinstance(other, tuple):  # a view is a tuple of tables
-        alike = type(one) is type(other) and len(one) == len(other)
-        return alike and all(_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
-    return one is other or bool(type(one) is type(other) and one == other)
+def _equal(first: object, second: object) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first is second or (first.device == second.device and torch.equal(first, second))
+    if isinstance(first, tuple) and isinstance(second, tuple):  # a view is a tuple of tables
+        alike = type(first) is type(second) and len(first) == len(second)
+        return alike and all(_equal(mine, theirs) for mine, theirs in zip(first, second, strict=True))
+    return first is second or bool(type(first) is type(second) and first == second)

@@ -80,8 +80,8 @@ def flatten(stacked: Stacked) -> Tensor:
         return torch.cat([value.flatten(1) for value in stacked.values()], 1)
     first = next(iter(stacked.values()))
     flat = first.new_empty((len(first), sum(value[0].numel() for value in stacked.values())))
-    for name, place in unflatten(flat, shapes_of(stacked)).items():
-        place.copy_(stacked[name])
+    for name, target in unflatten(flat, shapes_of(stacked)).items():
+        target.copy_(stacked[name])
     return flat
 
 

@@ -70,8 +70,8 @@ def measures(task: Task, output: Tensor, y: Tensor) -> Tensor:
     >>> measures(CLASSIFICATION, torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 0])).tolist()
     [[True], [False]]
     """
-    found = [value.reshape(len(y), -1) for value in task.metrics(output, y).values()]
-    return torch.cat(found, 1) if found else torch.zeros(len(y), 0, device=y.device)
+    columns = [value.reshape(len(y), -1) for value in task.metrics(output, y).values()]
+    return torch.cat(columns, 1) if columns else torch.zeros(len(y), 0, device=y.device)
 
 
 def losses(task: Task, output: Tensor, y: Tensor) -> Tensor:
@@ -88,12 +88,12 @@ def batch_loss(task: Task, output: Tensor, y: Tensor, count: Tensor) -> tuple[Te
     (0.6931, 1.3863, [2])
     """
     real = torch.arange(len(y), device=y.device) < count
-    loss, found = losses(task, output, y), measures(task, output, y)
+    loss, measured = losses(task, output, y), measures(task, output, y)
     if task.weight is None:
         total = torch.where(real, loss, 0.0).sum()
-        return total / count.clamp(min=1), total, torch.where(real[:, None], found, 0).sum(0)
+        return total / count.clamp(min=1), total, torch.where(real[:, None], measured, 0).sum(0)
     weight = torch.where(real, task.weight(y), 0.0)
-    mean, middle = weighted_means(torch.where(real, loss, 0.0), torch.where(real[:, None], found, 0), weight)
+    mean, middle = weighted_means(torch.where(real, loss, 0.0), torch.where(real[:, None], measured, 0), weight)
     return mean, mean * count, middle * count
 
 
@@ -106,18 +106,18 @@ def mean_loss(task: Task, output: Tensor, y: Tensor) -> Tensor:
 
 def measure_sums(task: Task, output: Tensor, y: Tensor) -> Tensor:
     """Sums of the measures over a batch without padding: [column]."""
-    found = measures(task, output, y)
-    return found.sum(0) if task.weight is None else sample_means(task, found[:, 0], found, y)[1] * len(y)
+    measured = measures(task, output, y)
+    return measured.sum(0) if task.weight is None else sample_means(task, measured[:, 0], measured, y)[1] * len(y)
 
 
-def sample_means(task: Task, loss: Tensor, found: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def sample_means(task: Task, loss: Tensor, measured: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Means over the samples of loss [..., sample] and measures [..., sample, column]."""
     if task.weight is None:
-        return loss.mean(-1), (found if found.is_floating_point() else found.float()).mean(-2)
-    return weighted_means(loss, found, task.weight(y))
+        return loss.mean(-1), (measured if measured.is_floating_point() else measured.float()).mean(-2)
+    return weighted_means(loss, measured, task.weight(y))
 
 
-def weighted_means(loss: Tensor, found: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_means(loss: Tensor, measured: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Means of loss [..., sample] and measures [..., sample, column] with the given weights [..., sample].
 
     >>> loss, hits, tokens = torch.tensor([1.0, 4.0]), torch.tensor([[0.0], [1.0]]), torch.tensor([2.0, 1.0])
@@ -127,7 +127,7 @@ def weighted_means(loss: Tensor, found: Tensor, weight: Tensor) -> tuple[Tensor,
     """
     total = weight.sum(-1)
     total = torch.where(total > 0, total, 1.0)
-    return (loss * weight).sum(-1) / total, (found * weight[..., None]).sum(-2) / total[..., None]
+    return (loss * weight).sum(-1) / total, (measured * weight[..., None]).sum(-2) / total[..., None]
 
 
 def figures(task: Task, columns: Columns, loss: Tensor, means: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ def figures(task: Task, columns: Columns, loss: Tensor, means: Tensor) -> Tensor
     known = {
         name: part.squeeze(-1) if part.shape[-1] == 1 else part for name, part in zip(columns.names, parts, strict=True)
     }
-    found = known if task.summary is None else task.summary({"loss": loss, **known})
-    return torch.stack([loss, *(found[name].to(loss.dtype) for name in task.better)], -1)
+    metrics = known if task.summary is None else task.summary({"loss": loss, **known})
+    return torch.stack([loss, *(metrics[name].to(loss.dtype) for name in task.better)], -1)
 
 
 def columns_of(task: Task, model: nn.Module, pool: Pool) -> Columns:
@@ -148,28 +148,28 @@ def columns_of(task: Task, model: nn.Module, pool: Pool) -> Columns:
     x, y = pool.batch(index, index)
     with torch.no_grad(), keyed_generators(pool.y.device, 0):
         output = copy.deepcopy(model).eval()(x)
-        loss, found = (_tried(task, part, output, y) for part in ("loss", "metrics"))
+        loss, metrics = (_tried(task, part, output, y) for part in ("loss", "metrics"))
     if not isinstance(loss, Tensor) or loss.numel() != 2:
         _refuse(task, "loss to return a tensor with one number for each sample", f"{_form(loss)} for two samples")
-    if not isinstance(found, Mapping):
-        _refuse(task, "metrics to return a mapping from names to tensors", _form(found))
-    for name, value in found.items():
+    if not isinstance(metrics, Mapping):
+        _refuse(task, "metrics to return a mapping from names to tensors", _form(metrics))
+    for name, value in metrics.items():
         if not isinstance(value, Tensor) or value.ndim < 1 or len(value) != 2:
             _refuse(task, f"metric {name!r} to have one number for each sample", f"{_form(value)} for two samples")
-    columns = Columns(tuple(found), tuple(value[0].numel() for value in found.values()))
-    _check_figures(task, columns, loss.reshape(2).mean(), found)
+    columns = Columns(tuple(metrics), tuple(value[0].numel() for value in metrics.values()))
+    _check_figures(task, columns, loss.reshape(2).mean(), metrics)
     return columns
 
 
-def _check_figures(task: Task, columns: Columns, loss: Tensor, found: Means) -> None:
+def _check_figures(task: Task, columns: Columns, loss: Tensor, metrics: Means) -> None:
     """Refuse metrics that `better` does not name, and those of several numbers."""
     if task.summary is not None:
-        means = {name: value.float().mean(0).squeeze(-1) for name, value in found.items()}
-        found = task.summary({"loss": loss, **means})
+        means = {name: value.float().mean(0).squeeze(-1) for name, value in metrics.items()}
+        metrics = task.summary({"loss": loss, **means})
     elif wide := [name for name, width in zip(*columns, strict=True) if width != 1]:
         _refuse(task, f"one number for each sample of metric {wide[0]!r}", "several; average them, or add `summary`")
-    if set(found) != set(task.better):
-        wanted = ", ".join(f'"{name}": "{task.better.get(name, "lower")}"' for name in sorted(found))
+    if set(metrics) != set(task.better):
+        wanted = ", ".join(f'"{name}": "{task.better.get(name, "lower")}"' for name in sorted(metrics))
         got = ", ".join(sorted(task.better)) or "none"
         _refuse(task, f"better = {{{wanted}}} to say of each metric whether lower or higher is better", got)
 

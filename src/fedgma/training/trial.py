@@ -48,9 +48,9 @@ def _check_parameters(model: nn.Module, name: str) -> None:
             "make its layers attributes in __init__, and leave requires_grad of at least one parameter on"
         )
     if kinds not in ({torch.float32}, {torch.float64}):
-        found = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        types = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise ConfigError(
-            f"the trainable parameters of model {name} must be float32, got {found}; "
+            f"the trainable parameters of model {name} must be float32, got {types}; "
             "call .float() on it, and choose faster arithmetic with --precision"
         )
 

@@ -41,14 +41,14 @@ def mean_figures(name, confidence, inside, targets=8):
 
 def test_lira_reaches_the_closed_form_of_two_gaussians():
     shift = 2.0
-    found = mean_figures("LiRA", *gaussian_models(shift))
+    actual = mean_figures("LiRA", *gaussian_models(shift))
     # the best test of N(0, 1) against N(shift, 1) thresholds the confidence: TPR = Phi(shift - z) at FPR = Phi(-z)
     expected = {"auc_%": ndtr(shift / np.sqrt(2)), "accuracy_%": ndtr(shift / 2)}
     expected |= {"tpr_at_1%": ndtr(shift + ndtri(0.01)), "tpr_at_0.1%": ndtr(shift + ndtri(0.001))}
-    assert found["auc_%"] == pytest.approx(100 * expected["auc_%"], abs=1.5)
-    assert found["accuracy_%"] == pytest.approx(100 * expected["accuracy_%"], abs=2)
-    assert found["tpr_at_1%"] == pytest.approx(100 * expected["tpr_at_1%"], abs=5)
-    assert found["tpr_at_0.1%"] == pytest.approx(100 * expected["tpr_at_0.1%"], abs=5)
+    assert actual["auc_%"] == pytest.approx(100 * expected["auc_%"], abs=1.5)
+    assert actual["accuracy_%"] == pytest.approx(100 * expected["accuracy_%"], abs=2)
+    assert actual["tpr_at_1%"] == pytest.approx(100 * expected["tpr_at_1%"], abs=5)
+    assert actual["tpr_at_0.1%"] == pytest.approx(100 * expected["tpr_at_0.1%"], abs=5)
 
 
 def test_without_the_samples_own_level_a_threshold_finds_less():

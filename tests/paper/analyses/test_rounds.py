@@ -62,11 +62,11 @@ def test_an_opened_round_is_the_round_that_is_played(server):
 def test_repeats_start_from_the_same_weights_and_differ_in_their_batches():
     fleet = fleets.assemble([spec()])
     state = fleets.start(fleet)
-    one, two = retrain(fleet, state, 0, [0, 2], 2)
+    first, second = retrain(fleet, state, 0, [0, 2], 2)
     again = next(iter(retrain(fleet, state, 0, [0, 2], 1)))
-    assert one.shape == (2, fleets.start(fleet).params.shape[1])
-    assert torch.equal(one, again)
-    assert not torch.equal(one, two)
+    assert first.shape == (2, fleets.start(fleet).params.shape[1])
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
 
 
 def test_mean_masks_of_one_round_are_that_rounds_mask():

@@ -58,12 +58,12 @@ def add_if_finite(sums: Sequence[Sums], updates: Sequence[Array], weight: float)
         return Attempt(pieces, journal, reached, bool(finite))
 
     attempts = cpu.run_in_threads(attempt, [update.size for update in updates])
-    finite = all(one.finite for one in attempts)
-    for one in attempts:
+    finite = all(tried.finite for tried in attempts)
+    for tried in attempts:
         if not finite:
-            rest: Any = (*one.journal, one.reached)
-            _take_back(table, one.pieces, weight, *kinds, *rest)
-        elif len(left := _left(one.pieces, one.reached)):
+            rest: Any = (*tried.journal, tried.reached)
+            _take_back(table, tried.pieces, weight, *kinds, *rest)
+        elif len(left := _left(tried.pieces, tried.reached)):
             cpu.add_pieces(table, left, weight, *kinds)
     return finite
 

@@ -35,7 +35,7 @@ EXPONENT: dict[Any, Any] = {SINGLE: np.uint32(0x7F800000), DOUBLE: np.uint64(0x7
 
 def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
     """Add one client's flat arrays to their sums, in place."""
-    votes: Sequence[Any] = [mine.votes for mine in sums]
+    votes: Sequence[Any] = [entry.votes for entry in sums]
     for alike in _groups([update.dtype.char + cast.dtype.char for update, cast in zip(updates, votes, strict=True)]):
         _add_alike([sums[position] for position in alike], [updates[position] for position in alike], weight)
 
@@ -114,12 +114,12 @@ def _add_further_rows(sums: Sums, updates: Array, weights: Array, first: int, la
 
 def first_nonfinite(arrays: Sequence[Array]) -> int | None:
     """Position of the first of these flat arrays that holds a NaN or an infinity; None if all are finite."""
-    found = [
+    positions = [
         alike[position]
         for alike in _groups([array.dtype.char for array in arrays])
         for position in _nonfinite_alike([arrays[position] for position in alike])
     ]
-    return min(found, default=None)
+    return min(positions, default=None)
 
 
 def _nonfinite_alike(arrays: list[Array]) -> list[int]:
@@ -320,10 +320,10 @@ def _add_weights(positive: Array, negative: Array, update: Array, weight: float)
 @numba.njit(nogil=True, cache=True)
 def nonfinite(bits: Array, exponent: Any) -> Any:
     """Whether some of these values, seen as integers, are NaN or infinite."""
-    found = bits.dtype.type(0)
+    some = bits.dtype.type(0)
     for j in range(bits.size):
-        found |= bits.dtype.type((bits[j] & exponent) == exponent)
-    return found > 0
+        some |= bits.dtype.type((bits[j] & exponent) == exponent)
+    return some > 0
 
 
 @numba.njit(nogil=True, cache=True)

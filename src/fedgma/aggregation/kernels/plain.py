@@ -128,8 +128,8 @@ def _merge(sums: Sums, other: Sums) -> None:
                 getattr(sums, total)[part] = after
                 getattr(sums, rest)[part] += lost + cast(getattr(other, rest)[part], "float64")
         for name in (*COUNTS, *FURTHER["weights"]):
-            if (mine := getattr(sums, name)) is not None:
-                mine[part] += cast(getattr(other, name)[part], spec(mine).dtype)
+            if (counts := getattr(sums, name)) is not None:
+                counts[part] += cast(getattr(other, name)[part], spec(counts).dtype)
 
 
 def mean(sums: Sums, weight: float, dtype: str, *, reuse: bool = False) -> Array:

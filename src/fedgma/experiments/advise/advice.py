@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from fedgma.experiments.advise.halving import SHARES, Candidate, Pair
 from fedgma.experiments.advise.question import AVERAGE_OF_MODELS, RATES, seeds_of_the_test
-from fedgma.experiments.advise.search import Found
+from fedgma.experiments.advise.search import Findings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import SECTIONS, Settings, record
 from fedgma.statistics.arms import last_rounds, score, summarise
 from fedgma.statistics.convergence import converge
-from fedgma.statistics.labels import NAMES, spoken
+from fedgma.statistics.labels import NAMES, in_sentence
 from fedgma.statistics.metrics import course
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
@@ -54,30 +54,30 @@ class Advice(NamedTuple):
     contenders: tuple[Contender, ...]  # the plain mean at its best rates first
 
 
-def conclude(found: Found) -> Advice:
+def conclude(findings: Findings) -> Advice:
     """The advice that the test supports."""
-    base, given = found.question.base, found.question.pairs[0]
-    notes = (*found.notes, *_short_of_time(found), *_doubts(found), *_unsettled(found))
-    if not found.tests:
+    base, given = findings.question.base, findings.question.pairs[0]
+    notes = (*findings.notes, *_short_of_time(findings), *_doubts(findings), *_unsettled(findings))
+    if not findings.tests:
         why = ("The time was over before the test was complete; the same command goes on with it",)
         return Advice(_keep(given), why, notes, (base, given), None, ())
-    contenders = _contenders(found)
+    contenders = _contenders(findings)
     chosen = _chosen(contenders, (base, given))
     gain = next(
         (contender.verdict for contender in contenders if contender.candidate == chosen and chosen[0] != base), None
     )
     headline = (
-        f"Use {_spoken(chosen[0])}{_at(chosen[1])}"
+        f"Use {_in_sentence(chosen[0])}{_at(chosen[1])}"
         if gain is not None
         else _keep(chosen[1], changed=chosen[1] != given)
     )
-    return Advice(headline, tuple(_reasons(found, contenders, gain)), notes, chosen, gain, tuple(contenders))
+    return Advice(headline, tuple(_reasons(findings, contenders, gain)), notes, chosen, gain, tuple(contenders))
 
 
-def _contenders(found: Found) -> list[Contender]:
-    (best, base_runs), *others = found.tests.items()
-    metric = found.courses[0].metric
-    scores = {c: {seed: score(run, of=metric) for seed, run in runs.items()} for c, runs in found.tests.items()}
+def _contenders(findings: Findings) -> list[Contender]:
+    (best, base_runs), *others = findings.tests.items()
+    metric = findings.courses[0].metric
+    scores = {c: {seed: score(run, of=metric) for seed, run in runs.items()} for c, runs in findings.tests.items()}
     gains = {c: [metric.sign * (scores[c][seed] - scores[best][seed]) for seed in base_runs] for c, _ in others}
     verdicts = correct([paired(values, _names(c, best), metric) for c, values in gains.items()])
     contested = [Contender(c, v.names[0], scores[c], v) for (c, _), v in zip(others, verdicts, strict=True)]
@@ -103,16 +103,16 @@ def _chosen(contenders: Sequence[Contender], given: Candidate) -> Candidate:
     return given
 
 
-def _reasons(found: Found, contenders: Sequence[Contender], gain: Verdict | None) -> list[str]:
+def _reasons(findings: Findings, contenders: Sequence[Contender], gain: Verdict | None) -> list[str]:
     best, *others = contenders
-    runs = [run for of in found.tests.values() for run in of.values()]
-    metric = found.courses[0].metric
+    runs = [run for of in findings.tests.values() for run in of.values()]
+    metric = findings.courses[0].metric
     digits, unit = metric.decimals(*(contender.mean for contender in contenders)), f" {metric.unit}".rstrip()
     levels = ", ".join(f"{contender.name} {contender.mean:.{digits}f}{unit}" for contender in contenders)
     seeds = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
     lines = [_first_reason(best, others, gain)]
     lines.append(
-        f"Test {metric.name}, {last_rounds(runs)} of {found.rounds}, {seeds}, each at its best rates: {levels}"
+        f"Test {metric.name}, {last_rounds(runs)} of {findings.rounds}, {seeds}, each at its best rates: {levels}"
     )
     for contender in others:
         if contender.verdict is not None and contender.verdict is not gain:
@@ -134,57 +134,63 @@ def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | 
     return f"No other rule is significantly ahead; the most promising is {most.name}; more minutes give more seeds"
 
 
-def _short_of_time(found: Found) -> list[str]:
+def _short_of_time(findings: Findings) -> list[str]:
     """What there was no time for."""
-    asked, first, last = found.question, found.courses[0].stage, found.courses[-1].stage
+    asked, first, last = findings.question, findings.courses[0].stage, findings.courses[-1].stage
     notes = []
     if left := [name for name in asked.arms if name not in first.arms]:
         notes.append(f"there was no time to try {len(left)} rules: {'; '.join(left)}")
     if first.pairs < len(asked.pairs):
         notes.append(f"there was time for {first.pairs} of {len(asked.pairs)} pairs of learning rates")
-    if len(found.courses) < len(SHARES) and last.rounds < asked.rounds:
-        notes.append(f"there was time for {len(found.courses)} of {len(SHARES)} stages of the search")
+    if len(findings.courses) < len(SHARES) and last.rounds < asked.rounds:
+        notes.append(f"there was time for {len(findings.courses)} of {len(SHARES)} stages of the search")
     if len(last.seeds) == 1:
         few = f"the search chose by one seed and {last.rounds} of {asked.rounds} rounds"
         notes.append(f"{few}; a rule that it left out may be as good")
-    tested = [name for name, _ in found.tests if name != asked.base]
+    tested = [name for name, _ in findings.tests if name != asked.base]
     if len(tested) == 1 and len(last.arms) > 2:
         notes.append(f"there was time to test one rule: {tested[0]}")
-    if found.rounds < asked.rounds:
-        few = f"the test had {found.rounds} of {asked.rounds} rounds"
+    if findings.rounds < asked.rounds:
+        few = f"the test had {findings.rounds} of {asked.rounds} rounds"
         notes.append(f"{few}; longer training may change the order of the arms")
     return notes
 
 
-def _doubts(found: Found) -> list[str]:
+def _doubts(findings: Findings) -> list[str]:
     """Best rates at the edge of those that were tried."""
     notes = []
-    tried = {pair for _, pair in found.courses[0].stage.candidates}
-    for name, pair in list(found.tests)[:2]:
+    tried = {pair for _, pair in findings.courses[0].stage.candidates}
+    for name, pair in list(findings.tests)[:2]:
         edges = [
             f"{side} rate {pair[axis]:g}"
             for axis, side in enumerate(("client", "server"))
             if len(values := sorted({other[axis] for other in tried})) > 1 and pair[axis] in (values[0], values[-1])
         ]
         if edges:
-            notes.append(f"the best {' and '.join(edges)} of {_spoken(name)} is at the edge of those that were tried")
+            notes.append(
+                f"the best {' and '.join(edges)} of {_in_sentence(name)} is at the edge of those that were tried"
+            )
     return notes
 
 
-def _unsettled(found: Found) -> list[str]:
+def _unsettled(findings: Findings) -> list[str]:
     """Whether the arms of the test still rise, and which diverged: no interval over a few seeds covers such runs."""
-    metric = found.courses[0].metric
-    curves = [[course(run, "test", metric) for run in runs.values()] for runs in found.tests.values()]
+    metric = findings.courses[0].metric
+    curves = [[course(run, "test", metric) for run in runs.values()] for runs in findings.tests.values()]
     if not curves:
         return []
-    settled, _ = converge([[(summarise(one, metric), one) for one in arm] for arm in curves], found.rounds, metric)
+    settled, _ = converge(
+        [[(summarise(curve, metric), curve) for curve in arm] for arm in curves], findings.rounds, metric
+    )
     notes = []
     rising = any(rise is not None and rise > settled.flat for rise in settled.rises)
-    if rising and found.rounds >= found.question.rounds:  # a shorter test says so already
-        notes.append(f"the arms had not converged after {found.rounds} rounds; longer training may change their order")
+    if rising and findings.rounds >= findings.question.rounds:  # a shorter test says so already
+        notes.append(
+            f"the arms had not converged after {findings.rounds} rounds; longer training may change their order"
+        )
     if any(settled.diverged):
-        lost = zip(found.tests, settled.diverged, strict=True)
-        by_arm = ", ".join(f"{_spoken(name)}{_at(pair)} {count}" for (name, pair), count in lost if count)
+        lost = zip(findings.tests, settled.diverged, strict=True)
+        by_arm = ", ".join(f"{_in_sentence(name)}{_at(pair)} {count}" for (name, pair), count in lost if count)
         of = f"{sum(settled.diverged)} of {settled.of} runs of the test diverged"
         notes.append(f"{of}: {by_arm}; choose lower rates for these arms")
     return notes
@@ -202,12 +208,14 @@ def _names(candidate: Candidate, best: Candidate) -> tuple[str, str]:
     """The names of an arm and of the mean in a sentence; the mean at other rates is told apart."""
     if candidate[0] == best[0]:
         return "the mean at your rates", "the mean at its best rates"
-    return _spoken(candidate[0]), "the mean"
+    return _in_sentence(candidate[0]), "the mean"
 
 
-def _spoken(label: str) -> str:
+def _in_sentence(label: str) -> str:
     """The label of an arm as it stands in a sentence."""
-    rules = {words: spoken(name) for name, words in NAMES.items()} | {AVERAGE_OF_MODELS: f"the {AVERAGE_OF_MODELS}"}
+    rules = {words: in_sentence(name) for name, words in NAMES.items()} | {
+        AVERAGE_OF_MODELS: f"the {AVERAGE_OF_MODELS}"
+    }
     return rules.get(label, label)
 
 
@@ -215,9 +223,9 @@ def _capital(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def settings_file(found: Found, advice: Advice, materials: Materials) -> str:
+def settings_file(findings: Findings, advice: Advice, materials: Materials) -> str:
     """The advised settings as a file for `fedgma run`: what differs from the defaults, and the seeds of the test."""
-    asked = found.question
+    asked = findings.question
     seeds = seeds_of_the_test(asked)[: len(asked.seeds)]
     settings = asked.settings(advice.chosen, seeds[0], asked.rounds, final=True)
     recorded, located = record(settings), materials.located(settings)
@@ -226,9 +234,9 @@ def settings_file(found: Found, advice: Advice, materials: Materials) -> str:
     lines = [f"# {advice.headline}.", *always, *_lines(located, recorded, Settings())]
     lines.append(f"seed = {json.dumps(list(seeds))}")
     for section in SECTIONS:
-        own = getattr(located, section)
+        values = getattr(located, section)
         inner = {n: v for n, v in recorded.get(section, {}).items() if n not in left_out.get(section, ())}
-        rows = _lines(own, inner, type(own)())
+        rows = _lines(values, inner, type(values)())
         lines += ["", f"[{section}]", *rows] if rows else []
     return "\n".join(lines) + "\n"
 

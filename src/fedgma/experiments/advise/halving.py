@@ -200,9 +200,9 @@ def survivors(
     order = list(dict.fromkeys([base, *(name for name, _ in ranked)]))[:arms]
     kept: list[Candidate] = []
     for arm in order:
-        own = [pair for name, pair in ranked if name == arm]
-        best = own[:pairs]
-        if given in own and given not in best and pairs > 1:
+        of_arm = [pair for name, pair in ranked if name == arm]
+        best = of_arm[:pairs]
+        if given in of_arm and given not in best and pairs > 1:
             best = [*best[:-1], given]
         kept += [(arm, pair) for pair in best]
     return tuple(kept)

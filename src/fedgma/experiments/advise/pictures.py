@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.advise.advice import Advice
-from fedgma.experiments.advise.search import Course, Found
+from fedgma.experiments.advise.search import Course, Findings
 from fedgma.reports.plots.advice import draw_gains, draw_search
 from fedgma.reports.plots.curves import draw_accuracy
 from fedgma.reports.plots.grids import draw_rates
@@ -15,16 +15,16 @@ from fedgma.reports.plots.style import plain_text
 from fedgma.statistics.metrics import course
 
 
-def pictures_of(found: Found, advice: Advice) -> dict[str, Figure]:
+def pictures_of(findings: Findings, advice: Advice) -> dict[str, Figure]:
     """File name -> figure; without a test only those of the search."""
-    metric = found.courses[0].metric
+    metric = findings.courses[0].metric
     with plain_text():
-        drawn = {"search": draw_search({_stage(stage): _levels(stage) for stage in found.courses}, metric)}
-        if (rates := _rates(found)) is not None:
+        drawn = {"search": draw_search({_stage(stage): _levels(stage) for stage in findings.courses}, metric)}
+        if (rates := _rates(findings)) is not None:
             drawn["rates"] = rates
         base, *others = advice.contenders or (None,)
         if base is not None:
-            drawn["accuracy"] = draw_accuracy(_curves(found, advice), metric=metric)
+            drawn["accuracy"] = draw_accuracy(_curves(findings, advice), metric=metric)
             rows = {
                 contender.name: (
                     contender.verdict,
@@ -48,11 +48,11 @@ def _levels(passed: Course) -> dict[str, float]:
     return {arm: passed.metric.best(values) for arm, values in scores.items()}
 
 
-def _rates(found: Found) -> Figure | None:
+def _rates(findings: Findings) -> Figure | None:
     """Heat maps of the first stage: the plain mean, and the rule that came furthest."""
-    stage, scores, metric = found.courses[0]
-    levels = _levels(found.courses[-1])
-    arms = [found.question.base, *sorted(levels, key=lambda name: -metric.sign * levels[name])]
+    stage, scores, metric = findings.courses[0]
+    levels = _levels(findings.courses[-1])
+    arms = [findings.question.base, *sorted(levels, key=lambda name: -metric.sign * levels[name])]
     clients, servers = (sorted({pair[axis] for _, pair in stage.candidates}) for axis in (0, 1))
     if len(clients) * len(servers) == 1:
         return None
@@ -64,12 +64,12 @@ def _rates(found: Found) -> Figure | None:
     return draw_rates(grids, servers, clients, metric=metric)
 
 
-def _curves(found: Found, advice: Advice) -> Mapping[str, Mapping[int, Mapping[int, float]]]:
+def _curves(findings: Findings, advice: Advice) -> Mapping[str, Mapping[int, Mapping[int, float]]]:
     names = {contender.candidate: contender.name for contender in advice.contenders}
     best = advice.contenders[0].candidate
     return {
         BASELINE if candidate == best else names[candidate]: {
-            seed: course(run, "test", found.courses[0].metric) for seed, run in runs.items()
+            seed: course(run, "test", findings.courses[0].metric) for seed, run in runs.items()
         }
-        for candidate, runs in found.tests.items()
+        for candidate, runs in findings.tests.items()
     }

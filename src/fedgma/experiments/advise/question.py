@@ -27,7 +27,7 @@ TRIED = (
     "majority_sign",
     "and_mask",
 )
-AVERAGE_OF_MODELS = "average of models"  # an arm that is no rule
+AVERAGE_OF_MODELS = "average of models"  # an arm that is not a rule
 RATES = ("client_learning_rate", "server_learning_rate")
 VALIDATION = 0.2  # of each client's samples, in the search
 NEVER = 10**6  # rounds between evaluations: only the last ten are evaluated
@@ -81,8 +81,10 @@ def ask(grid: Grid, materials: Materials, rules: Sequence[str] = ()) -> Question
         raise ConfigError(f"unknown rule {unknown[0]!r}; known: {', '.join(RULES)}")
     arms: dict[str, Settings] = {}
     for rule in dict.fromkeys([BASELINE, *wanted]):
-        own = [run for run in runs if run.aggregator == rule] or [first.model_copy(update={"aggregator": rule})]
-        for settings in own:
+        runs_of_rule = [run for run in runs if run.aggregator == rule] or [
+            first.model_copy(update={"aggregator": rule})
+        ]
+        for settings in runs_of_rule:
             arms.setdefault(name_of(settings, grid.axes), settings)
         if rule == BASELINE and not rules and _may_average(first):
             arms[AVERAGE_OF_MODELS] = first.model_copy(update={"aggregator": BASELINE, "server_average": AVERAGE})

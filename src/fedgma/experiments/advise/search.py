@@ -64,7 +64,7 @@ class Course(NamedTuple):
         return {candidate: self.metric.sign * value for candidate, value in self.scores.items()}
 
 
-class Found(NamedTuple):
+class Findings(NamedTuple):
     """What search and test found."""
 
     question: Question
@@ -87,7 +87,7 @@ class Watcher(Protocol):
         """A round was completed."""
 
 
-class Book:
+class StageLog:
     """The stages that were planned, in a file, so that the same question goes on with them."""
 
     def __init__(self, path: Path, question: Question, seconds: float) -> None:
@@ -190,8 +190,8 @@ class Trainer(NamedTuple):
 class Advisor:
     """A search and a test within a time, that go on where they were stopped."""
 
-    def __init__(self, trainer: Trainer, book: Book, seconds: float, spent: float) -> None:
-        self.trainer, self.book, self.seconds = trainer, book, seconds
+    def __init__(self, trainer: Trainer, log: StageLog, seconds: float, spent: float) -> None:
+        self.trainer, self.log, self.seconds = trainer, log, seconds
         self.began = trainer.clock() - spent
         self.measured: Pace | None = None
         self.notes: list[str] = []
@@ -210,10 +210,10 @@ class Advisor:
         return Allowance(max(0.0, CAREFUL * part * left - start), unit, self.trainer.question.rounds, every)
 
     def search(self) -> list[Course]:
-        """Train the stages of the search, those in the book first, until the time for it is over."""
+        """Train the stages of the search, those in the log first, until the time for it is over."""
         courses: list[Course] = []
-        closed = any(stage.final for stage in self.book.stages)
-        earlier = [stage for stage in self.book.stages if not stage.final]
+        closed = any(stage.final for stage in self.log.stages)
+        earlier = [stage for stage in self.log.stages if not stage.final]
         for number in range(len(SHARES)):
             stage = earlier[number] if number < len(earlier) else None if closed else self._planned(courses)
             if stage is None:
@@ -238,12 +238,12 @@ class Advisor:
             kept = survivors(scores, asked.base, arms, max(2, before.pairs // 3), asked.pairs[0])
             stage = next_stage(before, kept, seeds[: number + 1], allowed)
         # the speed is not known if the user stopped its measurement
-        return None if stage is None or self.trainer.stop() else self.book.add(stage)
+        return None if stage is None or self.trainer.stop() else self.log.add(stage)
 
     def test(self, last: Course) -> tuple[dict[Candidate, dict[int, Run]], int]:
         """Train the finalists on all samples; the runs by candidate and seed, and their rounds."""
         asked, seeds = self.trainer.question, seeds_of_the_test(self.trainer.question)
-        planned = [stage for stage in self.book.stages if stage.final]
+        planned = [stage for stage in self.log.stages if stage.final]
         if not planned:
             ranked = survivors(last.merits, asked.base, 3, 1)
             every = asked.arms[asked.base].evaluate_every
@@ -252,13 +252,13 @@ class Advisor:
                 return {}, 0
             if stage is None:
                 raise self.too_short()
-            planned = [self.book.add(stage)]
+            planned = [self.log.add(stage)]
         first = planned[0]
         self._train(first, "test", LATE)
         if not self.trainer.done(first):
             return {}, first.rounds
         if len(planned) == 1 and not self.trainer.stop():  # how many more seeds depends on the time alone
-            planned.append(self.book.add(first._replace(seeds=self._more_seeds(first, seeds))))
+            planned.append(self.log.add(first._replace(seeds=self._more_seeds(first, seeds))))
         self._train(planned[1], "test, more seeds", LATE)
         runs = self.trainer.runs(first)
         more = self.trainer.runs(planned[1]) if self.trainer.done(planned[1]) else {}  # also empty if no seed fits
@@ -294,21 +294,21 @@ class Advisor:
         )
 
 
-def find_out(trainer: Trainer, seconds: float, *, spent: float = 0.0) -> Found | None:
+def search_and_test(trainer: Trainer, seconds: float, *, spent: float = 0.0) -> Findings | None:
     """Search and test within the time; None if the user stopped it. The same call goes on where it was stopped.
 
     `spent` is the part of the time that is over already.
     The stages are written to plan.json in the folder `out` of the trainer as soon as they are planned.
     """
     asked = trainer.question
-    advisor = Advisor(trainer, Book(trainer.out / "plan.json", asked, seconds), seconds, spent)
+    advisor = Advisor(trainer, StageLog(trainer.out / "plan.json", asked, seconds), seconds, spent)
     courses = advisor.search()
     if trainer.stop():
         return None
     if not courses:
         raise advisor.too_short()
     tests, rounds = advisor.test(courses[-1])
-    return None if trainer.stop() else Found(asked, tuple(courses), tests, rounds, tuple(advisor.notes))
+    return None if trainer.stop() else Findings(asked, tuple(courses), tests, rounds, tuple(advisor.notes))
 
 
 def in_words(stage: Stage) -> str:

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.data.files import Dataset
+from fedgma.data.partitions import PARTITIONS
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError
 from fedgma.experiments.settings import Settings
-from fedgma.experiments.settings.partition import PARTITIONS, PartitionSettings, details
+from fedgma.experiments.settings.partition import PartitionSettings, details
 from fedgma.statistics.labels import counted
 
 USUAL = 100  # clients
@@ -66,9 +67,9 @@ def fit_partition(part: PartitionSettings, data: Dataset) -> tuple[PartitionSett
     if part.name == "natural" or (part.name is None and owners):
         return _natural(part, owners, "label_skew divides by class" if data.target == "class" else "iid mixes them")
     part = part.model_copy(update={"name": part.name or ("label_skew" if data.target == "class" else "iid")})
-    found, why = _divided(part, data) if part.name in PARTITIONS else (_with_clients(part, data), "")
+    fitted, why = _divided(part, data) if part.name in PARTITIONS else (_with_clients(part, data), "")
     unused = f"; the {owners} clients that the data name are not used" if owners else ""
-    return found, f"{found.name}, {counted(found.clients or 0, 'client')}{why}{unused}"
+    return fitted, f"{fitted.name}, {counted(fitted.clients or 0, 'client')}{why}{unused}"
 
 
 def _natural(part: PartitionSettings, owners: int, other: str) -> tuple[PartitionSettings, str]:
@@ -97,21 +98,21 @@ def _divided(part: PartitionSettings, data: Dataset) -> tuple[PartitionSettings,
         for mode in (part.mode,) if part.mode or part.name != "label_skew" else ("exact", "shards"):
             if mode == "shards" and len(numbers) > 1 and clients == USUAL and part.mode is None:
                 continue  # fewer clients before clients of a few samples
-            found = part.model_copy(update={"clients": clients, "mode": mode, "classes_per_client": held})
+            candidate = part.model_copy(update={"clients": clients, "mode": mode, "classes_per_client": held})
             try:
-                divide(data, str(part.name), clients, seed=part.seed or 0, **details(found))
+                divide(data, str(part.name), clients, seed=part.seed or 0, **details(candidate))
             except ConfigError as error:
                 refusal = refusal or error
                 continue
-            return found, _reason(found, part, refusal, samples)
+            return candidate, _reason(candidate, part, refusal, samples)
     raise refusal or ConfigError(f"partition: {samples} samples cannot be divided")
 
 
-def _reason(found: PartitionSettings, part: PartitionSettings, refusal: ConfigError | None, samples: int) -> str:
+def _reason(chosen: PartitionSettings, part: PartitionSettings, refusal: ConfigError | None, samples: int) -> str:
     if refusal is None:
         return ""
-    mode = f" with mode={found.mode}" if part.mode is None and found.mode == "shards" else ""
-    few = f" of about {ENOUGH} samples" if part.clients is None and found.clients == samples // ENOUGH else ""
+    mode = f" with mode={chosen.mode}" if part.mode is None and chosen.mode == "shards" else ""
+    few = f" of about {ENOUGH} samples" if part.clients is None and chosen.clients == samples // ENOUGH else ""
     return f"{few}{mode}, because {str(refusal).partition(';')[0]}"
 
 

@@ -35,11 +35,11 @@ def load_code(file: Path, name: str, *, setting: str, arguments: str) -> Callabl
             spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"{setting}: {file.name} could not be executed ({type(error).__name__}: {error})") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ConfigError(f"{setting}: {file.name} has no {name!r} that can be called as {name}({arguments})")
     _make_importable(module)
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def _make_importable(module: ModuleType) -> None:
@@ -56,12 +56,12 @@ def import_code(name: str, *, setting: str) -> Callable[..., Any]:
     """The function or class of a name such as `package.module:name`."""
     module, _, short = name.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), short, None)
+        function = getattr(importlib.import_module(module), short, None)
     except Exception as error:  # an import may raise anything
         raise ConfigError(f"{setting}: {module!r} could not be imported ({type(error).__name__}: {error})") from error
-    if not callable(found):
+    if not callable(function):
         raise ConfigError(f"{setting}: module {module!r} has no function or class {short!r}")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -71,10 +71,10 @@ def share_lines(
     ranks: Ranks, planned: Sequence[Planned], lines: Mapping[str, list[Record]]
 ) -> tuple[list[Planned], Mapping[str, list[Record]]]:
     """Runs, and the lines of their rounds where they have no folder; the other ranks have no folders."""
-    found: dict[str, list[Record]] = {}
+    shared: dict[str, list[Record]] = {}
     if ranks.first and ranks.size > 1:
-        found = {**lines, **{run.fingerprint: read_rounds(run.folder) for run in planned if run.folder is not None}}
-    found = json.loads(from_first(ranks, json.dumps(found).encode()))
+        shared = {**lines, **{run.fingerprint: read_rounds(run.folder) for run in planned if run.folder is not None}}
+    shared = json.loads(from_first(ranks, json.dumps(shared).encode()))
     if ranks.first:
         return list(planned), lines
-    return [run._replace(folder=None) for run in planned], found
+    return [run._replace(folder=None) for run in planned], shared

@@ -154,10 +154,10 @@ def _pin(process: int, rank: int, ranks: int) -> None:
     if not hasattr(os, "sched_setaffinity"):
         return
     cores = sorted(os.sched_getaffinity(0))
-    own = cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]
-    if own and ranks > 1:
+    share = cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]
+    if share and ranks > 1:
         with contextlib.suppress(OSError):  # it has ended
-            os.sched_setaffinity(process, own)
+            os.sched_setaffinity(process, share)
 
 
 def _watch(crew: Sequence[subprocess.Popen[bytes]], signals: Forwarding) -> Ended:
@@ -184,16 +184,18 @@ def _ended(codes: Sequence[int | None], stopped: int | None) -> Ended:
     killed = {rank: -code for rank, code in enumerate(codes) if code is not None and code < 0}
     if codes[0] == 0:
         return Ended(0, {})
-    own = [code for code in codes if code not in FOLLOWING and code > 0]
-    if own:
-        return Ended(own[0], {})
+    failures = [code for code in codes if code not in FOLLOWING and code > 0]
+    if failures:
+        return Ended(failures[0], {})
     return Ended(RankLost.exit_code if any(codes) else 0, killed)
 
 
 def _speaker(crew: Sequence[subprocess.Popen[bytes]]) -> int:
     """The rank whose error the user has to see; 0 for the first, which has said it itself."""
-    own = [rank for rank, process in enumerate(crew) if process.returncode not in FOLLOWING and process.returncode > 0]
-    return own[0] if own else 0
+    failed = [
+        rank for rank, process in enumerate(crew) if process.returncode not in FOLLOWING and process.returncode > 0
+    ]
+    return failed[0] if failed else 0
 
 
 def end_with_launcher(environment: Mapping[str, str]) -> None:

@@ -52,7 +52,7 @@ def _from_torchrun(given: Mapping[str, str]) -> Place | None:
 
 
 def _from_slurm(given: Mapping[str, str]) -> Place | None:
-    """The place that srun gave; a batch script is no rank, and has no SLURM_STEP_NUM_TASKS."""
+    """The place that srun gave; a batch script is not a rank, and has no SLURM_STEP_NUM_TASKS."""
     if "SLURM_PROCID" not in given or "SLURM_STEP_NUM_TASKS" not in given:
         return None
     rank, size = _number(given, "SLURM_PROCID"), _number(given, "SLURM_STEP_NUM_TASKS")
@@ -71,9 +71,9 @@ def first_host(nodes: str) -> str:
     >>> first_host("gpu[03-05,7],big1"), first_host("a1,a2"), first_host("n[1-2]-ib")
     ('gpu03', 'a1', 'n1-ib')
     """
-    if (found := re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)) is None:
+    if (match := re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)) is None:
         raise ConfigError(f"expected a list of nodes in SLURM_STEP_NODELIST, got {nodes!r}; set MASTER_ADDR")
-    return found[1] + (found[2] or "") + (found[3] or "")
+    return match[1] + (match[2] or "") + (match[3] or "")
 
 
 def _number(given: Mapping[str, str], name: str) -> int:

@@ -71,9 +71,9 @@ def _meet(dist: Any, place: Place) -> None:
 
 def _device(place: Place, device: str) -> str:
     if device in ("auto", "cuda") and torch.cuda.is_available():
-        own = place.local % torch.cuda.device_count()
-        torch.cuda.set_device(own)
-        return f"cuda:{own}"
+        gpu = place.local % torch.cuda.device_count()
+        torch.cuda.set_device(gpu)
+        return f"cuda:{gpu}"
     return device
 
 

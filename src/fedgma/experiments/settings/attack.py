@@ -22,7 +22,7 @@ class AttackSettings(Section):
 
 
 def completed(attack: AttackSettings) -> AttackSettings:
-    """The settings with the attack's own scale, unless another is given; the defaults where nobody attacks."""
+    """The settings with the attack's own scale, unless another is given; the defaults where no client attacks."""
     if attack.name == "none":
         return AttackSettings()
     return attack.model_copy(update={"scale": attack.scale or ATTACKS[attack.name].scale})

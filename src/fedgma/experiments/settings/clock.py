@@ -11,7 +11,7 @@ from fedgma.data.files.own.delays import SUFFIXES, read_delays
 from fedgma.documents import read_bytes
 from fedgma.errors import ConfigError
 from fedgma.experiments.settings.section import BelowOne, NotNegative, Positive, Section, Whole
-from fedgma.simulation.clock import DISTRIBUTIONS, Clock, Delays
+from fedgma.simulation.clock import DISTRIBUTIONS, VOTERS, Clock, Delays
 
 KINDS = ("compute", "network")  # of delays
 SPREAD = ("uniform", "lognormal")  # distributions with a spread
@@ -40,7 +40,7 @@ class ClockSettings(Section):
     )
     away_seconds: Positive = Field(default=3600.0, description="length of such a stretch, in seconds")
     deadline: Positive | None = Field(
-        default=None, description="seconds that the server waits for a client; by default for ever"
+        default=None, description="seconds that the server waits for a client; by default without a limit"
     )
     over_sample: float = Field(
         default=1.0, ge=1, le=1000, description="for `synchronous`: clients asked over `clients_per_round`"
@@ -51,7 +51,7 @@ class ClockSettings(Section):
     staleness_power: NotNegative = Field(
         default=0.5, description="for `asynchronous`: an update n versions old is scaled by (1 + n)^-power"
     )
-    voters: Literal["all", "fresh"] = Field(
+    voters: Literal[*VOTERS] = Field(  # type: ignore[valid-type]
         default="all", description="for `asynchronous`: whether updates of older versions vote on the mask"
     )
 

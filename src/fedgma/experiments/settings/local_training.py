@@ -8,7 +8,7 @@ from pydantic import Field
 from fedgma.errors import ConfigError
 from fedgma.experiments.settings.section import Count, Factor, Section, Share, Whole
 from fedgma.simulation.algorithms import ALGORITHMS
-from fedgma.training.schedules import Schedule, check_last_rate
+from fedgma.training.schedules import SCHEDULES, Schedule, check_last_rate
 
 Run = Any  # the settings of a run, whose class has sections of this module
 AXES = ("round_schedule", "step_schedule")
@@ -20,7 +20,7 @@ OFF: dict[str, Any] = {"client_optimizer": "sgd", "nesterov": False, "weight_dec
 class ScheduleSettings(Section):
     """How the clients' learning rate changes, over the rounds or over the local steps of a round."""
 
-    name: Literal["constant", "exponential", "step", "cosine"] = Field(
+    name: Literal[*SCHEDULES] = Field(  # type: ignore[valid-type]
         default="constant", description="how the rate falls after the warm-up"
     )
     warm_up: Count = Field(default=0, description="first rounds or steps, in which the rate rises to its full value")

@@ -6,9 +6,9 @@ from typing import Any, Literal, Protocol
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from fedgma.data.partitions import PARTITIONS, settings_of
 from fedgma.experiments.settings.section import Count, Positive, Section, Whole
 
-PARTITIONS = ("iid", "label_skew", "dirichlet", "client_dirichlet", "quantity", "natural")
 OWN = "own:"  # prefix of the name of data, of a model or of a partition that was passed in Python
 
 
@@ -79,15 +79,7 @@ def completed(part: PartitionSettings, *, seed: int, classes: int, own: bool) ->
     return part.model_copy(update=filled)
 
 
-# settings that the partitions of these names read
-READ: Mapping[str, tuple[str, ...]] = {
-    "iid": (),
-    "label_skew": ("classes_per_client", "mode"),
-    "dirichlet": ("alpha", "min_size"),
-    "client_dirichlet": ("alpha",),
-    "quantity": ("beta", "min_size"),
-    "natural": ("held_out",),
-}
+READ: Mapping[str, tuple[str, ...]] = {name: settings_of(name) for name in PARTITIONS}
 
 
 def details(part: PartitionSettings) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def compare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         group = [row for row in rows if (row["attack"], row["models"]) == (attacked, kind)]
         masked, plain = ([row for row in group if row["arm"] == name] for name in (arm, "AVG"))
         for number in (number for number in NUMBERS if number in group[0]):
-            verdict = paired([one[number] - other[number] for one, other in zip(masked, plain, strict=True)])
+            verdict = paired([first[number] - second[number] for first, second in zip(masked, plain, strict=True)])
             low, high = verdict.interval or (None, None)
             head: dict[str, Any] = {name: group[0][name] for name in PLACE if name in group[0]}
             head |= {"attack": attacked, "models": kind, "arm": arm, "number": number}

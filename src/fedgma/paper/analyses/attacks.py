@@ -202,12 +202,12 @@ def logistic_attack(
     size = min(sides[0].shape[1], sides[1].shape[1])
     rng = generator(seed, "attacker")
     orders = [torch.from_numpy(rng.permutation(side.shape[1])[:size]).to(side.device) for side in sides]
-    dealt = [side[:, order].double() for side, order in zip(sides, orders, strict=True)]
+    shuffled = [side[:, order].double() for side, order in zip(sides, orders, strict=True)]
     half = size // 2
-    x = torch.cat([dealt[0][:, :half], dealt[1][:, :half]], 1)
+    x = torch.cat([shuffled[0][:, :half], shuffled[1][:, :half]], 1)
     centre, scale = x.mean(1, keepdim=True), x.std(1, keepdim=True).clamp(min=1e-9)
     label = torch.cat([torch.ones(half), torch.zeros(half)]).to(x)
-    tests = torch.cat([dealt[0][:, half : 2 * half], dealt[1][:, half : 2 * half]], 1)
+    tests = torch.cat([shuffled[0][:, half : 2 * half], shuffled[1][:, half : 2 * half]], 1)
     return _fit_logistic(_with_one((x - centre) / scale), _with_one((tests - centre) / scale), label, epochs, rate)
 
 

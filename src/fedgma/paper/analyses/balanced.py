@@ -68,8 +68,8 @@ def train_balanced(specs: Sequence[RunSpec], rounds: int) -> list[dict[str, Any]
     rows = []
     for sampling in SAMPLINGS:
         arms = [replace(arm_of(spec, arm), rounds=rounds) for arm in ARMS for spec in specs]
-        for place, value in enumerate(_last_rounds(fleets.assemble(arms), rounds, sampler(sampling))):
-            arm, spec = ARMS[place // len(specs)], specs[place % len(specs)]
+        for row, value in enumerate(_last_rounds(fleets.assemble(arms), rounds, sampler(sampling))):
+            arm, spec = ARMS[row // len(specs)], specs[row % len(specs)]
             rows.append({"sampling": sampling, "arm": arm, "seed": spec.seed, "rounds": rounds, "last10_%": value})
     return rows
 
@@ -81,8 +81,10 @@ def _last_rounds(fleet: fleets.Fleet, rounds: int, sampled: Callable[[RunSpec, i
         state, _, _ = open_round(fleet, state, sampled)
         if round >= rounds - LAST:
             params = unflatten(state.params, fleet.shapes)
-            found = evaluate(fleet.score, params, state.buffers, fleet.specs[0].federation.test, batch=fleet.eval_batch)
-            seen.append(100 * found.accuracy.cpu().numpy())
+            scores = evaluate(
+                fleet.score, params, state.buffers, fleet.specs[0].federation.test, batch=fleet.eval_batch
+            )
+            seen.append(100 * scores.accuracy.cpu().numpy())
     return [float(value) for value in np.mean(seen, 0)]
 
 

@@ -44,9 +44,9 @@ def sorted_curve(dense: Numbers, points: int = 200) -> list[dict[str, float]]:
     >>> sorted_curve(np.array([0.5, 0.1]), 2)
     [{'entries_%': 50.0, 'mean_mask': 0.1}, {'entries_%': 100.0, 'mean_mask': 0.5}]
     """
-    places = np.unique(np.geomspace(1, len(dense), points).round().astype(int))
-    values = np.sort(dense)[places - 1]
-    shares = 100 * places / len(dense)
+    ranks = np.unique(np.geomspace(1, len(dense), points).round().astype(int))
+    values = np.sort(dense)[ranks - 1]
+    shares = 100 * ranks / len(dense)
     return [{"entries_%": float(share), "mean_mask": float(value)} for share, value in zip(shares, values, strict=True)]
 
 

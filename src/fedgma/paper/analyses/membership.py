@@ -132,7 +132,7 @@ def _attack_pairs(runs: Mapping[str, Mapping[int, tuple[Settings, Path]]], devic
 
 
 def _paired_seeds(arms: Mapping[str, Mapping[int, Any]]) -> list[int]:
-    return sorted(set.intersection(*(set(own) for own in arms.values()))) if arms else []
+    return sorted(set.intersection(*(set(seeds) for seeds in arms.values()))) if arms else []
 
 
 def saved_models(runs: Sequence[tuple[Settings, Path]], device: str) -> dict[str, Models]:
@@ -145,7 +145,7 @@ def saved_models(runs: Sequence[tuple[Settings, Path]], device: str) -> dict[str
     points = [read_checkpoint(folder / "checkpoints") for _, folder in runs]
     state = fleets.restore(fleet, [point.state for point in points if point is not None])
     train, test, seeds = fleet.specs[0].federation.train, fleet.specs[0].federation.test, len(runs) // len(ARMS)
-    held = np.unique(np.concatenate([np.asarray(own) for own in fleet.specs[0].federation.clients]))
+    held = np.unique(np.concatenate([np.asarray(samples) for samples in fleet.specs[0].federation.clients]))
     members = spread(held, SAMPLES)
     inside = np.ones((seeds, len(members)), bool)
     return {
@@ -184,10 +184,10 @@ def train_models(
     specs = []
     for name in arms.values():
         for row, chosen in enumerate(inside):
-            clients = tuple(own[chosen[own]] for own in base.federation.clients)
+            clients = tuple(samples[chosen[samples]] for samples in base.federation.clients)
             federation = replace(base.federation, clients=clients)  # type: ignore[type-var]
-            own = keyed(seed, "shadow", row)
-            specs.append(arm_of(base, name, federation=federation, seed=own, evaluate_every=0))
+            run_seed = keyed(seed, "shadow", row)
+            specs.append(arm_of(base, name, federation=federation, seed=run_seed, evaluate_every=0))
     fleet = fleets.assemble(specs, precision=precision)
     state = fleets.start(fleet)
     for round in range(base.rounds):
@@ -217,8 +217,8 @@ def answers(
         # a diverged model may return infinities; it must not stop the attack on the others
         return np.nan_to_num(logits_on(fleet, state, pool, runs, index)), pool.y[index].cpu().numpy()
 
-    (trained, own), (tested, other) = on(train, members), on(test, None)
-    return Models(trained, tested, own, other, inside)
+    (trained, train_labels), (tested, other) = on(train, members), on(test, None)
+    return Models(trained, tested, train_labels, other, inside)
 
 
 @torch.no_grad()
@@ -271,11 +271,11 @@ def train_test_gaps(models: Models, shadows: int) -> list[dict[str, Any]]:
         {
             "models": _kind(target, shadows),
             "target": target,
-            "train_%": one,
-            "test_%": float(other),
-            "gap": one - float(other),
+            "train_%": on_train,
+            "test_%": float(on_test),
+            "gap": on_train - float(on_test),
         }
-        for target, (one, other) in enumerate(zip(trained, tested, strict=True))
+        for target, (on_train, on_test) in enumerate(zip(trained, tested, strict=True))
     ]
 
 
@@ -319,7 +319,7 @@ def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[
     """The paper's attack on every model: members against test samples; and its losses by epoch, mean over models."""
     size = min(SAMPLES, models.test.shape[1], int(models.inside.sum(1).min()))
     members = np.stack(
-        [row[spread(np.flatnonzero(own), size)] for row, own in zip(models.train, models.inside, strict=True)]
+        [row[spread(np.flatnonzero(inside), size)] for row, inside in zip(models.train, models.inside, strict=True)]
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     attacked = logistic_attack(
@@ -331,10 +331,12 @@ def logistic_rows(models: Models, shadows: int, epochs: int) -> tuple[list[dict[
         numbers = {"auc_%": 100 * float(auc), "accuracy_%": 100 * float(accuracy)}
         rows.append({"attack": LOGISTIC, "models": _kind(target, shadows), "target": target, **numbers})
     for kind in dict.fromkeys(row["models"] for row in rows):
-        own = [row["target"] for row in rows if row["models"] == kind]
-        train, test = attacked.train_loss[own].mean(0), attacked.test_loss[own].mean(0)
-        for epoch, one, other in zip(attacked.epochs.tolist(), train, test, strict=True):
-            losses.append({"models": kind, "epoch": epoch, "train_loss": float(one), "test_loss": float(other)})
+        targets = [row["target"] for row in rows if row["models"] == kind]
+        train, test = attacked.train_loss[targets].mean(0), attacked.test_loss[targets].mean(0)
+        for epoch, train_loss, test_loss in zip(attacked.epochs.tolist(), train, test, strict=True):
+            losses.append(
+                {"models": kind, "epoch": epoch, "train_loss": float(train_loss), "test_loss": float(test_loss)}
+            )
     return rows, losses
 
 

@@ -64,7 +64,7 @@ class Population:
 
     @property
     def signal_to_noise(self) -> Numbers:
-        """How many standard errors the target stands from zero; 0 for entries that nobody moves."""
+        """How many standard errors the target stands from zero; 0 for entries that no client moves."""
         error = self.error
         return np.divide(abs(self.target), error, out=np.zeros_like(error), where=error > 0)
 
@@ -116,12 +116,12 @@ def usefulness_rows(population: Population, steps: Steps) -> Iterator[dict[str, 
     """Entries in ten groups by size of the full update: their share of it, their mask, and what is left of them."""
     target = population.target
     groups = np.array_split(np.argsort(abs(target), kind="stable"), BINS)
-    for place, group in enumerate(groups, 1):
+    for number, group in enumerate(groups, 1):
         signal = target[group]
         length = max(float(signal @ signal), 1e-30)
         kept = {f"kept_{name}": float(steps.step[name][group] @ signal / length) for name in RULES}
         share = 100 * length / float(target @ target)
-        yield {"tenth": place, "share_%": share, "mask": float(steps.mask[group].mean()), **kept}
+        yield {"tenth": number, "share_%": share, "mask": float(steps.mask[group].mean()), **kept}
 
 
 def holder_rows(
@@ -136,10 +136,10 @@ def holder_rows(
     class's own holders.
     """
     for name, entries in enumerate(rows):
-        own = population.updates[:, entries]
-        wanted = own[holds[:, name]].mean(0)
+        updates = population.updates[:, entries]
+        wanted = updates[holds[:, name]].mean(0)
         for draw in draws:
-            merged = {rule: RULES[rule]({"w": own[draw]}).update["w"] for rule in RULES}
+            merged = {rule: RULES[rule]({"w": updates[draw]}).update["w"] for rule in RULES}
             steps = {rule: float(step @ wanted / max(wanted @ wanted, 1e-30)) for rule, step in merged.items()}
             yield {"class": name, "holders": int(holds[draw, name].sum()), **steps}
 
@@ -150,18 +150,18 @@ def output_rows(shapes: Sequence[tuple[str, Sequence[int]]], classes: int) -> li
     >>> [rows.tolist() for rows in output_rows([("w", (3, 2)), ("b", (3,))], 3)]
     [[0, 1, 6], [2, 3, 7], [4, 5, 8]]
     """
-    found: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(classes)]
+    rows: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(classes)]
     ends = np.cumsum([int(np.prod(shape)) for _, shape in shapes])
     last = shapes[-1][0].rpartition(".")[0]
     for (name, shape), end in zip(shapes, ends, strict=True):
         if name.rpartition(".")[0] == last and shape[0] == classes:
             entries = np.arange(end - int(np.prod(shape)), end).reshape(classes, -1)
-            for one in range(classes):
-                found[one].append(entries[one])
-    return [np.concatenate(parts) for parts in found]
+            for number in range(classes):
+                rows[number].append(entries[number])
+    return [np.concatenate(parts) for parts in rows]
 
 
-def look(fleet: fleets.Fleet, state: Any, run: int, draws: int) -> tuple[list[dict[str, Any]], ...]:
+def rows_at(fleet: fleets.Fleet, state: Any, run: int, draws: int) -> tuple[list[dict[str, Any]], ...]:
     """Rows on noise, usefulness and holders of one run at its present model."""
     spec = fleet.specs[run]
     trained, _ = train_clients(fleet, state, run, list(range(len(spec.federation.clients))))
@@ -169,7 +169,7 @@ def look(fleet: fleets.Fleet, state: Any, run: int, draws: int) -> tuple[list[di
     rng = generator(spec.seed, "usefulness", int(state.rounds[run]))
     drawn = population.draws(draws, rng)
     steps, owner = steps_of(population, drawn), fleet.layers.owner.cpu().numpy()
-    parts = {"all": slice(None), **{name: owner == place for place, name in enumerate(fleet.layers.names)}}
+    parts = {"all": slice(None), **{name: owner == layer for layer, name in enumerate(fleet.layers.names)}}
     noise = [{"layer": layer, **noise_row(population, steps, part)} for layer, part in parts.items()]
     holds = holders(spec)
     entries = output_rows([(name, tuple(shape)) for name, shape in fleet.shapes], holds.shape[1])
@@ -204,7 +204,7 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
             state, _ = fleets.play_round(fleet, state)
         done = point
         for run, spec in enumerate(specs):
-            for name, rows in zip(tables, look(fleet, state, run, draws), strict=True):
+            for name, rows in zip(tables, rows_at(fleet, state, run, draws), strict=True):
                 tables[name] += [{"seed": spec.seed, "after": point, **row} for row in rows]
     tables["balanced"] = train_balanced(specs, 2 if request.quick else min(150, request.rounds or 150))
     findings = [*find(tables), *find_balanced(tables["balanced"])]
@@ -240,8 +240,8 @@ ERRORS = (
 
 def _drift(rows: Sequence[Mapping[str, Any]], seed: int, sampling: str, rule: str) -> float:
     """By how much less than the mean a rule moves a class towards what its holders want, over all draws."""
-    own = [row for row in rows if row["seed"] == seed and row["sampling"] == sampling]
-    return float(sum(row["cases"] * (row["mean"] - row[rule]) for row in own) / sum(row["cases"] for row in own))
+    kept = [row for row in rows if row["seed"] == seed and row["sampling"] == sampling]
+    return float(sum(row["cases"] * (row["mean"] - row[rule]) for row in kept) / sum(row["cases"] for row in kept))
 
 
 def _finding(name: str, text: str, verdict: Verdict, added: float) -> Finding:

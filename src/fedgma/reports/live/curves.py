@@ -47,14 +47,14 @@ def values_of(record: Record, metric: Metric) -> dict[str, float]:
     """
     scores = [number(record, split, metric.name) for split in SPLITS]
     losses = [number(record, split, "loss") for split in SPLITS]
-    found = {
+    values = {
         "score": next((metric.factor * score for score in scores if score is not None), None),
         "loss": next((loss for loss in losses if loss is not None), None),
         "train": number(record, "train", "loss"),
         "mask": next((mean for path in MASKS if (mean := number(record, *path)) is not None), None),
         "agreement": number(record, "mask", "agreement"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def is_lost(record: Record) -> bool:

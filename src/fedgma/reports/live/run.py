@@ -138,7 +138,7 @@ class LiveRun:
 
 def _stamp(file: Path) -> Stamp:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

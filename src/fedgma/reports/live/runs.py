@@ -61,10 +61,10 @@ class LiveRuns:
         if now - self._looked < LEAST_SECONDS:
             return
         self._looked = now
-        found = sorted({folder for path in self.paths for folder in folders_below(path)})
-        listed = self._runs.keys() != set(found)
+        folders = sorted({folder for path in self.paths for folder in folders_below(path)})
+        listed = self._runs.keys() != set(folders)
         if listed:
-            self._runs = {folder: self._runs.get(folder) or LiveRun(folder) for folder in found}
+            self._runs = {folder: self._runs.get(folder) or LiveRun(folder) for folder in folders}
         changed = self._read()
         if listed or any(run.fresh for run in changed):
             changed += self._name_arms()
@@ -96,7 +96,7 @@ class LiveRuns:
         for folder, run in by_folder.items():
             run.arm, run.fresh = names[folder], False
         self._arms = list(dict.fromkeys(name for name in names.values() if name))
-        order = {name: place for place, name in enumerate(self._arms)}
+        order = {name: position for position, name in enumerate(self._arms)}
         ordered = sorted(by_folder.items(), key=lambda item: (order.get(item[1].arm, len(order)), item[1].seed or 0))
         self._runs = dict(ordered)
         return renamed

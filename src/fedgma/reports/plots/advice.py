@@ -19,7 +19,7 @@ def draw_search(stages: Mapping[str, Level], metric: Metric = ACCURACY) -> Figur
     figure, (axes,) = new_figure(2.8 + 0.2 * -(-len(names) // 2), "")
     for name in names:
         colour, dash = colour_of(name, names)
-        met = [(place, level[name]) for place, level in enumerate(stages.values()) if name in level]
+        met = [(stage_number, level[name]) for stage_number, level in enumerate(stages.values()) if name in level]
         mark = MARKS[names.index(name) // len(COLOURS) % len(MARKS)]
         axes.plot(*zip(*met, strict=True), color=colour, linestyle=dash, lw=1.6, marker=mark, markersize=5, label=name)
     axes.set_xticks(range(len(stages)), list(stages))
@@ -36,14 +36,14 @@ def draw_gains(rows: Mapping[str, tuple[Verdict, Sequence[float]]]) -> Figure:
     names = list(rows)
     metric = next(iter(rows.values()))[0].score
     reach = 0.5 if metric.share else 0.0
-    for place, (name, (verdict, differences)) in enumerate(rows.items()):
+    for height, (name, (verdict, differences)) in enumerate(rows.items()):
         colour, _ = colour_of(name, names)
         reach = max([reach, *(1.6 * abs(value) for value in differences)])
         filled = colour if verdict.significant else "none"
         if verdict.interval is not None:
-            axes.plot(verdict.interval, [place, place], color=colour, linewidth=2)
-        axes.plot(differences, [place + 0.22] * len(differences), ".", color=colour, markersize=4, alpha=0.7)
-        axes.plot([verdict.mean], [place], "o", color=colour, mfc=filled, markersize=7)
+            axes.plot(verdict.interval, [height, height], color=colour, linewidth=2)
+        axes.plot(differences, [height + 0.22] * len(differences), ".", color=colour, markersize=4, alpha=0.7)
+        axes.plot([verdict.mean], [height], "o", color=colour, mfc=filled, markersize=7)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_xlim(-reach or -1.0, reach or 1.0)
     axes.set_yticks(range(len(rows)), [name.replace(" at ", "\nat ") for name in names])

@@ -69,12 +69,12 @@ def _draw_curve(axes: Axes, verdicts: Sequence[Verdict]) -> None:
     }
     outcomes = [verdict.outcome if verdict.significant else "open" for verdict in verdicts]
     for outcome, (colour, label) in looks.items():
-        places = [place for place, found in enumerate(outcomes) if found == outcome]
-        if places:
-            axes.plot(places, [verdicts[p].mean for p in places], "o", color=colour, markersize=size, label=label)
-        for place in places:
-            if (interval := verdicts[place].interval) is not None:
-                axes.plot([place, place], interval, color=colour, linewidth=1.2 if size == 5 else 0.7, alpha=0.7)
+        columns = [column for column, each in enumerate(outcomes) if each == outcome]
+        if columns:
+            axes.plot(columns, [verdicts[p].mean for p in columns], "o", color=colour, markersize=size, label=label)
+        for column in columns:
+            if (interval := verdicts[column].interval) is not None:
+                axes.plot([column, column], interval, color=colour, linewidth=1.2 if size == 5 else 0.7, alpha=0.7)
     axes.axhline(0, color=INK, linewidth=0.8)
     _keep_in_sight(axes, [verdict.mean for verdict in verdicts])
     _bend(axes, [abs(verdict.mean) for verdict in verdicts])

@@ -109,7 +109,7 @@ def _dot(panel: Panel, x: float, y: float, words: str) -> str:
     return f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{RADIUS}"><title>{escape(words)}</title></circle>\n'
 
 
-def _rectangle(panel: Panel, one: tuple[float, float], other: tuple[float, float], words: str) -> str:
-    (x1, y1), (x2, y2) = panel.place(*one), panel.place(*other)
+def _rectangle(panel: Panel, corner: tuple[float, float], opposite: tuple[float, float], words: str) -> str:
+    (x1, y1), (x2, y2) = panel.place(*corner), panel.place(*opposite)
     size = f'width="{abs(x2 - x1):.1f}" height="{abs(y2 - y1):.1f}"'
     return f'<rect x="{min(x1, x2):.1f}" y="{min(y1, y2):.1f}" {size}><title>{escape(words)}</title></rect>\n'

@@ -40,7 +40,7 @@ def lay_out(specs: Sequence[RunSpec], shapes: Shapes) -> Space | None:
             "use fedavg, fedprox, fedsam or an adaptive server, or average the adapters apart"
         )
     if any(spec.optimizer.settings.get("average") for spec in specs):
-        raise ConfigError("an average of products is no pair of adapters; set server_average to 0")
+        raise ConfigError("an average of products is not a pair of adapters; set server_average to 0")
     sizes = dict(shapes)
     pairs = products.pairs(sizes)
     check_pairs({name: (tuple(sizes[b]), tuple(sizes[a])) for name, (b, a) in pairs.items()})

@@ -237,5 +237,5 @@ def conclude(
 def _lanes(lane_batch: LaneBatch, arrays: tuple[Tensor | None, ...]) -> list[tuple[int, Tensor]]:
     """The lanes whose client has an array, each with a view of it."""
     pairs = enumerate(zip(lane_batch.run.tolist(), lane_batch.client.tolist(), strict=True))
-    found = [(lane, arrays[run], client) for lane, (run, client) in pairs]
-    return [(lane, array[client]) for lane, array, client in found if array is not None]
+    owned = [(lane, arrays[run], client) for lane, (run, client) in pairs]
+    return [(lane, array[client]) for lane, array, client in owned if array is not None]

@@ -45,7 +45,7 @@ class Optimizers(NamedTuple):
 
 def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch.device) -> Optimizers:
     """Copy the settings to the device once, so that a round copies nothing."""
-    known = [one.settings if has_formula(one) else {} for one in optimizers]
+    known = [optimizer.settings if has_formula(optimizer) else {} for optimizer in optimizers]
 
     def exact(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
@@ -63,22 +63,27 @@ def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch
         take2=column([1 - beta for beta in setting("beta2")]),
         epsilon=column(setting("epsilon", 1.0)),
     )
-    kinds = sorted({one.name for one in optimizers if has_formula(one)})
-    rows = {k: [row for row, one in enumerate(optimizers) if has_formula(one) and one.name == k] for k in kinds}
+    kinds = sorted({optimizer.name for optimizer in optimizers if has_formula(optimizer)})
+    rows = {
+        k: [row for row, optimizer in enumerate(optimizers) if has_formula(optimizer) and optimizer.name == k]
+        for k in kinds
+    }
     starts = [
-        settings["epsilon"] ** 2 if settings and "v" in MOMENTS[one.name] else 0.0
-        for one, settings in zip(optimizers, known, strict=True)
+        settings["epsilon"] ** 2 if settings and "v" in MOMENTS[optimizer.name] else 0.0
+        for optimizer, settings in zip(optimizers, known, strict=True)
     ]
     return Optimizers(
         optimizers=tuple(optimizers),
         kinds={kind: torch.tensor(rows[kind], device=device) for kind in kinds},
-        own=tuple(row for row, one in enumerate(optimizers) if not has_formula(one)),
+        own=tuple(row for row, optimizer in enumerate(optimizers) if not has_formula(optimizer)),
         rates=rates,
         learning_rate=column(setting("learning_rate")),
         before=torch.tensor([settings.get("mask_position") == "before" for settings in known], device=device)[:, None],
         any_before=any(settings.get("mask_position") == "before" for settings in known),
         start=column(starts),
-        average=exact(shares) if any(shares := [one.settings.get("average", 0.0) for one in optimizers]) else None,
+        average=exact(shares)
+        if any(shares := [optimizer.settings.get("average", 0.0) for optimizer in optimizers])
+        else None,
         shapes=shapes,
     )
 

@@ -65,11 +65,11 @@ def lay_out(rules: Sequence[Rule], clients: int, shapes: Shapes, device: torch.d
     groups: list[tuple[Rule, list[int]]] = []
     for run, rule in enumerate(rules):
         if rule.compute is not None:
-            alike = next((rows for other, rows in groups if _is_alike(rule, other)), None)
-            if alike is None:
+            group = next((rows for other, rows in groups if _is_alike(rule, other)), None)
+            if group is None:
                 groups.append((rule, [run]))
             else:
-                alike.append(run)
+                group.append(run)
     return Rules(
         rules=tuple(rules),
         tables=_tables(rules, clients, device),
@@ -188,9 +188,9 @@ def _keep(
     updates, weights, clients = lanes
     for owner in np.unique(run):
         if not rules.rules[owner].streams:
-            own = np.flatnonzero((run == owner) & counted.cpu().numpy())
-            rows = torch.from_numpy(own).to(updates.device)
-            kept.setdefault(int(owner), []).append((updates[rows], weights[own], clients[own]))
+            picked = np.flatnonzero((run == owner) & counted.cpu().numpy())
+            rows = torch.from_numpy(picked).to(updates.device)
+            kept.setdefault(int(owner), []).append((updates[rows], weights[picked], clients[picked]))
 
 
 def merge(rules: Rules, sums: Sums, kept: Kept, like: Stacked, state: Stacked | None = None) -> Merged:
@@ -223,7 +223,7 @@ def _combined(rules: Rules, kept: Kept, mean: Tensor) -> Tensor:
     mean = mean.clone()
     for run, parts in kept.items():
         stack, rule = torch.cat([updates for updates, _, _ in parts]), rules.rules[run]
-        weights, clients = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
+        weights, clients = (np.concatenate([part[column] for part in parts]) for column in (1, 2))
         if rule.select is not None and len(stack):
             rows = np.asarray(rule.select(to_native(stack)))
             stack, weights, clients = stack[ship(rows, stack.device)], weights[rows], clients[rows]
@@ -243,7 +243,7 @@ def _vote_masks(rules: Rules, sums: Sums) -> Tensor | None:
         return None
     if sums.votes.device.type == "cpu" and bool((sums.clients > 0).all()):  # without a client, tables have the answer
         masks = zip((rule.mask for rule in rules.rules), to_native(sums.votes), sums.clients.tolist(), strict=True)
-        return tallies.one_stack([_vote_mask_of(*one) for one in masks])
+        return tallies.one_stack([_vote_mask_of(*run) for run in masks])
     needed, below = rules.tables
     return _masks_of(sums.votes, sums.clients, needed.gather(1, sums.clients[:, None]), below[:, None])
 
@@ -275,8 +275,8 @@ def _computed(rules: Rules, rule: Rule, runs: np.ndarray, sums: Sums, merged: Me
         mean[rows] = _joined([step.mean for step in steps], mean)
     if mask is not None or any(step.mask is not None for step in steps):
         mask = torch.ones_like(mean) if mask is None else mask.clone()
-        ones = [view.mean * 0 + 1 if step.mask is None else step.mask for step, view in zip(steps, views, strict=True)]
-        mask[rows] = _joined(ones, mask)
+        masks = [view.mean * 0 + 1 if step.mask is None else step.mask for step, view in zip(steps, views, strict=True)]
+        mask[rows] = _joined(masks, mask)
     alive = merged.alive[rows]
     for name in rule.state:
         after = [step.state.get(name, view.state[name]) for step, view in zip(steps, views, strict=True)]
@@ -286,7 +286,7 @@ def _computed(rules: Rules, rule: Rule, runs: np.ndarray, sums: Sums, merged: Me
     sound = mean[rows].isfinite().all(1) & (True if mask is None else mask[rows].isfinite().all(1))
     broken = torch.zeros_like(merged.alive) if merged.broken is None else merged.broken.runs.clone()
     broken[rows] = alive & ~sound
-    named = Broken(broken, tuple(one.name for one in rules.rules))
+    named = Broken(broken, tuple(each.name for each in rules.rules))
     return merged._replace(mean=mean, mask=mask, state=state, broken=named)
 
 
@@ -295,8 +295,8 @@ def _views(rules: Rules, rule: Rule, rows: slice | Tensor, sums: Sums, merged: M
     sizes = [shape.numel() for _, shape in rules.shapes]
 
     def split(table: Tensor | None) -> Sequence[Array | None]:
-        whole = [None] * len(sizes) if table is None else torch.split(table[rows], sizes, 1)
-        return [None if part is None else read_only(to_native(part)) for part in whole]
+        parts = [None] * len(sizes) if table is None else torch.split(table[rows], sizes, 1)
+        return [None if part is None else read_only(to_native(part)) for part in parts]
 
     alive = merged.alive[rows, None]
     clients = to_native(torch.where(alive, sums.clients[rows, None], 1).double())
@@ -305,12 +305,12 @@ def _views(rules: Rules, rule: Rule, rows: slice | Tensor, sums: Sums, merged: M
     kept = [plain.Sums(*parts) for parts in zip(*map(split, sums.entries), strict=True)] if needed else None
     state = {name: split(merged.state[name]) for name in rule.state}
     vote_parts = torch.split(sums.votes[rows], sizes, 1)
-    for place, (name, mean, mask) in enumerate(
+    for position, (name, mean, mask) in enumerate(
         zip([name for name, _ in rules.shapes], split(merged.mean), split(merged.mask), strict=True)
     ):
-        entries = None if kept is None else kept[place]
-        votes = partial(_vote_mask, vote_parts[place], sums.clients[rows], rules.most)
-        before = {key: parts[place] for key, parts in state.items()}
+        entries = None if kept is None else kept[position]
+        votes = partial(_vote_mask, vote_parts[position], sums.clients[rows], rules.most)
+        before = {key: parts[position] for key, parts in state.items()}
         yield View(name, mean, mask, clients, weight, entries, votes, before)
 
 

@@ -153,8 +153,8 @@ def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, u
     counted, weights = fine.cpu().numpy(), weights.astype(np.float64)
     for owner in np.unique(run):
         first, last = np.searchsorted(run, [owner, owner + 1])
-        whole = bool(counted[first:last].all())
-        lanes = slice(first, last) if whole else first + np.flatnonzero(counted[first:last])
+        all_counted = bool(counted[first:last].all())
+        lanes = slice(first, last) if all_counted else first + np.flatnonzero(counted[first:last])
         kernels.add_rows(kernels.plain.select(parts, owner), rows[lanes], weights[lanes])
 
 
@@ -208,8 +208,8 @@ def _add_buffers(
             before = total[rows]
             total[rows] = torch.where(sure[lanes], torch.maximum(before, terms[lanes]), before)
     sizes = [_flat(part).shape[1] for part in totals]
-    for part, found in zip(totals, torch.split(total, sizes, 1), strict=True):
-        part.copy_(found.view(part.shape))
+    for part, summed in zip(totals, torch.split(total, sizes, 1), strict=True):
+        part.copy_(summed.view(part.shape))
 
 
 def _flat(value: Tensor) -> Tensor:

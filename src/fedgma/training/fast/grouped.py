@@ -32,8 +32,8 @@ def _or_else(work: Callable[..., Any], before: Callable[..., Any] | None) -> Cal
     """What comes first and knows what to do."""
 
     def call(*arguments: Any) -> Any:
-        found = work(*arguments)
-        return before(*arguments) if found is NotImplemented and before is not None else found
+        result = work(*arguments)
+        return before(*arguments) if result is NotImplemented and before is not None else result
 
     return call
 

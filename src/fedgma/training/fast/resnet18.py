@@ -21,7 +21,7 @@ from fedgma.training.fast import windows as small
 from fedgma.training.fast.layers import dense, dense_back, split_products
 from fedgma.training.fast.normalisations import Norm, Saved, norm_of, normalise, normalise_back, running
 from fedgma.training.fast.written import Form, Passed, Tape
-from fedgma.training.gradients import Found, Product
+from fedgma.training.gradients import LaneGradients, Product
 from fedgma.training.models import ResNet18
 from fedgma.training.stacked import Stacked
 
@@ -102,7 +102,7 @@ def residual_form(norm: Norm, imagenet: bool = False) -> Form:
                 after.update(running(norm, saved, state, name, count))
         return Passed(logits, after, (seen, taps, blocks, pooled, norms))
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> LaneGradients:
         seen, taps, blocks, pooled, norms = tape
         gradients: dict[str, Tensor | Product] = {}
 
@@ -131,8 +131,8 @@ def block_of(params: Stacked, name: str, x: Tensor, stride: int, layer: Layer, b
     shortcut = x
     if stride > 1:
         shortcut = layer(project(x, params[f"{name}.shortcut.0.weight"]), f"{name}.shortcut.1", relu=False)
-    found = by(inner).forward(inner, _inputs_last(params[f"{name}.conv2.weight"]))
-    return Block(x, inner, layer(found, f"{name}.norm2", shortcut=shortcut))
+    outer = by(inner).forward(inner, _inputs_last(params[f"{name}.conv2.weight"]))
+    return Block(x, inner, layer(outer, f"{name}.norm2", shortcut=shortcut))
 
 
 def block_back(

@@ -50,9 +50,9 @@ def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
     pieces = pieces_of(lanes * -(-outs // TILE) * -(-seen.shape[4] // TILE), samples)
     left, right = (part.reshape(lanes * pieces, -1, part.shape[4]) for part in (grads, seen))
     products = (left.transpose(1, 2) @ right).view(lanes, pieces, outs, -1)
-    found = products.sum(1, dtype=wide_type(products)) if pieces > 1 else products[:, 0]
+    gradient = products.sum(1, dtype=wide_type(products)) if pieces > 1 else products[:, 0]
     unused = (0, 0, acrosses[0], 2 - acrosses[-1], downs[0], 2 - downs[-1])
-    return F.pad(found.view(lanes, outs, len(downs), len(acrosses), -1), unused)
+    return F.pad(gradient.view(lanes, outs, len(downs), len(acrosses), -1), unused)
 
 
 def pool(x: Tensor) -> tuple[Tensor, Tensor]:

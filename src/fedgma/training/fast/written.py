@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedgma.training.fast.convolutions import convolve, convolve_back
 from fedgma.training.fast.layers import dense, dense_back, loss_back, wide_type
-from fedgma.training.gradients import Found, GradientFunction, Gradients, Product
+from fedgma.training.gradients import GradientFunction, Gradients, LaneGradients, Product
 from fedgma.training.stacked import Stacked
 
 Tape = tuple[Any, ...]
@@ -39,7 +39,7 @@ class Form(NamedTuple):
     """
 
     forward: Callable[[Stacked, Tensor, Tensor | None], Passed]
-    back: Callable[[Stacked, Tape, Tensor], Found]
+    back: Callable[[Stacked, Tape, Tensor], LaneGradients]
     order: Callable[[Stacked], Stacked] | None = None
 
 
@@ -51,7 +51,7 @@ def logistic_form() -> Form:
         flat = x.flatten(2)
         return Passed(dense(flat, params["linear.weight"], params["linear.bias"]), {}, (flat,))
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> LaneGradients:
         weight, bias = dense_back(grads, tape[0])
         return {"linear.weight": weight, "linear.bias": bias}
 
@@ -71,7 +71,7 @@ def lenet_form() -> Form:
         logits = dense(h2, params["fc3.weight"], params["fc3.bias"])
         return Passed(logits, {}, (first, second, pooled, flat, h1, h2))
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> LaneGradients:
         first, second, pooled, flat, h1, h2 = tape
         gradients: dict[str, Tensor | Product] = {}
         gradients["fc3.weight"], gradients["fc3.bias"] = dense_back(grads, h2)
@@ -103,7 +103,7 @@ def cnn_form(dropout: tuple[float, float]) -> Form:
         logits = dense(h2, params["fc2.weight"], params["fc2.bias"])
         return Passed(logits, {}, (first, second, pooled, flat, keep1, h1, keep2, h2))
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> Found:
+    def back(params: Stacked, tape: Tape, grads: Tensor) -> LaneGradients:
         first, second, pooled, flat, keep1, h1, keep2, h2 = tape
         gradients: dict[str, Tensor | Product] = {}
         gradients["fc2.weight"], gradients["fc2.bias"] = dense_back(grads, h2)

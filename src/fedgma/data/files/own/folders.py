@@ -55,11 +55,11 @@ def load_own(path: PathLike, *, target: str = "class") -> Dataset:
     if suffix == ".npy":
         prefix = _npy_role(path.stem)[0]
         files = [file for file in _files(path.parent, ".npy") if _npy_role(file.stem)[0] == prefix]
-        found = _npy_parts(files, path.name, _may_lack_labels(target))
-        return dataset_of(found, path.stem, files=(path, *(f for f in files if f != path)), target=target)
+        parts = _npy_parts(files, path.name, _may_lack_labels(target))
+        return dataset_of(parts, path.stem, files=(path, *(f for f in files if f != path)), target=target)
     if suffix not in READERS:
         known = ", ".join(SUFFIXES)
-        raise ConfigError(f"dataset: {path.name} is of no known kind; known: {known}, or a folder of files or images")
+        raise ConfigError(f"dataset: {path.name} has an unknown ending; known: {known}, or a folder of files or images")
     return dataset_of(READERS[suffix](path, _may_lack_labels(target)), path.stem, files=(path,), target=target)
 
 
@@ -143,8 +143,8 @@ def _files(folder: Path, *suffixes: str) -> list[Path]:
 
 def _has_images(folder: Path) -> bool:
     """Whether a folder holds folders of images, by class or by split and class."""
-    found = (file for pattern in ("*/*", "train/*/*") for file in folder.glob(pattern))
-    return any(file.suffix.lower() in PICTURES for file in found)
+    files = (file for pattern in ("*/*", "train/*/*") for file in folder.glob(pattern))
+    return any(file.suffix.lower() in PICTURES for file in files)
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -153,16 +153,16 @@ def _data_files(folder: Path) -> list[Path]:
 
 def _read_all(folder: Path, unlabelled: bool) -> dict[str, Parts]:
     """The parts of every file of a folder, by its name without its ending; of .npy files, by what precedes x or y."""
-    found: dict[str, Parts] = {}
+    parts: dict[str, Parts] = {}
     groups: dict[str, list[Path]] = {}
     for file in _data_files(folder):
         if file.suffix.lower() == ".npy":
             groups.setdefault(_npy_role(file.stem)[0], []).append(file)
-        elif file.stem in found:
+        elif file.stem in parts:
             raise DataError(f"{folder.name} has several files named {file.stem!r}; keep one for each client")
         else:
-            found[file.stem] = READERS[file.suffix.lower()](file, unlabelled)
-    return found | {prefix: _npy_parts(files, folder.name, unlabelled) for prefix, files in groups.items()}
+            parts[file.stem] = READERS[file.suffix.lower()](file, unlabelled)
+    return parts | {prefix: _npy_parts(files, folder.name, unlabelled) for prefix, files in groups.items()}
 
 
 def _npy_role(stem: str) -> tuple[str, str]:

@@ -76,7 +76,7 @@ def parts_of(arrays: Mapping[str, Any], where: str, *, unlabelled: bool = False)
     """
     if set(arrays) == set(UNNAMED):
         return Parts(arrays[UNNAMED[0]], arrays[UNNAMED[1]], remarks=("x is the first array and y is the second",))
-    found = {
+    names = {
         "x": find(arrays, SAMPLES, TRAIN),
         "y": find(arrays, LABELS, TRAIN),
         "client": find(arrays, CLIENTS, TRAIN),
@@ -85,20 +85,22 @@ def parts_of(arrays: Mapping[str, Any], where: str, *, unlabelled: bool = False)
         "client_test": find(arrays, CLIENTS, (*TEST, *VALID)),
         "classes": find(arrays, CLASSES),
     }
-    _check_found(found, arrays, where, unlabelled=unlabelled)
-    held = {role: arrays[name] for role, name in found.items() if name is not None}
+    _check_complete(names, arrays, where, unlabelled=unlabelled)
+    held = {role: arrays[name] for role, name in names.items() if name is not None}
     if "classes" in held:
         held["classes"] = tuple(map(str, np.asarray(held["classes"]).reshape(-1).tolist()))
-    unused = sorted(set(arrays) - set(found.values()))
+    unused = sorted(set(arrays) - set(names.values()))
     return Parts(**{"y": None, **held}, remarks=(f"not used: {', '.join(unused)}",) if unused else ())
 
 
-def _check_found(found: Mapping[str, str | None], arrays: Mapping[str, Any], where: str, *, unlabelled: bool) -> None:
-    pairs = ["x", "y"] + (["x_test", "y_test"] if found["x_test"] or found["y_test"] else [])
-    if unlabelled and found["y"] is None and found["y_test"] is None:
+def _check_complete(
+    names: Mapping[str, str | None], arrays: Mapping[str, Any], where: str, *, unlabelled: bool
+) -> None:
+    pairs = ["x", "y"] + (["x_test", "y_test"] if names["x_test"] or names["y_test"] else [])
+    if unlabelled and names["y"] is None and names["y_test"] is None:
         pairs = [role for role in pairs if role.startswith("x")]
     for role in pairs:
-        if found[role] is None:
+        if names[role] is None:
             kind = "samples" if role.startswith("x") else "labels"
             others = {"x": "x_train or data", "y": "y_train, labels or target"}.get(role, f"{role[0]}_val")
             raise DataError(

@@ -14,7 +14,7 @@ from fedgma.errors import DataError
 
 
 def hands_out_samples(value: Any) -> bool:
-    """Whether an object has a length and gives an item for each number, and is no array, list or mapping itself."""
+    """Whether an object has a length and gives an item for each number, and is not itself an array, list or mapping."""
     if isinstance(value, tuple | list | str | bytes | Mapping) or hasattr(value, "dtype"):
         return False
     return hasattr(value, "__getitem__") and hasattr(value, "__len__")

@@ -114,8 +114,8 @@ def classes_of(table: Any, column: str) -> tuple[str, ...] | None:
 def _array(cells: Any) -> Column:
     for way in ("to_numpy", "to_pylist"):  # Arrow converts nested cells in the second way only
         try:
-            found = getattr(cells, way)()
-            return np.asarray(found) if way == "to_numpy" else _objects(found)
+            values = getattr(cells, way)()
+            return np.asarray(values) if way == "to_numpy" else _objects(values)
         except (AttributeError, NotImplementedError, ValueError, TypeError):
             continue
     listed = list(cells)
@@ -149,9 +149,9 @@ def parts_of_table(columns: Mapping[str, Column], where: str, classes: tuple[str
 
 def label_column(columns: Mapping[str, Column], where: str) -> str:
     """The name of the column of labels: a usual name, or the last column but the clients' if that alone holds texts."""
-    found = find(columns, COLUMN_LABELS)
-    if found is not None:
-        return found
+    usual = find(columns, COLUMN_LABELS)
+    if usual is not None:
+        return usual
     names = [name for name in columns if name != find(columns, CLIENTS)]
     texts = [name for name in names if columns[name].dtype.kind in "OUS" and not _is_nested(columns[name])]
     if names and texts == names[-1:]:
@@ -227,6 +227,6 @@ def _example(column: Column) -> str:
     """A cell that is not a number, and its row."""
     cells = enumerate(column.tolist(), 1)
     row, other = next(((row, cell) for row, cell in cells if not (isinstance(cell, str) and _is_number(cell))), (1, ""))
-    found = "an empty cell" if other == "" or other is None else repr(other)[:60]
+    shown = "an empty cell" if other == "" or other is None else repr(other)[:60]
     comma = isinstance(other, str) and _is_number(other.replace(",", "."))
-    return f"{found} in row {row}{' (a decimal comma: write a point)' if comma else ''}"
+    return f"{shown} in row {row}{' (a decimal comma: write a point)' if comma else ''}"

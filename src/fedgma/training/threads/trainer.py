@@ -1,17 +1,13 @@
 """The loop in threads: each thread trains whole clients with its own copy of the model and one thread of torch.
 
 A client's training is the same sequence of operations as in `loop` on one thread of torch, so the bits are the same,
-whatever the number of threads. Threads share torch's random generator and the memory of the process. A model that draws
-random numbers other than by `nn.Dropout`, or that remembers something from batch to batch beside its parameters and
-buffers, stays with the loop.
+whatever the number of threads. Models for which that would not hold stay with the loop (see `safety`).
 """
 
 import copy
 import os
-import random
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,22 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgma.data.pools import Pool
 from fedgma.machine import available_cores
 from fedgma.training import loop
-from fedgma.training.dropping import draw_apart
 from fedgma.training.lane_batch import Assignment, Trained
-from fedgma.training.light_parts import LIGHT
-from fedgma.training.pages import LARGEST_KEPT, keep_pages, use_huge_pages
-from fedgma.training.pooling import pool_in_vectors
-from fedgma.training.task import Task, mean_loss
+from fedgma.training.task import Task
 from fedgma.training.tasks import CLASSIFICATION
+from fedgma.training.threads.dropout import draw_apart
+from fedgma.training.threads.light_parts import LIGHT
+from fedgma.training.threads.pages import LARGEST_KEPT, keep_pages, use_huge_pages
+from fedgma.training.threads.pooling import pool_in_vectors
+from fedgma.training.threads.safety import GlobalGenerators
 
 SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads of torch
 GAIN = 1.05  # threads that train fewer steps a second than the loop times this are not used for a while
 OFTEN = 32  # calls, until they are measured again
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-OWN = ("_parameters", "_buffers", "_modules")  # what `state_dict` is made of
 
 
 def cores() -> int:
@@ -87,14 +81,14 @@ class Threads:
         with one_thread():
             if self.draws or min(workers, len(steps)) < 2 or not (self.useful or measured):
                 return loop.train(assignment, task=self.task)
-            before = random_states()
+            before = GlobalGenerators.read()
             keep_pages()
             train = self._measure if measured else self._train
             trained = train(loop.own_tilt(assignment), _room_for(assignment), workers)
-            self.draws = not same(before, random_states())
+            self.draws = before.have_moved()
             if not self.draws:
                 return trained
-            restore(before)
+            before.restore()
             return loop.train(assignment, task=self.task)
 
     def _train(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
@@ -172,91 +166,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def why_not_threads(model: nn.Module, pool: Pool, task: Task = CLASSIFICATION) -> str | None:
-    """Why clients of this model cannot be trained in threads, found by a trial on a few samples; None if they can."""
-    name = type(model).__name__
-    if pool.y.device.type != "cpu":
-        return f"threads train on a CPU, but the data are on {pool.y.device.type}"
-    if any(getattr(part, hooks) for part in model.modules() for hooks in HOOKS):
-        return f"{name} has hooks"
-    model = draw_apart(copy.deepcopy(model).train(), torch.Generator())
-    before = random_states()
-    try:
-        _pass(model, pool, task, 0)  # what a model computes once and keeps is there after the first pass
-        kept = copy.deepcopy(_remembered(model, task))
-        _pass(model, pool, task, 2)
-        if not same(kept, _remembered(model, task)):
-            return f"{name} remembers something from batch to batch"
-        if not same(before, random_states()):
-            return f"{name} draws random numbers"
-        if any(value.grad is not None and (value.grad.is_sparse or value.is_complex()) for value in model.parameters()):
-            return f"{name} has sparse or complex gradients"
-    except Exception as error:  # a module may raise anything; the loop shows it where it is of use
-        return f"{name} could not be tried ({type(error).__name__})"
-    finally:
-        restore(before)
-    return None
-
-
-def _pass(model: nn.Module, pool: Pool, task: Task, first: int) -> None:
-    index = torch.arange(first, first + 2) % len(pool.y)
-    x, y = pool.batch(index, torch.zeros_like(index))
-    mean_loss(task, model(x), y).backward()  # type: ignore[no-untyped-call]
-
-
-def _remembered(model: nn.Module, task: Task) -> list[Any]:
-    """What a model and a task hold beside parameters and the buffers of `state_dict`."""
-    kept: list[Any] = [vars(owner) for owner in _owners(task.loss, task.metrics)]
-    for part in model.modules():
-        if type(part) is nn.Dropout:  # it keeps nothing, but a generator, see `draw_apart`
-            continue
-        kept.append({name: value for name, value in vars(part).items() if name not in OWN})
-        kept.append({name: part._buffers[name] for name in part._non_persistent_buffers_set})
-    return kept
-
-
-def _owners(*functions: Callable[..., Any]) -> list[Any]:
-    """The objects whose methods these are."""
-    owners = [getattr(function, "__self__", None) for function in functions]
-    return [owner for owner in owners if hasattr(owner, "__dict__")]
-
-
-def same(one: Any, two: Any) -> bool:
-    """Whether two values are equal, looked at part by part.
-
-    >>> same({"a": [torch.ones(2), np.ones(2)]}, {"a": [torch.ones(2), np.ones(2)]}), same([1], [2])
-    (True, False)
-    """
-    if one is two:
-        return True
-    if type(one) is not type(two):
-        return False
-    if isinstance(one, int | float | str):
-        return bool(one == two)
-    if isinstance(one, Tensor):
-        return one.shape == two.shape and torch.equal(one, two)
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, two)
-    if isinstance(one, weakref.ref):
-        return same(one(), two())
-    if isinstance(one, Mapping):
-        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(same, one, two))
-    if isinstance(one, nn.Module):
-        return True  # every module of a model is looked at by itself
-    return bool(one == two) or (bool(getattr(one, "__dict__", None)) and same(vars(one), vars(two)))
-
-
-def random_states() -> tuple[Any, ...]:
-    """The states of the generators that a module may draw from without being given one."""
-    return torch.default_generator.get_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
-
-
-def restore(states: tuple[Any, ...]) -> None:
-    """Put the generators back."""
-    torch.default_generator.set_state(states[0])
-    random.setstate(states[1])
-    np.random.set_state(states[2])  # noqa: NPY002

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fedgma.data.pools import Pool
 from fedgma.training import loop
 from fedgma.training.lane_batch import LaneBatch
-from fedgma.training.light_sgd import LightSGD, Rates
 from fedgma.training.task import Task
 from fedgma.training.tasks import CLASSIFICATION
+from fedgma.training.threads.light_sgd import LightSGD, Rates
 
 AT_ONCE = 1 << 20  # bytes of batches that are made at a time: they stay in the cache of a core
 ALIGNED = 64  # bytes: where torch's memory begins; some libraries round by the place of an array
@@ -26,9 +26,9 @@ KEPT = 32  # batches whose loss and measures are added at a time
 
 def copy_state(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Replace the model's weights and buffers in one call."""
-    own = model.state_dict(keep_vars=True)
+    tensors = model.state_dict(keep_vars=True)
     with torch.no_grad():
-        torch._foreach_copy_([own[name] for name in values], list(values.values()))
+        torch._foreach_copy_([tensors[name] for name in values], list(values.values()))
 
 
 def light_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> object:
@@ -53,8 +53,8 @@ def several_batches_at_a_time(lane_batch: LaneBatch, lane: int, pool: Pool) -> l
     at_once = max(1, AT_ONCE // max(1, 4 * pool.x[:1].numel() * lane_batch.batch))
     for first in range(0, steps, at_once):
         x, y = pool.batch(index[first : first + at_once], client)
-        for row, (one, target) in enumerate(zip(x.unbind(), y.unbind(), strict=True), first):
-            yield _alone(one, counts[row]), _alone(target, counts[row]), rates[row]
+        for row, (batch, target) in enumerate(zip(x.unbind(), y.unbind(), strict=True), first):
+            yield _alone(batch, counts[row]), _alone(target, counts[row]), rates[row]
 
 
 def _alone(batch: Tensor, count: int) -> Tensor:
