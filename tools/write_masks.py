@@ -35,7 +35,7 @@ from fedgma.paper.plots.contest import draw_gains
 from fedgma.paper.rates import read_chosen, setting_of
 from fedgma.reports.plots.style import save
 from fedgma.statistics.comparisons import over_seeds
-from fedgma.statistics.labels import NAMES, spoken
+from fedgma.statistics.labels import NAMES, in_sentence
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
 ROOT = Path(__file__).parents[1]
@@ -150,7 +150,7 @@ def _by_convergence(rounds: int) -> str:
 
 
 def _apart(pair: tuple[str, str]) -> str:
-    return f"{NAMES[pair[0]]} minus {spoken(pair[1])}"
+    return f"{NAMES[pair[0]]} minus {in_sentence(pair[1])}"
 
 
 def _pooled(apart: Pooled, verdict: Verdict) -> str:
