@@ -20,7 +20,7 @@ from fedgma.training.stacked import Stacked, shapes_of, stack, unflatten
 from fedgma.training.task import Task, mean_loss, measure_sums
 from fedgma.training.tasks import CLASSIFICATION
 
-Result = tuple[Stacked, Tensor, Tensor]  # buffers, means of loss and measures over the training batches
+Result = tuple[Stacked, "Means"]  # a lane's buffers, and its loss and measures over the training batches
 Batches = Iterator[tuple[Tensor, Tensor, float]]  # samples, targets and learning rate of each step
 
 
@@ -77,14 +77,14 @@ def train_lane(
     means = _take_steps(model, trainable, lane_batch, lane, pool, weights, extra, turned, task, parts)
     for name, row in unflatten(flat[lane : lane + 1], shapes_of(start)).items():
         torch.sub(trainable[name].detach(), weights[name], out=row[0])
-    return _buffers_of(model) if buffers else {}, *means
+    return _buffers_of(model) if buffers else {}, means
 
 
 def gather(trained: Sequence[Result], flat: Tensor, assignment: Assignment) -> Trained:
     """The results of all lanes side by side."""
-    after, losses, measures = zip(*trained, strict=True)
-    shapes = shapes_of(assignment.start)
-    return Trained(flat, shapes, stack(after), torch.stack(losses), torch.stack(measures), assignment.tilt)
+    after, means = zip(*trained, strict=True)
+    losses, measures = means[0].of_lanes(means)
+    return Trained(flat, shapes_of(assignment.start), stack(after), losses, measures, assignment.tilt)
 
 
 def train_client(
@@ -94,14 +94,15 @@ def train_client(
     pool: Pool,
     start: Stacked,
     task: Task = CLASSIFICATION,
-) -> Result:
+) -> tuple[Stacked, Tensor, Tensor]:
     """One client's local training: buffers, means of loss and measures over the training batches.
 
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     with keyed_generators(pool.y.device, int(lane_batch.seeds[lane])):
         means = _take_steps(model, _trainable(model), lane_batch, lane, pool, start, None, None, task, PLAIN)
-        return _buffers_of(model), *means
+        losses, measures = means.of_lanes([means])
+        return _buffers_of(model), losses[0], measures[0]
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -123,8 +124,8 @@ def _take_steps(
     tilt: Tilt | None,
     task: Task,
     parts: Parts,
-) -> tuple[Tensor, Tensor]:
-    """All local steps of a client: means of loss and measures; its tilt is changed in place."""
+) -> "Means":
+    """All local steps of a client: loss and measures; its tilt is changed in place."""
     optimizer, means = parts.optimizer(list(trainable.values()), lane_batch, lane), parts.means(task, pool.y.device)
     rate = rates_of(lane_batch, lane)
     model.train()
@@ -139,7 +140,7 @@ def _take_steps(
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         means.add(loss, output, y)
-    return means.result()
+    return means
 
 
 def rates_of(lane_batch: LaneBatch, lane: int) -> dict[str, float]:
@@ -163,7 +164,7 @@ def one_batch_at_a_time(lane_batch: LaneBatch, lane: int, pool: Pool) -> Batches
 
 
 class Means:
-    """Means of loss and measures over the training batches of a lane."""
+    """Loss and measures over the training batches of a lane."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self.task, self.seen = task, 0
@@ -175,9 +176,11 @@ class Means:
         self.loss += loss.detach() * len(y)
         self.measured = self.measured + measure_sums(self.task, output.detach(), y)
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """The means of all batches."""
-        return self.loss / max(self.seen, 1), self.measured / max(self.seen, 1)
+    @staticmethod
+    def of_lanes(lanes: Sequence["Means"]) -> tuple[Tensor, Tensor]:
+        """The means over the samples of each lane."""
+        losses, measures = zip(*((m.loss / max(m.seen, 1), m.measured / max(m.seen, 1)) for m in lanes), strict=True)
+        return torch.stack(losses), torch.stack(measures)
 
 
 def torch_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:

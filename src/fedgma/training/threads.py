@@ -33,7 +33,7 @@ from fedgma.training.task import Task, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
 
 SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads of torch
-GAIN = 1.05  # threads that train fewer steps a second than the loop times this are not used for a while
+GAIN = 1.05  # threads that train fewer steps a second than one of them times this are not used for a while
 OFTEN = 32  # calls, until they are measured again
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 OWN = ("_parameters", "_buffers", "_modules")  # what `state_dict` is made of
@@ -74,18 +74,19 @@ class Threads:
     task: Task = CLASSIFICATION
     workers: int = field(default_factory=cores)
     calls: int = 0
-    useful: bool = True  # whether threads train faster than the loop: not where Python takes most of the time
+    useful: bool = True  # whether several threads train faster than one: not where Python takes most of the time
     draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
     copies: dict[int, Copy] = field(default_factory=dict)  # of the model, one for each thread
     copied: nn.Module | None = None  # which model that is
 
     def __call__(self, assignment: Assignment) -> Trained:
         """Train each lane of the batch."""
-        workers, steps = self.workers, assignment.lane_batch.steps
+        steps, several = assignment.lane_batch.steps, self.workers > 1
         self.calls += 1
-        measured = self.calls % OFTEN == 2 and len(steps) > 2 * workers and steps.min() > 0
+        measured = several and self.calls % OFTEN == 2 and len(steps) > 2 * self.workers and steps.min() > 0
+        workers = min(self.workers, len(steps)) if self.useful or measured else 1
         with one_thread():
-            if self.draws or min(workers, len(steps)) < 2 or not (self.useful or measured):
+            if self.draws:
                 return loop.train(assignment, task=self.task)
             before = random_states()
             keep_pages()
@@ -131,6 +132,9 @@ class Threads:
                 generator.manual_seed(int(assignment.lane_batch.seeds[lane]))
                 results[lane] = loop.train_lane(model, assignment, lane, flat, self.task, LIGHT)
 
+        if workers < 2:
+            work(0)
+            return results
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             try:
                 for done in [pool.submit(work, thread) for thread in range(workers)]:
