@@ -36,10 +36,10 @@ class Parts(NamedTuple):
 def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     """Train each lane of the batch."""
     model, assignment, flat = copy.deepcopy(assignment.model), own_tilt(assignment), room_for(assignment)
-    device, trained = assignment.pools[0].y.device, []
+    device, rows, trained = assignment.pools[0].y.device, rows_of(flat, assignment), []
     for lane in range(assignment.lane_batch.size):
         with keyed_generators(device, int(assignment.lane_batch.seeds[lane])):
-            trained.append(train_lane(model, assignment, lane, flat, task))
+            trained.append(train_lane(model, assignment, lane, rows, task))
     return gather(trained, flat, assignment)
 
 
@@ -58,15 +58,20 @@ def room_for(assignment: Assignment) -> Tensor:
     return torch.empty(assignment.lane_batch.size, entries, dtype=kind, device=values[0].device)
 
 
+def rows_of(flat: Tensor, assignment: Assignment) -> Stacked:
+    """That memory by parameter, as views: [lane, ...]."""
+    return unflatten(flat, shapes_of(assignment.start))
+
+
 def train_lane(
     model: nn.Module,
     assignment: Assignment,
     lane: int,
-    flat: Tensor,
+    rows: Stacked,
     task: Task = CLASSIFICATION,
     parts: Parts | None = None,
 ) -> Result:
-    """Train one lane with a model whose weights are replaced by those of its run; the update goes to its row."""
+    """Train one lane with a model whose weights are replaced by those of its run; the update goes to its rows."""
     _, lane_batch, pools, start, buffers, correction, tilt = assignment
     run = int(lane_batch.run[lane])
     weights = {name: value[run] for name, value in start.items()}
@@ -75,8 +80,9 @@ def train_lane(
     pool, parts, trainable = pools[lane_batch.pool[lane]], parts or PLAIN, _trainable(model)
     parts.load(model, {**weights, **{name: value[run] for name, value in buffers.items()}})
     means = _take_steps(model, trainable, lane_batch, lane, pool, weights, extra, turned, task, parts)
-    for name, row in unflatten(flat[lane : lane + 1], shapes_of(start)).items():
-        torch.sub(trainable[name].detach(), weights[name], out=row[0])
+    with torch.no_grad():
+        for name, row in rows.items():
+            torch.sub(trainable[name], weights[name], out=row[lane])
     return _buffers_of(model) if buffers else {}, means
 
 

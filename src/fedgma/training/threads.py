@@ -29,6 +29,7 @@ from fedgma.training.lane_batch import Assignment, Trained
 from fedgma.training.light_parts import LIGHT
 from fedgma.training.pages import LARGEST_KEPT, keep_pages, use_huge_pages
 from fedgma.training.pooling import pool_in_vectors
+from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
 
@@ -100,20 +101,22 @@ class Threads:
 
     def _train(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
         """All lanes in threads."""
-        return loop.gather(self._share(assignment, _longest_first(assignment), flat, workers), flat, assignment)
+        rows = loop.rows_of(flat, assignment)
+        return loop.gather(self._share(assignment, _longest_first(assignment), rows, workers), flat, assignment)
 
     def _measure(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
         """One lane alone, then the others in threads: are they faster?"""
         steps, order = assignment.lane_batch.steps, _longest_first(assignment)
+        rows = loop.rows_of(flat, assignment)
         begun = time.perf_counter()
-        first = self._share(assignment, order[:1], flat, 1)
+        first = self._share(assignment, order[:1], rows, 1)
         middle = time.perf_counter()
-        others = self._share(assignment, order[1:], flat, workers)
+        others = self._share(assignment, order[1:], rows, workers)
         alone, together = middle - begun, time.perf_counter() - middle
         self.useful = bool(steps[order[1:]].sum() * alone > GAIN * steps[order[0]] * together)
         return loop.gather([b if a is None else a for a, b in zip(first, others, strict=True)], flat, assignment)
 
-    def _share(self, assignment: Assignment, lanes: Sequence[int], flat: Tensor, workers: int) -> list[Any]:
+    def _share(self, assignment: Assignment, lanes: Sequence[int], rows: Stacked, workers: int) -> list[Any]:
         """The results of these lanes at their places; threads take lanes from one queue."""
         results: list[Any] = [None] * assignment.lane_batch.size
         waiting = list(reversed(lanes))
@@ -130,7 +133,7 @@ class Threads:
                 except IndexError:  # another thread took the last one
                     return
                 generator.manual_seed(int(assignment.lane_batch.seeds[lane]))
-                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task, LIGHT)
+                results[lane] = loop.train_lane(model, assignment, lane, rows, self.task, LIGHT)
 
         if workers < 2:
             work(0)
