@@ -105,15 +105,15 @@ class Threads:
         return loop.gather(self._share(assignment, _longest_first(assignment), rows, workers), flat, assignment)
 
     def _measure(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
-        """One lane alone, then the others in threads: are they faster?"""
+        """A quarter of the lanes in one thread, then the others in several: are they faster?"""
         steps, order = assignment.lane_batch.steps, _longest_first(assignment)
-        rows = loop.rows_of(flat, assignment)
+        rows, few = loop.rows_of(flat, assignment), max(1, len(steps) // 4)
         begun = time.perf_counter()
-        first = self._share(assignment, order[:1], rows, 1)
+        first = self._share(assignment, order[:few], rows, 1)
         middle = time.perf_counter()
-        others = self._share(assignment, order[1:], rows, workers)
+        others = self._share(assignment, order[few:], rows, workers)
         alone, together = middle - begun, time.perf_counter() - middle
-        self.useful = bool(steps[order[1:]].sum() * alone > GAIN * steps[order[0]] * together)
+        self.useful = bool(steps[order[few:]].sum() * alone > GAIN * steps[order[:few]].sum() * together)
         return loop.gather([b if a is None else a for a, b in zip(first, others, strict=True)], flat, assignment)
 
     def _share(self, assignment: Assignment, lanes: Sequence[int], rows: Stacked, workers: int) -> list[Any]:
