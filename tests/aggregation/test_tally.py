@@ -1,7 +1,9 @@
 """The tally: its wire form, its memory, its merges, and the compiled loops behind it."""
 
 import hashlib
+import sys
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -363,6 +365,23 @@ def test_large_arrays_take_the_compiled_path_with_the_same_answer(monkeypatch):
     assert same_bits(compiled.update, streamed.update)
     assert compiled.notes == fallback.notes
     assert [refusal.client for refusal in compiled.notes["refused"]] == [2]
+
+
+def test_many_small_arrays_import_the_compiled_loops_in_the_end(monkeypatch):
+    loads = []
+
+    def load():
+        loads.append("numba")
+
+    load.cache_info = lambda: SimpleNamespace(currsize=0)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.setattr(kernels, "load_cpu_kernels", load)
+    monkeypatch.setattr(kernels, "_done", kernels._Done())
+    monkeypatch.setattr(kernels, "ENOUGH", 100)
+    updates = np.ones((2, 25), np.float32)
+    for wanted in (0, 1, 2):  # after 50, 100 and 150 entries
+        assert kernels.add_rows(plain.empty_sums(25, "float32", 2, True, updates), updates, np.ones(2))
+        assert len(loads) == wanted
 
 
 def test_the_total_weight_is_the_exact_sum_of_the_clients_weights():

@@ -58,7 +58,7 @@ def test_means_of_many_batches_are_added_in_their_order(batches, kind):
         y = torch.randint(0, 3, (len(output),), generator=draw)
         for means in both:
             means.add(nn.functional.cross_entropy(output, y), output, y)
-    (loss, hits), (late_loss, late_hits) = (means.result() for means in both)
+    (loss, hits), (late_loss, late_hits) = (means.of_lanes([means]) for means in both)
     assert torch.equal(loss, late_loss)
     assert torch.equal(hits, late_hits)
     assert loss.dtype == late_loss.dtype
@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_and_measures_of_other_tasks_are_the_same():
         for means in both:
             for factor in (1.0, 3e38, 3e38):
                 means.add(torch.tensor(factor), output, y)
-        for first, second in zip(*(means.result() for means in both), strict=True):
+        for first, second in zip(*(means.of_lanes([means]) for means in both), strict=True):
             assert torch.equal(first.nan_to_num(), second.nan_to_num())
 
 

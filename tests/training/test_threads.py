@@ -209,12 +209,15 @@ def test_a_named_trainer_says_why_it_is_the_loop(caplog):
     ]
 
 
-@pytest.mark.parametrize(("seconds", "useful"), [([0.0, 1.0, 2.0], True), ([0.0, 1.0, 9.0], False)])
-def test_threads_that_are_slower_than_the_loop_are_not_used(monkeypatch, seconds, useful):
+@pytest.mark.parametrize(
+    ("clients", "seconds", "useful"),
+    [(6, [0.0, 1.0, 2.0], True), (6, [0.0, 1.0, 9.0], False), (8, [0.0, 2.0, 5.0], True), (8, [0.0, 2.0, 8.0], False)],
+)
+def test_threads_that_are_slower_than_one_of_them_are_not_used(monkeypatch, clients, seconds, useful):
     ticks = iter(seconds)
     monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(ticks))
-    task, threads = task_of(Net(), sizes=[4] * 6), Threads(workers=2, calls=1)
-    threads(task)  # five clients in one second, or in eight; the one alone took one
+    task, threads = task_of(Net(), sizes=[4] * clients), Threads(workers=2, calls=1)
+    threads(task)  # a quarter of the clients in one thread, a second each, then the others in two
     assert threads.useful is useful
 
 

@@ -57,14 +57,14 @@ class ImagePool:
 
     def batch(self, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels of `index` (any shape), as `client` (broadcastable to it) sees them."""
-        y = self.y[index]
+        y = rows(self.y, index)
         if self.x.dtype != torch.uint8:
-            return self.x[index], y
+            return rows(self.x, index), y
         return self.normalise(self.show(index, client)), y
 
     def show(self, index: Tensor, client: Tensor) -> Tensor:
         """Images in [0, 1] as `client` sees them, not normalised."""
-        return self.apply_view(self.x[index], index, client)
+        return self.apply_view(rows(self.x, index), index, client)
 
     def apply_view(self, pixels: Tensor, index: Tensor, client: Tensor) -> Tensor:
         """Pixels of the samples `index`, perhaps augmented, as `client` sees them: in [0, 1], not normalised."""
@@ -86,6 +86,17 @@ class ImagePool:
         view = None if self.view is None else self.view.to(device)
         x, y, client_of, mean, std = (t.to(device) for t in (self.x, self.y, self.client_of, self.mean, self.std))
         return ImagePool(x, y, self.classes, client_of, mean, std, view)
+
+
+def rows(values: Tensor, index: Tensor) -> Tensor:
+    """The rows of a table at `index` (any shape): on a CPU whole rows are copied, which brackets do value by value.
+
+    >>> rows(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1], [0]])).tolist()
+    [[[3, 4]], [[1, 2]]]
+    """
+    if values.device.type != "cpu":
+        return values[index]
+    return values.index_select(0, index.reshape(-1)).view(index.shape + values.shape[1:])
 
 
 class Moments(NamedTuple):

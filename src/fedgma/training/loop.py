@@ -20,7 +20,7 @@ from fedgma.training.stacked import Stacked, shapes_of, stack, unflatten
 from fedgma.training.task import Task, mean_loss, measure_sums
 from fedgma.training.tasks import CLASSIFICATION
 
-Result = tuple[Stacked, Tensor, Tensor]  # buffers, means of loss and measures over the training batches
+Result = tuple[Stacked, "Means"]  # a lane's buffers, and its loss and measures over the training batches
 Batches = Iterator[tuple[Tensor, Tensor, float]]  # samples, targets and learning rate of each step
 
 
@@ -36,10 +36,10 @@ class Parts(NamedTuple):
 def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     """Train each lane of the batch."""
     model, assignment, flat = copy.deepcopy(assignment.model), own_tilt(assignment), room_for(assignment)
-    device, trained = assignment.pools[0].y.device, []
+    device, rows, trained = assignment.pools[0].y.device, rows_of(flat, assignment), []
     for lane in range(assignment.lane_batch.size):
         with keyed_generators(device, int(assignment.lane_batch.seeds[lane])):
-            trained.append(train_lane(model, assignment, lane, flat, task))
+            trained.append(train_lane(model, assignment, lane, rows, task))
     return gather(trained, flat, assignment)
 
 
@@ -58,15 +58,20 @@ def room_for(assignment: Assignment) -> Tensor:
     return torch.empty(assignment.lane_batch.size, entries, dtype=kind, device=values[0].device)
 
 
+def rows_of(flat: Tensor, assignment: Assignment) -> Stacked:
+    """That memory by parameter, as views: [lane, ...]."""
+    return unflatten(flat, shapes_of(assignment.start))
+
+
 def train_lane(
     model: nn.Module,
     assignment: Assignment,
     lane: int,
-    flat: Tensor,
+    rows: Stacked,
     task: Task = CLASSIFICATION,
     parts: Parts | None = None,
 ) -> Result:
-    """Train one lane with a model whose weights are replaced by those of its run; the update goes to its row."""
+    """Train one lane with a model whose weights are replaced by those of its run; the update goes to its rows."""
     _, lane_batch, pools, start, buffers, correction, tilt = assignment
     run = int(lane_batch.run[lane])
     weights = {name: value[run] for name, value in start.items()}
@@ -75,16 +80,17 @@ def train_lane(
     pool, parts, trainable = pools[lane_batch.pool[lane]], parts or PLAIN, _trainable(model)
     parts.load(model, {**weights, **{name: value[run] for name, value in buffers.items()}})
     means = _take_steps(model, trainable, lane_batch, lane, pool, weights, extra, turned, task, parts)
-    for name, row in unflatten(flat[lane : lane + 1], shapes_of(start)).items():
-        torch.sub(trainable[name].detach(), weights[name], out=row[0])
-    return _buffers_of(model) if buffers else {}, *means
+    with torch.no_grad():
+        for name, row in rows.items():
+            torch.sub(trainable[name], weights[name], out=row[lane])
+    return _buffers_of(model) if buffers else {}, means
 
 
 def gather(trained: Sequence[Result], flat: Tensor, assignment: Assignment) -> Trained:
     """The results of all lanes side by side."""
-    after, losses, measures = zip(*trained, strict=True)
-    shapes = shapes_of(assignment.start)
-    return Trained(flat, shapes, stack(after), torch.stack(losses), torch.stack(measures), assignment.tilt)
+    after, means = zip(*trained, strict=True)
+    losses, measures = means[0].of_lanes(means)
+    return Trained(flat, shapes_of(assignment.start), stack(after), losses, measures, assignment.tilt)
 
 
 def train_client(
@@ -94,14 +100,15 @@ def train_client(
     pool: Pool,
     start: Stacked,
     task: Task = CLASSIFICATION,
-) -> Result:
+) -> tuple[Stacked, Tensor, Tensor]:
     """One client's local training: buffers, means of loss and measures over the training batches.
 
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     with keyed_generators(pool.y.device, int(lane_batch.seeds[lane])):
         means = _take_steps(model, _trainable(model), lane_batch, lane, pool, start, None, None, task, PLAIN)
-        return _buffers_of(model), *means
+        losses, measures = means.of_lanes([means])
+        return _buffers_of(model), losses[0], measures[0]
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -123,8 +130,8 @@ def _take_steps(
     tilt: Tilt | None,
     task: Task,
     parts: Parts,
-) -> tuple[Tensor, Tensor]:
-    """All local steps of a client: means of loss and measures; its tilt is changed in place."""
+) -> "Means":
+    """All local steps of a client: loss and measures; its tilt is changed in place."""
     optimizer, means = parts.optimizer(list(trainable.values()), lane_batch, lane), parts.means(task, pool.y.device)
     rate = rates_of(lane_batch, lane)
     model.train()
@@ -139,7 +146,7 @@ def _take_steps(
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         means.add(loss, output, y)
-    return means.result()
+    return means
 
 
 def rates_of(lane_batch: LaneBatch, lane: int) -> dict[str, float]:
@@ -163,7 +170,7 @@ def one_batch_at_a_time(lane_batch: LaneBatch, lane: int, pool: Pool) -> Batches
 
 
 class Means:
-    """Means of loss and measures over the training batches of a lane."""
+    """Loss and measures over the training batches of a lane."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self.task, self.seen = task, 0
@@ -175,9 +182,11 @@ class Means:
         self.loss += loss.detach() * len(y)
         self.measured = self.measured + measure_sums(self.task, output.detach(), y)
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """The means of all batches."""
-        return self.loss / max(self.seen, 1), self.measured / max(self.seen, 1)
+    @staticmethod
+    def of_lanes(lanes: Sequence["Means"]) -> tuple[Tensor, Tensor]:
+        """The means over the samples of each lane."""
+        losses, measures = zip(*((m.loss / max(m.seen, 1), m.measured / max(m.seen, 1)) for m in lanes), strict=True)
+        return torch.stack(losses), torch.stack(measures)
 
 
 def torch_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:

@@ -1,12 +1,14 @@
 """Inner loops of the tally, chosen by device: `plain` (numpy, torch), `cpu` (numba), `gpu` (triton); the same bits.
 
-Importing the compiled CPU loops takes longer than they save on a small model, so the first large array imports them.
+Importing the compiled CPU loops takes longer than they save in a few rounds of a small model. So the first large array
+imports them, or many small ones.
 """
 
 import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -22,7 +24,18 @@ from fedgma.arrays import Array, all_finite, blocks, is_torch, zeros
 
 TRITON = importlib.util.find_spec("triton") is not None  # a constant, since torch.compile cannot trace find_spec
 LARGE = 1 << 18  # entries from which importing the compiled CPU loops pays
+ENOUGH = 1 << 28  # entries in plain loops, which took as long as the import: for all that follow it pays
 MOST_VALUES = 1 << 14  # of a mask that is looked up in a table: it stays in the cache
+
+
+@dataclass
+class _Done:
+    """What the plain loops have done in this process."""
+
+    entries: int = 0
+
+
+_done = _Done()
 
 
 @cache
@@ -116,9 +129,12 @@ def mask(function: VoteMask, votes: Array, clients: int, dtype: str) -> Array:
 
 
 def _cpu_kernels_for(arrays: Sequence[Array]) -> ModuleType | None:
-    """The compiled loops, if they are imported already or the arrays are large enough to import them."""
-    imported = load_cpu_kernels.cache_info().currsize > 0 or "numba" in sys.modules
-    worth_it = imported or sum(array.shape[-1] for array in arrays if not is_torch(array)) >= LARGE
+    """The compiled loops, if they are imported already or it pays to import them."""
+    if load_cpu_kernels.cache_info().currsize > 0 or "numba" in sys.modules:
+        return load_cpu_kernels()
+    own = [array for array in arrays if not is_torch(array)]
+    _done.entries += sum(array.size for array in own)
+    worth_it = _done.entries >= ENOUGH or sum(array.shape[-1] for array in own) >= LARGE
     return load_cpu_kernels() if worth_it else None
 
 

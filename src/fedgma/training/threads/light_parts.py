@@ -3,10 +3,10 @@
 Python runs in one thread at a time, and every call of torch hands it over. A step of a small model has some ten calls
 for its batch, eight for loss and measures and, in torch's optimiser, thirty more: as many as the model itself.
 
-Buys, for the MLP of `benchmarks/bench_modules.py` on two cores: 1.15.
+Buys, for the MLP of `benchmarks/bench_modules.py` on two cores: 1.15, and for small modules on one thread as much.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fedgma.training.task import Task
 from fedgma.training.tasks import CLASSIFICATION
 from fedgma.training.threads.light_sgd import LightSGD, Rates
 
-AT_ONCE = 1 << 20  # bytes of batches that are made at a time: they stay in the cache of a core
+AT_ONCE = 1 << 21  # bytes of batches that are made at a time: few calls, and they stay in the cache
 ALIGNED = 64  # bytes: where torch's memory begins; some libraries round by the place of an array
 KEPT = 32  # batches whose loss and measures are added at a time
 
@@ -64,7 +64,7 @@ def _alone(batch: Tensor, count: int) -> Tensor:
 
 
 class LateMeans(loop.Means):
-    """The same means; those of the library's classification are taken of many batches at a time, in their order."""
+    """The same means; those of the library's classification are taken of many batches and lanes at a time."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         super().__init__(task, device)
@@ -75,28 +75,34 @@ class LateMeans(loop.Means):
         if self.task.metrics is not CLASSIFICATION.metrics or loss.dtype != torch.float32 or y.dim() != 1:
             super().add(loss, output, y)
             return
-        self.kept.append((loss, output, y))
+        self.kept.append((loss.data, output.data, y))
         if len(self.kept) == KEPT:
-            self._add_kept()
+            _add_kept([self])
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """The means of all batches."""
-        if self.kept:
-            self._add_kept()
-        return super().result()
+    @staticmethod
+    def of_lanes(lanes: Sequence[loop.Means]) -> tuple[Tensor, Tensor]:
+        """The means over the samples of each lane."""
+        if waiting := [lane for lane in lanes if isinstance(lane, LateMeans) and lane.kept]:
+            _add_kept(waiting)
+        return loop.Means.of_lanes(lanes)
 
-    @torch.no_grad()
-    def _add_kept(self) -> None:
-        """Add losses one after the other in float32, as a tensor would, and hits, which are whole numbers, at once."""
-        losses, outputs, targets = zip(*self.kept, strict=True)
-        counts = [len(y) for y in targets]
-        terms = (torch.stack(losses) * torch.tensor(counts, dtype=torch.float32)).numpy()
+
+def _add_kept(lanes: Sequence[LateMeans]) -> None:
+    """Add losses one after the other in float32, as a tensor would, and hits, which are whole numbers, at once."""
+    losses, outputs, targets = zip(*(batch for lane in lanes for batch in lane.kept), strict=True)
+    counts = np.array([len(y) for y in targets])
+    terms = (torch.stack(losses) * torch.from_numpy(counts).float()).numpy()
+    right = (torch.cat(outputs).argmax(-1) == torch.cat(targets)).numpy()
+    hits = np.add.reduceat(right, np.cumsum(counts) - counts, dtype=np.int64)
+    last = 0
+    for lane in lanes:
+        first, last = last, last + len(lane.kept)
         with np.errstate(all="ignore"):
-            total = np.add.accumulate(np.concatenate([self.loss.numpy()[None], terms]))[-1]
-        self.loss = torch.tensor(total)
-        hits = torch.cat(outputs).argmax(-1) == torch.cat(targets)
-        self.measured, self.seen = self.measured + hits.sum()[None], self.seen + sum(counts)
-        self.kept.clear()
+            total = np.add.accumulate(np.concatenate([lane.loss.numpy()[None], terms[first:last]]))[-1]
+        lane.loss = torch.tensor(total)
+        lane.measured = lane.measured + torch.tensor([hits[first:last].sum()])
+        lane.seen += int(counts[first:last].sum())
+        lane.kept.clear()
 
 
 LIGHT = loop.Parts(copy_state, light_optimizer, several_batches_at_a_time, LateMeans)

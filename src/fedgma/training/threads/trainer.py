@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedgma.machine import available_cores
 from fedgma.training import loop
 from fedgma.training.lane_batch import Assignment, Trained
+from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task
 from fedgma.training.tasks import CLASSIFICATION
 from fedgma.training.threads.dropout import draw_apart
@@ -29,7 +30,7 @@ from fedgma.training.threads.pooling import pool_in_vectors
 from fedgma.training.threads.safety import GlobalGenerators
 
 SMALL = 1_000_000  # parameters; below this, steps are too short to gain from several threads of torch
-GAIN = 1.05  # threads that train fewer steps a second than the loop times this are not used for a while
+GAIN = 1.05  # threads that train fewer steps a second than one of them times this are not used for a while
 OFTEN = 32  # calls, until they are measured again
 
 
@@ -68,18 +69,19 @@ class Threads:
     task: Task = CLASSIFICATION
     workers: int = field(default_factory=cores)
     calls: int = 0
-    useful: bool = True  # whether threads train faster than the loop: not where Python takes most of the time
+    useful: bool = True  # whether several threads train faster than one: not where Python takes most of the time
     draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
     copies: dict[int, Copy] = field(default_factory=dict)  # of the model, one for each thread
     copied: nn.Module | None = None  # which model that is
 
     def __call__(self, assignment: Assignment) -> Trained:
         """Train each lane of the batch."""
-        workers, steps = self.workers, assignment.lane_batch.steps
+        steps, several = assignment.lane_batch.steps, self.workers > 1
         self.calls += 1
-        measured = self.calls % OFTEN == 2 and len(steps) > 2 * workers and steps.min() > 0
+        measured = several and self.calls % OFTEN == 2 and len(steps) > 2 * self.workers and steps.min() > 0
+        workers = min(self.workers, len(steps)) if self.useful or measured else 1
         with one_thread():
-            if self.draws or min(workers, len(steps)) < 2 or not (self.useful or measured):
+            if self.draws:
                 return loop.train(assignment, task=self.task)
             before = GlobalGenerators.read()
             keep_pages()
@@ -93,20 +95,22 @@ class Threads:
 
     def _train(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
         """All lanes in threads."""
-        return loop.gather(self._share(assignment, _longest_first(assignment), flat, workers), flat, assignment)
+        rows = loop.rows_of(flat, assignment)
+        return loop.gather(self._share(assignment, _longest_first(assignment), rows, workers), flat, assignment)
 
     def _measure(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
-        """One lane alone, then the others in threads: are they faster?"""
+        """A quarter of the lanes in one thread, then the others in several: are they faster?"""
         steps, order = assignment.lane_batch.steps, _longest_first(assignment)
+        rows, few = loop.rows_of(flat, assignment), max(1, len(steps) // 4)
         begun = time.perf_counter()
-        first = self._share(assignment, order[:1], flat, 1)
+        first = self._share(assignment, order[:few], rows, 1)
         middle = time.perf_counter()
-        others = self._share(assignment, order[1:], flat, workers)
+        others = self._share(assignment, order[few:], rows, workers)
         alone, together = middle - begun, time.perf_counter() - middle
-        self.useful = bool(steps[order[1:]].sum() * alone > GAIN * steps[order[0]] * together)
+        self.useful = bool(steps[order[few:]].sum() * alone > GAIN * steps[order[:few]].sum() * together)
         return loop.gather([b if a is None else a for a, b in zip(first, others, strict=True)], flat, assignment)
 
-    def _share(self, assignment: Assignment, lanes: Sequence[int], flat: Tensor, workers: int) -> list[Any]:
+    def _share(self, assignment: Assignment, lanes: Sequence[int], rows: Stacked, workers: int) -> list[Any]:
         """The results of these lanes at their places; threads take lanes from one queue."""
         results: list[Any] = [None] * assignment.lane_batch.size
         waiting = list(reversed(lanes))
@@ -123,8 +127,11 @@ class Threads:
                 except IndexError:  # another thread took the last one
                     return
                 generator.manual_seed(int(assignment.lane_batch.seeds[lane]))
-                results[lane] = loop.train_lane(model, assignment, lane, flat, self.task, LIGHT)
+                results[lane] = loop.train_lane(model, assignment, lane, rows, self.task, LIGHT)
 
+        if workers < 2:
+            work(0)
+            return results
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             try:
                 for done in [pool.submit(work, thread) for thread in range(workers)]:
