@@ -22,6 +22,11 @@ LABELS = {
 ORDER = ("fmnist", "fedcmnist", "femnist", "mnist", "cifar10")
 
 
+def page(name):
+    """A page of the documentation, each paragraph in one line."""
+    return " ".join((ROOT / "docs" / name).read_text().split())
+
+
 def read(name):
     """Settings, test scores (best, last10, final) and test curve of every exported run."""
     folder = ROOT / "results" / name
@@ -74,7 +79,7 @@ def test_table_2_at_convergence(partition, most, cells):
             rows.append([cell["gma", seed][0] - cell["mean", seed][0] for seed in seeds])
     assert len(rows) == cells
     mean, low, high = interval(np.mean(rows, axis=0))
-    assert f"{mean:+.2f} (95 % CI {low:.2f} to {high:.2f})" in (ROOT / "docs" / "replication.md").read_text()
+    assert f"{mean:+.2f} (95 % CI {low:.2f} to {high:.2f})" in page("replication.md")
 
 
 def test_the_confirmation():
@@ -90,17 +95,17 @@ def test_the_confirmation():
             pairs = [(arms[arm][seed], base[seed]) for seed in base]
             found[arm, dataset] = [a - b for a, b in pairs if min(a, b) >= half]
     sure = dict(zip(found, holm([p_of(values) for values in found.values()]), strict=True))
-    page = (ROOT / "docs" / "masks.md").read_text()
+    masks = (ROOT / "docs" / "masks.md").read_text()
     assert len(found) == 25
     for arm, name in LABELS.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
+        (row,) = [line for line in masks.splitlines() if line.startswith(f"| {name} |")]
         for cell, dataset in zip(row.split(" | ")[1:], ORDER, strict=True):
             mean, low, high = interval(found[arm, dataset])
             said = f"**{mean:+.2f}**" if sure[arm, dataset] else f"{mean:+.2f}"
             assert cell.startswith(f"{said} [{low:+.2f}, {high:+.2f}]"), (name, dataset)
         starts = sorted(interval(found[arm, dataset], 25)[1] for dataset in ORDER)
         met = "met" if starts[0] >= -0.3 and starts[-2] >= 0.5 else "missed"
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| **{name}** |")]
+        (row,) = [line for line in masks.splitlines() if line.startswith(f"| **{name}** |")]
         assert row.split(" | ")[1] == met
         assert f"| {starts[0]:+.2f} | {starts[-2]:+.2f} |" in row
 
@@ -127,7 +132,7 @@ def test_the_counts_of_the_multiverse():
         f"the 95 % CI excludes zero in {(bounds[:, 1] > 0).sum()} and {(bounds[:, 2] < 0).sum()}; after Holm's "
         f"correction for 128 tests {sum(kept & (means > 0))} are ahead and {sum(kept & (means < 0))} behind"
     )
-    assert said in (ROOT / "docs" / "masks.md").read_text()
+    assert said in page("masks.md")
 
 
 def settings_of(universe):

@@ -23,10 +23,11 @@ def tool():
 
 
 def level(settings):
-    """Made up: 90 % without an attack; attacks cost the mean 40, GMA 50, robust rules 5 points."""
+    """Made up: 90 % without an attack; attacks cost the mean 40, GMA about 50, robust rules 5 points."""
     if settings.attack.name == "none":
         return 90.0
-    return {"mean": 50.0, "gma": 40.0}.get(settings.aggregator, 85.0) + settings.attack.share
+    gma = 40.0 + 0.01 * (-1) ** settings.seed  # seeds differ
+    return {"mean": 50.0, "gma": gma}.get(settings.aggregator, 85.0) + settings.attack.share
 
 
 @pytest.fixture(scope="module")
