@@ -129,6 +129,10 @@ def numbers(mean):
     return 3
 
 
+def three_arrays(mean, agreement):
+    return mean, agreement, agreement
+
+
 def bad_measure(mean, measured):
     return mean
 
@@ -144,6 +148,7 @@ bad_measure.measure = lambda mean: {"x": mean}
         (wrong_shape, fedgma.ConfigError, r"rule 'wrong_shape' must return arrays of the mean's shape \[3\] for 'w'"),
         (in_place, fedgma.ConfigError, r"rule 'in_place' failed on 'w' \(ValueError: .*read-only"),
         (numbers, fedgma.ConfigError, "rule 'numbers' must return .* got int as its mean"),
+        (three_arrays, fedgma.ConfigError, r"rule 'three_arrays' must .* got a ndarray as its state"),
         (bad_measure, fedgma.ConfigError, "rule 'bad_measure': measure must return a number by name"),
         (lambda votez: votez, fedgma.ConfigError, "asks for 'votez', which is no sum of a round; known: agreement,"),
         (3, fedgma.ConfigError, "expected a rule or a function of sums, got 3"),
