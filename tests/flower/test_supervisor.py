@@ -70,6 +70,17 @@ def test_failed_submissions_are_limited(stage):
         supervised(stage, ["refuse", "refuse"], restarts=1)
 
 
+def test_settings_that_the_app_does_not_have_end_the_run_with_the_reason(stage):
+    with pytest.raises(ConfigError, match=r"refuses the app's settings: Key 'tua' is not present; .*pyproject.toml"):
+        supervised(stage, ["bad config", "done"])
+
+
+def test_a_deployment_that_starts_no_nodes_says_for_whom_it_waits(stage):
+    _, messages, _ = supervised(stage, ["round", "done"])
+    waits = [text for text in messages if text.startswith("no nodes are started here")]
+    assert len(waits) == (stage.nodes == 0)
+
+
 def test_a_superlink_that_was_killed_is_started_again(stage, monkeypatch):
     monkeypatch.setattr(supervisor, "STATUS_INTERVAL", 1e9)  # the SuperLink's death is seen, not asked for
     (stage.state / "plan").write_text(json.dumps(["nothing", "done"]))
