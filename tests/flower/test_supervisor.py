@@ -73,6 +73,12 @@ def test_failed_submissions_are_limited(stage):
 def test_settings_that_the_app_does_not_have_end_the_run_with_the_reason(stage):
     with pytest.raises(ConfigError, match=r"refuses the app's settings: Key 'tua' is not present; .*pyproject.toml"):
         supervised(stage, ["bad config", "done"])
+    project = '[tool.flwr.app.config]\nstate = ""\n[tool.flwr.app.config.run]\ntau = 0.4\npartition.clients = 5\n'
+    (stage.app / "pyproject.toml").write_text(project)
+    assert stage.hint("Key 'tau' is not present") == "did you mean 'run.tau'?"
+    assert stage.hint("Key 'partition.clients' is not present") == "did you mean 'run.partition.clients'?"
+    assert stage.hint("Key 'stade' is not present") == "did you mean 'state'?"
+    assert stage.hint("Type mismatch").endswith("pyproject.toml")
 
 
 def test_a_deployment_that_starts_no_nodes_says_for_whom_it_waits(stage):

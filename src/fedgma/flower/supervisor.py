@@ -129,17 +129,16 @@ class Supervisor:
         self._run, self._status_checked = str(answer["run-id"]), time.monotonic()
         self.say(f"run {self._run} submitted after {self._rounds()} completed rounds")
         if not self.deployment.nodes and self.starts == 1:
-            self.say(f"no nodes are started here; the run waits for nodes at {self.deployment.address}, or add --nodes 5")
+            self.say(
+                f"no nodes are started here; the run waits for nodes at {self.deployment.address}, or add --nodes 5"
+            )
         return None
 
     def _refused_setting(self) -> str:
         """What the SuperLink says against the app's settings; Flower's command line does not tell."""
         lines = (self.deployment.state / "logs" / "superlink.log").read_text(errors="replace").splitlines()
         reasons = [found[1] for line in lines if (found := re.search(r"Could not start run: (.{1,200})", line))]
-        if not reasons:
-            return ""
-        known = "the settings of an app are those of [tool.flwr.app.config.run] in its pyproject.toml"
-        return f"{reasons[-1].strip()}; {known}"
+        return f"{reasons[-1].strip()}; {self.deployment.hint(reasons[-1])}" if reasons else ""
 
     def _end_earlier_runs(self) -> None:
         """Stop runs that Flower would start or continue beside the new one, and end their processes.
