@@ -37,6 +37,22 @@ def test_a_server_app_that_ended_is_submitted_again(stage):
     assert "the server app ended (finished:failed); restarting after round 2" in messages
 
 
+def test_the_error_that_ended_an_app_is_said(stage):
+    (stage.state / "superlink").mkdir(parents=True, exist_ok=True)
+    printed = stage.state / "superlink" / "printed"
+    printed.write_text("Traceback\nKeyError: 'a'\nRuntimeError: no disk\nExit Code: 201\n")
+    _, messages, _ = supervised(stage, ["round", "done"])
+    assert "the server app ended (finished:failed) (RuntimeError: no disk); restarting after round 1" in messages
+
+
+def test_settings_that_the_app_refuses_end_the_run_and_are_not_tried_again(stage):
+    (stage.state / "superlink").mkdir(parents=True, exist_ok=True)
+    printed = stage.state / "superlink" / "printed"
+    printed.write_text("Traceback\nfedgma.errors.ConfigError: 2 clients make 4 shards\n")
+    with pytest.raises(ConfigError, match="the app ended: 2 clients make 4 shards"):
+        supervised(stage, ["round", "round", "done"])
+
+
 def test_a_round_is_reported_with_its_missing_nodes(stage):
     stage.folder.mkdir()
     line = {"round": 1, "train": {"gma-failed": 0, "gma-late": 2}, "refused": [{"client": 9, "reason": "nonfinite"}]}

@@ -204,6 +204,10 @@ class Deployment:
         """The command that lists all runs."""
         return [_program("flwr"), "ls", NAME, "--format", "json"]
 
+    def log(self, run: str) -> list[str]:
+        """The command that prints what the app of a run has printed."""
+        return [_program("flwr"), "log", run, NAME, "--show"]
+
     def stop(self, run: str) -> list[str]:
         """The command that stops a run."""
         return [_program("flwr"), "stop", run, NAME, "--format", "json"]

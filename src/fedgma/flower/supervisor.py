@@ -259,11 +259,11 @@ class Supervisor:
             self._restart_nodes()
             app_lives = bool(processes.find(self.deployment.state, home="superlink", program="flwr-serverapp"))
             if app_seen and not app_lives:
-                return None if self._new_marks() else "the server app died"
+                return None if self._new_marks() else self._with_reason("the server app died")
             app_seen = app_seen or app_lives
             interval = STATUS_INTERVAL if not app_lives else 15 * STATUS_INTERVAL
             if time.monotonic() - self._status_checked > interval and (ending := self._ended()) is not None:
-                return None if self._new_marks() else ending
+                return None if self._new_marks() else self._with_reason(ending)
             time.sleep(POLL_INTERVAL)
         return None
 
@@ -273,6 +273,19 @@ class Supervisor:
         runs = self.programs.command(self.deployment.status(self._run)).get("runs") or [{}]
         status = str(runs[0].get("status", ""))
         return f"the server app ended ({status})" if status.startswith("finished") else None
+
+    def _with_reason(self, problem: str) -> str:
+        """A problem and the error that ended the app; raises it if it is one of settings, which no restart mends."""
+        if not self.programs.is_alive("superlink"):
+            return problem
+        printed = self.programs.text(self.deployment.log(self._run))
+        errors = re.findall(r"^([\w.]+(?:Error|Exception)): ?(.*)$", printed, re.MULTILINE)
+        if not errors:
+            return problem
+        kind, said = errors[-1][0].rpartition(".")[2], errors[-1][1].strip()[:400]
+        if kind == "ConfigError" and "another process" not in said:
+            raise ConfigError(f"the app ended: {said}")
+        return f"{problem} ({kind}: {said})"
 
     def _conclude(self) -> int:
         """The exit code according to the run's folder."""
