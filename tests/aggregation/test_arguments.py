@@ -24,7 +24,7 @@ LIST = [{"w": row} for row in STACK["w"]]
         ("123", "weights: expected a list in the order of the updates, got str"),
         (10, "weights: expected a list with one value for each client, got 10"),
         (np.array(10), r"weights: expected a list with one value for each client, got array\(10\)"),
-        ([10, 20], "3 .*, got 2 weights and 3 names"),
+        ([10, 20], "expected one weight for each of 3 .*, got 2"),
     ],
 )
 def test_weights_without_an_order_or_a_length_are_refused(updates, weights, sentence):
@@ -38,6 +38,8 @@ def test_names_of_clients_without_an_order_are_refused():
     for clients in ("abc", {"a", "b", "c"}, {"a": 1, "b": 2, "c": 3}, 3):
         with pytest.raises(fedgma.DataError, match="clients: expected a list"):
             fedgma.mean()(STACK, clients=clients)
+    with pytest.raises(fedgma.DataError, match="expected one client name for each of 3 clients, got 2"):
+        fedgma.mean()(STACK, clients=["a", "b"])
 
 
 def test_integers_alone_are_not_averaged_and_not_taken_for_counters():
@@ -211,3 +213,53 @@ def test_the_usual_norm_is_that_of_the_last_five_rounds():
     for length in (*[1.0] * 6, *[100.0] * 5):  # refused at first, but counted among the norms
         server.step(model, [({"w": np.array([length])}, 1, 0)])
     assert server.open(model).gate.max_norm == 200.0
+
+
+@pytest.mark.parametrize(
+    ("buffers", "sentence"),
+    [
+        (["bn.meen"], "the model has no entry 'bn.meen'; did you mean 'bn.mean'?"),
+        ("bn.mean", "expected a list of names, got the text 'bn.mean'"),
+    ],
+)
+def test_buffers_that_no_entry_is_called_are_refused_and_not_masked(buffers, sentence):
+    model = {"w": np.zeros(2), "bn.mean": np.zeros(2)}
+    with pytest.raises(fedgma.ConfigError, match=sentence):
+        fedgma.server_round(model, [model], buffers=buffers)
+    with pytest.raises(fedgma.ConfigError, match=sentence):
+        MaskedServer(buffers=buffers).open(model)
+
+
+def test_a_model_that_is_not_finite_is_not_blamed_on_the_clients():
+    model = {"v": np.zeros(2), "w": np.array([0.0, np.nan])}
+    with pytest.raises(fedgma.DataError, match="the model: 'w' holds a NaN or an infinity"):
+        fedgma.server_round(model, [{"v": np.ones(2), "w": np.ones(2)}] * 2)
+    with pytest.raises(fedgma.NotEnoughClients, match="'w' holds a NaN"):
+        fedgma.server_round({"w": np.zeros(2)}, [{"w": np.array([1.0, np.nan])}])
+
+
+def test_a_module_in_place_of_its_weights_is_told_so():
+    with pytest.raises(fedgma.DataError, match=r"params: .*got Linear; pass its state_dict\(\)"):
+        fedgma.server_round(torch.nn.Linear(2, 2), LIST)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda data: Tally().merge(data),
+        fedgma.to_bytes,
+        fedgma.pack,
+        fedgma.finish,
+    ],
+)
+def test_bytes_in_place_of_a_tally_are_refused(call):
+    with pytest.raises(fedgma.DataError, match=r"tally.*, got bytes"):
+        call(b"fedgma tally")
+
+
+def test_finish_says_how_a_rule_finishes_a_tally():
+    rule, tally = fedgma.rlr(threshold=1), Tally()
+    tally.add(LIST[0])
+    with pytest.raises(fedgma.ConfigError, match=r"for another rule: rule.conclude\(tally\)"):
+        fedgma.finish(tally, rule)
+    assert rule.conclude(tally).mean["w"].tolist() == [1.0, 2.0]

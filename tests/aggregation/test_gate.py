@@ -275,9 +275,9 @@ def test_weights_of_ten_thousand_clients_are_summed_exactly():
 def test_a_stack_of_different_lengths_raises():
     with pytest.raises(fedgma.DataError, match="holds 2 clients, but the first entry holds 3"):
         fedgma.mean()({"a": np.ones((3, 2)), "b": np.ones((2, 2))})
-    with pytest.raises(fedgma.DataError, match="3 clients, got 2 weights"):
+    with pytest.raises(fedgma.DataError, match="one weight for each of 3 clients, got 2"):
         fedgma.mean()({"a": np.ones((3, 2))}, [1, 2])
-    with pytest.raises(fedgma.DataError, match="2 updates, got 3 weights"):
+    with pytest.raises(fedgma.DataError, match="one weight for each of 2 updates, got 3"):
         fedgma.mean()([{"a": np.ones(2)}, {"a": np.ones(2)}], [1, 2, 3])
     with pytest.raises(fedgma.DataError, match="expected a mapping of arrays or a list of clients"):
         fedgma.mean()(7)

@@ -129,6 +129,10 @@ def numbers(mean):
     return 3
 
 
+def three_arrays(mean, agreement):
+    return mean, agreement, agreement
+
+
 def bad_measure(mean, measured):
     return mean
 
@@ -144,6 +148,7 @@ bad_measure.measure = lambda mean: {"x": mean}
         (wrong_shape, fedgma.ConfigError, r"rule 'wrong_shape' must return arrays of the mean's shape \[3\] for 'w'"),
         (in_place, fedgma.ConfigError, r"rule 'in_place' failed on 'w' \(ValueError: .*read-only"),
         (numbers, fedgma.ConfigError, "rule 'numbers' must return .* got int as its mean"),
+        (three_arrays, fedgma.ConfigError, r"rule 'three_arrays' must .* got a ndarray as its state"),
         (bad_measure, fedgma.ConfigError, "rule 'bad_measure': measure must return a number by name"),
         (lambda votez: votez, fedgma.ConfigError, "asks for 'votez', which is not a sum of a round; known: agreement,"),
         (3, fedgma.ConfigError, "expected a rule or a function of sums, got 3"),
@@ -170,3 +175,47 @@ def test_an_update_that_the_gate_refuses_is_not_prepared():
     merged = as_rule(Halved)(rows)
     assert [refusal.reason for refusal in merged.notes["refused"]] == ["dtype", "nonfinite"]
     assert merged.mean["w"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda rule: fedgma.clipped(rule, 100.0),
+        lambda rule: fedgma.by_array(rule, {"other*": rule}),
+        lambda rule: fedgma.unmasked(rule, "other*"),
+        fedgma.keep_norm,
+        fedgma.smoothed,
+        lambda rule: fedgma.in_products(rule, {"product": ("b", "a")}),
+    ],
+)
+def test_every_wrapper_takes_a_users_function(wrap):
+    def halved(mean):
+        return mean / 2
+
+    assert wrap(halved).name.endswith("halved")
+    params = {"w": np.zeros(2), "a": np.ones((1, 2)), "b": np.ones((2, 1))}
+    updates = [{**params, "w": np.array([2.0, 4.0])}, {**params, "w": np.array([4.0, 6.0])}]
+    step = fedgma.server_round(params, updates, aggregator=wrap(halved)).params["w"]
+    np.testing.assert_allclose(step, [1.5, 2.5])
+    with pytest.raises(fedgma.ConfigError, match="mean makes a rule; call it"):
+        wrap(fedgma.mean)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "sentence"),
+    [
+        (lambda update: {}["x"], r"prepare failed \(KeyError: 'x'\)"),
+        (lambda update: None, "prepare must return an update with the same names, got NoneType"),
+        (lambda update: {"u": update["w"]}, r"prepare must return an update with the same names, got \['u'\]"),
+    ],
+)
+def test_a_prepare_that_fails_is_not_blamed_on_the_clients(prepare, sentence):
+    class Prepared:
+        def __call__(self, mean):
+            return mean
+
+        def prepare(self, update):
+            return prepare(update)
+
+    with pytest.raises(fedgma.ConfigError, match=f"rule 'Prepared': {sentence}"):
+        as_rule(Prepared)(UPDATES, WEIGHTS)

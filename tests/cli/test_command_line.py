@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -123,6 +124,37 @@ def test_progress_is_one_line_on_a_terminal_of_any_width(width):
     assert len(text.rstrip()) <= width
     assert "28/120" in text or width < 30
     assert "GMA 50.0" in text or width < 40
+
+
+@pytest.mark.parametrize("width", [50, 80, 100, 140])
+def test_progress_of_three_arms_shows_the_time_and_every_score(width):
+    runs, _ = members(aggregator=["mean", "gma", "trimmed_mean"])
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    watch = bars.Display(console, quiet=False, names=arm_names(runs))
+    watch.begin(runs, "training")
+    for run in runs:
+        for number in range(1, 8):
+            watch.see(Played(run, line(number)))
+    (shown,) = console.render_lines(watch.bars.get_renderable())
+    text = "".join(segment.text for segment in shown)
+    assert "42/180" in text
+    assert re.search(r"\d\d:\d\d|--:--", text)
+    assert "mean 50.0" in text
+    assert "GMA 50.0" in text
+    assert "trimmed mean 50.0" in text or width < 80
+    assert "training" in text or width < 60
+
+
+@pytest.mark.parametrize("width", [70, 80, 90, 120])
+def test_numbers_and_ids_of_a_table_are_never_cut(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    header = ("run", "name", "arm", "seed", "rounds", "state", "last10", "started")
+    row = ("f5271b11e1dd5d75", "", "trimmed mean", 0, "21", "done", 21.14, "2026-11-18 19:21Z")
+    say_table(Table("runs", "", header, (row, row)))
+    printed = capsys.readouterr().out
+    assert printed.count("f5271b11e1dd5d75") == 2
+    assert width < 80 or len(re.findall("2026-11-18 19:21Z", printed)) == 2
 
 
 @pytest.mark.parametrize("width", [30, 200])

@@ -118,7 +118,10 @@ def test_a_folder_without_images_is_refused(tmp_path):
     with pytest.raises(DataError, match="one folder of images for each class"):
         load_images(tmp_path)
     (tmp_path / "ant").mkdir()
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError, match=r"holds no images; known formats: [^;]*$"):
+        load_images(tmp_path)
+    (tmp_path / "ant" / "book.txt").write_text("once")
+    with pytest.raises(DataError, match=r"holds no images; .*; it holds texts, which task=next_token reads"):
         load_images(tmp_path)
 
 

@@ -142,7 +142,7 @@ def test_a_test_without_time_for_more_seeds_is_complete(tmp_path, advised):
 
 
 def test_a_time_that_is_too_short_says_how_much_is_needed(tmp_path):
-    with pytest.raises(ConfigError, match=r"0\.05 minutes are too short.*give at least --minutes \d+"):
+    with pytest.raises(ConfigError, match=r"0\.05 min are too short.*give at least --minutes \d+"):
         search_and_test(trainer(tmp_path), 3.0)
 
 

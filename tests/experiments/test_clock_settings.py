@@ -81,13 +81,20 @@ def test_a_report_tells_the_time_to_a_target_beside_the_rounds(undisturbed):
     assert reached == ["1 of 1", "1 of 1", "0 of 1", "0 of 1"]
 
 
-def test_a_round_that_all_miss_is_recorded_and_no_failure(tmp_path):
+def test_a_round_that_all_miss_is_recorded_and_no_failure(tmp_path, caplog):
     clock = {"name": "synchronous", "network_seconds": 2.0, "deadline": 1.0}
     outcome = experiments.run({**SETTINGS, "rounds": 2, "clock": clock, "aggregator": "mean"}, out=tmp_path)
     lines = outcome.runs[0].rounds
     assert [line["counted"] for line in lines] == [0, 0]
     assert lines[1]["clock"] == {"time": 2.0, "seconds": 1.0, "asked": 4, "lost": 4}
     assert lines[1]["train"] == {"loss": None, "accuracy": None}
+    assert "no client answered in time in any of 2 rounds, so no model was trained; raise clock.deadl" in caplog.text
+
+
+def test_rounds_that_some_clients_reach_say_nothing(caplog):
+    clock = {"name": "synchronous", "network_seconds": 2.0, "deadline": 3.0}
+    experiments.run({**SETTINGS, "rounds": 1, "clock": clock, "aggregator": "mean"})
+    assert "no client answered" not in caplog.text
 
 
 def test_without_a_clock_a_record_says_nothing_of_it():
@@ -124,6 +131,10 @@ def test_measured_delays_belong_to_the_identity(tmp_path):
 
 
 def test_delays_are_read_from_arrays_and_bad_ones_refused(tmp_path):
+    table = tmp_path / "phones.csv"
+    table.write_text("client,seconds\na,1\na,x\n")
+    with pytest.raises(DataError, match=r"must be numbers, .*got 'x' in row 2"):
+        read_delays(table)
     file = tmp_path / "delays.npz"
     np.savez(file, seconds=np.array([[1.0, 2.0], [3.0, 4.0]]))
     assert [seconds.tolist() for seconds in read_delays(file)] == [[1.0, 2.0], [3.0, 4.0]]

@@ -280,6 +280,10 @@ def test_an_environment_that_does_not_fit_is_one_sentence(given, wanted, said):
     [
         (("--on", "torchrun", "--ranks", "0"), "--ranks must be at least 1, got 0"),
         (("--ranks", "2"), "--ranks needs --on torchrun"),
+        (
+            ("rounds=1", "seed=0", "clients_per_round=3", "--on", "torchrun", "--ranks", "7"),
+            "7 ranks are more than the 6 clients that train in a round; use --ranks 6",
+        ),
         (("--replace-lost",), "--replace-lost needs --on torchrun"),
         (("--on", "ray"), "--on: expected here or torchrun, got 'ray'; for sweeps on Ray use `fedgma sweep --on ray`"),
     ],

@@ -18,7 +18,7 @@ from fedgma.errors import ConfigError, FedgmaError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
-from fedgma.experiments.own.defaults import fit_partition, usual_model
+from fedgma.experiments.own.defaults import describe, fit_partition, usual_model
 from fedgma.experiments.plan import plan
 from fedgma.experiments.settings import complete, record
 from fedgma.experiments.settings.partition import PartitionSettings
@@ -68,6 +68,16 @@ def test_owners_are_grouped_or_the_fix_is_said():
     assert (settings.partition.name, settings.partition.clients) == ("natural", 2)
     with pytest.raises(ConfigError, match=r"name 4 clients, which cannot make 20; leave partition\.clients out"):
         adopted({"partition": {"clients": 20}}, (x, y, ["a", "b", "c", "d"] * 30))
+
+
+def test_clients_that_are_left_without_training_samples_are_counted():
+    x, y = points(100)
+    said = describe(from_arrays(x, y, client=np.arange(100) // 2))
+    data = from_arrays(x, y, client=np.arange(100) // 2)
+    lost = 50 - len(np.unique(data.train.client))
+    assert lost > 0
+    assert f"own: {lost} of 50 clients have test samples only and do not train" in said
+    assert not any("do not train" in line for line in describe(from_arrays(x, y, client=np.arange(100) % 4)))
 
 
 @pytest.mark.parametrize(

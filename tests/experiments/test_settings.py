@@ -127,6 +127,11 @@ def test_words_take_the_place_of_what_the_file_says(tmp_path):
     assert (run.rounds, run.partition.alpha, run.algorithm, run.partition.name) == (7, 3, "fedyogi", "dirichlet")
 
 
+def test_a_number_may_begin_or_end_with_its_point():
+    runs = read_grid(None, ["tau=.2,.4", "client_learning_rate=1.", "aggregator=gma", "seed=0"]).runs
+    assert [(run.tau, run.client_learning_rate) for run in runs] == [(0.2, 1.0), (0.4, 1.0)]
+
+
 def test_what_is_shown_is_a_settings_file_of_the_same_runs(tmp_path):
     grid = read_grid(None, ["algorithm=fedprox,fedyogi", "mu=0.1", "tau=0.2,0.4"])
     shown = show_settings(grid)

@@ -37,6 +37,22 @@ def test_a_server_app_that_ended_is_submitted_again(stage):
     assert "the server app ended (finished:failed); restarting after round 2" in messages
 
 
+def test_the_error_that_ended_an_app_is_said(stage):
+    (stage.state / "superlink").mkdir(parents=True, exist_ok=True)
+    printed = stage.state / "superlink" / "printed"
+    printed.write_text("Traceback\nKeyError: 'a'\nRuntimeError: no disk\nExit Code: 201\n")
+    _, messages, _ = supervised(stage, ["round", "done"])
+    assert "the server app ended (finished:failed) (RuntimeError: no disk); restarting after round 1" in messages
+
+
+def test_settings_that_the_app_refuses_end_the_run_and_are_not_tried_again(stage):
+    (stage.state / "superlink").mkdir(parents=True, exist_ok=True)
+    printed = stage.state / "superlink" / "printed"
+    printed.write_text("Traceback\nfedgma.errors.ConfigError: 2 clients make 4 shards\n")
+    with pytest.raises(ConfigError, match="the app ended: 2 clients make 4 shards"):
+        supervised(stage, ["round", "round", "done"])
+
+
 def test_a_round_is_reported_with_its_missing_nodes(stage):
     stage.folder.mkdir()
     line = {"round": 1, "train": {"gma-failed": 0, "gma-late": 2}, "refused": [{"client": 9, "reason": "nonfinite"}]}
@@ -68,6 +84,23 @@ def test_restarts_without_progress_are_limited(stage):
 def test_failed_submissions_are_limited(stage):
     with pytest.raises(FedgmaError, match="could not be submitted: no"):
         supervised(stage, ["refuse", "refuse"], restarts=1)
+
+
+def test_settings_that_the_app_does_not_have_end_the_run_with_the_reason(stage):
+    with pytest.raises(ConfigError, match=r"refuses the app's settings: Key 'tua' is not present; .*pyproject.toml"):
+        supervised(stage, ["bad config", "done"])
+    project = '[tool.flwr.app.config]\nstate = ""\n[tool.flwr.app.config.run]\ntau = 0.4\npartition.clients = 5\n'
+    (stage.app / "pyproject.toml").write_text(project)
+    assert stage.hint("Key 'tau' is not present") == "did you mean 'run.tau'?"
+    assert stage.hint("Key 'partition.clients' is not present") == "did you mean 'run.partition.clients'?"
+    assert stage.hint("Key 'stade' is not present") == "did you mean 'state'?"
+    assert stage.hint("Type mismatch").endswith("pyproject.toml")
+
+
+def test_a_deployment_that_starts_no_nodes_says_for_whom_it_waits(stage):
+    _, messages, _ = supervised(stage, ["round", "done"])
+    waits = [text for text in messages if text.startswith("no nodes are started here")]
+    assert len(waits) == (stage.nodes == 0)
 
 
 def test_a_superlink_that_was_killed_is_started_again(stage, monkeypatch):

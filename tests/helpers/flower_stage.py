@@ -49,6 +49,9 @@ FLWR = """
 import json, os, sys
 from pathlib import Path
 home = Path(os.environ["FLWR_HOME"])
+if sys.argv[1] == "log":
+    print((home / "printed").read_text() if (home / "printed").exists() else "")
+    raise SystemExit
 if sys.argv[1] == "ls":
     status = "running" if "--run-id" not in sys.argv and (home / "unfinished").exists() else "finished:failed"
     print(json.dumps({"runs": [{"run-id": "5", "status": status}]}))
@@ -80,7 +83,11 @@ if step == "done":
     (run / "done").write_text(json.dumps({"rounds": count}))
 if step == "give up":
     (run / "failed").write_text(json.dumps({"exit_code": 4, "message": "too few clients"}))
-print(json.dumps({"run-id": None if step == "refuse" else str(count + 7), "error-message": "no"}))
+if step == "bad config":
+    with (run.parent / "logs" / "superlink.log").open("a") as stream:
+        stream.write("ERROR: Could not start run: Key 'tua' is not present\\n")
+answers = {"refuse": "no", "bad config": "Using SuperLink: fedgma\\n\\n[code: 15] Invalid run configuration."}
+print(json.dumps({"run-id": None if step in answers else str(count + 7), "error-message": answers.get(step)}))
 """
 
 

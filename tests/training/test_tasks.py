@@ -19,7 +19,7 @@ from fedgma.training.evaluation import client_means, run_forward, sample_scores,
 from fedgma.training.gradients import lane_gradients
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.own_task import as_task
-from fedgma.training.task import columns_of, figures, measures, sample_means
+from fedgma.training.task import Columns, columns_of, figures, measures, sample_means
 from fedgma.training.tasks import CLASSIFICATION, MULTI_LABEL, NEXT_TOKEN, REGRESSION
 from lane_twins import distance, make_lane_batch, start_of
 from task_cases import TASKS, case
@@ -161,7 +161,41 @@ def test_a_users_class_is_a_task():
     assert as_task(task, "again") is task
 
 
+class Balanced:
+    """Accuracy with every class counted alike: no mean over samples, and a summary that reduces all that it gets."""
+
+    better: ClassVar = {"balanced": "higher"}
+
+    def loss(self, output, target):
+        return F.cross_entropy(output, target, reduction="none")
+
+    def metrics(self, output, target):
+        of_class = F.one_hot(target, output.shape[-1]).float()
+        return {"hits": (output.argmax(-1) == target).float()[:, None] * of_class, "all": of_class}
+
+    def summary(self, means):
+        held = means["all"] > 0
+        return {"balanced": (means["hits"][held] / means["all"][held]).mean().item()}
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
+def test_a_users_summary_sees_one_run_at_a_time(leading):
+    task, generator = as_task(Balanced, "Balanced"), torch.Generator().manual_seed(0)
+    loss = torch.rand(leading, generator=generator)
+    means = torch.rand((*leading, 4), generator=generator)
+    found = figures(task, Columns(("hits", "all"), (2, 2)), loss, means)
+    assert found.shape == (*leading, 2)
+    torch.testing.assert_close(found[..., 0], loss)
+    torch.testing.assert_close(found[..., 1], (means[..., :2] / means[..., 2:]).mean(-1))
+
+
 WRONG = {
+    r"summary failed on means loss .*within .*ValueError: no": {
+        "summary": lambda self, means: (_ for _ in ()).throw(ValueError("no"))
+    },
+    r"summary to return one number for each metric, got 'within' of shape .3.": {
+        "summary": lambda self, means: {"within": torch.zeros(3)}
+    },
     "better.*higher.*lower": {"better": {"within": "more"}},
     "better = ..within.: .lower.. to say of each metric whether.*got none": {"better": {}, "units": {}},
     "name 'loss' is taken": {"better": {"loss": "lower"}, "units": {}},

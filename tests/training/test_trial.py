@@ -40,6 +40,11 @@ class Frozen(nn.Linear):
         self.requires_grad_(False)
 
 
+class TwoInputs(nn.Bilinear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, inputs, outputs)
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -57,6 +62,8 @@ class Frozen(nn.Linear):
         (Made(lambda z: z.detach()), "could not be differentiated .* without .detach"),
         (nn.Identity(), "has no trainable parameters, so there is nothing to train"),
         (Frozen(), "has no trainable parameters"),
+        (TwoInputs(4, 3), r"forward is called with one tensor, the batch; join several inputs in the samples"),
+        (nn.Linear(4, 3, dtype=torch.complex64), "must be float32, got complex64; use real numbers"),
         (nn.Linear(4, 3).half(), "must be float32, got float16; call .float"),
         (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double()), "must be float32, got float32 and float64"),
     ],

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedgma.aggregation.gate import Refused, check_schema, read_mapping, read_schema
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.arrays import Array, Params, cast, convert, is_torch, move_to, placement, spec, to_native, to_user
 from fedgma.errors import ConfigError
@@ -25,12 +26,13 @@ MARKS = {"lora_A": "lora_B", "lora_embedding_A": "lora_embedding_B"}  # how peft
 Pair = tuple[str, str]  # names of B and of A
 
 
-def in_products(rule: Rule, pairs: Mapping[str, Pair] | None = None) -> Rule:
+def in_products(rule: AnyRule, pairs: Mapping[str, Pair] | None = None) -> Rule:
     """The same rule over the products B A of LoRA's adapters; other parameters are aggregated as they are.
 
     Pairs are found by peft's names, `lora_A` and `lora_B`; others are given as {product: (name of B, name of A)}. The
     rule needs the server's parameters: use it with `server_round`, on Flower, or in a run as `adapters = "product"`.
     """
+    rule = as_rule(rule)
     if rule.space is not None:
         raise ConfigError(f"{rule.name} works on products already")
     known = None if pairs is None else tuple((name, *pair) for name, pair in pairs.items())

@@ -22,7 +22,7 @@ from fedgma.arrays import (
     to_native,
     to_user,
 )
-from fedgma.errors import ConfigError, Diverged
+from fedgma.errors import ConfigError, DataError, Diverged
 
 
 class Aggregate(NamedTuple):
@@ -102,6 +102,10 @@ def finish(tally: Tally, tau: float = 0.4, mask: str | Mask = "soft", *, release
     dtype). A tally can be finished several times, for instance at several tau; `release=True` saves memory and empties
     the tally.
     """
+    if not isinstance(tally, Tally):
+        raise DataError(f"expected a tally, got {type(tally).__name__}")
+    if hasattr(tau, "conclude"):
+        raise ConfigError("finish computes the mask of votes at `tau`; for another rule: rule.conclude(tally)")
     function = _mask_function(mask, tau)
     with tally.turns.use():
         tally.check_round()

@@ -16,6 +16,7 @@ A refused client is left out of the mean and of the vote count. The result is th
     round       the update is for another round
 """
 
+import difflib
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,7 +205,8 @@ def read_mapping(update: object) -> dict[str, Any]:
     except Exception as error:  # a mapping that reads its entries from elsewhere
         raise Refused("schema", f"the update's entries cannot be read ({type(error).__name__})") from None
     if not entries:
-        raise Refused("schema", f"an update must be a mapping of names to arrays, got {type(update).__name__}")
+        got = "an empty one" if isinstance(update, Mapping) else type(update).__name__
+        raise Refused("schema", f"an update must be a mapping of names to arrays, got {got}")
     return entries
 
 
@@ -233,7 +235,7 @@ def _read_spec(name: str, array: object) -> Spec:
     except Exception:  # an unknown object may raise anything when it is read
         raise Refused("dtype", f"{name!r:.60} must be an array of numbers, got {type(array).__name__}") from None
     if entry.dtype not in NUMBERS:
-        raise Refused("dtype", f"{name!r:.60} must hold numbers, got {entry.dtype}")
+        raise Refused("dtype", f"{name!r:.60} must hold real numbers of 16 to 64 bits, got {entry.dtype}")
     return Spec(entry.shape, "int64") if entry.dtype in INTEGERS else entry
 
 
@@ -337,6 +339,22 @@ def _sum_of_squares(array: np.ndarray) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
             total += float(np.multiply(piece, piece, out=piece).sum())
     return total
+
+
+def check_buffers(buffers: Collection[str] | None, names: Collection[str]) -> None:
+    """Raise `ConfigError` unless the names of buffers are those of entries: a wrong name would mask the buffer.
+
+    >>> check_buffers(["bn.meen"], ["bn.mean", "w"])
+    Traceback (most recent call last):
+    ...
+    fedgma.errors.ConfigError: buffers: the model has no entry 'bn.meen'; did you mean 'bn.mean'?
+    """
+    if isinstance(buffers, str):
+        raise ConfigError(f"buffers: expected a list of names, got the text {buffers!r:.60}; write [{buffers!r:.60}]")
+    if unknown := [name for name in buffers or () if name not in names]:
+        close = difflib.get_close_matches(str(unknown[0]), names, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"buffers: the model has no entry {unknown[0]!r:.60}{hint}")
 
 
 def entry_kind(name: str, entry: Spec, buffers: Collection[str] | None) -> str:

@@ -48,7 +48,7 @@ def as_rule(given: Any, name: str | None = None) -> Rule:
     return Rule(
         title,
         compute=given,
-        prepare=None if prepare is None else OwnPrepare(prepare),
+        prepare=None if prepare is None else OwnPrepare(prepare, title),
         settings=_settings(given),
         measure=getattr(given, "measure", None),
         state=dict(state),
@@ -60,12 +60,20 @@ class OwnPrepare:
     """A user's `prepare(update)`; an update that the gate refuses is passed on as it is."""
 
     function: Callable[[Params], Params]
+    rule: str = "own"
 
     def __call__(self, update: Params, buffers: Collection[str] | None) -> Params:
         """The changed update."""
         if not isinstance(update, Mapping) or find_refusal(update, Gate()) is not None:
             return update
-        return self.function(update)
+        try:
+            changed = self.function(update)
+        except Exception as error:  # a user's function may raise anything
+            raise ConfigError(f"rule {self.rule!r}: prepare failed ({type(error).__name__}: {error})") from error
+        if not isinstance(changed, Mapping) or set(changed) != set(update):
+            got = sorted(map(str, changed))[:5] if isinstance(changed, Mapping) else type(changed).__name__
+            raise ConfigError(f"rule {self.rule!r}: prepare must return an update with the same names, got {got}")
+        return changed
 
 
 def _instance(kind: type) -> Any:

@@ -35,6 +35,7 @@ from fedgma.aggregation.controls import cross_fitted, damped_mean, shuffled_mask
 from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties, voters_only
 from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
 from fedgma.aggregation.masks import hard_mask, reversing_mask, sign_test_mask, soft_mask
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Prepare, Rule
 from fedgma.aggregation.scales import fedexp, james_stein, wiener
 from fedgma.aggregation.wrappers import to_norm
@@ -161,10 +162,11 @@ def masked_extra(tau: float = 0.4) -> Rule:
     return Rule("masked_extra", mask, compute=_add_one, settings={"tau": mask.tau})
 
 
-def clipped(rule: Rule, norm: float) -> Rule:
+def clipped(rule: AnyRule, norm: float) -> Rule:
     """The same rule over updates that are scaled down to at most `norm`, taken over all trainable entries together."""
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < math.inf:
         raise ConfigError(f"norm (the largest norm of an update) must be a number above 0, got {norm!r}")
+    rule = as_rule(rule)
     settings = {**rule.settings, "norm": norm}
     return replace(rule, name=f"clipped_{rule.name}", prepare=Clip(norm, rule.prepare), settings=settings)
 

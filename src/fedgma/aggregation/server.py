@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
-from fedgma.aggregation.gate import Gate, Refusal, Refused, entry_kind, norm
+from fedgma.aggregation.gate import Gate, Refusal, Refused, check_buffers, entry_kind, norm
 from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
@@ -125,6 +125,8 @@ class MaskedServer:
 
         Without `params` the first valid update sets the schema.
         """
+        if params is not None:
+            check_buffers(self.buffers, params)
         return self.rule.open(params, buffers=self.buffers, gate=self._round_gate(params, selected))
 
     def add(self, tally: Tally, update: Params | Refused, weight: object, client: Hashable) -> Refusal | None:

@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedgma.aggregation.gate import Gate, Refused, check_schema, read_array, read_mapping, read_schema
+from fedgma.aggregation import kernels
+from fedgma.aggregation.gate import Gate, Refused, check_buffers, check_schema, read_array, read_mapping, read_schema
 from fedgma.aggregation.optimizers import ServerOptimizer, State, as_optimizer, join_states, split_state
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.stack import Weights, align_clients
-from fedgma.arrays import FLOATS, Array, Params, Spec, is_torch, move_to, spec, to_native
-from fedgma.errors import DataError
+from fedgma.arrays import FLOATS, Array, Params, Spec, flatten, is_torch, move_to, spec, to_native
+from fedgma.errors import DataError, NotEnoughClients
 
 
 class ServerRound(NamedTuple):
@@ -46,21 +47,34 @@ def server_round(
     [2.0, 1.111]
     """
     if not isinstance(params, Mapping):
-        raise DataError(f"params: expected a mapping of names to arrays, got {type(params).__name__}")
+        hint = "; pass its state_dict()" if hasattr(params, "state_dict") else ""
+        raise DataError(f"params: expected a mapping of names to arrays, got {type(params).__name__}{hint}")
     if isinstance(client_params, Mapping | str | bytes) or not isinstance(client_params, Sequence):
         raise DataError(
             f"client_params: expected a list with a model for each client, got {type(client_params).__name__}"
         )
     rule, optimizer = masked_mean() if aggregator is None else as_rule(aggregator), as_optimizer(optimizer)
     counts, labels = align_clients(len(client_params), weights, clients, "models")
+    check_buffers(buffers, params)
     model = rule.lift(params)
     tally = rule.open(model, buffers=buffers, gate=gate)
     cast = tally.gate.cast
     updates = (rule.lift_update(difference(client, params, cast=cast), params, cast=cast) for client in client_params)
     moments, before = split_state(state)
-    merged = rule.over(zip(updates, counts, labels, strict=True), tally, buffers, before)
+    try:
+        merged = rule.over(zip(updates, counts, labels, strict=True), tally, buffers, before)
+    except NotEnoughClients:
+        _check_model(params)
+        raise
     after, moments = optimizer.step(merged, optimizer.init(model) if moments is None else moments, model)
     return ServerRound(rule.lower(after, model, params), join_states(moments, merged.state), merged.notes)
+
+
+def _check_model(params: Params) -> None:
+    """Raise `DataError` for a model that is not finite: then no update is, and the clients are not to blame."""
+    for name, array in params.items():
+        if spec(array).dtype in FLOATS and kernels.first_nonfinite([flatten(to_native(array))]) is not None:
+            raise DataError(f"the model: {name!r} holds a NaN or an infinity, so no update of it can be finite")
 
 
 def difference(local: Params, params: Params, *, cast: bool = False) -> Params | Refused:

@@ -21,10 +21,8 @@ def align_clients(
     values = [1] * count if weights is None else _as_list(weights, "weights")
     labels = list(range(first, first + count)) if clients is None else _as_list(clients, "clients")
     if not count == len(values) == len(labels):
-        raise DataError(
-            f"expected one weight and one client name each for {count} {what}, got {len(values)} weights "
-            f"and {len(labels)} names"
-        )
+        part, got = ("weight", len(values)) if len(values) != count else ("client name", len(labels))
+        raise DataError(f"expected one {part} for each of {count} {what}, got {got}")
     return values, labels
 
 

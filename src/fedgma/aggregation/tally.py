@@ -182,6 +182,8 @@ class Tally:
 
     def merge(self, other: "Tally") -> None:
         """Count all clients of another tally and take over its refusals. The other tally stays unchanged."""
+        if not isinstance(other, Tally):
+            raise DataError(f"a tally merges with a tally, got {type(other).__name__}; bytes are read by from_bytes")
         if other is self:
             raise DataError("a tally cannot be merged with itself: its clients would count twice")
         first, second = sorted((self, other), key=id)  # one order for all threads, so that none waits for another

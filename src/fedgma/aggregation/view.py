@@ -196,6 +196,11 @@ def further_of(arguments: tuple[str, ...]) -> tuple[str, ...]:
 def read_step(result: Any, view: View, rule: str) -> Step:
     """A function's result as a step: the mean alone, (mean, mask) or (mean, mask, state)."""
     step = Step(*result) if isinstance(result, tuple) and 2 <= len(result) <= 3 else Step(result)
+    if step.state is not None and not isinstance(step.state, Mapping):
+        raise ConfigError(
+            f"rule {rule!r} must return the mean, (mean, mask) or (mean, mask, state) with the state as a dict of "
+            f"arrays, got a {type(step.state).__name__} as its state"
+        )
     parts = {"mean": step.mean, "mask": step.mask, **(step.state or {})}
     for part, array in parts.items():
         if part == "mask" and array is None:

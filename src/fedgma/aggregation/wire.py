@@ -47,6 +47,8 @@ def pack(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _to_arrays(tally: Tally) -> dict[str, np.ndarray[Any, Any]]:
+    if not isinstance(tally, Tally):
+        raise DataError(f"expected a tally, got {type(tally).__name__}")
     with tally.turns.use():
         arrays = {"header": np.frombuffer(_write_header(tally), np.uint8)}
         for position, name in enumerate(tally.schema or {}):

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from fedgma.aggregation.aggregate import or_one, row_norms
+from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.view import Step, View
 from fedgma.arrays import Array, cast, spec
 from fedgma.errors import ConfigError
 
 
-def by_array(rule: Rule, others: Mapping[str, Rule]) -> Rule:
+def by_array(rule: AnyRule, others: Mapping[str, AnyRule]) -> Rule:
     """The same rule, but another one for arrays whose name matches a pattern such as "conv*"; the first match counts.
 
     So layers can have thresholds of their own, or no mask:
@@ -30,7 +31,8 @@ def by_array(rule: Rule, others: Mapping[str, Rule]) -> Rule:
     >>> rule({"conv1": updates, "fc": updates, "head.bias": updates}).mask["conv1"].round(3).tolist()
     [0.333]
     """
-    for pattern, other in others.items():
+    rule, rules = as_rule(rule), {pattern: as_rule(other) for pattern, other in others.items()}
+    for pattern, other in rules.items():
         parts = {"prepare": other.prepare, "combine": other.combine, "measure": other.measure}
         for part in [part for part, function in parts.items() if function is not None and function != rule.prepare]:
             raise ConfigError(f"by_array: {other.name!r} for {pattern!r} has `{part}`, which is for a whole model")
@@ -38,13 +40,13 @@ def by_array(rule: Rule, others: Mapping[str, Rule]) -> Rule:
             raise ConfigError(f"by_array: {other.name!r} for {pattern!r} keeps lengths, which is for a whole model")
     if rule.combine is not None or rule.keep_length:
         raise ConfigError(f"by_array: {rule.name!r} is a rule for a whole model and cannot be divided by arrays")
-    state = {name: first for member in (rule, *others.values()) for name, first in member.state.items()}
-    settings = {**rule.settings, "arrays": {name: [other.name, dict(other.settings)] for name, other in others.items()}}
-    compute = ByArray(rule, tuple(others.items()))
+    state = {name: first for member in (rule, *rules.values()) for name, first in member.state.items()}
+    settings = {**rule.settings, "arrays": {name: [other.name, dict(other.settings)] for name, other in rules.items()}}
+    compute = ByArray(rule, tuple(rules.items()))
     return replace(rule, name=f"by_array_{rule.name}", compute=compute, state=state, settings=settings)
 
 
-def unmasked(rule: Rule, *patterns: str) -> Rule:
+def unmasked(rule: AnyRule, *patterns: str) -> Rule:
     """The same rule, but arrays whose names match one of the patterns are averaged without a mask.
 
     >>> import numpy as np
@@ -53,15 +55,17 @@ def unmasked(rule: Rule, *patterns: str) -> Rule:
     >>> unmasked(and_mask(1.0), "head.*")(updates).update
     {'w': array([-0.]), 'head.bias': array([-1.])}
     """
+    rule = as_rule(rule)
     return replace(by_array(rule, dict.fromkeys(patterns, Rule("mean"))), name=f"unmasked_{rule.name}")
 
 
-def keep_norm(rule: Rule) -> Rule:
+def keep_norm(rule: AnyRule) -> Rule:
     """The same rule, its masked mean scaled per array to the norm of its mean; a mask that leaves nothing stays."""
+    rule = as_rule(rule)
     return replace(rule, name=f"norm_kept_{rule.name}", compute=KeepNorm(rule))
 
 
-def smoothed(rule: Rule, beta: float = 0.9) -> Rule:
+def smoothed(rule: AnyRule, beta: float = 0.9) -> Rule:
     """The same rule with its mask averaged over rounds: beta times the one before, 1 - beta times that of this round.
 
     It starts from a mask of ones.
@@ -73,6 +77,7 @@ def smoothed(rule: Rule, beta: float = 0.9) -> Rule:
     """
     if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0 <= beta < 1:
         raise ConfigError(f"beta (the weight of the mask before) must be at least 0 and below 1, got {beta!r}")
+    rule = as_rule(rule)
     if "smoothed" in rule.state:
         raise ConfigError(f"{rule.name!r} is smoothed already")
     return replace(

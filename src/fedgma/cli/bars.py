@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fedgma.experiments.play import Played
 
 LINE_SECONDS = 30.0  # between lines where there is no terminal
+ROOMY = 90  # columns of a terminal that has place for a long bar and the pace too
+FIXED, FIXED_NARROW = 66, 40  # columns that all but the arms take, about
 WIDE = 60  # columns of a terminal that has place for more than rounds, time and scores
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -24,7 +26,7 @@ class Display:
         from fedgma.experiments import progress  # brings torch in
 
         off = quiet or not console.is_terminal
-        self.bars = Progress(*_columns(console.width), console=console, disable=off, transient=True)
+        self.bars = Progress(*_columns(console.width), console=console, disable=off, transient=True, expand=True)
         self._console, self._lines = console, off and not quiet
         self._seen = progress.Progress(names)
         self._most = progress.MOST_ARMS
@@ -52,14 +54,15 @@ class Display:
             self._console.print(seen.text, soft_wrap=True)
 
     def _arms(self) -> str:
-        shown = list(self._seen.curves.items())[: self._most]
-        words = []
-        for arm, curve in shown:
+        """Score and curve of each arm, or the scores alone where the curves would push one out of the line."""
+        scores, courses = [], []
+        for arm, curve in list(self._seen.curves.items())[: self._most]:
             share = self._seen.metrics[arm].share
-            score = f"{curve[-1]:.1f}" if share else f"{curve[-1]:.3g}"
-            course = spark(curve, top=100.0 if share else max(map(abs, curve)))
-            words.append(f"{arm} {score} {course}" if self._console.width >= WIDE else f"{arm} {score}")
-        return "  ".join(words) + self._seen.more_arms
+            scores.append(f"{arm} {curve[-1]:.1f}" if share else f"{arm} {curve[-1]:.3g}")
+            courses.append(f"{scores[-1]} {spark(curve, top=100.0 if share else max(map(abs, curve)))}")
+        room = self._console.width - (FIXED if self._console.width >= ROOMY else FIXED_NARROW)
+        long, short = ("  ".join(words) + self._seen.more_arms for words in (courses, scores))
+        return long if self._console.width >= WIDE and len(long) <= room else short
 
 
 def _columns(width: int) -> list[ProgressColumn]:
@@ -70,8 +73,8 @@ def _columns(width: int) -> list[ProgressColumn]:
 
     columns: list[ProgressColumn] = [text("{task.completed:.0f}/{task.total:.0f}")]
     if width >= WIDE:
-        columns[:0] = [text("{task.description}"), BarColumn(bar_width=24 if width >= 90 else 10)]
-        columns += [text("rounds {task.fields[rate]}")]
+        columns[:0] = [text("{task.description}"), BarColumn(bar_width=24 if width >= ROOMY else 10)]
+        columns += [text("rounds {task.fields[rate]}")] if width >= ROOMY else []
     return [*columns, TimeRemainingColumn(compact=True), text("{task.fields[arms]}", ratio=1)]
 
 

@@ -38,10 +38,19 @@ def play_on_ranks(grid: "Grid", options: play.Options, ranks: int | None, *, rep
         return
     from fedgma.experiments.ranks.launch import launch
 
+    ranks = ranks or _gpus()
+    _check_number(grid, ranks)
     module = ["-m"] if Path(sys.argv[0]).name == "__main__.py" else ["-P", "-m"]  # -P: as the script, which has no "."
     command = [sys.executable, *module, "fedgma", *sys.argv[1:]]
-    code = launch(command, ranks or _gpus(), replace=replace, say=lambda text: typer.echo(f"fedgma: {text}", err=True))
+    code = launch(command, ranks, replace=replace, say=lambda text: typer.echo(f"fedgma: {text}", err=True))
     raise typer.Exit(code)
+
+
+def _check_number(grid: "Grid", ranks: int) -> None:
+    """Refuse more ranks than clients before any is started; those of a fleet, which may be fewer, are counted later."""
+    most = sum(settings.clients_per_round or 10 for settings in grid.runs)
+    if ranks > most:
+        raise ConfigError(f"{ranks} ranks are more than the {most} clients that train in a round; use --ranks {most}")
 
 
 def _gpus() -> int:

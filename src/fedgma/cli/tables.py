@@ -23,7 +23,7 @@ def say_table(table: "Table", *, as_json: bool = False) -> None:
     console = Console(highlight=False, markup=False)
     if as_json:
         typer.echo(json.dumps(objects(table)))
-    elif console.is_terminal and _narrowest(fitted := _fitted(table), console) <= console.width:
+    elif console.is_terminal and (fitted := _fits(table, console)) is not None:
         console.print(fitted)
     else:  # a terminal that is too narrow for the words breaks the lines, and nothing is cut off
         typer.echo(text(table))
@@ -42,23 +42,32 @@ def objects(table: "Table") -> list[dict[str, object]]:
     ]
 
 
-def _narrowest(fitted: "RichTable", console: "Console") -> int:
-    """The width at which no word of a table is cut."""
-    return console.measure(fitted, options=console.options.update(max_width=ANY)).minimum
+def _fits(table: "Table", console: "Console") -> "RichTable | None":
+    """The table with no line broken, else a tight one with no word cut; None if the terminal is too narrow."""
+    roomy, tight = _fitted(table), _fitted(table, tight=True)
+    whole, least = (console.measure(each, options=console.options.update(max_width=ANY)) for each in (roomy, tight))
+    if whole.maximum <= console.width:
+        return roomy
+    return tight if least.minimum <= console.width else None
 
 
-def _fitted(table: "Table") -> "RichTable":
+def _fitted(table: "Table", *, tight: bool = False) -> "RichTable":
+    """The table for a terminal; a `tight` one has one blank between its columns."""
     from rich.table import Column
     from rich.table import Table as RichTable
     from rich.text import Text
 
     from fedgma.reports.tables import cells, numeric, printable
 
+    rows = [[printable(cell) for cell in row] for row in cells(table)]
+    words = [not any(" " in cell for cell in column) for column in zip(*rows, strict=True)] or [False] * len(
+        table.header
+    )
     columns = [
-        Column(name, justify="right" if right else "left")
-        for name, right in zip(table.header, numeric(table), strict=True)
+        Column(name, justify="right" if right else "left", no_wrap=word)  # a number or an id is never cut
+        for name, right, word in zip(table.header, numeric(table), words, strict=True)
     ]
-    fitted = RichTable(*columns, box=None, header_style="bold")
-    for row in cells(table):
-        fitted.add_row(*(Text(printable(cell)) for cell in row))
+    fitted = RichTable(*columns, box=None, header_style="bold", pad_edge=not tight, collapse_padding=tight)
+    for row in rows:
+        fitted.add_row(*map(Text, row))
     return fitted

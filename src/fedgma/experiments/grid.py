@@ -30,6 +30,7 @@ COMPARED: dict[str, Any] = {"aggregator": [BASELINE, "gma"], "seed": [0, 1, 2, 3
 AVERAGE = 0.9  # `server_average` of the third arm where nothing is given
 LARGEST = 2**20  # bytes of a settings file
 MOST = 100_000  # runs of a sweep
+_NUMBER = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")  # also .1 and 1., which TOML does not read
 OTHER_NAMES = {  # of settings, in other libraries
     "lr": "client_learning_rate",
     "learning_rate": "client_learning_rate",
@@ -274,7 +275,7 @@ def _scalar(text: str) -> Any:
     try:
         parsed = parse_toml(f"v = {text}")
     except ValueError:
-        return text
+        return float(text) if _NUMBER.fullmatch(text) else text
     return parsed["v"] if len(parsed) == 1 else text  # a line break would begin another setting
 
 

@@ -295,8 +295,19 @@ def conclude(
         as_run(run, read_rounds(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
         for run in planned
     ]
+    _check_answers([line for run in runs for line in run.rounds])
     _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
     return outcome_of(runs, tuple(dict.fromkeys(note for run in planned for note in run.notes)), models)
+
+
+def _check_answers(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Warn if no client answered in time in any round of any run: all arms are the initial model then."""
+    if lines and all("clock" in line and not line["counted"] and not line["refused"] for line in lines):
+        LOG.warning(
+            "no client answered in time in any of %d rounds, so no model was trained; raise clock.deadline, or lower "
+            "clock.dropout, clock.away or the seconds that clients take",
+            len(lines),
+        )
 
 
 def _check_ends(last: Sequence[Record]) -> None:

@@ -9,13 +9,18 @@ Only the owner can read the state folder.
 """
 
 import base64
+import difflib
 import json
 import os
+import re
 import secrets
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fedgma.documents import parse_toml
 from fedgma.errors import ConfigError
 from fedgma.flower.certificates import check_certificates, check_private, check_public
 from fedgma.flower.processes import MARK
@@ -178,6 +183,19 @@ class Deployment:
         settings = " ".join([f"state={_quote(self.folder)}", *self.run_config])
         return [_program("flwr"), "run", str(self.app), NAME, "--run-config", settings, "--format", "json"]
 
+    def hint(self, reason: str) -> str:
+        """Which settings the app has, for one that Flower refuses: the one of that name in a table, or the nearest."""
+        try:
+            project = parse_toml((self.app / "pyproject.toml").read_text(encoding="utf-8"))
+            known = list(_dotted(project["tool"]["flwr"]["app"]["config"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            known = []
+        wrong = next(iter(re.findall(r"'([^']+)'", reason)), "")
+        meant = [key for key in known if key.endswith(f".{wrong}")] or difflib.get_close_matches(wrong, known, 1)
+        if meant and wrong:
+            return f"did you mean {meant[0]!r}?"
+        return "an app's settings are the keys of [tool.flwr.app.config] in its pyproject.toml"
+
     def status(self, run: str) -> list[str]:
         """The command that prints the status of a run."""
         return [_program("flwr"), "ls", NAME, "--run-id", run, "--format", "json"]
@@ -185,6 +203,10 @@ class Deployment:
     def runs(self) -> list[str]:
         """The command that lists all runs."""
         return [_program("flwr"), "ls", NAME, "--format", "json"]
+
+    def log(self, run: str) -> list[str]:
+        """The command that prints what the app of a run has printed."""
+        return [_program("flwr"), "log", run, NAME, "--show"]
 
     def stop(self, run: str) -> list[str]:
         """The command that stops a run."""
@@ -236,3 +258,12 @@ def _quote(path: Path) -> str:
     """A path as a TOML string."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
+
+
+def _dotted(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """The keys of nested tables as Flower writes them: `run.tau`."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}"

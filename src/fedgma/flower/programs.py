@@ -62,6 +62,15 @@ class Programs:
 
     def command(self, command: list[str]) -> dict[str, Any]:
         """The JSON output of one of Flower's commands; empty if there is none, or if a stop was requested meanwhile."""
+        try:
+            output = self.text(command)
+            answer = json.loads(output[output.index("{") :])
+        except ValueError:
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
+    def text(self, command: list[str]) -> str:
+        """What one of Flower's commands prints."""
         process = subprocess.Popen(
             command,
             env=self.deployment.environment(),
@@ -69,14 +78,10 @@ class Programs:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            errors="replace",
             umask=0o077,
         )
-        try:
-            output = self._output(process)
-            answer = json.loads(output[output.index("{") :])
-        except ValueError:
-            return {}
-        return answer if isinstance(answer, dict) else {}
+        return self._output(process)
 
     def _output(self, process: subprocess.Popen[str]) -> str:
         deadline = time.monotonic() + COMMAND_TIMEOUT

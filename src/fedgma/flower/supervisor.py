@@ -8,6 +8,7 @@ passed on. Nothing outlives the supervisor, however it ends, and a start begins 
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -29,6 +30,7 @@ POLL_INTERVAL = 0.5  # seconds between checks of processes and files
 STATUS_INTERVAL = 20.0  # seconds between status requests, each a process; 15 times as long if the app's process is seen
 START_TIMEOUT = 300.0  # seconds for a SuperLink to accept connections
 PAUSE = 0.5  # seconds before a restart without a round in between; twice as long before every further one
+BAD_CONFIG = "[code: 15]"  # of Flower's answers: the settings are wrong, and would be at every start
 LEAST_FREE, LOW_FREE = 64 * 2**20, 2**30  # bytes of disk without which nothing is started; with which it is reported
 
 Marks = dict[str, tuple[int, int]]
@@ -120,10 +122,23 @@ class Supervisor:
         self.starts, self._before = self.starts + 1, self._marks()
         answer = self.programs.command(self.deployment.submit())
         if not answer.get("run-id"):
-            return f"the app could not be submitted: {answer.get('error-message', 'no answer')}"
+            said = str(answer.get("error-message", "")).strip().splitlines() or ["no answer"]
+            if said[-1].startswith(BAD_CONFIG):
+                raise ConfigError(f"Flower refuses the app's settings: {self._refused_setting() or said[-1]}")
+            return f"the app could not be submitted: {said[-1]}"
         self._run, self._status_checked = str(answer["run-id"]), time.monotonic()
         self.say(f"run {self._run} submitted after {self._rounds()} completed rounds")
+        if not self.deployment.nodes and self.starts == 1:
+            self.say(
+                f"no nodes are started here; the run waits for nodes at {self.deployment.address}, or add --nodes 5"
+            )
         return None
+
+    def _refused_setting(self) -> str:
+        """What the SuperLink says against the app's settings; Flower's command line does not tell."""
+        lines = (self.deployment.state / "logs" / "superlink.log").read_text(errors="replace").splitlines()
+        reasons = [found[1] for line in lines if (found := re.search(r"Could not start run: (.{1,200})", line))]
+        return f"{reasons[-1].strip()}; {self.deployment.hint(reasons[-1])}" if reasons else ""
 
     def _end_earlier_runs(self) -> None:
         """Stop runs that Flower would start or continue beside the new one, and end their processes.
@@ -244,11 +259,11 @@ class Supervisor:
             self._restart_nodes()
             app_lives = bool(processes.find(self.deployment.state, home="superlink", program="flwr-serverapp"))
             if app_seen and not app_lives:
-                return None if self._new_marks() else "the server app died"
+                return None if self._new_marks() else self._with_reason("the server app died")
             app_seen = app_seen or app_lives
             interval = STATUS_INTERVAL if not app_lives else 15 * STATUS_INTERVAL
             if time.monotonic() - self._status_checked > interval and (ending := self._ended()) is not None:
-                return None if self._new_marks() else ending
+                return None if self._new_marks() else self._with_reason(ending)
             time.sleep(POLL_INTERVAL)
         return None
 
@@ -258,6 +273,19 @@ class Supervisor:
         runs = self.programs.command(self.deployment.status(self._run)).get("runs") or [{}]
         status = str(runs[0].get("status", ""))
         return f"the server app ended ({status})" if status.startswith("finished") else None
+
+    def _with_reason(self, problem: str) -> str:
+        """A problem and the error that ended the app; raises it if it is one of settings, which no restart mends."""
+        if not self.programs.is_alive("superlink"):
+            return problem
+        printed = self.programs.text(self.deployment.log(self._run))
+        errors = re.findall(r"^([\w.]+(?:Error|Exception)): ?(.*)$", printed, re.MULTILINE)
+        if not errors:
+            return problem
+        kind, said = errors[-1][0].rpartition(".")[2], errors[-1][1].strip()[:400]
+        if kind == "ConfigError" and "another process" not in said:
+            raise ConfigError(f"the app ended: {said}")
+        return f"{problem} ({kind}: {said})"
 
     def _conclude(self) -> int:
         """The exit code according to the run's folder."""

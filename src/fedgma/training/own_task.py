@@ -12,9 +12,10 @@ class Task:
         return {"within": ((output - target).abs() < 0.1).float().mean(1)}
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedgma.data.files.own.targets import TARGETS
@@ -40,10 +41,36 @@ def as_task(value: Any, name: str) -> Task:
         units=getattr(made, "units", {}),
         target=getattr(made, "target", "any"),
         weight=getattr(made, "weight", None),
-        summary=getattr(made, "summary", None),
+        summary=None if getattr(made, "summary", None) is None else _row_by_row(made.summary, name),
     )
     _check(task)
     return task
+
+
+def _row_by_row(summary: Callable[[Means], Means], name: str) -> Callable[[Means], Means]:
+    """A user's summary, which sees the means of one run, applied to means with further axes in front."""
+
+    def over_rows(means: Means) -> Means:
+        leading = means["loss"].shape
+        flat = {part: value.reshape(-1, *value.shape[len(leading) :]) for part, value in means.items()}
+        rows = [
+            _one_summary(summary, name, {part: value[row] for part, value in flat.items()})
+            for row in range(leading.numel())
+        ]
+        return {part: torch.stack([row[part] for row in rows]).reshape(leading) for part in (rows[0] if rows else {})}
+
+    return over_rows
+
+
+def _one_summary(summary: Callable[[Means], Means], name: str, means: Means) -> Means:
+    try:
+        found = {part: torch.as_tensor(value, device=means["loss"].device) for part, value in summary(means).items()}
+    except Exception as error:  # a user's function may raise anything
+        shapes = ", ".join(f"{part} {list(value.shape)}" for part, value in means.items())
+        raise ConfigError(f"task {name}: summary failed on means {shapes} ({type(error).__name__}: {error})") from error
+    if wide := [f"{part!r} of shape {list(value.shape)}" for part, value in found.items() if value.numel() != 1]:
+        raise ConfigError(f"task {name}: expected summary to return one number for each metric, got {wide[0]}")
+    return {part: value.reshape(()) for part, value in found.items()}
 
 
 def _no_metrics(output: Tensor, target: Tensor) -> Means:

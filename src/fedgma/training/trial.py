@@ -5,6 +5,7 @@ changed and nothing is written.
 """
 
 import copy
+import inspect
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
         except Exception as error:  # a module may raise anything
             raise ConfigError(
                 f"model {name} could not be applied to a batch of shape {list(x.shape)} ({_said(error)}); "
-                f"its first layer must take samples of shape {list(x.shape[1:])}"
+                f"{_fix(model, x)}"
             ) from error
         check_outputs(outputs, x, pool.classes if task is CLASSIFICATION else None, name)
         columns_of(task, model, pool)  # raises if loss and metrics do not fit the outputs
@@ -38,6 +39,17 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
                 f"the loss of model {name} could not be differentiated ({_said(error)}); "
                 "its outputs must depend on its parameters by differentiable operations, without .detach() or .data"
             ) from error
+
+
+def _fix(model: nn.Module, x: Tensor) -> str:
+    """What to change in a model that cannot be applied to a batch."""
+    try:
+        inspect.signature(model.forward).bind(x)
+    except TypeError:
+        return "forward is called with one tensor, the batch; join several inputs in the samples and divide them there"
+    except ValueError:  # a function without a signature
+        pass
+    return f"its first layer must take samples of shape {list(x.shape[1:])}"
 
 
 def _check_parameters(model: nn.Module, name: str) -> None:
@@ -51,7 +63,8 @@ def _check_parameters(model: nn.Module, name: str) -> None:
         types = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise ConfigError(
             f"the trainable parameters of model {name} must be float32, got {types}; "
-            "call .float() on it, and choose faster arithmetic with --precision"
+            f"{'use real numbers' if any(kind.is_complex for kind in kinds) else 'call .float() on it'}, "
+            "and choose faster arithmetic with --precision"
         )
 
 

@@ -289,7 +289,7 @@ class Advisor:
         least = start + 2 * pairs * units(rounds) * unit
         minutes = math.ceil(1.5 * least / (CAREFUL * SHARES[0]) / 60)
         return ConfigError(
-            f"{self.seconds / 60:g} minutes are too short: a round of a run takes about {unit:.2g} s here; "
+            f"{self.seconds / 60:g} min are too short: a round of a run takes about {unit:.2g} s here; "
             f"give at least --minutes {max(minutes, math.ceil(self.seconds / 60) + 1)}"
         )
 

@@ -41,9 +41,9 @@ def describe(data: Dataset) -> list[str]:
     """Sentences on a user's data: how much there is, and how it was understood."""
     train, test = len(data.train.y), len(data.test.y)
     shape = list(data.train.x.shape[1:])
-    outputs = f"{len(data.classes)} {'classes' if data.target == 'class' else 'outputs'}"
+    outputs = f"{len(data.classes)} classes" if data.target == "class" else counted(len(data.classes), "output")
     lines = [f"{train} training and {test} test samples of shape {shape}, {outputs}"]
-    lines += [*data.reading, *data.notes]
+    lines += [*data.reading, *data.notes, *_without_training(data)]
     largest = float(np.abs(data.train.x).max(initial=0)) if data.train.x.dtype == np.float32 else 0.0
     if largest > LARGE:
         lines.append(f"values reach {largest:.3g}; scale the features if training diverges")
@@ -59,6 +59,16 @@ def usual_model(shape: tuple[int, ...]) -> str:
     if len(shape) != 3 or min(shape[1:]) < 6:
         return "mlp"
     return "lenet" if min(shape[1:]) >= 12 else "cnn"
+
+
+def _without_training(data: Dataset) -> list[str]:
+    """A remark on clients all of whose samples were drawn for testing, as happens to those with one or two."""
+    if data.own_tests or data.train.client is None or data.test.client is None:
+        return []
+    train, test = set(data.train.client.tolist()), set(data.test.client.tolist())
+    if not (lost := len(test - train)):
+        return []
+    return [f"{lost} of {len(test | train)} clients have test samples only and do not train"]
 
 
 def fit_partition(part: PartitionSettings, data: Dataset) -> tuple[PartitionSettings, str]:

@@ -24,7 +24,8 @@ def read_delays(path: Path) -> tuple[np.ndarray, ...]:
         raise DataError(f"{path.name} must hold `seconds`, the delay of each device; it holds {', '.join(columns)}")
     seconds = columns.pop("seconds")
     if seconds.dtype.kind not in "iuf" or seconds.ndim not in (1, 2) or not seconds.size:
-        raise DataError(f"{path.name}: `seconds` must be numbers, [device] or [device, measurement]")
+        got = f"{seconds.dtype} {list(seconds.shape)}" if seconds.dtype.kind not in "UT" else _odd(seconds)
+        raise DataError(f"{path.name}: `seconds` must be numbers, [device] or [device, measurement], got {got}")
     seconds = seconds.astype(np.float64)
     if not ((seconds >= 0) & (seconds <= LONGEST)).all():
         raise DataError(f"{path.name}: `seconds` must be from 0 to {LONGEST:g}")
@@ -35,3 +36,13 @@ def read_delays(path: Path) -> tuple[np.ndarray, ...]:
         raise DataError(f"{path.name}: expected a device for each of {len(seconds)} delays, got {len(named)}")
     _, device = np.unique(named, return_inverse=True)
     return tuple(seconds[device == which] for which in range(int(device.max()) + 1))
+
+
+def _odd(texts: np.ndarray) -> str:
+    """The first of the texts that is no number, and its row."""
+    for row, text in enumerate(texts.ravel().tolist(), 1):
+        try:
+            float(text)
+        except ValueError:
+            return f"{text!r:.60} in row {row}" if text else f"an empty cell in row {row}"
+    return "texts"

@@ -26,6 +26,7 @@ from fedgma.data.files.own.roles import (
     plain,
 )
 from fedgma.data.files.own.tables import parts_of_table, read_csv, read_parquet_table
+from fedgma.data.files.own.text import SUFFIXES as TEXTS
 from fedgma.data.files.reader import largest
 from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError
@@ -119,7 +120,9 @@ def _read_images(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[
                 images.append(_decode(file, mode))
                 labels.append(label)
     if not images:
-        raise DataError(f"{top.name} holds no images; known formats: {', '.join(FORMATS)}")
+        texts = any(file.suffix.lower() in TEXTS for file in top.rglob("*"))
+        hint = "; it holds texts, which task=next_token reads" if texts else ""
+        raise DataError(f"{top.name} holds no images; known formats: {', '.join(FORMATS)}{hint}")
     sizes = {image.shape for image in images}
     if len(sizes) > 1:
         listed = " and ".join(f"{width} x {height}" for _, height, width in sorted(sizes)[:2])

@@ -200,20 +200,33 @@ def _cell(cell: Any) -> npt.NDArray[Any]:
 def _features(columns: Mapping[str, Column], where: str) -> npt.NDArray[np.float32]:
     if not columns:
         raise DataError(f"{where} has no columns of features besides the labels")
+    columns = {name: _numbers(column) if column.dtype == object else column for name, column in columns.items()}
+    _check_numbers({name: c for name, c in columns.items() if c.dtype.kind not in "iufb" or c.ndim != 1}, where)
     features = []
     for name, column in columns.items():
-        if column.dtype == object:
-            column = _numbers(column)
-        if column.dtype.kind not in "iufb" or column.ndim != 1:
-            raise DataError(
-                f"{where}: column {name!r} must hold numbers, got {_example(column)}; "
-                "replace it by numbers, remove it, or name it `label` or `client` if it is that"
-            )
         if column.dtype.kind == "f" and not np.isfinite(column).all():
             row = int(np.flatnonzero(~np.isfinite(column))[0])
             raise DataError(f"{where}: column {name!r} has no finite number in row {row + 1}; fill or remove such rows")
         features.append(column.astype(np.float32))
     return np.stack(features, 1)
+
+
+def _check_numbers(wrong: Mapping[str, Column], where: str) -> None:
+    """Refuse all columns that hold something else than numbers at once, each with a cell of it."""
+    if not wrong:
+        return
+    found = {name: _example(column) for name, column in wrong.items()}
+    last = "remove it, or name it `label` or `client` if it is that"
+    if len(found) == 1:
+        ((name, cell),) = found.items()
+        fix = "fill in or remove such rows" if cell.startswith("an empty") else "replace it by numbers"
+        raise DataError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}")
+    many = ", ".join(f"{name!r} ({cell})" for name, cell in list(found.items())[:8])
+    more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+    raise DataError(
+        f"{where}: these columns must hold numbers: {many}{more}; replace texts by numbers and fill in empty cells, "
+        "remove the columns, or name one `label` or `client` if it is that"
+    )
 
 
 def _numbers(column: Column) -> Column:
