@@ -15,7 +15,7 @@ from fedgma.errors import ConfigError
 from fedgma.experiments.advise.advice import conclude, settings_file
 from fedgma.experiments.advise.halving import Stage
 from fedgma.experiments.advise.pictures import pictures_of
-from fedgma.experiments.advise.question import AVERAGE_OF_MODELS, TRIED, Question, ask
+from fedgma.experiments.advise.question import AVERAGE_OF_MODELS, TRIED, Question, ask, finalists
 from fedgma.experiments.advise.search import Course, Findings, Trainer, search_and_test
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
@@ -144,6 +144,16 @@ def test_a_test_without_time_for_more_seeds_is_complete(tmp_path, advised):
 def test_a_time_that_is_too_short_says_how_much_is_needed(tmp_path):
     with pytest.raises(ConfigError, match=r"0\.05 min are too short.*give at least --minutes \d+"):
         search_and_test(trainer(tmp_path), 3.0)
+
+
+def test_the_average_of_models_is_always_tested_where_it_is_tried():
+    tried = ask(expand(TINY), Materials("cpu"))
+    ranked = (("mean", (0.1, 1.0)), ("GMA", (0.01, 1.0)), ("TIES", (0.1, 1.0)))
+    assert finalists(ranked, tried) == (*ranked[:2], (AVERAGE_OF_MODELS, (0.1, 1.0)))
+    assert finalists(ranked[:1], tried) == (ranked[0], (AVERAGE_OF_MODELS, (0.1, 1.0)))
+    found = (ranked[0], (AVERAGE_OF_MODELS, (0.01, 1.0)), ranked[1])
+    assert finalists(found, tried) == found
+    assert finalists(ranked, ask(expand(TINY), Materials("cpu"), ["gma"])) == ranked
 
 
 def test_a_list_of_federations_is_refused():

@@ -30,7 +30,7 @@ from fedgma.experiments.advise.halving import (
     survivors,
     units,
 )
-from fedgma.experiments.advise.question import NEVER, Question, seeds_of_the_search, seeds_of_the_test
+from fedgma.experiments.advise.question import NEVER, Question, finalists, seeds_of_the_search, seeds_of_the_test
 from fedgma.experiments.grid import Grid
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.plan import Planned, missing, pack, plan
@@ -245,7 +245,7 @@ class Advisor:
         asked, seeds = self.trainer.question, seeds_of_the_test(self.trainer.question)
         planned = [stage for stage in self.log.stages if stage.final]
         if not planned:
-            ranked = survivors(last.merits, asked.base, 3, 1)
+            ranked = finalists(survivors(last.merits, asked.base, 3, 1), asked)
             every = asked.arms[asked.base].evaluate_every
             stage = final_stage(ranked, (asked.base, asked.pairs[0]), seeds[:LEAST_SEEDS], self.allowed(1, every=every))
             if self.trainer.stop():

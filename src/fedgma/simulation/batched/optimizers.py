@@ -63,27 +63,23 @@ def lay_out(optimizers: Sequence[ServerOptimizer], shapes: Shapes, device: torch
         take2=column([1 - beta for beta in setting("beta2")]),
         epsilon=column(setting("epsilon", 1.0)),
     )
-    kinds = sorted({optimizer.name for optimizer in optimizers if has_formula(optimizer)})
-    rows = {
-        k: [row for row, optimizer in enumerate(optimizers) if has_formula(optimizer) and optimizer.name == k]
-        for k in kinds
-    }
+    averages = [float(optimizer.settings.get("average", 0.0)) for optimizer in optimizers]
+    kinds = [optimizer.name if has_formula(optimizer) else "" for optimizer in optimizers]
+    rows = {kind: [row for row, name in enumerate(kinds) if name == kind] for kind in sorted({*kinds} - {""})}
     starts = [
         settings["epsilon"] ** 2 if settings and "v" in MOMENTS[optimizer.name] else 0.0
         for optimizer, settings in zip(optimizers, known, strict=True)
     ]
     return Optimizers(
         optimizers=tuple(optimizers),
-        kinds={kind: torch.tensor(rows[kind], device=device) for kind in kinds},
-        own=tuple(row for row, optimizer in enumerate(optimizers) if not has_formula(optimizer)),
+        kinds={kind: torch.tensor(row, device=device) for kind, row in rows.items()},
+        own=tuple(row for row, kind in enumerate(kinds) if not kind),
         rates=rates,
         learning_rate=column(setting("learning_rate")),
         before=torch.tensor([settings.get("mask_position") == "before" for settings in known], device=device)[:, None],
         any_before=any(settings.get("mask_position") == "before" for settings in known),
         start=column(starts),
-        average=exact(shares)
-        if any(shares := [optimizer.settings.get("average", 0.0) for optimizer in optimizers])
-        else None,
+        average=exact(averages) if any(averages) else None,
         shapes=shapes,
     )
 
