@@ -62,7 +62,7 @@ def name_axes(axes: Axes, x: str = "", y: str = "") -> None:
     axes.set_ylabel(y, fontsize=SIZE, color=INK)
 
 
-def key(axes: Axes, columns: int, place: Literal["lower right", "upper right"]) -> None:
+def key(axes: Axes, columns: int, place: Literal["lower right", "upper right", "best"]) -> None:
     """A legend without a box."""
     axes.legend(fontsize=SIZE, ncols=columns, frameon=False, loc=place, labelcolor=INK, handlelength=2.2)
 
