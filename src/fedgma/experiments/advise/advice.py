@@ -141,7 +141,9 @@ def _short_of_time(findings: Findings) -> list[str]:
     if left := [name for name in asked.arms if name not in first.arms]:
         notes.append(f"there was no time to try {len(left)} rules: {'; '.join(left)}")
     if first.pairs < len(asked.pairs):
-        notes.append(f"there was time for {first.pairs} of {len(asked.pairs)} pairs of learning rates")
+        notes.append(
+            f"{first.pairs} of {len(asked.pairs)} pairs of learning rates were tried, by the speed of the first rounds"
+        )
     if len(findings.courses) < len(SHARES) and last.rounds < asked.rounds:
         notes.append(f"there was time for {len(findings.courses)} of {len(SHARES)} stages of the search")
     if len(last.seeds) == 1:
