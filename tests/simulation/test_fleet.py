@@ -10,7 +10,7 @@ import fedgma
 from fedgma.data.federation import federate
 from fedgma.data.files import load
 from fedgma.data.partitions import dirichlet, iid
-from fedgma.data.shifts import Colour
+from fedgma.data.shifts import Colour, Rotation
 from fedgma.errors import ConfigError
 from fedgma.simulation.fleet import assemble, lay_lane_batch, play, play_round, restore, start
 from fedgma.simulation.sampling import sample_clients, steps_of_a_round
@@ -125,6 +125,26 @@ def test_compiled_kernels_and_loop_give_the_same_fleet(images, model):
     for slow, fast in zip(first.records, second.records, strict=True):
         assert slow.sampled == fast.sampled
         assert slow.train_loss == pytest.approx(fast.train_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("shift", [Colour(), Rotation()])
+@pytest.mark.parametrize("shown", [1, 2**26])
+def test_compiled_kernels_show_every_client_its_own_colours_or_angle(monkeypatch, shift, shown):
+    pytest.importorskip("numba")
+    from fedgma.training.fast.cpu import trainer
+
+    monkeypatch.setattr(trainer, "SHOWN", shown)  # two clients at a time, or all
+    monkeypatch.setattr(trainer, "available_cores", lambda: 2)
+    mini = load("fmnist-mini")
+    federation = federate(mini, dirichlet(mini.train.y[:900], 6, alpha=0.5, seed=1), shift=shift, seed=3)
+    runs = [make_spec(federation, model="lenet", rounds=2, clients_per_round=5, seed=i, lr=0.01) for i in range(2)]
+    first, second = (last(runs, trainer=name) for name in ("loop", "kernels"))
+    assert relative(first.state.params, second.state.params) < 1e-5
+    for slow, fast in zip(first.records, second.records, strict=True):
+        for split, scored in slow.scores.items():
+            assert fast.scores[split]["loss"] == pytest.approx(scored["loss"], rel=1e-4)
+    alone = last(runs[1:], trainer="kernels")
+    assert torch.equal(alone.state.params[0], second.state.params[1])
 
 
 def test_a_model_without_a_compiled_kernel_is_refused_only_when_it_is_asked_for():

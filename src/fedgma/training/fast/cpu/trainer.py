@@ -1,54 +1,60 @@
 """The CPU kernels as a local trainer and a scorer, for LeNet and logistic regression."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgma.data.pools import ImagePool, Pool
-from fedgma.training.evaluation import Scorer
+from fedgma.data.pools import CHUNK, ImagePool, Pool
+from fedgma.machine import available_cores
+from fedgma.training.evaluation import Scorer, seen_by
 from fedgma.training.fast.cpu import clients as kernels
 from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
 from fedgma.training.models import LeNet, Logistic
 from fedgma.training.stacked import Stacked, flatten, shapes_of
 
 KERNELS = {LeNet: "lenet", Logistic: "logistic"}
+SHOWN = 2**26  # bytes of images that are shown in a view at a time, if that is enough for all cores
+LARGER = 3 * 4  # bytes that a byte of a grey image becomes: three colours, in float32
 
 
 def kernel_of(model: nn.Module, pool: Pool) -> str | None:
     """The name of the kernel for this model on this pool, or None where there is none or numba is missing."""
     name = KERNELS.get(type(model))
-    plain = isinstance(pool, ImagePool) and pool.view is None and pool.x.dim() == 4 and pool.y.device.type == "cpu"
+    readable = isinstance(pool, ImagePool) and pool.x.dim() == 4 and pool.y.device.type == "cpu"
     trainable = all(value.requires_grad for value in model.parameters())
-    if name is None or not plain or not trainable or pool.x.dtype not in (torch.uint8, torch.float32):
+    if name is None or not readable or not trainable or pool.x.dtype not in (torch.uint8, torch.float32):
         return None
-    channels, height, width = pool.x.shape[1:]
+    first = torch.zeros(1, dtype=torch.int64)
+    channels, height, width = pool.x.shape[1:] if _view_of(pool) is None else pool.batch(first, first)[0].shape[1:]
     return None if kernels.why_not(name, (channels, height, width)) else str(name)
 
 
 def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
     """A trainer by the kernel on these pools; called like `loop.train`."""
-    images = {id(pool): _images(pool) for pool in pools}
+    images = {id(pool): _images(pool) for pool in pools if _view_of(pool) is None}
 
-    def train(task: Assignment) -> Trained:
-        _, lane_batch, pools, start, _, correction, _ = task
+    def train(assignment: Assignment) -> Trained:
+        _, lane_batch, pools, start, _, correction, _ = assignment
         flat = flatten(start).numpy()
         fixes = flatten(correction).numpy() if correction else None
-        used, updates = np.unique(lane_batch.pool), torch.empty(0)
-        if len(used) > 1:  # else the kernel's own array is handed on
+        groups = list(_groups(lane_batch, pools))
+        updates = torch.empty(0)
+        if len(groups) > 1:  # else the kernel's own array is handed on
             updates = torch.empty(lane_batch.size, flat.shape[1])
         loss, accuracy = torch.empty(lane_batch.size), torch.empty(lane_batch.size)
-        for which in used:
-            rows = np.flatnonzero(lane_batch.pool == which)
+        for pool, rows in groups:
             part = lane_batch.take(rows)
+            known = images.get(id(pool))
+            data, batches = _seen_by_lanes(pool, part) if known is None else (known, _batches(part))
             results = kernels.train_clients(
                 name,
                 flat[part.run[0]] if (part.run == part.run[0]).all() else flat[part.run],
-                images[id(pools[which])],
-                _batches(part),
-                classes=pools[which].classes,
+                data,
+                batches,
+                classes=pool.classes,
                 lr=part.lr,
                 momentum=part.rate("momentum"),
                 mu=part.rate("mu"),
@@ -57,7 +63,7 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
                 clip=part.rate("clip"),
                 corrections=None if fixes is None else fixes[rows],
             )
-            if len(used) > 1:
+            if len(groups) > 1:
                 updates[rows] = torch.from_numpy(results.updates)
             else:
                 updates = torch.from_numpy(results.updates)
@@ -67,6 +73,45 @@ def kernel_trainer(name: str, pools: Sequence[Pool]) -> LocalTrainer:
     return train
 
 
+def _groups(lane_batch: LaneBatch, pools: Sequence[Pool]) -> Iterator[tuple[Pool, np.ndarray]]:
+    """Lanes that train together: all of a pool, or with a view as many as may be shown at a time."""
+    for number in np.unique(lane_batch.pool):
+        rows, pool = np.flatnonzero(lane_batch.pool == number), pools[number]
+        if _view_of(pool) is None:
+            yield pool, rows
+            continue
+        largest = int(lane_batch.counts[rows].sum(1).max()) * pool.x[0].numel() * LARGER
+        size = max(available_cores(), SHOWN // max(1, largest))
+        for begin in range(0, len(rows), size):
+            yield pool, rows[begin : begin + size]
+
+
+def _seen_by_lanes(pool: Pool, lane_batch: LaneBatch) -> tuple[kernels.Images, list[np.ndarray]]:
+    """The lanes' samples, each as its client sees it, and the lanes' batches of them."""
+    parts, batches, begin = [], [], 0
+    for client, steps in zip(lane_batch.client.tolist(), _batches(lane_batch), strict=True):
+        used = np.unique(np.maximum(steps, 0)) if steps.size else np.zeros(1, np.int64)  # one for a client without any
+        batches.append(np.where(steps < 0, -1, begin + np.searchsorted(used, steps)))
+        parts += _seen(pool, torch.from_numpy(used), torch.full((len(used),), client))
+        begin += len(used)
+    return _together(parts), batches
+
+
+def _seen(pool: Pool, index: Tensor, client: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Samples as their clients see them, and labels: a few at a time, which stay in the cache."""
+    pieces = zip(torch.split(index, CHUNK), torch.split(client, CHUNK), strict=True)
+    return [pool.batch(*piece) for piece in pieces]
+
+
+def _together(parts: Sequence[tuple[Tensor, Tensor]]) -> kernels.Images:
+    x, y = (torch.cat(of_all).numpy() for of_all in zip(*parts, strict=True))
+    return kernels.images(x, y)
+
+
+def _view_of(pool: Pool) -> object:
+    return pool.view if isinstance(pool, ImagePool) else None
+
+
 def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
     """Loss and hits of every run by the kernel on pools that it can read, by `otherwise` on the rest."""
     known: dict[int, tuple[Pool, str | None, kernels.Images | None]] = {}
@@ -74,11 +119,13 @@ def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
     def score(params: Stacked, buffers: Stacked, pool: Pool, index: Tensor) -> tuple[Tensor, Tensor]:
         if id(pool) not in known:
             kernel = kernel_of(model, pool)
-            known[id(pool)] = (pool, kernel, None if kernel is None else _images(pool))
-        _, name, data = known[id(pool)]
-        if name is None or data is None:
+            plain = kernel is not None and _view_of(pool) is None
+            known[id(pool)] = (pool, kernel, _images(pool) if plain else None)
+        _, name, images = known[id(pool)]
+        if name is None:
             return otherwise(params, buffers, pool, index)
-        chosen, wanted = index.numpy(), pool.y[index]
+        data = _together(_seen(pool, index, seen_by(pool, index))) if images is None else images
+        chosen, wanted = None if images is None else index.numpy(), pool.y[index]
         scores = [
             torch.from_numpy(kernels.logits(name, row, data, classes=pool.classes, index=chosen))
             for row in flatten(params).numpy()
