@@ -35,7 +35,7 @@ from fedgma.paper.plots.contest import draw_gains
 from fedgma.paper.rates import read_chosen, setting_of
 from fedgma.reports.plots.style import save
 from fedgma.statistics.comparisons import over_seeds
-from fedgma.statistics.labels import NAMES, in_sentence
+from fedgma.statistics.labels import NAMES, capitalised, in_sentence
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
 ROOT = Path(__file__).parents[1]
@@ -168,7 +168,7 @@ def text() -> str:
     said = [f"over the mean of the same server (FedAvg: {sum(plain) / len(plain):.1f} %): {_on_text(arms)}"]
     if same := _scores(SAME_RATES):
         said.append(f"with FedAvg at the rates of the mean: {_on_text(same)}")
-    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in said)
+    return "\n".join(f"- {capitalised(one)}." for one in said)
 
 
 def _scores(file: Path) -> dict[Arm, dict[int, float]]:
@@ -259,7 +259,7 @@ def universes() -> str:
     if multiverse is None:
         return NOT_YET
     told = [*sentences(multiverse)[1:3], *most_telling(multiverse)]
-    return "\n".join(f"- {sentence[0].upper()}{sentence[1:]}." for sentence in told)
+    return "\n".join(f"- {capitalised(sentence)}." for sentence in told)
 
 
 def parts() -> dict[Path, dict[str, str]]:

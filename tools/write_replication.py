@@ -32,7 +32,7 @@ from fedgma.reports.plots.style import plain_text, save
 from fedgma.reports.report import write_tables
 from fedgma.reports.tables import Table, markdown
 from fedgma.statistics.comparisons import over_seeds
-from fedgma.statistics.labels import plain, short
+from fedgma.statistics.labels import capitalised, plain, short
 from fedgma.statistics.verdicts import from_interval, paired
 
 ROOT = Path(__file__).parents[1]
@@ -221,9 +221,7 @@ def experiment_page(name: str, replication: Replication) -> str:
     claims = Table("", "", ("claim", "verdict", "result"), tuple((a.claim.text, a.verdict, a.text) for a in answers))
     if answers:
         parts += ["## Claims", _bare(claims), CLAIMS.replace("this page", "the replication")]
-    parts += ["## Notes", "\n".join(f"- {note[0].upper()}{note[1:]}." for note in comparison.notes)] * bool(
-        comparison.notes
-    )
+    parts += ["## Notes", "\n".join(f"- {capitalised(note)}." for note in comparison.notes)] * bool(comparison.notes)
     parts += universes_of(comparison)
     if cells := _cells(comparison):
         parts += [

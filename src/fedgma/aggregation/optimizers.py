@@ -122,14 +122,22 @@ def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
         moments = {name: arrays for name, arrays in state.items() if name not in ("average", AVERAGED)}
         moved, moments = optimizer.step(aggregate, moments, params)
         before = float(state[AVERAGED]["models"]) if AVERAGED in state else settled(beta)
-        models = beta * before + 1
-        rest, share = 1 - 1 / models, 1 / models
+        models, rest, share = averaging_weights(beta, before)
         average = {
             key: rest * held + share * cast(moved[key], spec(held).dtype) for key, held in state["average"].items()
         }
         return moved, {**moments, "average": average, AVERAGED: {"models": np.array(models)}}
 
     return ServerOptimizer(optimizer.name, init, step, {**optimizer.settings, "average": beta})
+
+
+def averaging_weights(beta: Any, before: Any) -> tuple[Any, Any, Any]:
+    """How many models an average amounts to with the next one, and the weights of the average before and of that one.
+
+    Numbers, or float64 columns with one number per run.
+    """
+    models = beta * before + 1
+    return models, 1 - 1 / models, 1 / models
 
 
 def settled(beta: float) -> float:

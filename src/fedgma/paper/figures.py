@@ -20,7 +20,7 @@ from fedgma.reports.plots.specifications import draw_specifications
 from fedgma.reports.plots.style import plain_text
 from fedgma.reports.tables import slug
 from fedgma.statistics.arms import Spread, common
-from fedgma.statistics.labels import NAMES, plain, short
+from fedgma.statistics.labels import NAMES, capitalised, plain, short
 
 MOST = 16  # pictures of a kind
 
@@ -181,7 +181,7 @@ def _attacks(comparison: Comparison) -> Iterator[Picture]:
 def _specifications(comparison: Comparison) -> Iterator[Picture]:
     if (multiverse := multiverse_of(comparison)) is not None:
         caption = "Masked minus plain averaging in every universe, sorted, with 95 % CIs; below, what each chose. "
-        said = ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences(multiverse)[:2])
+        said = ". ".join(capitalised(sentence) for sentence in sentences(multiverse)[:2])
         drawn = draw_specifications(specifications(multiverse))
         yield _picture("specifications", "multiverse", "Specification curve", f"{caption}{said}.", drawn)
 

@@ -17,7 +17,7 @@ from fedgma.reports.report import Report, common_settings, varied_settings, with
 from fedgma.reports.sheet import STYLE, allowed
 from fedgma.reports.tables import Table, html
 from fedgma.statistics.arms import last_rounds
-from fedgma.statistics.labels import plain
+from fedgma.statistics.labels import capitalised, plain
 
 LONG = 8  # rows; a longer table can be filtered
 SHORT = 4  # entries; a longer list of a fact is left out
@@ -142,7 +142,7 @@ def _grid(figures: Sequence[str]) -> str:
 def _verdict(sentence: str) -> str:
     """A verdict: what it says, and below it in smaller type what limits it."""
     said, limits = with_limits(sentence)
-    small = f"<small>{escape(limits[0].upper() + limits[1:])}.</small>" if limits else ""
+    small = f"<small>{escape(capitalised(limits))}.</small>" if limits else ""
     return f'<p class="verdict">{escape(said)}. {small}</p>'
 
 

@@ -20,7 +20,7 @@ from fedgma.reports.targets import targets_table
 from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.baseline import against_baseline
 from fedgma.statistics.comparisons import Comparison
-from fedgma.statistics.labels import NAMES, begun, is_rule, plain, short, sortable
+from fedgma.statistics.labels import NAMES, capitalised, is_rule, plain, short, sortable
 from fedgma.statistics.metrics import metric_of
 from fedgma.statistics.selection import where as filtered
 
@@ -183,7 +183,7 @@ def verdict_of(comparison: Comparison, *, alone: bool) -> str:
     """The verdict as a sentence; unless it stands `alone`, the names of the arms come first."""
     first, second = comparison.names
     text = comparison.text if alone and comparison.cells else f"{first} against {second}: {comparison.text}"
-    return begun(text)
+    return capitalised(text)
 
 
 def with_limits(verdict: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from fedgma.reports.tables import Table, Value, slug
 from fedgma.statistics.arms import Row, Spread, Summary, last_rounds, spread, summarise, telling, trait
 from fedgma.statistics.comparisons import Comparison
 from fedgma.statistics.convergence import converge
-from fedgma.statistics.labels import begun, plain, short
+from fedgma.statistics.labels import capitalised, plain, short
 from fedgma.statistics.metrics import ACCURACY, Metric, course, metrics_of
 from fedgma.statistics.power import LEAST_SEEDS
 
@@ -74,17 +74,17 @@ def differences_table(comparison: Comparison) -> Table:
     tested_names = ("verdict", "difference", "CI low", "CI high", "seeds ahead", "p", "p (Holm)")
     header = (*map(short, names), *tested_names, "rounds", "converged", "diverged", "best", "without diverged")
     note = (
-        f"{begun(_what_is_compared(comparison))} ({comparison.metric}), paired by seed; "
+        f"{capitalised(_what_is_compared(comparison))} ({comparison.metric}), paired by seed; "
         f"95 % CI and p of the paired t test. Fewer than {LEAST_SEEDS} seeds are preliminary. `best`: the difference "
         "of the best evaluations, over the rounds that both arms evaluated. `without diverged`: the difference without "
         "the pairs in which a run diverged."
     )
     if len(comparison.cells) > 1:
         note += f" p (Holm) is corrected for {comparison.tests} tests." if comparison.tests else ""
-        note += f" {comparison.signs[0].upper()}{comparison.signs[1:]}."
+        note += f" {capitalised(comparison.signs)}."
     return Table(
         f"differences-{slug(first)}-{slug(second.removeprefix('the '))}",
-        begun(f"{first} against {second}"),
+        capitalised(f"{first} against {second}"),
         header,
         tuple(body),
         note,

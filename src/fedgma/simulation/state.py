@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgma.aggregation.optimizers import AVERAGED, settled
 from fedgma.aggregation.optimizers import State as OptimizerState
-from fedgma.aggregation.optimizers import settled
 from fedgma.simulation.batched.carried import Carried
 from fedgma.simulation.batched.optimizers import Moments, kept_moments
 from fedgma.simulation.spec import RunSpec
@@ -65,7 +65,7 @@ def export(fleet: Layout, state: State, run: int) -> dict[str, np.ndarray]:
         named = unflatten(flat[run : run + 1], fleet.shapes if part == "params" else fleet.seen)
         plain |= {f"{part}/{name}": value[0].cpu().numpy().copy() for name, value in named.items()}
     if state.moments.models is not None and "average" in moments:
-        plain["averaged/models"] = state.moments.models[run, 0].cpu().numpy().copy()
+        plain[f"{AVERAGED}/models"] = state.moments.models[run, 0].cpu().numpy().copy()
     plain |= {f"buffers/{name}": value[run].cpu().numpy().copy() for name, value in state.buffers.items()}
     plain |= {name: value.cpu().numpy().copy() for name, value in _carried_by(fleet, state.carried, run).items()}
     for moment, arrays in (state.moments.own[run] or {}).items():
@@ -161,7 +161,7 @@ def _restored_models(fleet: Layout, fresh: Tensor | None, states: Sequence[dict[
     if fresh is None:
         return None
     betas = [float(spec.optimizer.settings.get("average", 0.0)) for spec in fleet.specs]
-    models = [float(s.get("averaged/models", settled(beta))) for s, beta in zip(states, betas, strict=True)]
+    models = [float(s.get(f"{AVERAGED}/models", settled(beta))) for s, beta in zip(states, betas, strict=True)]
     return torch.tensor(models, dtype=torch.float64, device=fleet.device)[:, None]
 
 

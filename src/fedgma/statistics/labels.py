@@ -117,10 +117,10 @@ def in_title(name: str, value: Any) -> str:
     return plain(value) if name in ALONE else f"{short(name)} {plain(value)}"
 
 
-def begun(text: str) -> str:
-    """A text as a heading or a sentence begins; the name of a file stays as it is.
+def capitalised(text: str) -> str:
+    """A text with a capital first, as a heading or a sentence begins; the name of a file stays as it is.
 
-    >>> begun("the median against the mean"), begun("mine.py:rule against the mean")
+    >>> capitalised("the median against the mean"), capitalised("mine.py:rule against the mean")
     ('The median against the mean', 'mine.py:rule against the mean')
     """
     return text if ".py:" in text.partition(" ")[0] else text[:1].upper() + text[1:]

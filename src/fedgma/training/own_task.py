@@ -64,13 +64,13 @@ def _row_by_row(summary: Callable[[Means], Means], name: str) -> Callable[[Means
 
 def _one_summary(summary: Callable[[Means], Means], name: str, means: Means) -> Means:
     try:
-        found = {part: torch.as_tensor(value, device=means["loss"].device) for part, value in summary(means).items()}
+        numbers = {part: torch.as_tensor(value, device=means["loss"].device) for part, value in summary(means).items()}
     except Exception as error:  # a user's function may raise anything
         shapes = ", ".join(f"{part} {list(value.shape)}" for part, value in means.items())
         raise ConfigError(f"task {name}: summary failed on means {shapes} ({type(error).__name__}: {error})") from error
-    if wide := [f"{part!r} of shape {list(value.shape)}" for part, value in found.items() if value.numel() != 1]:
+    if wide := [f"{part!r} of shape {list(value.shape)}" for part, value in numbers.items() if value.numel() != 1]:
         raise ConfigError(f"task {name}: expected summary to return one number for each metric, got {wide[0]}")
-    return {part: value.reshape(()) for part, value in found.items()}
+    return {part: value.reshape(()) for part, value in numbers.items()}
 
 
 def _no_metrics(output: Tensor, target: Tensor) -> Means:

@@ -17,7 +17,7 @@ from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import SECTIONS, Settings, record
 from fedgma.statistics.arms import last_rounds, score, summarise
 from fedgma.statistics.convergence import converge
-from fedgma.statistics.labels import NAMES, in_sentence
+from fedgma.statistics.labels import NAMES, capitalised, in_sentence
 from fedgma.statistics.metrics import course
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
@@ -116,7 +116,7 @@ def _reasons(findings: Findings, contenders: Sequence[Contender], gain: Verdict 
     )
     for contender in others:
         if contender.verdict is not None and contender.verdict is not gain:
-            lines.append(f"{_capital(contender.name)}{_at(contender.candidate[1])}: {contender.verdict.text}")
+            lines.append(f"{capitalised(contender.name)}{_at(contender.candidate[1])}: {contender.verdict.text}")
     return lines
 
 
@@ -130,7 +130,9 @@ def _first_reason(best: Contender, others: Sequence[Contender], gain: Verdict | 
         return "No gain of another rule is to be expected: no finalist is ahead of the plain mean at its best rates"
     most = max(leading, key=lambda contender: contender.gain)
     if most.verdict is not None and most.verdict.significant:
-        return f"{_capital(most.name)} is ahead of the plain mean at its best rates, but not of the mean at your rates"
+        return (
+            f"{capitalised(most.name)} is ahead of the plain mean at its best rates, but not of the mean at your rates"
+        )
     return f"No other rule is significantly ahead; the most promising is {most.name}; more minutes give more seeds"
 
 
@@ -219,10 +221,6 @@ def _in_sentence(label: str) -> str:
         AVERAGE_OF_MODELS: f"the {AVERAGE_OF_MODELS}"
     }
     return rules.get(label, label)
-
-
-def _capital(words: str) -> str:
-    return words[0].upper() + words[1:]
 
 
 def settings_file(findings: Findings, advice: Advice, materials: Materials) -> str:

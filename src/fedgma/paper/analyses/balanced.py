@@ -15,6 +15,7 @@ from fedgma.seeds import generator
 from fedgma.simulation import fleet as fleets
 from fedgma.simulation.sampling import sample_clients
 from fedgma.simulation.spec import RunSpec
+from fedgma.statistics.labels import capitalised
 from fedgma.statistics.verdicts import paired
 from fedgma.training.evaluation import evaluate
 from fedgma.training.stacked import unflatten
@@ -100,6 +101,6 @@ def find_balanced(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
     for name, (text, values) in texts.items():
         verdict = paired(values)
         between = "" if verdict.interval is None else f", 95 % CI {verdict.low:+.2f} to {verdict.high:+.2f}"
-        said = f"{text[0].upper()}{text[1:]}: {verdict.mean:+.2f} points{between}, {verdict.of} seeds."
+        said = f"{capitalised(text)}: {verdict.mean:+.2f} points{between}, {verdict.of} seeds."
         made.append(Finding(name, said, judged(verdict.interval), verdict.mean, verdict.interval, verdict.of))
     return made

@@ -23,6 +23,7 @@ from fedgma.paper.findings import Finding, judged
 from fedgma.paper.plots.usefulness import draw_usefulness
 from fedgma.seeds import generator
 from fedgma.simulation import fleet as fleets
+from fedgma.statistics.labels import capitalised
 from fedgma.statistics.verdicts import Verdict, paired
 
 Numbers = npt.NDArray[np.float64]
@@ -248,4 +249,4 @@ def _finding(name: str, text: str, verdict: Verdict, added: float) -> Finding:
     interval = verdict.interval
     between = "" if interval is None else f" (95 % CI {interval[0] + added:.3f} to {interval[1] + added:.3f})"
     said = f"{text.format(verdict.mean + added)}{between}, {verdict.of} seeds."
-    return Finding(name, said[0].upper() + said[1:], judged(interval), verdict.mean, interval, verdict.of)
+    return Finding(name, capitalised(said), judged(interval), verdict.mean, interval, verdict.of)

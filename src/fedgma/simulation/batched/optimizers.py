@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedgma.aggregation.aggregate import Aggregate, rows_to_length
-from fedgma.aggregation.optimizers import FORMULAS, MOMENTS, Rates, ServerOptimizer, State
+from fedgma.aggregation.optimizers import FORMULAS, MOMENTS, Rates, ServerOptimizer, State, averaging_weights
 from fedgma.arrays import to_native
 from fedgma.simulation.batched.tallies import Merged
 from fedgma.training.stacked import Shapes, unflatten
@@ -130,9 +130,8 @@ def step(optimizers: Optimizers, merged: Merged, moments: Moments, params: Tenso
     if optimizers.own:
         new, moments = _own_steps(optimizers, merged, moments, params, new)
     if optimizers.average is not None and moments.average is not None and moments.models is not None:
-        models = optimizers.average * moments.models + 1
-        rest, share = (1 - 1 / models).float(), (1 / models).float()
-        average = _of_alive(merged, rest * moments.average + share * new, moments.average)
+        models, rest, share = averaging_weights(optimizers.average, moments.models)
+        average = _of_alive(merged, rest.float() * moments.average + share.float() * new, moments.average)
         moments = moments._replace(average=average, models=_of_alive(merged, models, moments.models))
     return new, moments
 
