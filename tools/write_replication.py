@@ -149,6 +149,7 @@ def _page_fields(replication: Replication) -> dict[str, str]:
     fields = {
         "claims": table,
         "steps": overview.near_print(steps, "local steps"),
+        "readings": _readings(replication.comparisons["C8"], {"local_steps": 6}),
         "tests": str(max(look.test.tests for look in looks if look.test is not None)),
         "outdated": str(sum(bool(why_outdated(entry.settings, entry.facts)) for entry in replication.entries)),
         "E7 apart": _finding("E7", "separate/2/non_participating", replication),
@@ -162,6 +163,13 @@ def _page_fields(replication: Replication) -> dict[str, str]:
             f"near {name}": f"{levels.near} of {levels.printed}",
         }
     return fields
+
+
+def _readings(comparison: Comparison, where: Mapping[str, object]) -> str:
+    """In how many cells every arm is near the printed masked level, in words: the mean in 11 of 19 cells, GMA in 2."""
+    (first, most, cells), *others = overview.nearest_readings(comparison, where)
+    rest = [f"{arm} in {number or 'none'}" for arm, number, _ in others]
+    return ", ".join([f"{first} in {most} of {cells} cells", *rest])
 
 
 def _finding(name: str, path: str, replication: Replication) -> str:

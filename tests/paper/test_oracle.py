@@ -160,3 +160,24 @@ def key(settings):
     names = ("dataset", "partition.name", "partition.mode", "partition.alpha", "partition.clients", "clients_per_round")
     names += ("local_steps", "local_epochs", "batch_size", "momentum", "algorithm")
     return (*(settings.get(name) for name in names), settings.get("weighting") or "samples")
+
+
+def test_the_printed_grid_of_the_masked_mean_is_nearest_to_our_plain_mean():
+    printed, ours = {}, defaultdict(list)
+    with (ROOT / "src/fedgma/paper/printed/table_lr_grid.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["aggregation"] == "GMA" and float(row["mean"]) > 0.1:  # 0.1 is no accuracy, it stands for divergence
+                printed[float(row["eta_l"]), float(row["eta_g"])] = float(row["mean"])
+    for settings, scores, _ in read("C8"):
+        if settings["local_steps"] == 6:
+            rates = settings["client_learning_rate"], settings["server_learning_rate"]
+            ours[settings["aggregator"], rates].append(scores[1])  # of best, last10, final
+    near = {
+        arm: sum(abs(np.mean(ours[arm, rates]) - value) <= 2 for rates, value in printed.items())
+        for arm in ("mean", "masked_extra", "norm_kept", "gma")
+    }
+    assert f"the mean in {near['mean']} of {len(printed)} cells" in page("replication.md")
+    assert f"a masked step added in {near['masked_extra']}, GMA with its norm kept in {near['norm_kept']}" in page(
+        "replication.md"
+    )
+    assert near["gma"] == 0

@@ -1,9 +1,9 @@
 """The replication at a glance: a line for each claim, all differences, levels beside print, seeds, rates, compute."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
+from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.settings import Settings
 from fedgma.paper.catalogue import Experiment
 from fedgma.paper.claims import ANALYSIS, Answer, is_about
@@ -17,7 +17,7 @@ from fedgma.paper.printed import DID_NOT_LEARN
 from fedgma.paper.rates import Chosen
 from fedgma.paper.universes import is_universe
 from fedgma.reports.tables import Table, Value
-from fedgma.statistics.labels import plain
+from fedgma.statistics.labels import in_sentence, plain
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL
 from fedgma.statistics.verdicts import Verdict
 
@@ -129,7 +129,7 @@ def levels_of(comparison: Comparison, cells: Iterable[Compared] | None = None) -
     wanted = [compared for compared in first if compared.cell.part.printed]
     both = [compared for compared in wanted if compared.differences]
     printed = [distance for compared in both if (distance := from_print(compared, comparison.experiment)) is not None]
-    near, above = sum(abs(distance) <= CLOSE for distance in printed), sum(distance > CLOSE for distance in printed)
+    near, above = _near(printed), sum(distance > CLOSE for distance in printed)
     return Levels(len(both), len(wanted), sum(compared.converged for compared in both), near, above, len(printed))
 
 
@@ -151,19 +151,41 @@ def distances(comparison: Comparison, axis: str) -> dict[Any, list[float]]:
 
 
 def near_print(by_value: Mapping[Any, Sequence[float]], unit: str) -> str:
-    """Distances from print by the value of a setting, in words.
+    """In how many cells a level is near print, by the value of a setting, in words.
 
     >>> near_print({1: [4.0, 6.0, 8.0], 3: [0.5, 1.0, 3.0]}, "steps")
-    'within 2 points of print in 0 and 2 of 3 cells with 1 and 3 steps (median distance 6.0 and 1.0)'
+    'within 2 points of print in 0 and 2 of 3 cells with 1 and 3 steps'
     """
-    near = [str(sum(value <= CLOSE for value in values)) for values in by_value.values()]
+    near = [str(_near(values)) for values in by_value.values()]
     cells = max(len(values) for values in by_value.values())
-    middles = [f"{median(values):.1f}" for values in by_value.values()]
     where = _joined([str(value) for value in by_value])
-    return (
-        f"within {CLOSE:g} points of print in {_joined(near)} of {cells} cells with {where} {unit} "
-        f"(median distance {_joined(middles)})"
-    )
+    return f"within {CLOSE:g} points of print in {_joined(near)} of {cells} cells with {where} {unit}"
+
+
+def nearest_readings(comparison: Comparison, where: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """How many levels of every arm are near those printed for masked averaging: (arm, number, of how many).
+
+    Of the cells with the settings `where` whose printed level was learned; the nearest arm comes first.
+    """
+    levels: dict[str, dict[str, float]] = {}
+    printed: dict[str, float] = {}
+    for compared in comparison.on():
+        cell, settings = str(compared.cell.plain), compared.cell.settings
+        if any(settings[name] != value for name, value in where.items()):
+            continue
+        if (number := compared.printed[1]) is not None and number.value > DID_NOT_LEARN:
+            printed[cell] = number.value
+        both = compared.restated(comparison.experiment.statistic).levels
+        for arm, level in zip((BASELINE, compared.cell.arm), both, strict=True):
+            if level is not None:
+                levels.setdefault(arm, {})[cell] = level.mean
+    near = {arm: _near(of[cell] - printed[cell] for cell in printed if cell in of) for arm, of in levels.items()}
+    nearest = sorted(near, key=lambda arm: -near[arm])
+    return [(in_sentence(arm), near[arm], len(printed)) for arm in nearest]
+
+
+def _near(distances: Iterable[float]) -> int:
+    return sum(abs(distance) <= CLOSE for distance in distances)
 
 
 def _joined(words: Sequence[str]) -> str:
