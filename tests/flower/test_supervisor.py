@@ -91,9 +91,9 @@ def test_settings_that_the_app_does_not_have_end_the_run_with_the_reason(stage):
         supervised(stage, ["bad config", "done"])
     project = '[tool.flwr.app.config]\nstate = ""\n[tool.flwr.app.config.run]\ntau = 0.4\npartition.clients = 5\n'
     (stage.app / "pyproject.toml").write_text(project)
-    assert stage.hint("Key 'tau' is not present") == "did you mean 'run.tau'?"
-    assert stage.hint("Key 'partition.clients' is not present") == "did you mean 'run.partition.clients'?"
-    assert stage.hint("Key 'stade' is not present") == "did you mean 'state'?"
+    assert stage.hint("Key 'tau' is not present") == "; did you mean 'run.tau'?"
+    assert stage.hint("Key 'partition.clients' is not present") == "; did you mean 'run.partition.clients'?"
+    assert stage.hint("Key 'stade' is not present") == "; did you mean 'state'?"
     assert stage.hint("Type mismatch").endswith("pyproject.toml")
 
 

@@ -138,7 +138,7 @@ class Supervisor:
         """What the SuperLink says against the app's settings; Flower's command line does not tell."""
         lines = (self.deployment.state / "logs" / "superlink.log").read_text(errors="replace").splitlines()
         reasons = [found[1] for line in lines if (found := re.search(r"Could not start run: (.{1,200})", line))]
-        return f"{reasons[-1].strip()}; {self.deployment.hint(reasons[-1])}" if reasons else ""
+        return f"{reasons[-1].strip()}{self.deployment.hint(reasons[-1])}" if reasons else ""
 
     def _end_earlier_runs(self) -> None:
         """Stop runs that Flower would start or continue beside the new one, and end their processes.
