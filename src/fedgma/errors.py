@@ -2,6 +2,7 @@
 
     FedgmaError                 1
     ├── ConfigError             2   an invalid setting or argument
+    │   └── InUseError          2   a folder that another process is using; it will be free
     ├── DataError               3   an invalid file or array
     │   └── IntegrityError      3   bytes that do not match their checksum or manifest
     ├── NotEnoughClients        4   too few valid updates for a round
@@ -26,6 +27,10 @@ class ConfigError(FedgmaError, ValueError):
     """An invalid setting or argument."""
 
     exit_code = 2
+
+
+class InUseError(ConfigError):
+    """A folder that another process is using; it is free when that process ends."""
 
 
 class DataError(FedgmaError, ValueError):

@@ -5,14 +5,16 @@ import os
 import signal
 import threading
 import time
+import traceback
 
 import pytest
 
 from certificates import write_certificates
-from fedgma.errors import ConfigError, FedgmaError
+from fedgma.errors import ConfigError, FedgmaError, InUseError
 from fedgma.flower import supervisor
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.supervisor import Supervisor
+from fedgma.records.writer import RunFolder
 from flower_stage import held_port, set_stage, supervised
 
 
@@ -51,6 +53,16 @@ def test_settings_that_the_app_refuses_end_the_run_and_are_not_tried_again(stage
     printed.write_text("Traceback\nfedgma.errors.ConfigError: 2 clients make 4 shards\n")
     with pytest.raises(ConfigError, match="the app ended: 2 clients make 4 shards"):
         supervised(stage, ["round", "round", "done"])
+
+
+def test_a_folder_in_use_is_tried_again(stage, tmp_path):
+    """An app that died may hold its folder for a moment longer."""
+    with RunFolder(tmp_path / "run", {}), pytest.raises(InUseError) as busy:
+        RunFolder(tmp_path / "run", {}, wait=0.1).__enter__()
+    (stage.state / "superlink").mkdir(parents=True, exist_ok=True)
+    (stage.state / "superlink" / "printed").write_text("".join(traceback.format_exception(busy.value)))
+    _, messages, _ = supervised(stage, ["round", "done"])
+    assert any("(InUseError: another process is writing" in said and "restarting" in said for said in messages)
 
 
 def test_a_round_is_reported_with_its_missing_nodes(stage):
