@@ -28,14 +28,18 @@ OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}  # a fuse
 
 
 @triton.jit
-def _add_client(total, rest, votes, value, weight):
-    """Add one client to the sums: Knuth's two-sum, and the sign."""
-    term = value.to(tl.float64) * weight
+def _add_pair(total, rest, term):
+    """Knuth's two-sum."""
     after = total + term
     back = after - total
-    rest += (total - (after - back)) + (term - back)
-    votes += (value > 0).to(tl.int32) - (value < 0).to(tl.int32)
-    return after, rest, votes
+    return after, rest + ((total - (after - back)) + (term - back))
+
+
+@triton.jit
+def _add_client(total, rest, votes, value, weight):
+    """Add one client to the sums, and its sign to the votes."""
+    total, rest = _add_pair(total, rest, value.to(tl.float64) * weight)
+    return total, rest, votes + ((value > 0).to(tl.int32) - (value < 0).to(tl.int32))
 
 
 @triton.jit
@@ -67,35 +71,43 @@ def _flag_nonfinite(total, flag_at):
 
 
 @triton.jit
-def _add_rows(
-    total_at, rest_at, votes_at, rows_at, weights_at, keep_at, edges_at, flag_at, size,
-    SELECT: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
+def _place(edges_at, size, BLOCK: tl.constexpr):
+    """The clients of this program's run, first and number; its entries, and where their sums are."""
     run = tl.program_id(1)
     first = tl.load(edges_at + run)
     clients = tl.load(edges_at + run + 1) - first
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = entry < size
-    offset = run.to(tl.int64) * size + entry
+    return first, clients, entry, run.to(tl.int64) * size + entry
+
+
+@triton.jit
+def _load_sums(total_at, rest_at, votes_at, offset, inside):
     total = tl.load(total_at + offset, inside, 0.0)
     rest = tl.load(rest_at + offset, inside, 0.0).to(tl.float64)
-    votes = tl.load(votes_at + offset, inside, 0).to(tl.int32)
+    return total, rest, tl.load(votes_at + offset, inside, 0).to(tl.int32)
+
+
+@triton.jit
+def _store_sums(total_at, rest_at, votes_at, offset, inside, total, rest, votes):
+    tl.store(total_at + offset, total, inside)
+    tl.store(rest_at + offset, rest.to(rest_at.dtype.element_ty), inside)
+    tl.store(votes_at + offset, votes.to(votes_at.dtype.element_ty), inside)
+
+
+@triton.jit
+def _add_rows(
+    total_at, rest_at, votes_at, rows_at, weights_at, keep_at, edges_at, flag_at, size,
+    SELECT: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    first, clients, entry, offset = _place(edges_at, size, BLOCK)
+    inside = entry < size
+    total, rest, votes = _load_sums(total_at, rest_at, votes_at, offset, inside)
     total, rest, votes = _add_clients(
         total, rest, votes, rows_at + first * size, weights_at + first, keep_at + first, entry, inside, clients, size,
         SELECT=SELECT, UNROLL=UNROLL,
     )  # fmt: skip
-    tl.store(total_at + offset, total, inside)
-    tl.store(rest_at + offset, rest.to(rest_at.dtype.element_ty), inside)
-    tl.store(votes_at + offset, votes.to(votes_at.dtype.element_ty), inside)
+    _store_sums(total_at, rest_at, votes_at, offset, inside, total, rest, votes)
     _flag_nonfinite(total, flag_at)
-
-
-@triton.jit
-def _add_pair(total, rest, term):
-    """Knuth's two-sum."""
-    after = total + term
-    back = after - total
-    return after, rest + ((total - (after - back)) + (term - back))
 
 
 @triton.jit
@@ -106,15 +118,9 @@ def _add_rows_further(
     SELECT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`_add_rows` with the sums that are kept on demand; still one pass over the updates."""
-    run = tl.program_id(1)
-    first = tl.load(edges_at + run)
-    clients = tl.load(edges_at + run + 1) - first
-    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first, clients, entry, offset = _place(edges_at, size, BLOCK)
     inside = entry < size
-    offset = run.to(tl.int64) * size + entry
-    total = tl.load(total_at + offset, inside, 0.0)
-    rest = tl.load(rest_at + offset, inside, 0.0).to(tl.float64)
-    votes = tl.load(votes_at + offset, inside, 0).to(tl.int32)
+    total, rest, votes = _load_sums(total_at, rest_at, votes_at, offset, inside)
     positive = tl.zeros([BLOCK], tl.float64)
     positive_rest = tl.zeros([BLOCK], tl.float64)
     positives = tl.zeros([BLOCK], tl.int32)
@@ -151,9 +157,7 @@ def _add_rows_further(
             negative_weight += tl.where(value < 0, weight, 0.0)
         if SQUARES:
             squares, squares_rest = _add_pair(squares, squares_rest, term * wide)
-    tl.store(total_at + offset, total, inside)
-    tl.store(rest_at + offset, rest.to(rest_at.dtype.element_ty), inside)
-    tl.store(votes_at + offset, votes.to(votes_at.dtype.element_ty), inside)
+    _store_sums(total_at, rest_at, votes_at, offset, inside, total, rest, votes)
     if PARTS:
         tl.store(positive_at + offset, positive, inside)
         tl.store(positive_rest_at + offset, positive_rest.to(positive_rest_at.dtype.element_ty), inside)
