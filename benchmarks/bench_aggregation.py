@@ -147,6 +147,7 @@ def gpu(repeats):
     import torch
 
     from fedgma.aggregation.kernels import gpu as kernels
+    from fedgma.aggregation.kernels.layout import common_layout
     from fedgma.aggregation.masks import soft_mask
 
     def events(way, count=30, ahead=True):
@@ -195,10 +196,10 @@ def gpu(repeats):
             return share @ flat
 
         def fused(flat=flat, weights=weights, rule=rule):
-            return kernels.aggregate([flat], weights, weights.sum(), rule)
+            return kernels.aggregate([flat], common_layout([flat]), weights.tolist(), weights.sum(), rule)
 
         def fused_arrays(listed=listed, weights=weights, rule=rule):
-            return kernels.aggregate(listed, weights, weights.sum(), rule)
+            return kernels.aggregate(listed, common_layout(listed), weights.tolist(), weights.sum(), rule)
 
         def whole(flat=flat, weights=weights, step=step):
             return step({"w": flat}, weights)
@@ -249,6 +250,7 @@ def call(repeats):
 
     from fedgma.aggregation import gpu_stack
     from fedgma.aggregation.kernels import gpu as kernels
+    from fedgma.aggregation.kernels.layout import common_layout, views
 
     def microseconds(way, wait=True):
         spans = []
@@ -274,9 +276,10 @@ def call(repeats):
         pieces = zip(shapes.items(), flat.split(sizes, 1), strict=True)
         arrays = {name: piece.reshape(10, *shape).contiguous() for (name, shape), piece in pieces}
         listed, amounts, rule = list(arrays.values()), weights.tolist(), step.mask
+        layout = common_layout(listed)
 
-        def launch(listed=listed, rule=rule):
-            return kernels.aggregate(listed, weights, weights.sum(), rule)
+        def launch(listed=listed, layout=layout, rule=rule):
+            return kernels.aggregate(listed, layout, weights.tolist(), weights.sum(), rule)
 
         rows = {
             "whole call": (partial(step, arrays, weights), True),
@@ -284,6 +287,7 @@ def call(repeats):
             "pass, launched and waited for": (launch, True),
             "pass, launch alone": (launch, False),
             "weights sent": (partial(kernels._send, flat.device, amounts, [0] * len(sizes)), False),
+            "views of means and masks": (lambda layout=layout: [views(flat[k], layout) for k in range(2)], False),
             "look at the stack": (partial(gpu_stack._ordinary, step.open(), arrays, weights, None), False),
             "whole call again": (partial(step, arrays, weights), True),
             "an empty kernel launch and its flag read": (lambda: bool(torch.zeros(1, device="cuda")), False),

@@ -2,6 +2,7 @@
 
     FedgmaError                 1
     ├── ConfigError             2   an invalid setting or argument
+    │   └── InUseError          2   a folder that another process is using; it will be free
     ├── DataError               3   an invalid file or array
     │   └── IntegrityError      3   bytes that do not match their checksum or manifest
     ├── NotEnoughClients        4   too few valid updates for a round
@@ -11,6 +12,9 @@
 The number is the exit code of the command line. `FedgmaError` catches them all. Each message is one sentence: what was
 expected, what came, what to do.
 """
+
+import difflib
+from collections.abc import Iterable
 
 
 class FedgmaError(Exception):
@@ -23,6 +27,10 @@ class ConfigError(FedgmaError, ValueError):
     """An invalid setting or argument."""
 
     exit_code = 2
+
+
+class InUseError(ConfigError):
+    """A folder that another process is using; it is free when that process ends."""
 
 
 class DataError(FedgmaError, ValueError):
@@ -51,3 +59,18 @@ class RankLost(FedgmaError):
     """Another process of the same run ended; the run can be resumed."""
 
     exit_code = 6
+
+
+def nearest(name: object, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The known names that are most like an unknown one; none if no name is near."""
+    return difflib.get_close_matches(str(name), list(known), most, cutoff)
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """How the sentence about an unknown name ends: with the names that may be meant, if there are any.
+
+    >>> "unknown rule 'gmaa'" + did_you_mean(nearest("gmaa", ["mean", "gma"]))
+    "unknown rule 'gmaa'; did you mean 'gma'?"
+    """
+    meant = " or ".join(map(repr, names))
+    return f"; did you mean {meant}?" if meant else ""

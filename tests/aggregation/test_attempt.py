@@ -91,20 +91,32 @@ def test_a_refused_update_leaves_no_trace(name, place, wide, bad, used):
     assert (tally.clients, tally.weight) == (4, 3 + 4 + 5 + 9)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 100])
-def test_a_full_journal_changes_no_bit(blocks, small, monkeypatch):
-    def short(pieces, like):
-        shape = (blocks, cpu.CHECKED)
-        return attempt.Journal(np.empty((blocks, 2), np.int64), np.empty(shape), np.empty_like(like, shape=shape))
+def mostly_exact(seed, rounded):
+    """Whole numbers, whose sums are exact, and at these places a value too small for an exact sum."""
+    update = np.random.default_rng(seed).integers(-9, 10, 90_000).astype(np.float32)
+    update[rounded] = 1e-30
+    return {"w": update, "v": update[:300].copy()}
 
-    monkeypatch.setattr(attempt, "_empty_journal", short)
-    updates = updates_of(5, wide=True)
-    whole = tally_of(updates)
-    spoilt = updates_of(6, wide=True)[-1]
-    spoilt["d"][-1] = np.nan
-    assert whole.add(spoilt, 7).reason == "nonfinite"
-    whole.refused.clear()
-    assert_same_bits(whole, tally_of(updates, monkeypatch))
+
+@pytest.mark.parametrize("rounded", [[], [0], [300, 20_000, 89_999], [29_999, 30_000, 59_999]])
+def test_blocks_that_wait_are_added_in_the_end(rounded, used, monkeypatch):
+    updates = [mostly_exact(seed, rounded) for seed in range(4)]
+    assert_same_bits(tally_of(updates), tally_of(updates, monkeypatch))
+    assert used == [True] * 3
+
+
+@pytest.mark.parametrize("rounded", [[], [0], [300, 20_000, 89_999], [29_999, 30_000, 59_999], list(range(90_000))])
+@pytest.mark.parametrize("bad", [0, 301, 29_990, 50_000, 89_998])
+def test_blocks_that_wait_are_passed_over_when_an_update_is_taken_back(rounded, bad, used):
+    tally = tally_of([mostly_exact(seed, [5, 20_001]) for seed in range(3)])
+    before = fedgma.pack(tally)
+    spoilt = mostly_exact(9, rounded)
+    spoilt["w"][bad] = np.nan
+    assert tally.add(spoilt, 7).reason == "nonfinite"
+    after = fedgma.pack(tally)
+    for key in before.keys() - {"header"}:
+        np.testing.assert_array_equal(before[key].view(np.uint8), after[key].view(np.uint8), key)
+    assert used[-1] is False
 
 
 def test_buffers_and_counters_come_along_and_a_bad_buffer_refuses(used, monkeypatch):

@@ -17,7 +17,8 @@ class Passes:
     def __init__(self):
         self.clients = []
 
-    def aggregate(self, arrays, weights, weight, mask):
+    def aggregate(self, arrays, layout, weights, weight, mask):
+        assert (layout.clients, len(layout.sizes)) == (len(weights), len(arrays))
         self.clients.append(len(weights))
         rows = {str(k): np.asarray(array).reshape(len(weights), -1).astype(float) for k, array in enumerate(arrays)}
         finite = all(np.isfinite(part).all() for part in rows.values())
@@ -26,10 +27,6 @@ class Passes:
         merged = fedgma.finish(tally, mask=mask)
         mean, mask = (torch.cat([torch.as_tensor(v) for v in part.values()]) for part in (merged.mean, merged.mask))
         return mean, mask, torch.tensor([int(not finite)])
-
-    def shaped(self, flat, shapes):
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        return [part.view(tuple(shape)) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
 @pytest.fixture
@@ -69,16 +66,24 @@ def test_a_client_that_is_not_finite_is_found_after_the_pass(passes):
     assert passes.clients == [5, 5, 4]  # begun, found among all, and without that client
 
 
+class Own(torch.Tensor):
+    """A tensor of a user's own kind."""
+
+
 OTHERS = [
     ({}, {"clients": list("vwxyz")}),
     ({}, {"weights": [1, 2, 0, 4, 5]}),
+    ({}, {"weights": [1, 10**400, 3, 4, 5]}),
+    ({}, {"weights": [1, 2, float("nan"), 4, 5]}),
     ({}, {"weights": torch.tensor(WEIGHTS)}),
+    ({}, {"buffers": ["b"]}),
     ({}, {"gate": Gate(max_norm=2.5)}),
     ({}, {"like": {"a": np.zeros((2, 3)), "b": np.zeros(())}}),
     ({"a": torch.randn(5, 3, 2).double().transpose(1, 2)}, {}),
     ({"b": torch.randn(5)}, {}),
     ({"b.running_mean": torch.randn(5).double()}, {}),
     ({"b": torch.arange(5)}, {}),
+    ({"b": torch.randn(5).double().as_subclass(Own)}, {}),
 ]
 
 
@@ -86,7 +91,7 @@ OTHERS = [
 def test_any_other_stack_is_looked_at_first(passes, changes, options):
     given, options = {**updates(), **changes}, {"weights": WEIGHTS, **options}
     weights, clients = options["weights"], options.get("clients")
-    tally = fedgma.Tally(options.get("like"), gate=options.get("gate"))
+    tally = fedgma.Tally(options.get("like"), gate=options.get("gate"), buffers=options.get("buffers"))
     assert gpu_stack._ordinary(tally, given, weights, clients) is None
     assert_same(fedgma.masked_mean()(given, **options), plainly(given, **options))
 
@@ -97,6 +102,8 @@ def test_any_other_stack_is_looked_at_first(passes, changes, options):
         ({"a": torch.zeros(())}, [1]),
         ({"a": torch.zeros(0, 3)}, []),
         ({"a": torch.randn(2, 3).to_sparse()}, [1, 2]),
+        ({"a": torch.zeros(2, 3), "b": torch.randn(2, 3).to_sparse()}, [1, 2]),
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3, device="meta")}, [1, 2]),
         ({"a": torch.zeros(2, 3), "b": torch.zeros(3, 3)}, [1, 2]),
         ({"a": torch.zeros(2, 3), 7: torch.zeros(2, 3)}, [1, 2]),
         ({"a": torch.zeros(2, 3)}, [1, 2, 3]),

@@ -5,14 +5,16 @@ import os
 import signal
 import threading
 import time
+import traceback
 
 import pytest
 
 from certificates import write_certificates
-from fedgma.errors import ConfigError, FedgmaError
+from fedgma.errors import ConfigError, FedgmaError, InUseError
 from fedgma.flower import supervisor
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.supervisor import Supervisor
+from fedgma.records.writer import RunFolder
 from flower_stage import held_port, set_stage, supervised
 
 
@@ -53,6 +55,16 @@ def test_settings_that_the_app_refuses_end_the_run_and_are_not_tried_again(stage
         supervised(stage, ["round", "round", "done"])
 
 
+def test_a_folder_in_use_is_tried_again(stage, tmp_path):
+    """An app that died may hold its folder for a moment longer."""
+    with RunFolder(tmp_path / "run", {}), pytest.raises(InUseError) as busy:
+        RunFolder(tmp_path / "run", {}, wait=0.1).__enter__()
+    (stage.state / "superlink").mkdir(parents=True, exist_ok=True)
+    (stage.state / "superlink" / "printed").write_text("".join(traceback.format_exception(busy.value)))
+    _, messages, _ = supervised(stage, ["round", "done"])
+    assert any("(InUseError: another process is writing" in said and "restarting" in said for said in messages)
+
+
 def test_a_round_is_reported_with_its_missing_nodes(stage):
     stage.folder.mkdir()
     line = {"round": 1, "train": {"gma-failed": 0, "gma-late": 2}, "refused": [{"client": 9, "reason": "nonfinite"}]}
@@ -91,9 +103,9 @@ def test_settings_that_the_app_does_not_have_end_the_run_with_the_reason(stage):
         supervised(stage, ["bad config", "done"])
     project = '[tool.flwr.app.config]\nstate = ""\n[tool.flwr.app.config.run]\ntau = 0.4\npartition.clients = 5\n'
     (stage.app / "pyproject.toml").write_text(project)
-    assert stage.hint("Key 'tau' is not present") == "did you mean 'run.tau'?"
-    assert stage.hint("Key 'partition.clients' is not present") == "did you mean 'run.partition.clients'?"
-    assert stage.hint("Key 'stade' is not present") == "did you mean 'state'?"
+    assert stage.hint("Key 'tau' is not present") == "; did you mean 'run.tau'?"
+    assert stage.hint("Key 'partition.clients' is not present") == "; did you mean 'run.partition.clients'?"
+    assert stage.hint("Key 'stade' is not present") == "; did you mean 'state'?"
     assert stage.hint("Type mismatch").endswith("pyproject.toml")
 
 

@@ -13,10 +13,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from fedgma.aggregation.kernels import plain
+from fedgma.aggregation.kernels.layout import common_layout, views
 from fedgma.aggregation.masks import hard_mask, reversing_mask, soft_mask
 
 DTYPES = [torch.float32, torch.float64, torch.float16]  # the interpreter compares bfloat16 by its bits
 SIZES = [1, 512, 600]  # a block has 512 entries
+SHAPES = [(), (512,), (20, 30)]
 CLIENTS = [1, 7]  # five clients are read at a time, the rest one by one
 MASKS = [soft_mask(0.4), hard_mask(0.4), reversing_mask(3)]
 
@@ -87,19 +89,23 @@ def check_aggregates(fused, dtype, device="cpu"):
         drawn = [draw(clients, size, dtype, device, seed=size) for size in SIZES]
         arrays, weights = [updates for updates, _ in drawn], drawn[0][1]
         for mask, chosen in ((None, arrays), *((mask, arrays) for mask in MASKS), (MASKS[0], arrays[-1:])):
-            flat, masks, actual = fused.aggregate(chosen, weights, math.fsum(weights), mask)
+            shapes = SHAPES[-len(chosen) :]
+            given = [updates.view(clients, *shape) for updates, shape in zip(chosen, shapes, strict=True)]
+            layout = common_layout(given)
+            flat, masks, actual = fused.aggregate(given, layout, weights.tolist(), math.fsum(weights), mask)
             assert actual.item() == 0
             assert (masks is None) == (mask is None)
-            shapes = tuple(updates.shape[1:] for updates in chosen)
-            means, masks = (None if part is None else fused.shaped(part, shapes) for part in (flat, masks))
+            means, masks = (None if part is None else views(part, layout) for part in (flat, masks))
             for place, updates in enumerate(chosen):
+                assert means[place].shape == shapes[place]
                 sums = summed(updates, weights)
-                check_mean(means[place], sums, math.fsum(weights), dtype)
+                check_mean(means[place].view(-1), sums, math.fsum(weights), dtype)
                 if mask is not None:
                     expected = mask(sums.votes, clients, str(wide).removeprefix("torch."))
-                    torch.testing.assert_close(masks[place], expected, rtol=0, atol=0)
+                    torch.testing.assert_close(masks[place].view(-1), expected, rtol=0, atol=0)
     arrays[1][2, 511] = float("nan")
-    assert fused.aggregate(arrays, weights, math.fsum(weights), None)[2].item() != 0
+    _, _, found = fused.aggregate(arrays, common_layout(arrays), weights.tolist(), math.fsum(weights), None)
+    assert found.item() != 0
 
 
 def check_mean(actual, sums, weight, dtype):

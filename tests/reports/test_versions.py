@@ -124,7 +124,7 @@ def test_a_version_can_be_filtered_by_what_its_label_says(tmp_path):
 
 def test_a_filter_that_nothing_fits_is_refused_with_what_there_is(tmp_path):
     write_run(tmp_path, rounds=3, dataset="a.npz")
-    for text, said in (("dataset=b.npz", "the runs have a.npz"), ("datset=a.npz", "did you mean dataset")):
+    for text, said in (("dataset=b.npz", "the runs have a.npz"), ("datset=a.npz", "did you mean 'dataset'")):
         with pytest.raises(ConfigError, match=said):
             where(read_runs(tmp_path), text)
 

@@ -280,7 +280,7 @@ def test_a_short_name_of_a_setting_is_enough(tmp_path):
 
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
-    [("gm", "no run has 'gm' .*aggregator: gma"), ("taw=0.4", "did you mean tau"), ("tau=0.5", "the runs have 0.4")],
+    [("gm", "no run has 'gm' .*aggregator: gma"), ("taw=0.4", "did you mean 'tau'"), ("tau=0.5", "the runs have 0.4")],
 )
 def test_an_arm_that_is_not_there_is_refused_with_those_that_are(tmp_path, wanted, sentence):
     write_run(tmp_path)

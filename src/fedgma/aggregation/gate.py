@@ -16,7 +16,6 @@ A refused client is left out of the mean and of the vote count. The result is th
     round       the update is for another round
 """
 
-import difflib
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from fedgma.arrays import (
     to_int64,
     to_native,
 )
-from fedgma.errors import ConfigError, DataError
+from fedgma.errors import ConfigError, DataError, did_you_mean, nearest
 
 Schema = Mapping[str, Spec]
 PIECE = 2**15  # entries whose squares are summed at a time
@@ -352,8 +351,7 @@ def check_buffers(buffers: Collection[str] | None, names: Collection[str]) -> No
     if isinstance(buffers, str):
         raise ConfigError(f"buffers: expected a list of names, got the text {buffers!r:.60}; write [{buffers!r:.60}]")
     if unknown := [name for name in buffers or () if name not in names]:
-        close = difflib.get_close_matches(str(unknown[0]), names, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(nearest(unknown[0], names))
         raise ConfigError(f"buffers: the model has no entry {unknown[0]!r:.60}{hint}")
 
 

@@ -22,7 +22,6 @@ a list of lists of arrays (entries are then named "0", "1", ...).
 `RULES` is the only list of rules; names, settings, labels and the simulator all read it.
 """
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Collection
@@ -52,7 +51,7 @@ from fedgma.arrays import (
     to_user,
     zeros,
 )
-from fedgma.errors import ConfigError
+from fedgma.errors import ConfigError, did_you_mean, nearest
 
 
 def masked_mean(tau: float = 0.4) -> Rule:
@@ -267,8 +266,7 @@ def unknown_rule(name: str) -> str | None:
     """A sentence if this is neither the name of a rule nor a user's own, such as `file.py:name`; else None."""
     if name in RULES or ":" in name:
         return None
-    near = difflib.get_close_matches(name, RULES, 1, 0.6)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(nearest(name, RULES))
     return f"expected {', '.join(RULES)} or your own as 'file.py:name', got {name!r}{hint}"
 
 

@@ -40,9 +40,11 @@ def plain_numbers(weights: Sequence[object], gate: Gate) -> list[float] | None:
     """Weights as floats, if all of them are plain numbers that pass the gate; else None."""
     if not {type(weight) for weight in weights} <= PLAIN_NUMBERS:
         return None
-    values = np.array(weights, np.float64)
-    valid = bool(((values >= MIN_WEIGHT) & (values <= gate.max_weight)).all())
-    return values.tolist() if valid else None
+    try:
+        values = [float(weight) for weight in weights]  # type: ignore[arg-type]
+    except OverflowError:
+        return None
+    return values if all(MIN_WEIGHT <= value <= gate.max_weight for value in values) else None
 
 
 class Stack(NamedTuple):

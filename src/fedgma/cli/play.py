@@ -126,11 +126,9 @@ def grid_of_words(words: list[str] | None) -> "Grid":
 
 def _check_dashes(words: list[str]) -> None:
     """Refuse an unknown option; a setting that was written as one is told apart."""
-    import difflib
-
     import click
 
-    from fedgma.errors import ConfigError
+    from fedgma.errors import ConfigError, nearest
     from fedgma.experiments.grid import every_name
 
     for word in words:
@@ -140,7 +138,7 @@ def _check_dashes(words: list[str]) -> None:
             raise ConfigError(f"{name} is a setting, not an option; write {name}=VALUE")
         if word.startswith("-"):
             known = [name for option in click.get_current_context().command.params for name in option.opts]
-            raise click.NoSuchOption(option, possibilities=difflib.get_close_matches(option, known))
+            raise click.NoSuchOption(option, possibilities=nearest(option, known, most=3))
 
 
 def play_grid(grid: "Grid", options: Options, place: "Place | None" = None) -> None:

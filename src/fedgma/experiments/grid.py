@@ -3,7 +3,6 @@
 An unknown name is refused with the nearest known one, a wrong value with its key, the expected and the given value.
 """
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.documents import PathLike, is_utf8, parse_toml, read_bytes
-from fedgma.errors import ConfigError, DataError
+from fedgma.errors import ConfigError, DataError, did_you_mean, nearest
 from fedgma.experiments.settings import SECTIONS, Settings, complete, record
 from fedgma.experiments.settings.attack import AttackSettings
 from fedgma.experiments.settings.clock import ClockSettings
@@ -169,11 +168,10 @@ def _unknown(name: str, section: str) -> str:
     inside = [f"{section}.{known}" for known in _MODELS[section].model_fields] if section else []
     same = [known for known in every_name() if known.rsplit(".", 1)[-1] == name] or [OTHER_NAMES.get(name, "")]
     if not section and same[0]:
-        return f"unknown setting {dotted!r}; did you mean {same[0]!r}?"
-    near = difflib.get_close_matches(dotted, inside or [*Settings.model_fields, *every_name()], 1, 0.5)
-    near = near or difflib.get_close_matches(name, [known.rsplit(".", 1)[-1] for known in every_name()], 1, 0.6)
-    hint = f"did you mean {near[0]!r}?" if near else "`fedgma run --show` lists them all"
-    return f"unknown setting {dotted!r}; {hint}"
+        return f"unknown setting {dotted!r}{did_you_mean(same[:1])}"
+    near = nearest(dotted, inside or [*Settings.model_fields, *every_name()], cutoff=0.5)
+    near = near or nearest(name, [known.rsplit(".", 1)[-1] for known in every_name()])
+    return f"unknown setting {dotted!r}{did_you_mean(near) or '; `fedgma run --show` lists them all'}"
 
 
 def _sentence(error: ErrorDetails) -> str:
@@ -192,8 +190,7 @@ def _sentence(error: ErrorDetails) -> str:
 def _nearest(error: ErrorDetails) -> str:
     """A hint for a value that is close to an allowed one."""
     allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-    near = difflib.get_close_matches(str(error["input"]), allowed, 1, 0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return did_you_mean(nearest(error["input"], allowed))
 
 
 def _axes(given: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -9,7 +9,6 @@ Only the owner can read the state folder.
 """
 
 import base64
-import difflib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgma.documents import parse_toml
-from fedgma.errors import ConfigError
+from fedgma.errors import ConfigError, did_you_mean, nearest
 from fedgma.flower.certificates import check_certificates, check_private, check_public
 from fedgma.flower.processes import MARK
 
@@ -184,17 +183,17 @@ class Deployment:
         return [_program("flwr"), "run", str(self.app), NAME, "--run-config", settings, "--format", "json"]
 
     def hint(self, reason: str) -> str:
-        """Which settings the app has, for one that Flower refuses: the one of that name in a table, or the nearest."""
+        """How a sentence ends about a setting that Flower refuses: with one of that name in a table, or the nearest."""
         try:
             project = parse_toml((self.app / "pyproject.toml").read_text(encoding="utf-8"))
             known = list(_dotted(project["tool"]["flwr"]["app"]["config"]))
         except (OSError, ValueError, KeyError, TypeError):
             known = []
         wrong = next(iter(re.findall(r"'([^']+)'", reason)), "")
-        meant = [key for key in known if key.endswith(f".{wrong}")] or difflib.get_close_matches(wrong, known, 1)
+        meant = [key for key in known if key.endswith(f".{wrong}")] or nearest(wrong, known)
         if meant and wrong:
-            return f"did you mean {meant[0]!r}?"
-        return "an app's settings are the keys of [tool.flwr.app.config] in its pyproject.toml"
+            return did_you_mean(meant[:1])
+        return "; an app's settings are the keys of [tool.flwr.app.config] in its pyproject.toml"
 
     def status(self, run: str) -> list[str]:
         """The command that prints the status of a run."""

@@ -1,10 +1,9 @@
 """Options that an app may still have from another strategy of Flower: each is refused with what takes its place."""
 
-import difflib
 import inspect
 from collections.abc import Iterable
 
-from fedgma.errors import ConfigError
+from fedgma.errors import ConfigError, did_you_mean, nearest
 
 ADAPTIVE = ("eta", "eta_l", "beta_1", "beta_2")  # of FedAdam, FedYogi and FedAdagrad
 RENAMED = {  # between Flower's two interfaces
@@ -26,6 +25,5 @@ def check_options(given: Iterable[str], strategy: type) -> None:
             raise ConfigError(
                 f"{name} belongs to the server optimiser; give it there, such as optimizer=fedgma.yogi(0.01)"
             )
-        near = [both[name]] if both.get(name) in known else difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean([both[name]] if both.get(name) in known else nearest(name, known))
         raise ConfigError(f"unknown option {name!r} of {strategy.__name__}{hint}")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedgma.errors import ConfigError, DataError, FedgmaError
+from fedgma.errors import ConfigError, DataError, FedgmaError, InUseError
 from fedgma.flower import processes
 from fedgma.flower.database import damage, set_aside
 from fedgma.flower.deployment import Deployment
@@ -88,7 +88,7 @@ class Supervisor:
             with FileLock(self.deployment.state / "lock", timeout=0.5, mode=0o600):
                 yield
         except Timeout:
-            raise ConfigError(f"another process supervises {str(self.deployment.state)!r}; stop it first") from None
+            raise InUseError(f"another process supervises {str(self.deployment.state)!r}; stop it first") from None
 
     def _supervise(self) -> int:
         failed_starts, rounds = 0, self._rounds()
@@ -138,7 +138,7 @@ class Supervisor:
         """What the SuperLink says against the app's settings; Flower's command line does not tell."""
         lines = (self.deployment.state / "logs" / "superlink.log").read_text(errors="replace").splitlines()
         reasons = [found[1] for line in lines if (found := re.search(r"Could not start run: (.{1,200})", line))]
-        return f"{reasons[-1].strip()}; {self.deployment.hint(reasons[-1])}" if reasons else ""
+        return f"{reasons[-1].strip()}{self.deployment.hint(reasons[-1])}" if reasons else ""
 
     def _end_earlier_runs(self) -> None:
         """Stop runs that Flower would start or continue beside the new one, and end their processes.
@@ -283,7 +283,7 @@ class Supervisor:
         if not errors:
             return problem
         kind, said = errors[-1][0].rpartition(".")[2], errors[-1][1].strip()[:400]
-        if kind == "ConfigError" and "another process" not in said:
+        if kind == "ConfigError":
             raise ConfigError(f"the app ended: {said}")
         return f"{problem} ({kind}: {said})"
 

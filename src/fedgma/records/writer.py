@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgma.errors import ConfigError, IntegrityError
+from fedgma.errors import ConfigError, IntegrityError, InUseError
 from fedgma.records.checkpoints import (
     BINARY,
     Checkpoint,
@@ -67,7 +67,7 @@ class RunFolder:
             try:
                 self._lock.acquire()
             except Timeout:
-                raise ConfigError(
+                raise InUseError(
                     f"another process is writing {self.path}; wait until it ends or stop it first"
                 ) from None
         try:

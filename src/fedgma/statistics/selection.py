@@ -1,10 +1,9 @@
 """Choose runs by words such as `gma`, `aggregator=gma,tau=0.4` or `dataset=mnist,fmnist`."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from fedgma.errors import ConfigError
+from fedgma.errors import ConfigError, did_you_mean, nearest
 from fedgma.records.reader import Run
 from fedgma.statistics.arms import trait, traits
 from fedgma.statistics.labels import plain
@@ -59,8 +58,8 @@ def _known(runs: Sequence[Run], name: str) -> str:
     names = list(dict.fromkeys(key for run in runs for key in (*run.settings, *traits(run))))
     fits = [key for key in names if key == name] or [key for key in names if key.endswith(f".{name}")]
     if len(fits) != 1:
-        near = fits or difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:10]
-        raise ConfigError(f"{name!r} does not name exactly one setting; did you mean {' or '.join(near)}?")
+        near = fits or nearest(name, names, most=3, cutoff=0.5) or names[:10]
+        raise ConfigError(f"{name!r} does not name exactly one setting{did_you_mean(near)}")
     return fits[0]
 
 

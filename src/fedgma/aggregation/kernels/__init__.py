@@ -56,6 +56,12 @@ def load_gpu_kernels() -> ModuleType | None:
     return importlib.import_module("fedgma.aggregation.kernels.gpu") if TRITON else None
 
 
+@cache
+def load_layouts() -> ModuleType:
+    """Import the layouts of stacks of tensors; they need torch."""
+    return importlib.import_module("fedgma.aggregation.kernels.layout")
+
+
 def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
     """Add one client's flat arrays to their sums, in place."""
     cpu = _cpu_kernels_for(updates)

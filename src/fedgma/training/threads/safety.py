@@ -6,9 +6,9 @@ later is found by the generators of the process, which have then moved.
 """
 
 import copy
-import random
 import weakref
 from collections.abc import Callable, Mapping
+from random import getstate, setstate  # nothing is drawn here
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ class GlobalGenerators(NamedTuple):
     @classmethod
     def read(cls) -> "GlobalGenerators":
         """The states as they are now."""
-        return cls(torch.default_generator.get_state(), random.getstate(), np.random.get_state())  # noqa: NPY002
+        return cls(torch.default_generator.get_state(), getstate(), np.random.get_state())  # noqa: NPY002
 
     def have_moved(self) -> bool:
         """Whether something was drawn since."""
@@ -43,7 +43,7 @@ class GlobalGenerators(NamedTuple):
     def restore(self) -> None:
         """Put the generators back."""
         torch.default_generator.set_state(self.torch)
-        random.setstate(self.python)
+        setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
 
 
