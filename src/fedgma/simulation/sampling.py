@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.data.augmentations import draw_variants
-from fedgma.seeds import generator, seeds
+from fedgma.seeds import generator, seed, seeds
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.timeline import Attendance
 from fedgma.training.batches import batch_order, stack_orders
-from fedgma.training.many_orders import batch_orders
+from fedgma.training.many_orders import batch_orders, generators
 
 
 class Drawn(NamedTuple):
@@ -30,9 +30,13 @@ def sample_clients(spec: RunSpec, round: int) -> np.ndarray:
 
     Those without samples, or with fewer than the smallest batch, are left out.
     """
-    holdings = spec.federation.clients
-    drawn = generator(spec.seed, "cohort", round).choice(len(holdings), spec.clients_per_round, replace=False)
-    return np.array([client for client in np.sort(drawn) if len(holdings[client]) >= spec.smallest_batch], np.int64)
+    return _sample(generator(spec.seed, "cohort", round), spec)
+
+
+def _sample(source: np.random.Generator, spec: RunSpec) -> np.ndarray:
+    drawn = source.choice(len(spec.sizes), spec.clients_per_round, replace=False)
+    drawn.sort()
+    return drawn[spec.sizes[drawn] >= spec.smallest_batch]
 
 
 def sample_all_clients(
@@ -42,26 +46,29 @@ def sample_all_clients(
 
     A run with a clock is in `attended`, which says who is counted.
     """
-    drawn: dict[tuple[int, ...], np.ndarray] = {}
-    sampled = {}
+    known = attended or {}
+    numbers = rounds.tolist()
+    keys: dict[int, tuple[int, ...]] = {}
     for run in runs:
-        if attended and run in attended:
-            sampled[run] = attended[run].clients
-            continue
-        spec, round = specs[run], int(rounds[run])
-        key = (id(spec.federation), spec.seed, round, spec.clients_per_round, spec.smallest_batch)
-        if key not in drawn:
-            drawn[key] = sample_clients(spec, round)
-        sampled[run] = drawn[key]
-    return sampled
+        if run not in known:
+            spec = specs[run]
+            keys[run] = (id(spec.federation), spec.seed, numbers[run], spec.clients_per_round, spec.smallest_batch)
+    firsts = {key: run for run, key in reversed(keys.items())}
+    seeds_of = np.array([seed(specs[run].seed, "cohort", numbers[run]) for run in firsts.values()], np.uint64)
+    sources = zip(firsts.items(), generators(seeds_of), strict=True)
+    drawn = {key: _sample(source, specs[run]) for (key, run), source in sources}
+    return {run: known[run].clients if run in known else drawn[keys[run]] for run in runs}
 
 
 def lay_lanes(sampled: Mapping[int, np.ndarray], rounds: np.ndarray, attended: Mapping[int, Attendance]) -> np.ndarray:
     """Run, client and round of every lane, int64 [lane, 3]; with a clock, the round in which the client started."""
-    runs = np.repeat(np.array([*sampled], np.int64), [len(clients) for clients in sampled.values()])
-    lanes = np.stack([runs, np.concatenate([np.empty(0, np.int64), *sampled.values()]), rounds[runs]], 1)
-    for run, attendance in attended.items():
-        lanes[runs == run, 2] = attendance.rounds
+    lanes = np.empty((sum(map(len, sampled.values())), 3), np.int64)
+    begin = 0
+    for run, clients in sampled.items():
+        part = lanes[begin : begin + len(clients)]
+        begin += len(clients)
+        part[:, 0], part[:, 1] = run, clients
+        part[:, 2] = attended[run].rounds if run in attended else rounds[run]
     return lanes
 
 
