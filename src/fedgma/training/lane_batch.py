@@ -161,6 +161,11 @@ def keyed_generators(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
+def random_states(device: torch.device) -> list[Tensor]:
+    """The states of torch's generators on the host and on the device."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
 def ship_batches(lane_batch: LaneBatch, device: torch.device) -> Tensor:
     """The batches of all lanes on the device: int64 [step, lane, batch]; each order is copied once."""
     orders = ship(lane_batch.orders.transpose(1, 0, 2), device)
