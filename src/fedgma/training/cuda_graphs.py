@@ -84,9 +84,9 @@ class Engine:
         With `early` nothing is compiled.
         """
         lane_batch, pools = assignment.lane_batch, assignment.pools
-        groups = [np.flatnonzero(lane_batch.pool == index) for index in np.unique(lane_batch.pool)]
-        if len(groups) == 1:
+        if len(pools) == 1 or (lane_batch.pool == lane_batch.pool[0]).all():
             return self._train(assignment, pools[lane_batch.pool[0]], early)
+        groups = [np.flatnonzero(lane_batch.pool == index) for index in np.unique(lane_batch.pool)]
         device = pools[0].y.device
         parts = []
         for rows in groups:
