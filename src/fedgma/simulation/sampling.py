@@ -111,10 +111,12 @@ def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarr
     """The batches of lanes, given the spec, round and client of each lane; those of one run are distinct."""
     holdings = [spec.federation.clients[client] for spec, client in zip(specs, clients.tolist(), strict=True)]
     order, firsts = _distinct_draws(specs, rounds.tolist(), clients.tolist(), holdings)
-    picked = [specs[lane] for lane in firsts.tolist()], rounds[firsts], clients[firsts]
-    orders, counts = _draw_all(*picked, [holdings[lane] for lane in firsts.tolist()])
+    chosen = [specs[lane] for lane in firsts.tolist()]
+    for_batches, for_dropout = _seeds_of(("batches", "dropout"), chosen, rounds[firsts], clients[firsts])
+    picked = rounds[firsts], clients[firsts], [holdings[lane] for lane in firsts.tolist()]
+    orders, counts = _draw_all(chosen, *picked, for_batches.astype(np.uint64))
     samples = np.array([len(samples) for samples in holdings], np.int64)
-    return Drawn((order, orders, counts[order]), _seeds_of("dropout", *picked)[order], samples)
+    return Drawn((order, orders, counts[order]), for_dropout[order], samples)
 
 
 def _lengths(spec: RunSpec) -> tuple[int | None, ...]:
@@ -140,27 +142,30 @@ def _distinct_draws(
 
 
 def _draw_all(
-    specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray, holdings: Sequence[np.ndarray]
+    specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray, holdings: Sequence[np.ndarray], keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The batches of distinct draws [draw, step, batch] and their counts [draw, step]; at once where they are many."""
     first = specs[0]
     if first.augment == "none" and all(spec is first or _lengths(spec) == _lengths(first) for spec in specs):
         lengths = {"epochs": first.local_epochs, "batch": first.batch_size, "least": first.smallest_batch}
-        keys = _seeds_of("batches", specs, rounds, clients).astype(np.uint64)
         if (together := batch_orders(holdings, keys, steps=first.local_steps, **lengths)) is not None:
             return together
     lanes = zip(specs, rounds.tolist(), clients.tolist(), holdings, strict=True)
     return stack_orders([_draw(*lane) for lane in lanes], first.batch_size)
 
 
-def _seeds_of(purpose: str, specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """The seed for this purpose of every lane, int64."""
+def _seeds_of(
+    purposes: Sequence[str], specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray
+) -> list[np.ndarray]:
+    """The seeds of every lane for each purpose, int64."""
     groups: dict[tuple[int, int], list[int]] = {}
     for lane, (spec, round) in enumerate(zip(specs, rounds.tolist(), strict=True)):
         groups.setdefault((spec.seed, round), []).append(lane)
-    drawn = np.empty(len(specs), np.int64)
+    drawn = [np.empty(len(specs), np.int64) for _ in purposes]
     for (root, round), lanes in groups.items():
-        drawn[lanes] = seeds(root, purpose, round, last=clients[lanes].tolist())
+        last = clients[lanes].tolist()
+        for purpose, found in zip(purposes, drawn, strict=True):
+            found[lanes] = seeds(root, purpose, round, last=last)
     return drawn
 
 

@@ -18,13 +18,21 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint64]
 Whole = npt.NDArray[np.int64]
 
+
+def _powers(first: int, factor: int, number: int) -> Words:
+    """A number, and what it becomes when it is multiplied again and again, modulo 2^32."""
+    return np.array([first * pow(factor, power, 1 << 32) & 0xFFFFFFFF for power in range(number)], np.uint64)
+
+
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 MULTIPLIER = (np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645))  # of PCG64, high and low
+INTO_POOL = _powers(0x43B0D7E5, 0x931E8875, 17)  # of SeedSequence
+OUT_OF_POOL = _powers(0x8B51F9DD, 0x58F38DED, 9)
 BLOCK = 32  # numbers that all generators draw at a time
 FEWEST = 20  # clients for each number drawn: with fewer, one generator after the other is as fast
 SMALL = 32  # samples of a client: with more, it is as fast for any number of clients
-TOGETHER = 24  # clients whose generators are seeded at once
+TOGETHER = 16  # clients whose generators are seeded at once
 
 
 @dataclass
@@ -153,34 +161,23 @@ def _seeded(seeds: Words) -> Streams:
     return Streams(_advanced(begun, step), step, none, np.zeros(len(seeds), np.int64))
 
 
-def _seed_words(seeds: Words) -> list[Words]:
-    """The four words of `SeedSequence(seed).generate_state(4, np.uint64)`."""
-    constant = 0x43B0D7E5
-
-    def hashed(value: Words) -> Words:
-        nonlocal constant
-        value = value ^ np.uint64(constant)
-        constant = constant * 0x931E8875 & 0xFFFFFFFF
-        value = value * np.uint64(constant) & LOW
-        return value ^ (value >> np.uint64(16))
-
-    def mixed(x: Words, y: Words) -> Words:
-        value = (x * np.uint64(0xCA01F9DD) - y * np.uint64(0x4973F715)) & LOW
-        return value ^ (value >> np.uint64(16))
-
+def _seed_words(seeds: Words) -> Words:
+    """The four words [word, client] of `SeedSequence(seed).generate_state(4, np.uint64)`."""
     zero = np.zeros_like(seeds)
-    pool = [hashed(word) for word in (seeds & LOW, seeds >> HALF, zero, zero)]
+    pool = _hashed(np.stack([seeds & LOW, seeds >> HALF, zero, zero]), INTO_POOL[:5])
     for source in range(4):
-        for target in range(4):
-            if source != target:
-                pool[target] = mixed(pool[target], hashed(pool[source]))
-    constant, words = 0x8B51F9DD, []
-    for number in range(8):
-        value = pool[number % 4] ^ np.uint64(constant)
-        constant = constant * 0x58F38DED & 0xFFFFFFFF
-        value = value * np.uint64(constant) & LOW
-        words.append(value ^ (value >> np.uint64(16)))
-    return [words[number] | (words[number + 1] << HALF) for number in range(0, 8, 2)]
+        others = [target for target in range(4) if target != source]
+        spread = _hashed(pool[source], INTO_POOL[4 + 3 * source : 8 + 3 * source])
+        mixed = (pool[others] * np.uint64(0xCA01F9DD) - spread * np.uint64(0x4973F715)) & LOW
+        pool[others] = mixed ^ (mixed >> np.uint64(16))
+    words = _hashed(np.concatenate([pool, pool]), OUT_OF_POOL)
+    return np.asarray(words[0::2] | (words[1::2] << HALF))
+
+
+def _hashed(values: Words, constants: Words) -> Words:
+    """A hash of each row, with a constant of its own and the next one."""
+    values = (values ^ constants[:-1, None]) * constants[1:, None] & LOW
+    return np.asarray(values ^ (values >> np.uint64(16)))
 
 
 def _integers(state: tuple[Words, Words], step: tuple[Words, Words], number: int) -> tuple[tuple[Words, Words], Words]:
