@@ -130,11 +130,12 @@ def _distinct_draws(
     """Which draw every lane has, and the first lane of each."""
     if all(spec is specs[0] for spec in specs):
         return np.arange(len(specs)), np.arange(len(specs))
-    rows: dict[tuple[int | None, ...], int] = {}
+    same = {spec: (spec.seed, *_lengths(spec)) for spec in set(specs)}
+    rows: dict[tuple[object, ...], int] = {}
     firsts: list[int] = []
     order = np.empty(len(specs), np.int64)
     for lane, (spec, round, client) in enumerate(zip(specs, rounds, clients, strict=True)):
-        key = (id(holdings[lane]), spec.seed, round, client, *_lengths(spec))
+        key = (id(holdings[lane]), round, client, same[spec])
         order[lane] = rows.setdefault(key, len(rows))
         if len(rows) > len(firsts):
             firsts.append(lane)
@@ -146,7 +147,7 @@ def _draw_all(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The batches of distinct draws [draw, step, batch] and their counts [draw, step]; at once where they are many."""
     first = specs[0]
-    if first.augment == "none" and all(spec is first or _lengths(spec) == _lengths(first) for spec in specs):
+    if first.augment == "none" and all(_lengths(spec) == _lengths(first) for spec in set(specs)):
         lengths = {"epochs": first.local_epochs, "batch": first.batch_size, "least": first.smallest_batch}
         if (together := batch_orders(holdings, keys, steps=first.local_steps, **lengths)) is not None:
             return together

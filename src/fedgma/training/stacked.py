@@ -1,6 +1,7 @@
 """Parameters of many lanes or runs at once: by name with the lane axis first, or flat as [lane, entry]."""
 
 import functools
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -55,18 +56,20 @@ class Parcel:
 
     def __init__(self, places: Sequence[tuple[Sequence[int], str]], device: torch.device) -> None:
         like = [np.broadcast_to(np.zeros((), kind), tuple(shape)) for shape, kind in places]
-        self._types = [array.dtype for array in like]
-        self._starts = np.cumsum([0, *map(_length, like)]).tolist()
-        self._buffer = torch.empty(self._starts[-1], dtype=torch.uint8, device=device)
+        starts = np.cumsum([0, *map(_length, like)]).tolist()
+        self._places = [(array.shape, array.dtype, start) for array, start in zip(like, starts, strict=False)]
+        self._buffer = torch.empty(starts[-1], dtype=torch.uint8, device=device)
         self.tensors = unpack(like, self._buffer)
 
     def send(self, arrays: Sequence[np.ndarray]) -> None:
         """Fill the tensors, without waiting for the device; the last array may have fewer rows than its tensor."""
-        size = self._starts[len(arrays) - 1] + arrays[-1].size * self._types[-1].itemsize
+        *whole, (shape, kind, start) = self._places
+        last = (len(arrays[-1]), *shape[1:])
+        size = start + math.prod(last) * kind.itemsize
         sent = torch.empty(size, dtype=torch.uint8, pin_memory=self._buffer.is_cuda)
         memory = sent.numpy()
-        for array, kind, start in zip(arrays, self._types, self._starts, strict=False):
-            np.copyto(np.ndarray(array.shape, kind, memory, start), array)
+        for array, place in zip(arrays, [*whole, (last, kind, start)], strict=True):
+            np.copyto(np.ndarray(place[0], place[1], memory, place[2]), array)
         self._buffer[:size].copy_(sent, non_blocking=True)
 
 

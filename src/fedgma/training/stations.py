@@ -23,7 +23,6 @@ FEWEST = 8  # steps that are worth compiling a further size
 MANY = 64  # steps of the longest graph
 SOON = 2  # rounds before graphs of several steps are captured, so that the first ones do not wait for them
 SHORT = 0.05  # seconds that capturing a step takes at most for that: beyond, the device is busy with one step
-FIRST = np.zeros(1, np.int64)  # the number of a round's first step
 
 
 @dataclass
@@ -55,7 +54,7 @@ class Station:
     """Tensors at fixed addresses for a number of lanes, and the CUDA graphs that were captured on them."""
 
     bench: Bench
-    parcel: Parcel  # has the next five, and counts, rates and batches of the bench
+    parcel: Parcel  # has the next two, and clients, batches, counts and rates of the bench
     rows: Tensor  # [lane]: row of the starting weights
     back: Tensor  # [lane]: where the results of each lane of the batch are
     step: Tensor  # [1], the next row of the batch table
@@ -79,10 +78,11 @@ def build_station(assignment: Assignment, features: Features, measures: int, ord
     bench = lanes.lay_out(lane_batch, features, assignment.start, assignment.buffers, rows, measures, order)
     size, steps = lane_batch.size, lane_batch.counts.shape[1]
     room = max(FEWEST, 1 << (steps - 1).bit_length())
-    places: list[tuple[tuple[int, ...], str]] = [*[((size,), "int64")] * 3, ((1,), "int64"), ((room, size), "int64")]
+    places: list[tuple[tuple[int, ...], str]] = [*[((size,), "int64")] * 3, ((room, size), "int64")]
     places += [((room if features.schedule else 1, size), "float32"), ((len(RATES), size), "float32")]
     parcel = Parcel([*places, ((room, size, lane_batch.batch), "int64")], device)
-    rows, back, bench.client, step, bench.counts, bench.lr, bench.rates, bench.index = parcel.tensors
+    rows, back, bench.client, bench.counts, bench.lr, bench.rates, bench.index = parcel.tensors
+    step = torch.zeros(1, dtype=torch.int64, device=device)  # changes, so the compiler must not see it share memory
     entries = sum(value.numel() for value in bench.params.values())
     return Station(bench, parcel, rows, back, step, features, shapes_of(bench.params), small=entries <= LARGEST)
 
@@ -99,7 +99,7 @@ def send(station: Station, lane_batch: LaneBatch, order: np.ndarray) -> None:
         lane_batch.order, np.arange(len(lane_batch.order))
     )
     orders = lane_batch.orders if own else lane_batch.orders[lane_batch.order]
-    each = (lane_batch.run, back, lane_batch.client, FIRST, counts, lr, lane_batch.rates.T, orders.transpose(1, 0, 2))
+    each = (lane_batch.run, back, lane_batch.client, counts, lr, lane_batch.rates.T, orders.transpose(1, 0, 2))
     station.parcel.send(each)
 
 
@@ -139,7 +139,7 @@ def begin(station: Station, assignment: Assignment, size: int, captured: bool) -
         copy_all(ends.given, [*start.values(), *buffers.values()])
         ends.begin()
     else:
-        _reset(bench, station.rows, start, buffers)
+        _reset(bench, station.rows, station.step, start, buffers)
     given = [
         (bench.correction, assignment.correction or {}),
         *zip(bench.tilt or (), assignment.tilt or (), strict=True),
@@ -176,18 +176,19 @@ def _ends(station: Station, start: Stacked, buffers: Stacked, size: int) -> Ends
         bench, rows, device = station.bench, station.rows, station.rows.device
         station.ends[key] = Ends(
             [*held[0].values(), *held[1].values()],
-            Fixed(partial(_reset, bench, rows, *held), device),
+            Fixed(partial(_reset, bench, rows, station.step, *held), device),
             Fixed(partial(lanes.results, bench, held[0], rows, station.back[:size]), device),
         )
     return station.ends[key]
 
 
-def _reset(bench: Bench, rows: Tensor, start: Stacked, buffers: Stacked) -> list[Tensor]:
+def _reset(bench: Bench, rows: Tensor, step: Tensor, start: Stacked, buffers: Stacked) -> list[Tensor]:
     """Every lane's own copy of what it starts from, and zeros."""
     for source, targets in ((start, (bench.params, bench.anchor)), (buffers, (bench.buffers,))):
         for target in targets:
             _copy_rows(source, rows, target)
     torch._foreach_zero_([*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures])
+    step.zero_()
     return []
 
 
