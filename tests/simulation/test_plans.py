@@ -5,12 +5,13 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from fedgma.seeds import generator
+from fedgma.seeds import generator, seed
 from fedgma.simulation.fleet import assemble, play_round, start
 from fedgma.simulation.plans import lay, plan_round
 from fedgma.simulation.rates import learning_rates
 from fedgma.simulation.sampling import sample_all_clients, sample_clients
 from fedgma.simulation.spec import RunSpec
+from fedgma.training.batches import batch_order
 from fedgma.training.lane_batch import LaneBatch
 from fedgma.training.many_orders import TOGETHER
 from fedgma.training.schedules import CONSTANT, Schedule, factor, factors
@@ -119,3 +120,21 @@ def test_learning_rates_are_products_of_a_run_a_round_and_a_step(over_rounds, st
         expected = spec.client_learning_rate * factor(spec.round_schedule, round - 1, spec.rounds)
         expected = expected * factors(spec.step_schedule, taken)
         assert rates[lane, :taken].tolist() == expected.astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize("runs", [1, 2, TOGETHER + 2])
+def test_lanes_have_the_batches_and_seeds_of_their_run_round_and_client(runs):
+    federation = make_federation([70, 33, 48, 5, 64], (6,))
+    shared = {"model": "logistic", "clients_per_round": 4, "batch_size": 8, "local_epochs": 2, "rounds": 9}
+    chosen = [RunSpec(federation, seed=run // 2 * 3, **shared) for run in range(runs)]  # two by two, the same draws
+    fleet = assemble(chosen, trainer="lanes")
+    plan = plan_round(replace(fleet, chunk=1), np.full(runs, 4), list(range(runs)), {})
+    batch, weights = lay(fleet, plan.lanes)
+    assert len(batch.orders) == 4 * -(-runs // 2)
+    for lane, (run, client, round) in enumerate(plan.lanes.tolist()):
+        key = {"seed": chosen[run].seed, "round": round, "client": client}
+        index, counts = batch_order(federation.clients[client], **key, epochs=2, batch=8)
+        assert batch.index[lane, : len(counts)].tolist() == index.tolist()
+        assert batch.counts[lane].tolist() == [*counts.tolist(), *[0] * (batch.counts.shape[1] - len(counts))]
+        assert batch.seeds[lane] == seed(chosen[run].seed, "dropout", round, client)
+        assert weights[lane] == len(federation.clients[client])
