@@ -1,11 +1,11 @@
 """Lanes on a GPU: the step is compiled, captured in a CUDA graph and replayed. A round never waits for the device.
 
-A CUDA graph always works on the same memory. So a `Station` holds tensors of fixed size and address for a number of
-lanes: a `Bench` (the working tensors of the lanes, see `lanes`) and the graphs that were captured on it. A round copies
-its arrays into them, resets the weights, and replays one graph for each step, or for several equal steps after the
-first rounds; a counter on the device selects the row of the batch table. A lane batch with fewer lanes is padded with
-idle lanes, so that few shapes are compiled. In the first rounds of a run, which are `early`, nothing is compiled (see
-`compile`).
+A CUDA graph always works on the same memory. So a `Station` (see `stations`) holds tensors of fixed size and address
+for a number of lanes: a `Bench` (the working tensors of the lanes, see `lanes`) and the graphs that were captured on
+it. A round sends its arrays to them, resets the weights, and replays one graph for each step, or for several equal
+steps after the first rounds; a counter on the device selects the row of the batch table. A lane batch with fewer lanes
+is padded with idle lanes, so that few shapes are compiled. In the first rounds of a run, which are `early`, nothing is
+compiled (see `compile`).
 """
 
 import itertools

@@ -7,7 +7,6 @@ step, and nothing is read back, so a step can be compiled and captured in a CUDA
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +136,7 @@ def features_of(assignment: Assignment) -> Features:
     """The features that the hyper-parameters of these lanes need."""
     lane_batch = assignment.lane_batch
     by_sgd = lane_batch.optimizer == "sgd"
-    used = _used(lane_batch.rates.tobytes())
+    used = dict(zip(RATES, (lane_batch.rates != UNUSED).any(0).tolist(), strict=True))
     return Features(
         momentum=by_sgd and used["momentum"],
         prox=used["mu"],
@@ -151,13 +150,6 @@ def features_of(assignment: Assignment) -> Features:
         adamw=not by_sgd,
         schedule=bool((lane_batch.lr != lane_batch.lr[:, :1]).any()),
     )
-
-
-@lru_cache(maxsize=64)
-def _used(rates: bytes) -> dict[str, bool]:
-    """Which of the `RATES` [lane, rate] have an effect on some lane; most rounds have the same."""
-    table = np.frombuffer(rates, np.float32).reshape(-1, len(RATES))
-    return dict(zip(RATES, (table != UNUSED).any(0).tolist(), strict=True))
 
 
 def lay_out(
