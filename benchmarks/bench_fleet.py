@@ -2,7 +2,7 @@
 
     python benchmarks/bench_fleet.py --runs 1 8 64            # W1, whole rounds with tally, mask and server step
     python benchmarks/bench_fleet.py --scale 100 1000 10000   # clients sampled of 100,000: linear time, flat memory
-    python benchmarks/bench_fleet.py --host 160 --device cpu  # what the host does in a round; nothing is trained
+    python benchmarks/bench_fleet.py --host 1 64 --device cpu # what the host does in a round; nothing is trained
 
 Runs of a fleet differ in seed, threshold, learning rate and server. Every second one is evaluated apart, not here.
 """
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -19,17 +20,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import numpy as np
 import torch
 from bench_engine import options_of
+from torch import nn
 from workloads import SERVERS, WORKLOADS, fleet_specs, header, make_images, measure, parser, spec_of
 
 from fedgma.aggregation.optimizers import server_optimizer
 from fedgma.aggregation.rules import masked_mean
 from fedgma.experiments.lines import line_of
 from fedgma.records.writer import RunFolder
-from fedgma.simulation.batched import tallies
+from fedgma.simulation import assembly
 from fedgma.simulation.fleet import assemble, play_round, start
-from fedgma.training import lanes
-from fedgma.training.lane_batch import Assignment, Trained
-from fedgma.training.stacked import shapes_of, ship
+from fedgma.training import replay, stations
+from fedgma.training.cuda_graphs import Engine
 
 
 def main() -> None:
@@ -72,27 +73,36 @@ def report(specs, clients: int, way: str, rounds: int) -> None:
 
 
 def report_host(counts: list[int], seeds: int, rounds: int, device: str) -> None:
-    """Milliseconds a round of everything but training: images of one pixel, and a trainer that only lays lanes out."""
-    tallies._add_lanes = lambda *_: None  # on a GPU that is one kernel
-    print("| clients | runs | draw, tally, server ms | records ms | lines ms | together |")
+    """Milliseconds a round of everything but what a GPU does: tiny models, steps not taken, graphs not replayed.
+
+    The ends of a round count as captured where those of the real model are, the server's part always does.
+    """
+    assembly.can_replay = lambda *_: True
+    replay._capture = lambda function, device: replay.Captured(list(function()), nothing)
+    print("| workload | runs | draw, launch, server ms | records ms | lines ms | together |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for work in (replace(WORKLOADS[name], model="logistic", shape=(1, 1, 1)) for name in ("W1", "W2")):
+    for name, arrays, entries in (("W1", 10, 61_706), ("W2", 10, 61_706), ("pfl", 8, 1_626_442)):
+        work = replace(WORKLOADS[name], model=partial(Tiny, arrays), shape=(1, 1, 1))
         images = make_images(work, device)
         for runs in counts:
+            small = runs * work.clients_per_round * entries <= replay.LARGEST
+            stations.LARGEST = replay.LARGEST if small else 0
             arms = [(run % seeds, 0.1 * (run % 10), SERVERS[run // seeds % 4]) for run in range(runs)]
             specs = [
                 spec_of(work, images, seed=s, rule=masked_mean(t), optimizer=server_optimizer(*server, "after"))
                 for s, t, server in arms
             ]
             spent = [1e3 * part for part in host_seconds(specs, rounds)]
-            columns = " | ".join(f"{part:.1f}" for part in (*spent, sum(spent)))
-            print(f"| {work.clients} | {runs} | {columns} |", flush=True)
+            columns = " | ".join(f"{part:.2f}" for part in (*spent, sum(spent)))
+            print(f"| {name} | {runs} | {columns} |", flush=True)
 
 
 def host_seconds(specs, rounds: int) -> list[float]:
     """Seconds a round: playing it, reading its records, writing a line a run."""
-    fleet = replace(assemble(specs, trainer="lanes", chunk=10**6), train=idle)
-    state, _ = play_round(fleet, start(fleet))
+    fleet = replace(assemble(specs, trainer="lanes", chunk=10**6), train=Idle(nothing, compile=False))
+    state = start(fleet)
+    for _ in range(2 + replay.WARM_UP):
+        state, _ = play_round(fleet, state)
     spent = np.zeros(3)
     with tempfile.TemporaryDirectory() as out:
         folders = [RunFolder(Path(out) / str(run), {"settings": {}, "parameters": 1}) for run in range(len(specs))]
@@ -103,7 +113,7 @@ def host_seconds(specs, rounds: int) -> list[float]:
             begun = time.perf_counter()
             state, played = play_round(fleet, state)
             launched = time.perf_counter()
-            records = played.records
+            records = played.sent().records
             read = time.perf_counter()
             for record in records:
                 folders[record.run].append(line_of(record, 0.1))
@@ -113,16 +123,30 @@ def host_seconds(specs, rounds: int) -> list[float]:
     return list(spent / rounds)
 
 
-def idle(assignment: Assignment) -> Trained:
-    """Everything that the host does for an engine, and no step."""
-    order = np.argsort(-assignment.lane_batch.steps, kind="stable")
-    lane_batch, device = assignment.lane_batch.take(order), assignment.pools[0].y.device
-    rows = ship(lane_batch.run, device)
-    bench = lanes.lay_out(lane_batch, lanes.features_of(assignment), assignment.start, assignment.buffers, rows)
-    nothing = torch.zeros(
-        lane_batch.size, sum(shape.numel() for _, shape in shapes_of(assignment.start)), device=device
-    )
-    return Trained(nothing, shapes_of(assignment.start), bench.buffers, bench.loss, bench.measures)
+def nothing(*_) -> None:
+    """Stands for gradients that nobody asks for, and for graphs that a CPU has none of."""
+
+
+class Tiny(nn.Module):
+    """As many parameters as a real model has, of two entries each."""
+
+    def __init__(self, arrays: int, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(arrays)])
+        self.classes = classes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :1] * sum(part.sum() for part in self.parts) + torch.zeros(self.classes)
+
+
+class Idle(Engine):
+    """Everything that the host does for an engine whose steps are captured, and no step."""
+
+    def _is_replayed(self, *_) -> bool:
+        return True
+
+    def _play(self, *_) -> None:
+        pass
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """On a GPU: lanes that are compiled and captured against the loop, and compiled scores against the module."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -217,3 +218,38 @@ def test_graphs_that_nobody_holds_do_not_break_a_capture_off():
     graph.replay()
     assert len(kept) == 50_000
     assert doubled.tolist() == [2.0] * 8
+
+
+@pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.25, 0.5)])
+def test_only_captured_steps_without_draws_are_replayed_alone(dropout, caplog):
+    federation, model = make_federation([40, 40, 40], (3, 12, 12)), build("cnn", (3, 12, 12), 10, seed=0).cuda()
+    model.dropout, pool = dropout, federation.train.to("cuda")
+    engine, batch = choose("engine", model, [pool]), make_lane_batch(federation, range(3))
+    task = Assignment(model, batch, [pool], *start_of(model))
+    other = task._replace(lane_batch=replace(batch, seeds=batch.seeds + 5))
+    first, *again = [engine(task).flat for _ in range(5)]
+    assert all(torch.equal(first, flat) for flat in again)
+    assert torch.equal(engine(other).flat, first) is not any(dropout)
+    assert [steps.alone for steps in engine._stations[0].graphs.values()] == [not any(dropout)]
+    before = torch.cuda.get_rng_state()
+    engine(task)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert_compiled_and_captured(caplog)
+
+
+def test_captured_ends_change_no_bit_there(caplog):
+    federation, model = make_federation([40, 8, 40, 23], (1, 28, 28)), build("lenet", (1, 28, 28), 10, seed=0).cuda()
+    pools, (start, _) = [federation.train.to("cuda")], start_of(model)
+    engines = [choose("engine", model, pools) for _ in range(2)]
+    for number, clients in enumerate([[0, 1, 2, 3]] * 4 + [[3, 0, 1]] * 4):
+        moved = {name: value + 0.01 * number for name, value in start.items()}
+        task = Assignment(model, make_lane_batch(federation, clients, round=number), pools, moved, {})
+        captured = engines[0](task)
+        for station in engines[1]._stations:
+            station.small = False
+        plain = engines[1](task)
+        assert torch.equal(captured.flat, plain.flat)
+        assert torch.equal(captured.loss, plain.loss)
+        assert torch.equal(captured.measures, plain.measures)
+    assert len(engines[0]._stations[0].ends) == 2
+    assert_compiled_and_captured(caplog)

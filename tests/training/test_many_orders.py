@@ -30,7 +30,7 @@ def test_permutations_are_those_of_numpy(clients, times):
 @pytest.mark.parametrize(("epochs", "batch", "least"), [(1, 4, 1), (2, 4, 2), (3, 3, 1), (1, 20, 1)])
 def test_batches_are_those_of_single_clients(epochs, batch, least, steps):
     rng = np.random.default_rng(0)
-    samples = [rng.permutation(1000)[: 1 + number % 9] for number in range(120)]
+    samples = [rng.permutation(1000)[: 1 + number % 9] for number in range(600)]
     samples = [own for own in samples if len(own) >= least]
     lengths = {"epochs": epochs, "batch": batch, "least": least, "steps": steps}
     one = [batch_order(own, seed=3, round=7, client=c, **lengths) for c, own in enumerate(samples)]

@@ -134,9 +134,9 @@ class Round:
 
 
 def verdicts(counted: Tensor, longer: Tensor | None) -> Tensor:
-    """What became of lanes, as a position in `REASONS`: 1 is counted.
+    """What became of lanes, as a position in `REASONS`: 1 (or true) is counted.
 
     >>> verdicts(torch.tensor([True, False, False]), torch.tensor([False, False, True])).tolist()
     [1, 0, 2]
     """
-    return counted.to(torch.uint8) if longer is None else counted.to(torch.uint8) + 2 * longer.to(torch.uint8)
+    return counted if longer is None else counted.to(torch.uint8) + 2 * longer.to(torch.uint8)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from fedgma.simulation import timeline, versions
 from fedgma.simulation.assembly import assemble as assemble
 from fedgma.simulation.batched import adapters, attacks, carried, norm_bounds, optimizers, rules, tallies, votes
 from fedgma.simulation.device_round import Round, verdicts
-from fedgma.simulation.plans import lay, plan_round
+from fedgma.simulation.plans import advanced, lay, plan_round
 from fedgma.simulation.plans import lay_lane_batch as lay_lane_batch
 from fedgma.simulation.sampling import chunks
 from fedgma.simulation.scored_pools import test_pools
@@ -100,7 +100,7 @@ def _play_round(fleet: Fleet, state: State) -> tuple[State, Round]:
     after, moments = optimizers.step(fleet.optimizers, stepped, state.moments, model)
     state = replace(
         state,
-        rounds=_advanced(state.rounds, busy),
+        rounds=advanced(state.rounds, busy),
         params=adapters.lower(fleet.space, after, model, state.params),
         buffers={**state.buffers, **merged.buffers},
         moments=moments,
@@ -154,19 +154,13 @@ def _play_plain(
     done = server(batch.run, ready.weights, trained, state.params, state.moments, state.buffers)
     state = replace(
         state,
-        rounds=_advanced(state.rounds, [*plan.sampled]),
+        rounds=advanced(state.rounds, [*plan.sampled]),
         params=done.params,
         moments=done.moments,
         buffers={**state.buffers, **done.buffers},
     )
     counted = ((batch.run, batch.client, verdicts(done.counted, None)),)
-    return state, replace(_round(fleet, score, state, plan.sampled, done.table), counted=counted)
-
-
-def _advanced(rounds: np.ndarray, busy: Sequence[int]) -> np.ndarray:
-    after = rounds.copy()
-    after[busy] += 1
-    return after
+    return state, _round(fleet, score, state, plan.sampled, done.table, counted=counted)
 
 
 def _trained(
@@ -228,14 +222,16 @@ def _record(
         for run in sampled
         if fleet.specs[run].is_measured(int(state.rounds[run]))
     }
-    played = _round(fleet, score, state, sampled, numbers(fleet.task, fleet.columns, sums, merged))
-    return replace(played, votes=measured, broken=merged.broken)
+    table = numbers(fleet.task, fleet.columns, sums, merged)
+    return _round(fleet, score, state, sampled, table, votes=measured, broken=merged.broken)
 
 
-def _round(fleet: Fleet, score: Scorer, state: State, sampled: dict[int, np.ndarray], table: Tensor) -> Round:
+def _round(
+    fleet: Fleet, score: Scorer, state: State, sampled: dict[int, np.ndarray], table: Tensor, **more: Any
+) -> Round:
     """A round with its scores."""
     scores, clients = _evaluate(fleet, score, state, sorted(sampled))
-    return Round(state.rounds.copy(), sampled, table, scores, client_scores=clients, names=fleet.task.names)
+    return Round(state.rounds.copy(), sampled, table, scores, client_scores=clients, names=fleet.task.names, **more)
 
 
 def _count_votes(

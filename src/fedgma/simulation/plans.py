@@ -30,7 +30,7 @@ def plan_round(fleet: Fleet, rounds: np.ndarray, busy: Sequence[int], attended: 
         return first
     left = min(fleet.specs[run].rounds - int(rounds[run]) for run in busy)
     number = min(left, TOGETHER // len(first.lanes))
-    ahead = [rounds + np.isin(np.arange(len(rounds)), busy) * more for more in range(number)]
+    ahead = [advanced(rounds, busy, more) for more in range(number)]
     plans = [first, *(_drawn(fleet, after, busy, {}) for after in ahead[1:])]
     batch, weights = lay(fleet, np.concatenate([plan.lanes for plan in plans]))
     ends = np.cumsum([len(plan.lanes) for plan in plans]).tolist()
@@ -38,6 +38,13 @@ def plan_round(fleet: Fleet, rounds: np.ndarray, busy: Sequence[int], attended: 
     for after, plan, begin, end in zip(ahead, plans, [0, *ends], ends, strict=False):
         fleet.plans[after.tobytes()] = plan._replace(laid=(batch.take(slice(begin, end)), weights[begin:end]))
     return fleet.plans.pop(rounds.tobytes())
+
+
+def advanced(rounds: np.ndarray, busy: Sequence[int], number: int = 1) -> np.ndarray:
+    """The rounds [run] that are complete after some more of the busy runs."""
+    after = rounds.copy()
+    after[busy] += number
+    return after
 
 
 def _drawn(fleet: Fleet, rounds: np.ndarray, busy: Sequence[int], attended: Mapping[int, Attendance]) -> Plan:

@@ -23,10 +23,11 @@ def run_rates(specs: Sequence[RunSpec]) -> np.ndarray:
 
 def learning_rates(specs: Sequence[RunSpec], rounds: np.ndarray, runs: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The rate of every step, float32 [lane, step], from the rounds [lane], runs [lane] and counts [lane, step]."""
-    lanes, which = np.unique(np.stack([runs, rounds]), axis=1, return_inverse=True)
-    chosen = [(specs[run], round) for run, round in lanes.T.tolist()]
-    full = [spec.client_learning_rate * factor(spec.round_schedule, round - 1, spec.rounds) for spec, round in chosen]
-    rates = np.broadcast_to(np.array(full)[which.reshape(-1), None], counts.shape)
+    full = np.array([spec.client_learning_rate for spec in specs], np.float64)[runs]
+    if any(spec.round_schedule.changes for spec in specs):
+        pairs = zip(runs.tolist(), rounds.tolist(), strict=True)
+        full *= [factor(specs[run].round_schedule, round - 1, specs[run].rounds) for run, round in pairs]
+    rates = np.broadcast_to(full[:, None], counts.shape)
     if any(spec.step_schedule.changes for spec in specs):
         rates = rates.copy()
         for lane, (run, steps) in enumerate(zip(runs.tolist(), (counts > 0).sum(1).tolist(), strict=True)):

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.data.augmentations import draw_variants
-from fedgma.seeds import generator, seeds
+from fedgma.seeds import generator, seed, seeds
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.timeline import Attendance
 from fedgma.training.batches import batch_order, stack_orders
-from fedgma.training.many_orders import batch_orders
+from fedgma.training.many_orders import batch_orders, generators
 
 
 class Drawn(NamedTuple):
@@ -30,9 +30,13 @@ def sample_clients(spec: RunSpec, round: int) -> np.ndarray:
 
     Those without samples, or with fewer than the smallest batch, are left out.
     """
-    holdings = spec.federation.clients
-    drawn = generator(spec.seed, "cohort", round).choice(len(holdings), spec.clients_per_round, replace=False)
-    return np.array([client for client in np.sort(drawn) if len(holdings[client]) >= spec.smallest_batch], np.int64)
+    return _sample(generator(spec.seed, "cohort", round), spec)
+
+
+def _sample(source: np.random.Generator, spec: RunSpec) -> np.ndarray:
+    drawn = source.choice(len(spec.sizes), spec.clients_per_round, replace=False)
+    drawn.sort()
+    return drawn[spec.sizes[drawn] >= spec.smallest_batch]
 
 
 def sample_all_clients(
@@ -42,26 +46,29 @@ def sample_all_clients(
 
     A run with a clock is in `attended`, which says who is counted.
     """
-    drawn: dict[tuple[int, ...], np.ndarray] = {}
-    sampled = {}
+    known = attended or {}
+    numbers = rounds.tolist()
+    keys: dict[int, tuple[int, ...]] = {}
     for run in runs:
-        if attended and run in attended:
-            sampled[run] = attended[run].clients
-            continue
-        spec, round = specs[run], int(rounds[run])
-        key = (id(spec.federation), spec.seed, round, spec.clients_per_round, spec.smallest_batch)
-        if key not in drawn:
-            drawn[key] = sample_clients(spec, round)
-        sampled[run] = drawn[key]
-    return sampled
+        if run not in known:
+            spec = specs[run]
+            keys[run] = (id(spec.federation), spec.seed, numbers[run], spec.clients_per_round, spec.smallest_batch)
+    firsts = {key: run for run, key in reversed(keys.items())}
+    seeds_of = np.array([seed(specs[run].seed, "cohort", numbers[run]) for run in firsts.values()], np.uint64)
+    sources = zip(firsts.items(), generators(seeds_of), strict=True)
+    drawn = {key: _sample(source, specs[run]) for (key, run), source in sources}
+    return {run: known[run].clients if run in known else drawn[keys[run]] for run in runs}
 
 
 def lay_lanes(sampled: Mapping[int, np.ndarray], rounds: np.ndarray, attended: Mapping[int, Attendance]) -> np.ndarray:
     """Run, client and round of every lane, int64 [lane, 3]; with a clock, the round in which the client started."""
-    runs = np.repeat(np.array([*sampled], np.int64), [len(clients) for clients in sampled.values()])
-    lanes = np.stack([runs, np.concatenate([np.empty(0, np.int64), *sampled.values()]), rounds[runs]], 1)
-    for run, attendance in attended.items():
-        lanes[runs == run, 2] = attendance.rounds
+    lanes = np.empty((sum(map(len, sampled.values())), 3), np.int64)
+    begin = 0
+    for run, clients in sampled.items():
+        part = lanes[begin : begin + len(clients)]
+        begin += len(clients)
+        part[:, 0], part[:, 1] = run, clients
+        part[:, 2] = attended[run].rounds if run in attended else rounds[run]
     return lanes
 
 
@@ -104,10 +111,12 @@ def draw_batches(specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarr
     """The batches of lanes, given the spec, round and client of each lane; those of one run are distinct."""
     holdings = [spec.federation.clients[client] for spec, client in zip(specs, clients.tolist(), strict=True)]
     order, firsts = _distinct_draws(specs, rounds.tolist(), clients.tolist(), holdings)
-    picked = [specs[lane] for lane in firsts.tolist()], rounds[firsts], clients[firsts]
-    orders, counts = _draw_all(*picked, [holdings[lane] for lane in firsts.tolist()])
+    chosen = [specs[lane] for lane in firsts.tolist()]
+    for_batches, for_dropout = _seeds_of(("batches", "dropout"), chosen, rounds[firsts], clients[firsts])
+    picked = rounds[firsts], clients[firsts], [holdings[lane] for lane in firsts.tolist()]
+    orders, counts = _draw_all(chosen, *picked, for_batches.astype(np.uint64))
     samples = np.array([len(samples) for samples in holdings], np.int64)
-    return Drawn((order, orders, counts[order]), _seeds_of("dropout", *picked)[order], samples)
+    return Drawn((order, orders, counts[order]), for_dropout[order], samples)
 
 
 def _lengths(spec: RunSpec) -> tuple[int | None, ...]:
@@ -121,11 +130,12 @@ def _distinct_draws(
     """Which draw every lane has, and the first lane of each."""
     if all(spec is specs[0] for spec in specs):
         return np.arange(len(specs)), np.arange(len(specs))
-    rows: dict[tuple[int | None, ...], int] = {}
+    same = {spec: (spec.seed, *_lengths(spec)) for spec in set(specs)}
+    rows: dict[tuple[object, ...], int] = {}
     firsts: list[int] = []
     order = np.empty(len(specs), np.int64)
     for lane, (spec, round, client) in enumerate(zip(specs, rounds, clients, strict=True)):
-        key = (id(holdings[lane]), spec.seed, round, client, *_lengths(spec))
+        key = (id(holdings[lane]), round, client, same[spec])
         order[lane] = rows.setdefault(key, len(rows))
         if len(rows) > len(firsts):
             firsts.append(lane)
@@ -133,27 +143,30 @@ def _distinct_draws(
 
 
 def _draw_all(
-    specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray, holdings: Sequence[np.ndarray]
+    specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray, holdings: Sequence[np.ndarray], keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The batches of distinct draws [draw, step, batch] and their counts [draw, step]; at once where they are many."""
     first = specs[0]
-    if first.augment == "none" and all(spec is first or _lengths(spec) == _lengths(first) for spec in specs):
+    if first.augment == "none" and all(_lengths(spec) == _lengths(first) for spec in set(specs)):
         lengths = {"epochs": first.local_epochs, "batch": first.batch_size, "least": first.smallest_batch}
-        keys = _seeds_of("batches", specs, rounds, clients).astype(np.uint64)
         if (together := batch_orders(holdings, keys, steps=first.local_steps, **lengths)) is not None:
             return together
     lanes = zip(specs, rounds.tolist(), clients.tolist(), holdings, strict=True)
     return stack_orders([_draw(*lane) for lane in lanes], first.batch_size)
 
 
-def _seeds_of(purpose: str, specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """The seed for this purpose of every lane, int64."""
+def _seeds_of(
+    purposes: Sequence[str], specs: Sequence[RunSpec], rounds: np.ndarray, clients: np.ndarray
+) -> list[np.ndarray]:
+    """The seeds of every lane for each purpose, int64."""
     groups: dict[tuple[int, int], list[int]] = {}
     for lane, (spec, round) in enumerate(zip(specs, rounds.tolist(), strict=True)):
         groups.setdefault((spec.seed, round), []).append(lane)
-    drawn = np.empty(len(specs), np.int64)
+    drawn = [np.empty(len(specs), np.int64) for _ in purposes]
     for (root, round), lanes in groups.items():
-        drawn[lanes] = seeds(root, purpose, round, last=clients[lanes].tolist())
+        last = clients[lanes].tolist()
+        for purpose, found in zip(purposes, drawn, strict=True):
+            found[lanes] = seeds(root, purpose, round, last=last)
     return drawn
 
 

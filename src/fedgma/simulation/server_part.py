@@ -16,11 +16,9 @@ from fedgma.aggregation import kernels
 from fedgma.aggregation.masks import VoteMask
 from fedgma.simulation.batched import optimizers, rules, tallies
 from fedgma.training.lane_batch import Trained
-from fedgma.training.replay import Replayed
+from fedgma.training.replay import LARGEST, Replayed
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Columns, Task, figures
-
-LARGEST = 1 << 24  # entries of all updates; beyond, the device takes longer than the launches
 
 
 class Concluded(NamedTuple):

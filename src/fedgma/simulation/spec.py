@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -148,6 +149,11 @@ class RunSpec:
                 "this algorithm reads the clients' mean gradient from how far SGD moved them, so it needs "
                 f"client_optimizer 'sgd', got {self.client_optimizer!r}"
             )
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """How many samples every client has, int64 [client]."""
+        return np.array([len(samples) for samples in self.federation.clients], np.int64)
 
     @property
     def adapters(self) -> Space | None:

@@ -6,6 +6,7 @@ A lane is one sampled client of one run while it trains in a round.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +100,7 @@ class LaneBatch:
         """Every lane's own batches: int64 [lane, step, batch]."""
         return np.asarray(self.orders[self.order], np.int64)
 
-    @property
+    @cached_property
     def steps(self) -> np.ndarray:
         """Local steps of each lane."""
         return np.asarray((self.counts > 0).sum(1))
@@ -110,12 +111,11 @@ class LaneBatch:
 
     def take(self, rows: np.ndarray | slice) -> "LaneBatch":
         """Some of the lanes; steps that are empty for all of them are dropped."""
-        counts = self.counts[rows]
-        last = int((counts > 0).sum(1).max(initial=0))
+        last = int(self.steps[rows].max(initial=0))
         parts = {name: getattr(self, name)[rows] for name in LANE_WISE}
         used, parts["order"] = np.unique(parts["order"], return_inverse=True)
         orders = self.orders if len(used) == len(self.orders) else self.orders[used]
-        return replace(self, **parts, orders=orders[:, :last], counts=counts[:, :last], lr=self.lr[rows, :last])
+        return replace(self, **parts, orders=orders[:, :last], counts=self.counts[rows, :last], lr=self.lr[rows, :last])
 
 
 class Assignment(NamedTuple):
@@ -132,7 +132,8 @@ class Assignment(NamedTuple):
     def take(self, rows: np.ndarray) -> "Assignment":
         """The same for some of the lanes, in the order of `rows`; arrays of lanes are copied."""
         plain, lane_batch = not self.correction and self.tilt is None, self.lane_batch
-        if plain and np.array_equal(rows, np.arange(lane_batch.size)) and (lane_batch.counts > 0).any(0).all():
+        longest = lane_batch.steps.max(initial=0) == lane_batch.counts.shape[1]
+        if plain and longest and np.array_equal(rows, np.arange(lane_batch.size)):
             return self  # all lanes in their order, and no step is empty
         taken = self._replace(lane_batch=lane_batch.take(rows))
         if plain:
@@ -159,6 +160,11 @@ def keyed_generators(device: torch.device, seed: int) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+def random_states(device: torch.device) -> list[Tensor]:
+    """The states of torch's generators on the host and on the device."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def ship_batches(lane_batch: LaneBatch, device: torch.device) -> Tensor:

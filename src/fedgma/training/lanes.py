@@ -325,21 +325,25 @@ def _replace(old: Tensor, new: Tensor, busy: Tensor | None) -> None:
 
 def finish(bench: Bench, start: Stacked, rows: Tensor, order: np.ndarray) -> Trained:
     """Updates, buffers, loss and measures of the first lanes; `order` is how they were sorted, and is undone."""
-    lanes = len(order)
-    if np.array_equal(order, np.arange(lanes)):
-        back: Rows = slice(lanes)
-    else:
-        back = ship(np.argsort(order), rows.device)
-    shapes = shapes_of(bench.params)
+    back: Rows = slice(len(order)) if is_sorted(order) else ship(np.argsort(order), rows.device)
+    flat, loss, measures = results(bench, start, rows, back)
+    tilt = None if bench.tilt is None else bench.tilt.mapped(lambda part: take_rows(part, back))
+    return Trained(flat, shapes_of(bench.params), take_rows(bench.buffers, back), loss, measures, tilt)
+
+
+def is_sorted(order: np.ndarray) -> bool:
+    """Whether an order of lanes is that which they have."""
+    return np.array_equal(order, np.arange(len(order)))
+
+
+def results(bench: Bench, start: Stacked, rows: Tensor, back: Rows) -> list[Tensor]:
+    """Updates [lane, entry], mean loss [lane] and measures [lane, column] of these rows."""
     flat = empty_flat(bench.params)
-    for name, update in unflatten(flat, shapes).items():
+    for name, update in unflatten(flat, shapes_of(bench.params)).items():
         began = start[name] if len(start[name]) == 1 else start[name].index_select(0, rows)
         torch.sub(bench.params[name], began, out=update)  # one pass over the weights
     seen = bench.counts.sum(0).clamp(min=1)
-    loss, measures = (bench.loss / seen)[back], (bench.measures / seen[:, None])[back]
-    buffers = take_rows(bench.buffers, back)
-    tilt = None if bench.tilt is None else bench.tilt.mapped(lambda part: take_rows(part, back))
-    return Trained(flat[back], shapes, buffers, loss, measures, tilt)
+    return [flat[back], (bench.loss / seen)[back], (bench.measures / seen[:, None])[back]]
 
 
 def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,21 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint64]
 Whole = npt.NDArray[np.int64]
 
+
+def _powers(first: int, factor: int, number: int) -> Words:
+    """A number, and what it becomes when it is multiplied again and again, modulo 2^32."""
+    return np.array([first * pow(factor, power, 1 << 32) & 0xFFFFFFFF for power in range(number)], np.uint64)
+
+
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 MULTIPLIER = (np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645))  # of PCG64, high and low
+INTO_POOL = _powers(0x43B0D7E5, 0x931E8875, 17)  # of SeedSequence
+OUT_OF_POOL = _powers(0x8B51F9DD, 0x58F38DED, 9)
 BLOCK = 32  # numbers that all generators draw at a time
-FEWEST = 4  # clients for each number drawn: with fewer, one generator after the other is as fast
-TOGETHER = 24  # clients whose generators are seeded at once
+FEWEST = 20  # clients for each number drawn: with fewer, one generator after the other is as fast
+SMALL = 32  # samples of a client: with more, it is as fast for any number of clients
+TOGETHER = 16  # clients whose generators are seeded at once
 
 
 @dataclass
@@ -56,35 +65,46 @@ def batch_orders(
     longest = int(sizes.max(initial=0))
     if not longest or not agrees_with_numpy():
         return None
-    many = len(sizes) >= FEWEST * epochs * longest
-    shuffled = _shuffled_together(samples, seeds, sizes, epochs) if many else _shuffled_in_turn(samples, seeds, epochs)
-    per_epoch = -(-sizes // batch)
-    kept = per_epoch - ((sizes % batch > 0) & (sizes % batch < least))
+    many = longest <= SMALL and len(sizes) >= FEWEST * epochs * longest
+    kept = -(-sizes // batch) - ((sizes % batch > 0) & (sizes % batch < least))  # batches of an epoch
     total = epochs * kept if steps is None else np.minimum(epochs * kept, steps)
-    orders = np.zeros((len(sizes), int(total.max()), batch), np.int32)
-    counts = np.zeros(orders.shape[:2], np.int64)
-    for epoch, order in enumerate(shuffled):
-        _put(orders, counts, order, sizes, (epoch * kept, kept, total))
+    counts = _counts(sizes, kept, total, batch)
+    orders = np.zeros((*counts.shape, batch), np.int32)
+    fill = _fill_together if many else _fill_in_turn
+    fill(orders.reshape(len(sizes), -1), samples, seeds, [_places(sizes, kept, total, batch, e) for e in range(epochs)])
     return orders, counts
 
 
-def _shuffled_together(samples: Sequence[np.ndarray], seeds: Words, sizes: Whole, epochs: int) -> Iterator[np.ndarray]:
-    """The samples of all clients in the order of each epoch, int32 [client, sample], padded with zeros."""
-    longest = int(sizes.max())
-    table = np.zeros((len(sizes), longest), np.int32)
-    inside = np.arange(longest) < sizes[:, None]
-    table[inside] = np.concatenate(samples)
-    for order in permutations(seeds, sizes, epochs):
-        yield np.where(inside, np.take_along_axis(table, order.T, 1), 0)
+Places = list[tuple[int, int]]  # per client, the part of its row that an epoch fills
 
 
-def _shuffled_in_turn(samples: Sequence[np.ndarray], seeds: Words, epochs: int) -> np.ndarray:
-    """The same by numpy's own shuffle, [epoch, client, sample]."""
-    table = np.zeros((epochs, len(samples), max(map(len, samples))), np.int32)
-    for client, (indices, source) in enumerate(zip(samples, generators(seeds), strict=True)):
-        for epoch in range(epochs):
-            table[epoch, client, : len(indices)] = source.permutation(indices)
-    return table
+def _places(sizes: Whole, kept: Whole, total: Whole, batch: int, epoch: int) -> Places:
+    first, last = (batch * np.minimum((epoch + more) * kept, total) for more in (0, 1))
+    return list(zip(first.tolist(), np.minimum(first + sizes, last).tolist(), strict=True))
+
+
+def _counts(sizes: Whole, kept: Whole, total: Whole, batch: int) -> np.ndarray:
+    """How many samples of every batch are real [client, step]; `kept` [client] batches make an epoch."""
+    step = np.arange(int(total.max()))
+    left = sizes[:, None] - step % np.maximum(kept, 1)[:, None] * batch
+    return np.where(step < total[:, None], np.minimum(left, batch), 0)
+
+
+def _fill_together(rows: np.ndarray, samples: Sequence[np.ndarray], seeds: Words, epochs: Sequence[Places]) -> None:
+    """Write the samples of all clients in the order of each epoch."""
+    sizes = np.array([len(indices) for indices in samples], np.int64)
+    firsts, together = np.cumsum(sizes) - sizes, np.concatenate(samples)
+    for order, places in zip(permutations(seeds, sizes, len(epochs)), epochs, strict=True):
+        drawn = together[np.minimum(firsts[:, None] + order.T, len(together) - 1)]  # padded after the last sample
+        for row, own, (first, last) in zip(rows, drawn, places, strict=True):
+            row[first:last] = own[: last - first]
+
+
+def _fill_in_turn(rows: np.ndarray, samples: Sequence[np.ndarray], seeds: Words, epochs: Sequence[Places]) -> None:
+    """The same by numpy's own shuffle."""
+    for row, indices, source, *places in zip(rows, samples, generators(seeds), *epochs, strict=True):
+        for first, last in places:
+            row[first:last] = source.permutation(indices)[: last - first]
 
 
 def generators(seeds: Words) -> Iterator[np.random.Generator]:
@@ -93,32 +113,19 @@ def generators(seeds: Words) -> Iterator[np.random.Generator]:
     >>> [int(source.integers(100)) for source in generators(np.arange(40, dtype=np.uint64))][3]
     81
     """
-    if len(seeds) < TOGETHER:
-        yield from map(np.random.default_rng, seeds.tolist())
-        return
+    if len(seeds) < TOGETHER or not agrees_with_numpy():
+        return map(np.random.default_rng, seeds.tolist())
+    return _reseeded(seeds)
+
+
+def _reseeded(seeds: Words) -> Iterator[np.random.Generator]:
+    """The same as one generator, which is set to the state of each in turn."""
     streams, source = _seeded(seeds), np.random.Generator(np.random.PCG64(0))
     words = (part.tolist() for part in (*streams.state, *streams.step))
     for high, low, step_high, step_low in zip(*words, strict=True):
         state = {"state": high << 64 | low, "inc": step_high << 64 | step_low}
         source.bit_generator.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}
         yield source
-
-
-def _put(
-    orders: np.ndarray, counts: np.ndarray, order: np.ndarray, sizes: Whole, where: tuple[Whole, Whole, Whole]
-) -> None:
-    """Write the batches of an epoch, given its first step, its number of batches and the number of all steps."""
-    first, kept, total = where
-    batch, most = orders.shape[2], int(kept.max())
-    blocks = np.zeros((len(sizes), most * batch), np.int32)
-    width = min(order.shape[1], most * batch)
-    blocks[:, :width] = order[:, :width]
-    number = np.arange(most)
-    step = first[:, None] + number
-    real = (number < kept[:, None]) & (step < total[:, None])
-    client = np.broadcast_to(np.arange(len(sizes))[:, None], step.shape)[real]
-    orders[client, step[real]] = blocks.reshape(len(sizes), most, batch)[real]
-    counts[client, step[real]] = np.minimum(batch, sizes[:, None] - number * batch)[real]
 
 
 def permutations(seeds: Words, sizes: Whole, times: int) -> list[Whole]:
@@ -154,34 +161,23 @@ def _seeded(seeds: Words) -> Streams:
     return Streams(_advanced(begun, step), step, none, np.zeros(len(seeds), np.int64))
 
 
-def _seed_words(seeds: Words) -> list[Words]:
-    """The four words of `SeedSequence(seed).generate_state(4, np.uint64)`."""
-    constant = 0x43B0D7E5
-
-    def hashed(value: Words) -> Words:
-        nonlocal constant
-        value = value ^ np.uint64(constant)
-        constant = constant * 0x931E8875 & 0xFFFFFFFF
-        value = value * np.uint64(constant) & LOW
-        return value ^ (value >> np.uint64(16))
-
-    def mixed(x: Words, y: Words) -> Words:
-        value = (x * np.uint64(0xCA01F9DD) - y * np.uint64(0x4973F715)) & LOW
-        return value ^ (value >> np.uint64(16))
-
+def _seed_words(seeds: Words) -> Words:
+    """The four words [word, client] of `SeedSequence(seed).generate_state(4, np.uint64)`."""
     zero = np.zeros_like(seeds)
-    pool = [hashed(word) for word in (seeds & LOW, seeds >> HALF, zero, zero)]
+    pool = _hashed(np.stack([seeds & LOW, seeds >> HALF, zero, zero]), INTO_POOL[:5])
     for source in range(4):
-        for target in range(4):
-            if source != target:
-                pool[target] = mixed(pool[target], hashed(pool[source]))
-    constant, words = 0x8B51F9DD, []
-    for number in range(8):
-        value = pool[number % 4] ^ np.uint64(constant)
-        constant = constant * 0x58F38DED & 0xFFFFFFFF
-        value = value * np.uint64(constant) & LOW
-        words.append(value ^ (value >> np.uint64(16)))
-    return [words[number] | (words[number + 1] << HALF) for number in range(0, 8, 2)]
+        others = [target for target in range(4) if target != source]
+        spread = _hashed(pool[source], INTO_POOL[4 + 3 * source : 8 + 3 * source])
+        mixed = (pool[others] * np.uint64(0xCA01F9DD) - spread * np.uint64(0x4973F715)) & LOW
+        pool[others] = mixed ^ (mixed >> np.uint64(16))
+    words = _hashed(np.concatenate([pool, pool]), OUT_OF_POOL)
+    return np.asarray(words[0::2] | (words[1::2] << HALF))
+
+
+def _hashed(values: Words, constants: Words) -> Words:
+    """A hash of each row, with a constant of its own and the next one."""
+    values = (values ^ constants[:-1, None]) * constants[1:, None] & LOW
+    return np.asarray(values ^ (values >> np.uint64(16)))
 
 
 def _integers(state: tuple[Words, Words], step: tuple[Words, Words], number: int) -> tuple[tuple[Words, Words], Words]:
@@ -220,10 +216,9 @@ def agrees_with_numpy() -> bool:
     sizes = np.array([1, 2, 7, 33, 64, 65], np.int64)
     shuffled = permutations(seeds, sizes, 2)
     sources = [np.random.default_rng(int(seed)) for seed in seeds]
-    repeated = np.resize(seeds, TOGETHER)
     if any(
         drawn.bit_generator.state != np.random.PCG64(int(s)).state
-        for s, drawn in zip(repeated, generators(repeated), strict=True)
+        for s, drawn in zip(seeds, _reseeded(seeds), strict=True)
     ):
         return False
     return all(

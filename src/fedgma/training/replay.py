@@ -8,12 +8,16 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedgma.training.stacked import copies, copy_all
+
 log = logging.getLogger(__name__)
+LARGEST = 1 << 24  # entries of all updates; beyond, the device takes longer than the launches
 WARM_UP = 2  # calls before a capture: kernels are compiled, and short runs never wait for one
 
 Function = Callable[..., Sequence[Tensor]]
@@ -37,11 +41,29 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
 
 
 class Captured(NamedTuple):
-    """Tensors at fixed addresses, and the call that computes the outputs from the inputs."""
+    """Tensors at fixed addresses, and the call that computes them."""
 
-    inputs: list[Tensor]
     outputs: list[Tensor]
     replay: Callable[[], None]
+
+
+class Fixed:
+    """A function without arguments, whose tensors keep their addresses, and which does not wait for the device."""
+
+    def __init__(self, function: Callable[[], Sequence[Tensor]], device: torch.device) -> None:
+        self.function, self.device = function, device
+        self._calls = 0
+        self._captured: Captured | None = None  # also if it cannot be captured
+
+    def __call__(self) -> list[Tensor]:
+        """What the function returns; the next call may write over it."""
+        self._calls += 1
+        if self._calls == WARM_UP + 1:
+            self._captured = _capture(self.function, self.device)
+        if self._captured is None:
+            return list(self.function())
+        self._captured.replay()
+        return self._captured.outputs
 
 
 class Replayed:
@@ -50,7 +72,9 @@ class Replayed:
     def __init__(self, function: Function) -> None:
         self.function = function
         self._calls: dict[tuple[object, ...], int] = {}
-        self._captured: dict[tuple[object, ...], Captured | None] = {}  # None: it cannot be captured
+        self._captured: dict[
+            tuple[object, ...], tuple[list[Tensor], Captured | None]
+        ] = {}  # inputs; None: it cannot be
 
     def __call__(self, *given: Tensor) -> list[Tensor]:
         """What the function returns, in memory of its own."""
@@ -59,30 +83,30 @@ class Replayed:
         if self._calls[key] <= WARM_UP:
             return list(self.function(*given))
         if key not in self._captured:
-            self._captured[key] = _capture(self.function, given)
-        captured = self._captured[key]
+            inputs = [value.clone(memory_format=torch.contiguous_format) for value in given]
+            self._captured[key] = inputs, _capture(partial(self.function, *inputs), inputs[0].device)
+        inputs, captured = self._captured[key]
         if captured is None:
             return list(self.function(*given))
-        torch._foreach_copy_(captured.inputs, list(given))
+        copy_all(inputs, given)
         captured.replay()
-        return [value.clone() for value in captured.outputs]
+        return copies(captured.outputs)
 
 
-def _capture(function: Function, given: Sequence[Tensor]) -> Captured | None:
-    inputs = [value.clone(memory_format=torch.contiguous_format) for value in given]
-    if inputs[0].device.type != "cuda":  # the same without a graph
-        outputs = list(function(*inputs))
-        return Captured(inputs, outputs, lambda: torch._foreach_copy_(outputs, list(function(*inputs))))
+def _capture(function: Callable[[], Sequence[Tensor]], device: torch.device) -> Captured | None:
+    if device.type != "cuda":  # the same without a graph
+        outputs = list(function())
+        return Captured(outputs, lambda: copy_all(outputs, list(function())))
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        function(*inputs)
+        function()
     torch.cuda.current_stream().wait_stream(stream)
     try:
         with capturing(graph):
-            outputs = list(function(*inputs))
+            outputs = list(function())
     except RuntimeError as error:
-        log.warning("a round's last part could not be captured in a CUDA graph: %s", str(error).splitlines()[0])
+        log.warning("a part of a round could not be captured in a CUDA graph: %s", str(error).splitlines()[0])
         return None
-    return Captured(inputs, outputs, graph.replay)
+    return Captured(outputs, graph.replay)

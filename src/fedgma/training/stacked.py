@@ -1,6 +1,7 @@
 """Parameters of many lanes or runs at once: by name with the lane axis first, or flat as [lane, entry]."""
 
 import functools
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -39,7 +40,7 @@ def pack(arrays: Sequence[np.ndarray], buffer: np.ndarray) -> None:
     """Write arrays into a buffer of bytes, one after the other; any memory layout takes one pass."""
     start = 0
     for array in arrays:
-        np.copyto(buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape), array)
+        np.copyto(np.ndarray(array.shape, array.dtype, buffer, start), array)
         start += _length(array)
 
 
@@ -48,6 +49,46 @@ def unpack(arrays: Sequence[np.ndarray], buffer: Tensor) -> list[Tensor]:
     starts = np.cumsum([0, *map(_length, arrays)]).tolist()
     pieces = [buffer[start : start + array.nbytes] for array, start in zip(arrays, starts[:-1], strict=True)]
     return [piece.view(_torch_type(array)).view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+
+
+class Parcel:
+    """Tensors at fixed addresses on a device, to which arrays of these shapes are sent in one transfer."""
+
+    def __init__(self, places: Sequence[tuple[Sequence[int], str]], device: torch.device) -> None:
+        like = [np.broadcast_to(np.zeros((), kind), tuple(shape)) for shape, kind in places]
+        starts = np.cumsum([0, *map(_length, like)]).tolist()
+        self._places = [(array.shape, array.dtype, start) for array, start in zip(like, starts, strict=False)]
+        self._buffer = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+        self.tensors = unpack(like, self._buffer)
+
+    def send(self, arrays: Sequence[np.ndarray]) -> None:
+        """Fill the tensors, without waiting for the device; the last array may have fewer rows than its tensor."""
+        *whole, (shape, kind, start) = self._places
+        last = (len(arrays[-1]), *shape[1:])
+        size = start + math.prod(last) * kind.itemsize
+        sent = torch.empty(size, dtype=torch.uint8, pin_memory=self._buffer.is_cuda)
+        memory = sent.numpy()
+        for array, place in zip(arrays, [*whole, (last, kind, start)], strict=True):
+            np.copyto(np.ndarray(place[0], place[1], memory, place[2]), array)
+        self._buffer[:size].copy_(sent, non_blocking=True)
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors into others of their types, with one launch for each type."""
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        pair = kinds.setdefault(target.dtype, ([], []))
+        pair[0].append(target)
+        pair[1].append(source)
+    for pair in kinds.values():
+        torch._foreach_copy_(*pair)
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors in memory of their own."""
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    copy_all(made, tensors)
+    return made
 
 
 def _length(array: np.ndarray) -> int:

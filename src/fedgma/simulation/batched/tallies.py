@@ -8,6 +8,7 @@ not change a bit.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -67,9 +68,16 @@ class Owners(NamedTuple):
 
 
 def owners_of(run: np.ndarray, weights: np.ndarray, runs: int, device: torch.device) -> Owners:
-    """The runs [lane], rising, and weights of lanes, sent to the device in one transfer."""
-    edges = np.searchsorted(run, np.arange(runs + 1))
-    return Owners(*ship_many([weights.astype(np.float64), edges, run == np.arange(runs)[:, None]], device))
+    """The runs [lane], rising, and weights of lanes, sent to the device."""
+    return Owners(ship(weights.astype(np.float64), device), *_shares(run.tobytes(), runs, device))
+
+
+@lru_cache(maxsize=16)
+def _shares(run: bytes, runs: int, device: torch.device) -> list[Tensor]:
+    """The lanes of each run, on the device; most rounds of a fleet have the same."""
+    owner = np.frombuffer(run, np.int64)
+    edges = np.searchsorted(owner, np.arange(runs + 1))
+    return ship_many([edges, owner == np.arange(runs)[:, None]], device)
 
 
 def empty(params: Tensor, buffers: Stacked, measures: int = 1, further: Collection[str] = ()) -> Sums:
