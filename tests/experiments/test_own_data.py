@@ -62,6 +62,23 @@ def test_samples_that_leave_none_for_testing_are_refused():
         experiments.run({"rounds": 1}, data=(np.zeros((4, 2)), [0, 0, 1, 1]))
 
 
+def test_targets_of_another_kind_are_refused_with_the_task_that_fits():
+    with pytest.raises(ConfigError, match=r"those of own are .*; set task=multi_label for these"):
+        adopted({"task": "regression"}, from_arrays(np.zeros((20, 3)), np.eye(2)[[0, 1] * 10], target="labels"))
+
+
+def test_labels_that_are_ids_are_told_apart_from_too_few_samples():
+    with pytest.raises(ConfigError, match=r"30 samples leave none .*ids, or numbers to pred"):
+        adopted({}, (np.zeros((30, 3)), np.arange(30)))
+
+
+def test_large_targets_are_said():
+    x, y = points()
+    assert (
+        "own: targets reach 2e+05; scale them if training diverges" in adopted({"task": "regression"}, (x, y * 1e5))[1]
+    )
+
+
 def test_owners_are_grouped_or_the_fix_is_said():
     x, y = points()
     settings, _ = adopted({"partition": {"clients": 2}}, (x, y, ["a", "b", "c", "d"] * 30))

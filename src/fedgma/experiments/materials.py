@@ -288,7 +288,8 @@ class Materials:
             pool = cast(Pool, federation.train)  # frozen, while the protocol has writable attributes
             network = build(self.network(settings), shape, pool.classes, 0).to(pool.y.device)
             task = self.task(settings)
-            try_model(network, pool, str(settings.model), task)
+            if (doubt := try_model(network, pool, str(settings.model), task)) is not None:
+                LOG.warning("%s", doubt)
             self._smallest[key] = 1 if not single or trains_on_one(network, pool, task) else 2
             if self._smallest[key] > 1:
                 LOG.warning("model %s cannot train on one sample: a last batch of one is left out", settings.model)

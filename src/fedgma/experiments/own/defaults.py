@@ -47,6 +47,8 @@ def describe(data: Dataset) -> list[str]:
     largest = float(np.abs(data.train.x).max(initial=0)) if data.train.x.dtype == np.float32 else 0.0
     if largest > LARGE:
         lines.append(f"values reach {largest:.3g}; scale the features if training diverges")
+    if data.target == "float" and (largest := float(np.abs(data.train.y).max(initial=0))) > LARGE:
+        lines.append(f"targets reach {largest:.3g}; scale them if training diverges")
     return [f"{data.name}: {line}" for line in lines]
 
 
