@@ -4,6 +4,7 @@ Runs share them: each data set is loaded and placed once, and each federation is
 """
 
 import logging
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -221,19 +222,34 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
+        if settings.unmasked is not None and settings.adapters != "product":
+            self._check_unmasked(settings, settings.unmasked)
         return wrapped(self._library_rule(settings) if name in RULES else self._own_rule(settings), settings)
+
+    def _check_unmasked(self, settings: Settings, pattern: str) -> None:
+        """Refuse a pattern that is the name of no array, such as a misspelt one: it would have no effect."""
+        names = [name for name, _ in self._shapes(settings)]
+        if not any(fnmatchcase(name, pattern) for name in names):
+            listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise ConfigError(f"unmasked: model {settings.model} has no array {pattern!r}; it has {listed}")
 
     def _own_rule(self, settings: Settings) -> Rule:
         """The user's rule, which is tried on arrays of the run's model first."""
         rule = self.code.rule(settings.aggregator)[1]
         key = (settings.aggregator, settings.model, *_data_key(settings), self.input_shape(settings))
         if key not in self._tried:
-            classes = len(self.dataset(settings).classes)
-            network = build(self.network(settings), self.input_shape(settings), classes, 0)
-            shapes = tuple((name, value.shape) for name, value in named_tensors(network)[0].items())
-            try_rule(rule, shapes, self.device)
+            try_rule(rule, self._shapes(settings), self.device)
             self._tried.add(key)
         return rule
+
+    def _shapes(self, settings: Settings) -> tuple[tuple[str, torch.Size], ...]:
+        """Names and shapes of the arrays that a run's model trains."""
+        key = ("shapes", settings.model, *_data_key(settings), self.input_shape(settings))
+        if key not in self._identities:
+            classes = len(self.dataset(settings).classes)
+            network = build(self.network(settings), self.input_shape(settings), classes, 0)
+            self._identities[key] = tuple((name, value.shape) for name, value in named_tensors(network)[0].items())
+        return cast(tuple[tuple[str, torch.Size], ...], self._identities[key])
 
     def _library_rule(self, settings: Settings) -> Rule:
         """The library's rule of that name, made from the settings that it reads and from what the run gives."""
