@@ -407,6 +407,12 @@ def test_objects_in_python_are_data_sets(given):
     assert data.classes == ("0", "1")
 
 
+def test_a_list_of_clients_is_not_read_as_something_else_without_a_word():
+    with pytest.raises(DataError, match=r"several clients are a mapping .*, such as dict\(enumerate\(data\)\)"):
+        from_data([(X, Y)] * 3)
+    assert from_data([(X, Y), (X, Y)]).notes == ("the first part is for training, the second for testing",)
+
+
 def test_three_arrays_are_samples_labels_and_clients():
     assert set(from_data((X, Y, ["a", "b"] * 10)).train.client) == {0, 1}
 

@@ -33,7 +33,12 @@ def from_data(data: Any, name: str = "own", *, target: str = "class") -> Dataset
         return data
     if isinstance(data, tuple | list) and len(data) == 2 and (all(map(_is_part, data)) or _are_alike(*data)):
         train, test = (_parts(part, name) for part in data)
-        return dataset_of(_with_test(train, test, name), name, target=target)
+        parts = _with_test(train, test, name)
+        if isinstance(data, list):  # which could be meant as two clients
+            parts = parts._replace(remarks=(*parts.remarks, "the first part is for training, the second for testing"))
+        return dataset_of(parts, name, target=target)
+    if isinstance(data, list) and len(data) > 2 and all(map(_is_part, data)):
+        raise DataError("data: several clients are a mapping of their names or numbers, such as dict(enumerate(data))")
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         return from_arrays(*data[:2], client=data[2] if len(data) == 3 else None, name=name, target=target)
     if is_partitioned(data):
