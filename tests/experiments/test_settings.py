@@ -362,7 +362,7 @@ def test_a_clipped_rule_is_made_from_settings():
 
 def test_a_pattern_that_is_the_name_of_no_array_is_refused():
     (run,) = expand({"aggregator": "gma", "unmasked": "output.*", "seed": 0}).runs
-    with pytest.raises(ConfigError, match=r"model lenet has no array 'output\.\*'; it has conv1\.weight, .*"):
+    with pytest.raises(ConfigError, match=r"the model has no array 'output\.\*'; it has conv1\.weight, .*"):
         Materials("cpu").rule(run)
 
 

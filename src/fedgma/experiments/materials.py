@@ -4,7 +4,6 @@ Runs share them: each data set is loaded and placed once, and each federation is
 """
 
 import logging
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +13,7 @@ import torch
 from fedgma.aggregation.own import AnyRule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES
+from fedgma.aggregation.wrappers import check_patterns, patterns_of
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_data, load
 from fedgma.data.partitions import Divider, Partition, by_function
@@ -222,16 +222,10 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        if settings.unmasked is not None and settings.adapters != "product":
-            self._check_unmasked(settings, settings.unmasked)
-        return wrapped(self._library_rule(settings) if name in RULES else self._own_rule(settings), settings)
-
-    def _check_unmasked(self, settings: Settings, pattern: str) -> None:
-        """Refuse a pattern that is the name of no array, such as a misspelt one: it would have no effect."""
-        names = [name for name, _ in self._shapes(settings)]
-        if not any(fnmatchcase(name, pattern) for name in names):
-            listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            raise ConfigError(f"unmasked: model {settings.model} has no array {pattern!r}; it has {listed}")
+        rule = wrapped(self._library_rule(settings) if name in RULES else self._own_rule(settings), settings)
+        if patterns_of(rule) and rule.space is None:
+            check_patterns(rule, [name for name, _ in self._shapes(settings)])
+        return rule
 
     def _own_rule(self, settings: Settings) -> Rule:
         """The user's rule, which is tried on arrays of the run's model first."""
