@@ -30,7 +30,8 @@ ONES = {name: np.ones(2, np.float32) for name in LIKE}
         ({**ONES, 3: ONES["a"]}, "entry names must be strings, got 3"),
         (
             [1.0],
-            "an update must be a mapping of names to arrays, got list; give each array a name, such as dict(zip(names, arrays))",
+            "an update must be a mapping of names to arrays, got list; give each array a name, "
+            "such as dict(zip(names, arrays))",
         ),
         ({}, "an update must be a mapping of names to arrays, got an empty one"),
     ],
