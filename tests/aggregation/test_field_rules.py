@@ -1,12 +1,14 @@
 """The field's rules against slow, literal forms of their papers, and TIES against mergekit where it is installed."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 import fedgma
+from fedgma.aggregation.server import MaskedServer
 from strategies import rows
 
 RNG = np.random.default_rng(4)
@@ -198,6 +200,19 @@ def test_arrays_can_have_thresholds_of_their_own_or_none():
     np.testing.assert_array_equal(merged.mask["a.bias"], soft.mask["a.bias"])
     assert (merged.mask["a.weight"] == 1).all()
     np.testing.assert_array_equal(merged.mask["b.weight"], usual.mask["a.weight"])
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda rule: rule, fedgma.keep_norm, fedgma.smoothed, partial(fedgma.clipped, norm=9.0)]
+)
+def test_patterns_that_fit_no_array_of_a_model_are_refused(wrap):
+    model, clients = {"a.weight": np.zeros(2)}, [{"a.weight": np.ones(2)}] * 2
+    with pytest.raises(fedgma.ConfigError, match=r"the model has no array 'b\*'; it has a.weight"):
+        fedgma.server_round(model, clients, aggregator=wrap(fedgma.unmasked(fedgma.and_mask(1.0), "b*")))
+    with pytest.raises(fedgma.ConfigError, match=r"the model has no array 'b\*'; it has a.weight"):
+        MaskedServer(wrap(fedgma.unmasked(fedgma.and_mask(1.0), "b*"))).step(model, [])
+    several = wrap(fedgma.unmasked(fedgma.and_mask(1.0), "b*", "a*"))
+    assert fedgma.server_round(model, clients, aggregator=several).params["a.weight"].tolist() == [1.0, 1.0]
 
 
 def test_a_wrapped_rule_keeps_the_norm_of_its_mean():

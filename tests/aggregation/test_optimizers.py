@@ -175,6 +175,39 @@ def test_state_of_another_optimiser_is_refused():
         fedgma.adam().step(fedgma.mean()({"w": np.ones((2, 2))}), fedgma.sgd().init(params), params)
 
 
+@pytest.mark.parametrize(
+    ("server", "before", "said"),
+    [
+        (fedgma.momentum(), fedgma.yogi(), "it holds 'v', which this one does not keep"),
+        (fedgma.sgd(), fedgma.averaged(fedgma.sgd()), "it holds 'average', which this one does not keep"),
+        (fedgma.averaged(fedgma.sgd()), fedgma.sgd(), "holds no average of models: it is of an optimiser without one"),
+    ],
+    ids=["moment", "average", "no average"],
+)
+def test_state_that_an_optimiser_would_not_carry_on_is_refused(server, before, said):
+    model, clients = {"w": np.zeros(2)}, [{"w": np.ones(2)}] * 2
+    state = fedgma.server_round(model, clients, optimizer=before).state
+    with pytest.raises(fedgma.DataError, match=said):
+        fedgma.server_round(model, clients, optimizer=server, state=state)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "averaged"])
+def test_a_state_that_was_saved_as_numpy_goes_on_with_tensors(name):
+    optimizer = fedgma.averaged(fedgma.adam()) if name == "averaged" else OPTIMIZERS[name]
+    model, clients = {"w": torch.zeros(3)}, [{"w": torch.tensor([1.0, 2.0, value])} for value in (3.0, -4.0)]
+    first = fedgma.server_round(model, clients, optimizer=optimizer)
+    saved = {key: {name: np.asarray(array) for name, array in arrays.items()} for key, arrays in first.state.items()}
+    wanted, got = (
+        fedgma.server_round(first.params, clients, optimizer=optimizer, state=state) for state in (first.state, saved)
+    )
+    assert torch.equal(got.params["w"], wanted.params["w"])
+    assert all(
+        np.array_equal(arrays[name], array)
+        for key, arrays in got.state.items()
+        for name, array in wanted.state[key].items()
+    )
+
+
 def test_an_aggregate_of_another_model_is_refused():
     merged = fedgma.mean()({"w": np.ones((2, 3))})
     with pytest.raises(fedgma.DataError, match="which is not among the parameters"):

@@ -181,8 +181,8 @@ def test_an_update_that_the_gate_refuses_is_not_prepared():
     "wrap",
     [
         lambda rule: fedgma.clipped(rule, 100.0),
-        lambda rule: fedgma.by_array(rule, {"other*": rule}),
-        lambda rule: fedgma.unmasked(rule, "other*"),
+        lambda rule: fedgma.by_array(rule, {"a*": rule}),
+        lambda rule: fedgma.unmasked(rule, "a*"),
         fedgma.keep_norm,
         fedgma.smoothed,
         lambda rule: fedgma.in_products(rule, {"product": ("b", "a")}),

@@ -22,10 +22,17 @@ ONES = {name: np.ones(2, np.float32) for name in LIKE}
         ({"a": ONES["a"]}, "entries missing: ['b', 'c', 'd'], unexpected: none"),
         ({**ONES, "b": np.ones(3, np.float32)}, "'b' must have shape [2], got [3]"),
         ({**ONES, "b": np.ones(2)}, "'b' must be float32, got float64; Gate(cast=True) accepts it"),
-        ({**ONES, "b": np.ones(2, bool)}, "'b' must hold real numbers of 16 to 64 bits, got bool"),
+        (
+            {**ONES, "b": np.ones(2, bool)},
+            "'b' must hold real numbers of 16 to 64 bits, got bool; leave out masks that never change",
+        ),
         ({**ONES, "b": np.array([1, np.nan], np.float32)}, "'b' holds a NaN or an infinity"),
         ({**ONES, 3: ONES["a"]}, "entry names must be strings, got 3"),
-        ([1.0], "an update must be a mapping of names to arrays, got list"),
+        (
+            [1.0],
+            "an update must be a mapping of names to arrays, got list; give each array a name, "
+            "such as dict(zip(names, arrays))",
+        ),
         ({}, "an update must be a mapping of names to arrays, got an empty one"),
     ],
 )

@@ -120,9 +120,54 @@ def test_a_folder_without_images_is_refused(tmp_path):
     (tmp_path / "ant").mkdir()
     with pytest.raises(DataError, match=r"holds no images; known formats: [^;]*$"):
         load_images(tmp_path)
-    (tmp_path / "ant" / "book.txt").write_text("once")
-    with pytest.raises(DataError, match=r"holds no images; .*; it holds texts, which task=next_token reads"):
+    (tmp_path / "ant" / "rome").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "ant" / "rome" / "z.png")
+    with pytest.raises(DataError, match=r"no images in folders of classes, as in .*/CLASS, but ant/rome/z.png;"):
         load_images(tmp_path)
+    (tmp_path / "ant" / "book.txt").write_text("once")
+    with pytest.raises(DataError, match=r"holds no images, but texts, which task=next_token reads;"):
+        load_images(tmp_path)
+
+
+def test_a_folder_val_is_the_test_part_where_there_is_none_named_test(tmp_path):
+    pictures(tmp_path / "train")
+    pictures(tmp_path / "Valid")
+    assert len(load_images(tmp_path).test.y) == 10
+    pictures(tmp_path / "test")
+    assert "not used: Valid" in load_images(tmp_path).notes
+
+
+def test_folders_without_images_are_no_classes_and_what_is_not_read_is_named(tmp_path):
+    pictures(tmp_path)
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "ant" / "more").mkdir()
+    (tmp_path / "ant" / "x.tiff").write_bytes(b"")
+    data = load_images(tmp_path)
+    assert data.classes == ("ant", "bee")
+    assert data.notes == (
+        "not used: __MACOSX",
+        "not used, since it is no image: ant/more and 3 more in folders of classes",
+    )
+
+
+def test_images_of_more_than_8_bits_are_refused_and_not_cut_off(tmp_path):
+    pictures(tmp_path)
+    Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(tmp_path / "ant" / "z.png")
+    with pytest.raises(
+        DataError, match=r"ant/z.png: expected 8 bits .*, got an image of type I;16; scale it to 8 bits"
+    ):
+        load_images(tmp_path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_palettes_with_transparency_are_read_without_a_warning(tmp_path):
+    pictures(tmp_path)
+    palette = Image.new("P", (8, 8))
+    palette.putpalette([10, 20, 30])
+    palette.save(tmp_path / "ant" / "z.png", transparency=b"\x00\x10")
+    data = load_images(tmp_path)
+    everything = np.concatenate([data.train.x, data.test.x])
+    assert (everything == np.array([10, 20, 30], np.uint8)[:, None, None]).all(axis=(1, 2, 3)).sum() == 1
 
 
 def test_a_too_large_image_is_refused_before_it_is_decoded(tmp_path, monkeypatch):

@@ -85,6 +85,22 @@ def test_the_numbering_of_labels_is_said():
     assert many.reading == ("the labels 0, 2, 4, 6, 8, 10 and 4 more are numbered from 0",)
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([0.0, 1.0, np.nan, 1.0], "1 of 4 are missing or infinite, so leave these samples out first"),
+        ([0.0, 1.5, 1.0, 1.0], "for numbers to predict, such as 1.5, set task=regression"),
+        ([0.0, 1.0, 1.0, 0.0], "for classes convert them with y.astype"),
+        (np.array(["ant", np.nan, "bee", "bee"]), "got 'nan' in 1 of 4 samples, first in sample 1"),
+        (np.array(["ant", None, "bee", "bee"], object), "must be complete, got a missing one"),
+        (np.array(["ant", float("nan"), "bee", "bee"], object), "must be complete, got a missing one"),
+    ],
+)
+def test_labels_that_are_missing_or_no_classes_are_refused_with_the_fix(labels, said):
+    with pytest.raises(DataError, match=said):
+        from_arrays(np.zeros((4, 2)), labels)
+
+
 def test_labels_by_name_follow_the_given_order_of_classes():
     data = from_arrays(X, ["no", "yes"] * 10, classes=("yes", "no"), test=(X[:1], ["yes"]))
     assert (data.train.y[:2].tolist(), data.test.y.tolist(), data.reading) == ([1, 0], [0], ())
@@ -139,7 +155,7 @@ def test_a_table_of_text_is_a_data_set(tmp_path, delimiter):
     assert sorted(map(tuple, x.tolist())) == [(1.5, 2), (2.5, 3), (3.5, 4), (3.5, 5)]
     assert data.classes == ("ant", "bee")
     assert y[x[:, 1] == 4].tolist() == [0]
-    assert data.notes == ("not used, since it numbers the rows: ''",)
+    assert data.notes == ("not used, since it numbers the rows: ''", "the features are 'height', 'width'")
     assert sorted({*data.train.client.tolist(), *data.test.client.tolist()}) == [0, 1]
 
 
@@ -161,6 +177,8 @@ def test_a_table_of_text_is_a_data_set(tmp_path, delimiter):
         ("a,label\n1,x\n2,x\n", "all labels are x; a classification needs two classes or more"),
         ("a,label\n1,x\nnan,y\n", "column 'a' has no finite number in row 2"),
         ("a,label\n1,x\n2,\n", "row 2 has no 'label'"),
+        ("a,label\n1,x\n2,NaN\n", "row 2 has no 'label'"),
+        ("a,label,client\n1,x,rome\n2,y,\n", "row 2 has no 'client'"),
         ("label\nx\ny\n", "has no columns of features"),
         ('a,label\n1,"x\n', "cannot be read as a table"),
         ("", "must begin with a line of column names"),
@@ -170,6 +188,35 @@ def test_a_table_that_cannot_be_understood_is_refused_with_the_fix(tmp_path, tex
     (tmp_path / "mine.csv").write_text(text)
     with pytest.raises(DataError, match=said):
         load_own(tmp_path / "mine.csv")
+
+
+def test_truth_values_are_numbers(tmp_path):
+    (tmp_path / "mine.csv").write_text("sex,label\nTrue,x\nFalse,y\nTrue,y\nFalse,x\n")
+    data = load_own(tmp_path / "mine.csv")
+    assert sorted(np.concatenate([data.train.x, data.test.x])[:, 0].tolist()) == [0, 0, 1, 1]
+
+
+def test_columns_that_look_like_ids_are_named(tmp_path):
+    rows = "".join(f"{7 * i},{i % 9}.5,{'xy'[i % 2]}\n" for i in range(30))
+    (tmp_path / "mine.csv").write_text(f"patient,age,label\n{rows}")
+    said = "another whole number in each row: 'patient'; remove it if it is an id"
+    assert load_own(tmp_path / "mine.csv").notes == ("the features are 'patient', 'age'", said)
+
+
+@pytest.mark.parametrize("names", [("oslo", "rome"), ("train", "test"), ("train/oslo", "test/oslo")])
+def test_columns_of_several_tables_are_matched_by_their_names(tmp_path, names):
+    for name, order in zip(names, (("age", "dose"), ("dose", "age")), strict=True):
+        rows = [{"age": str(30 + i), "dose": str(1000 + i), "label": "xy"[i % 2]} for i in range(10)]
+        lines = [",".join((*order, "label")), *(",".join(row[key] for key in (*order, "label")) for row in rows)]
+        (tmp_path / f"{name}.csv").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    data = load_own(tmp_path)
+    x = np.concatenate([data.train.x, data.test.x])
+    assert x[:, 0].max() < 100 < x[:, 1].min()
+    second = tmp_path / f"{names[1]}.csv"
+    second.write_text(second.read_text().replace("dose", "Dose"))
+    with pytest.raises(DataError, match="must have the same columns of features, but not all have 'Dose', 'dose'"):
+        load_own(tmp_path)
 
 
 def test_the_last_column_holds_the_labels_if_it_alone_holds_texts(tmp_path):
@@ -239,7 +286,7 @@ def test_files_named_after_splits_are_splits_and_no_clients(tmp_path):
         client_file(tmp_path, name, count, 0)
     data = load_own(tmp_path)
     assert (len(data.train.y), len(data.test.y), data.train.client) == (10, 4, None)
-    assert data.notes == ("not used: val",)
+    assert data.notes[:1] == ("not used: val",)
     (tmp_path / "train.csv").unlink()
     with pytest.raises(DataError, match="a file named train and one named test, got test, val"):
         load_own(tmp_path)
@@ -358,6 +405,12 @@ def test_objects_in_python_are_data_sets(given):
     data = from_data(given)
     assert data.train.x.shape[1:] == (2,)
     assert data.classes == ("0", "1")
+
+
+def test_a_list_of_clients_is_not_read_as_something_else_without_a_word():
+    with pytest.raises(DataError, match=r"several clients are a mapping .*, such as dict\(enumerate\(data\)\)"):
+        from_data([(X, Y)] * 3)
+    assert from_data([(X, Y), (X, Y)]).notes == ("the first part is for training, the second for testing",)
 
 
 def test_three_arrays_are_samples_labels_and_clients():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import call
-from fedgma.cli.bars import spark
+from fedgma.cli.bars import spark, top_of
 from fedgma.experiments import doctor
 from fedgma.experiments.grid import every_name
 from fedgma.records.checkpoints import digest
@@ -95,6 +95,13 @@ def test_an_arm_is_called_by_what_tells_it_apart_whatever_its_seed():
 def test_sparks_follow_the_curve():
     assert spark([0, 100]) == "▁█"
     assert len(spark(list(range(100)))) <= 12
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -float("inf")])
+def test_a_diverged_run_leaves_a_gap_in_its_curve(score):
+    assert spark([1.0, score, 2.0], top=2.0) == "▅ █"
+    assert top_of([score, -3.0]) == 3.0
+    assert top_of([score]) == 1.0
 
 
 def test_a_digest_sees_names_types_and_shapes():

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,41 @@ def test_data_that_name_their_clients_are_divided_by_them_and_it_is_said():
 def test_samples_that_leave_none_for_testing_are_refused():
     with pytest.raises(ConfigError, match="own: 4 samples leave none for testing; give more, or a test part"):
         experiments.run({"rounds": 1}, data=(np.zeros((4, 2)), [0, 0, 1, 1]))
+
+
+def test_targets_of_another_kind_are_refused_with_the_task_that_fits():
+    with pytest.raises(ConfigError, match=r"those of own are .*; set task=multi_label for these"):
+        adopted({"task": "regression"}, from_arrays(np.zeros((20, 3)), np.eye(2)[[0, 1] * 10], target="labels"))
+
+
+def test_labels_that_are_ids_are_told_apart_from_too_few_samples():
+    with pytest.raises(ConfigError, match=r"30 samples leave none .*ids, or numbers to pred"):
+        adopted({}, (np.zeros((30, 3)), np.arange(30)))
+
+
+def test_a_class_that_makes_blind_models_look_good_is_named():
+    x, _ = points()
+    said = "own: a model that always says '1' is right in 75% of the tests"
+    assert said in adopted({}, (x, np.arange(120) % 4 > 0))[1]
+    assert not [line for line in adopted({}, (x, np.arange(120) % 3))[1] if "always" in line]
+
+
+def test_settings_of_a_program_may_have_dots_numbers_of_numpy_and_ranges():
+    given = {"partition.clients": np.int64(6), "rounds": np.int32(2), "tau": np.float32(0.5), "seed": range(3, 5)}
+    grid = experiments.grid_of({**given, "aggregator": ("gma",), "dataset": Path("fmnist-mini")})
+    assert [(run.partition.clients, run.rounds, run.tau, run.seed) for run in grid.runs] == [
+        (6, 2, 0.5, s) for s in (3, 4)
+    ]
+    with pytest.raises(ConfigError, match=r"unknown setting 'partition.client'; did you mean 'partition.clients'\?"):
+        experiments.grid_of({"partition.client": 5})
+
+
+def test_large_targets_are_said():
+    x, y = points()
+    assert (
+        "own: targets reach 2e+05: scale them, or training may diverge or learn nothing"
+        in adopted({"task": "regression"}, (x, y * 1e5))[1]
+    )
 
 
 def test_owners_are_grouped_or_the_fix_is_said():

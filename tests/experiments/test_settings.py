@@ -360,6 +360,12 @@ def test_a_clipped_rule_is_made_from_settings():
     assert Materials("cpu").rule(complete(Settings(aggregator="median", update_clip=0.5))).settings["norm"] == 0.5
 
 
+def test_a_pattern_that_is_the_name_of_no_array_is_refused():
+    (run,) = expand({"aggregator": "gma", "unmasked": "output.*", "seed": 0}).runs
+    with pytest.raises(ConfigError, match=r"the model has no array 'output\.\*'; it has conv1\.weight, .*"):
+        Materials("cpu").rule(run)
+
+
 def test_arrays_without_a_mask_are_named_by_a_setting_that_the_mean_does_not_have():
     grid = expand({"aggregator": ["mean", "gma"], "unmasked": "fc3.*", "seed": 0})
     rules = [Materials("cpu").rule(run) for run in grid.runs]

@@ -246,9 +246,7 @@ def test_b10_the_number_of_sampled_clients_is_at_least_one_and_at_most_all():
     seen="nothing",
 )
 def test_b11_clients_are_drawn_uniformly_and_by_the_round_alone():
-    spec = SimpleNamespace(
-        federation=SimpleNamespace(clients=[[0]] * 50), seed=3, clients_per_round=10, smallest_batch=1
-    )
+    spec = SimpleNamespace(sizes=np.ones(50, np.int64), seed=3, clients_per_round=10, smallest_batch=1)
     drawn = [sample_clients(spec, round_) for round_ in range(1, 2001)]
     counts = np.bincount(np.concatenate(drawn), minlength=50)
     expected = 2000 * 10 / 50

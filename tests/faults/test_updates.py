@@ -20,8 +20,8 @@ from strategies import rows as per_client
 from strategies import same_bits, stacks
 from tables import AGGREGATORS, OPTIMIZERS, STREAMING
 
-MODEL = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(1, np.float32)}
-GOOD = [{"w": np.array([[1, 2, 3], [4, 5, 6]], np.float32) * k, "b": np.array([k], np.float32)} for k in (1, -2, 3)]
+MODEL = {"w": np.zeros((2, 3), np.float32), "bias": np.zeros(1, np.float32)}
+GOOD = [{"w": np.array([[1, 2, 3], [4, 5, 6]], np.float32) * k, "bias": np.array([k], np.float32)} for k in (1, -2, 3)]
 RULES = pytest.mark.parametrize("rule", AGGREGATORS.values(), ids=list(AGGREGATORS))
 SERVERS = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
 
@@ -187,8 +187,8 @@ def test_a8_another_shape_is_refused(rule):
 )
 @RULES
 def test_a9_missing_extra_and_renamed_entries_are_refused(rule):
-    w, b = GOOD[0]["w"], GOOD[0]["b"]
-    for bad in ({"w": w}, {"w": w, "b": b, "c": b}, {"W": w, "b": b}, {}, None):
+    w, b = GOOD[0]["w"], GOOD[0]["bias"]
+    for bad in ({"w": w}, {"w": w, "bias": b, "c": b}, {"W": w, "bias": b}, {}, None):
         assert_only_it_is_left_out(rule, bad, "schema")
 
 
@@ -227,7 +227,7 @@ def test_a11_another_floating_type_is_refused_or_rounded(rule, dtype):
 
 @row("A11")
 def test_a11_a_value_that_the_models_type_cannot_hold_is_refused():
-    gate, wide = Gate(cast=True), {"w": np.full((2, 3), 1e300), "b": np.ones(1)}
+    gate, wide = Gate(cast=True), {"w": np.full((2, 3), 1e300), "bias": np.ones(1)}
     assert_only_it_is_left_out(fedgma.masked_mean(), wide, "nonfinite", gate=gate)
     stack = {"w": np.array([[1e300], [2.0]])}
     merged = fedgma.masked_mean()(stack, like={"w": np.zeros(1, np.float32)}, gate=gate)
@@ -244,14 +244,14 @@ def test_a11_a_value_that_the_models_type_cannot_hold_is_refused():
 @RULES
 def test_a12_what_is_not_a_dense_array_of_numbers_is_refused(rule):
     for dtype in ("object", "U5", "complex64", "bool"):
-        assert_only_it_is_left_out(rule, {**GOOD[0], "b": np.ones(1).astype(dtype)}, "dtype")
+        assert_only_it_is_left_out(rule, {**GOOD[0], "bias": np.ones(1).astype(dtype)}, "dtype")
     for odd in (
         torch.eye(3).to_sparse(),
         torch.ones(1, device="meta"),
         np.ma.array([1.0], mask=[True]),
         [[1.0], [2, 3]],
     ):
-        assert_only_it_is_left_out(rule, {**GOOD[0], "b": odd}, "dtype")
+        assert_only_it_is_left_out(rule, {**GOOD[0], "bias": odd}, "dtype")
 
 
 @row("A12")
@@ -271,7 +271,7 @@ def test_a12_a_nested_tensor_is_refused_by_its_name():
 def test_a13_byte_order_and_strides_do_not_matter(rule):
     wide = np.zeros((4, 6), np.float32)
     wide[::2, ::2] = GOOD[0]["w"]
-    odd = {"w": wide[::2, ::2], "b": GOOD[0]["b"].astype(">f4")}
+    odd = {"w": wide[::2, ::2], "bias": GOOD[0]["bias"].astype(">f4")}
     merged = rule([odd, *GOOD[1:]], [10] * 3, like=MODEL)
     assert same_bits(merged.update, rule(GOOD, [10] * 3, like=MODEL).update)
 

@@ -148,6 +148,14 @@ def test_a_wrapper_of_flower_that_adds_noise_takes_the_mean_of_clipped_updates()
     np.testing.assert_allclose(after["w"], [0.3, 0.65], rtol=1e-6)
 
 
+@pytest.mark.parametrize("strategy", [Masked, MaskedFit])
+def test_tau_beside_an_aggregator_is_refused_since_it_would_have_no_effect(strategy):
+    with pytest.raises(fedgma.ConfigError, match="tau has no effect beside an aggregator; give it there"):
+        strategy(tau=0.2, aggregator=fedgma.and_mask(0.4))
+    assert strategy().server.rule.settings == {"tau": 0.4}
+    assert strategy(tau=0.2).server.rule.settings == {"tau": 0.2}
+
+
 @pytest.mark.parametrize(
     ("strategy", "options", "said"),
     [

@@ -63,6 +63,7 @@ def test_what_is_done_is_not_repeated(played):
     code, printed, _ = call("paper", "run", "E10", *CUT, "--out", played[0])
     assert code == 0
     assert "all 2 runs are already done" in printed
+    assert f"compare with: fedgma paper compare E10 {played[0]} --quick\n" in printed
 
 
 def test_what_is_done_elsewhere_is_not_repeated(played, tmp_path):
@@ -80,6 +81,7 @@ def test_the_runs_are_compared(played, tmp_path):
     code, printed, _ = call(*words)
     assert code == 0
     assert "1 of 1 cells were run in both arms, with 1 seed and 2 rounds" in printed
+    assert "These runs are a trial on embedded images" in printed
     assert (tmp_path / "page" / "report.html").exists()
     assert (tmp_path / "page" / "tables" / "cells.tex").exists()
 

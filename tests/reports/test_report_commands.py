@@ -89,6 +89,19 @@ def test_compare_prints_every_setting_with_signs_and_corrected_p(tmp_path):
     assert [line.split()[0] for line in lines[-3:]] == ["algorithm", "fedadam", "fedavg"]
 
 
+def test_an_arm_may_be_named_as_tables_name_it(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / "runs", aggregator="mean", seed=seed)
+        for tau in (0.2, 0.4):
+            write_run(tmp_path / "runs", aggregator="gma", tau=tau, seed=seed, lift=tau)
+    done = fedgma("compare", "GMA, tau 0.2", "mean", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["differ"][0] == "aggregator"
+    assert len(json.loads(done.stdout)["cells"]) == 1
+    said = fedgma("compare", "GMA, tau 0.3", "mean", cwd=tmp_path).stderr
+    assert "or an arm as tables name it: 'mean', 'GMA, tau 0.2', 'GMA, tau 0.4'" in said
+
+
 def test_compare_takes_folders_and_gives_json(tmp_path):
     for seed in range(2):
         write_run(tmp_path / "a", aggregator="gma", seed=seed, lift=1)

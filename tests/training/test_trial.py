@@ -1,6 +1,7 @@
 """Users' models: the trial batch says what does not fit, and what can be made to fit is."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -71,6 +72,21 @@ class TwoInputs(nn.Bilinear):
 def test_a_model_that_does_not_fit_is_refused_with_a_sentence(model, said):
     with pytest.raises(ConfigError, match=said):
         try_model(model, POOL, "mine.py:Net")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Made(lambda z: z.softmax(1)), "model net seems to put out probabilities, .* remove the softmax"),
+        (Made(lambda z: z, outputs=5), "model net has 5 outputs for 3 classes"),
+        (Made(lambda z: z), None),
+        (Made(lambda z: z.log_softmax(1)), None),
+    ],
+    ids=["softmax", "more outputs", "logits", "log of softmax"],
+)
+def test_what_is_doubtful_about_a_models_outputs_is_remarked(model, said):
+    remark = try_model(model, POOL, "net")
+    assert remark is None if said is None else re.fullmatch(rf"{said}.*", remark)
 
 
 def test_a_trial_changes_neither_the_model_nor_torchs_generator():

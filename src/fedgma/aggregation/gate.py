@@ -205,7 +205,8 @@ def read_mapping(update: object) -> dict[str, Any]:
         raise Refused("schema", f"the update's entries cannot be read ({type(error).__name__})") from None
     if not entries:
         got = "an empty one" if isinstance(update, Mapping) else type(update).__name__
-        raise Refused("schema", f"an update must be a mapping of names to arrays, got {got}")
+        hint = "; give each array a name, such as dict(zip(names, arrays))" if isinstance(update, list) else ""
+        raise Refused("schema", f"an update must be a mapping of names to arrays, got {got}{hint}")
     return entries
 
 
@@ -234,7 +235,8 @@ def _read_spec(name: str, array: object) -> Spec:
     except Exception:  # an unknown object may raise anything when it is read
         raise Refused("dtype", f"{name!r:.60} must be an array of numbers, got {type(array).__name__}") from None
     if entry.dtype not in NUMBERS:
-        raise Refused("dtype", f"{name!r:.60} must hold real numbers of 16 to 64 bits, got {entry.dtype}")
+        hint = "; leave out masks that never change" if entry.dtype == "bool" else ""
+        raise Refused("dtype", f"{name!r:.60} must hold real numbers of 16 to 64 bits, got {entry.dtype}{hint}")
     return Spec(entry.shape, "int64") if entry.dtype in INTEGERS else entry
 
 

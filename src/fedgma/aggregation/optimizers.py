@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate, to_length
-from fedgma.arrays import FLOATS, Array, Params, cast, detach, is_torch, move_to, spec
+from fedgma.arrays import FLOATS, Array, Params, cast, detach, is_torch, move_to, spec, to_native
 from fedgma.errors import ConfigError, DataError, Diverged
 
 State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
@@ -119,12 +119,15 @@ def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
         return {**optimizer.init(params), "average": average, AVERAGED: {"models": np.zeros(())}}
 
     def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
+        if "average" not in state:
+            raise DataError("the state holds no average of models: it is of an optimiser without one; begin with init")
         moments = {name: arrays for name, arrays in state.items() if name not in ("average", AVERAGED)}
         moved, moments = optimizer.step(aggregate, moments, params)
         before = float(state[AVERAGED]["models"]) if AVERAGED in state else settled(beta)
         models, rest, share = averaging_weights(beta, before)
         average = {
-            key: rest * held + share * cast(moved[key], spec(held).dtype) for key, held in state["average"].items()
+            key: rest * move_to(to_native(held), moved[key]) + share * cast(moved[key], spec(held).dtype)
+            for key, held in state["average"].items()
         }
         return moved, {**moments, "average": average, AVERAGED: {"models": np.array(models)}}
 
@@ -248,7 +251,7 @@ class _Stepper(NamedTuple):
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
         for key, mean in aggregate.mean.items():
             held, dtype = params[key], _working_type(params[key])
-            before = {moment: state[moment][key] for moment in self.used}
+            before = {moment: move_to(to_native(state[moment][key]), held) for moment in self.used}
             change, after = self._change(aggregate, key, cast(move_to(mean, held), dtype), before)
             moved[key] = cast(cast(held, dtype) + self.learning_rate * change, spec(held).dtype)
             for moment in self.used:
@@ -351,6 +354,8 @@ def _check_entries(aggregate: Aggregate, state: State, params: Params, used: tup
             raise DataError(
                 f"{key!r} has shape {list(change.shape)} in the aggregate, but {list(params[key].shape)} in the model"
             )
+    if others := sorted(set(state) - set(used)):
+        raise DataError(f"the state is of another optimiser: it holds {others[0]!r}, which this one does not keep")
     for moment in used:
         for key in aggregate.mean:
             if key not in state.get(moment, {}):

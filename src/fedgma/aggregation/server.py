@@ -19,6 +19,7 @@ from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.share import Capped, cap_share
 from fedgma.aggregation.tally import Tally
+from fedgma.aggregation.wrappers import check_patterns
 from fedgma.arrays import Array, Params, cast, flatten, is_torch, spec, to_native
 from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
 
@@ -127,6 +128,7 @@ class MaskedServer:
         """
         if params is not None:
             check_buffers(self.buffers, params)
+            check_patterns(self.rule, params)
         return self.rule.open(params, buffers=self.buffers, gate=self._round_gate(params, selected))
 
     def add(self, tally: Tally, update: Params | Refused, weight: object, client: Hashable) -> Refusal | None:

@@ -11,6 +11,7 @@ from fedgma.aggregation.optimizers import ServerOptimizer, State, as_optimizer, 
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.stack import Weights, align_clients
+from fedgma.aggregation.wrappers import check_patterns
 from fedgma.arrays import FLOATS, Array, Params, Spec, flatten, is_torch, move_to, spec, to_native
 from fedgma.errors import DataError, NotEnoughClients
 
@@ -57,6 +58,7 @@ def server_round(
     counts, labels = align_clients(len(client_params), weights, clients, "models")
     check_buffers(buffers, params)
     model = rule.lift(params)
+    check_patterns(rule, model)
     tally = rule.open(model, buffers=buffers, gate=gate)
     cast = tally.gate.cast
     updates = (rule.lift_update(difference(client, params, cast=cast), params, cast=cast) for client in client_params)

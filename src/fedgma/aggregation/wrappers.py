@@ -7,7 +7,7 @@ keep_norm(rule)                 the masked mean, scaled per array to the norm of
 smoothed(rule, beta)            the mask averaged over rounds
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -17,6 +17,8 @@ from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.view import Step, View
 from fedgma.arrays import Array, cast, spec
 from fedgma.errors import ConfigError
+
+SHOWN = 8  # names of arrays in a message
 
 
 def by_array(rule: AnyRule, others: Mapping[str, AnyRule]) -> Rule:
@@ -57,6 +59,28 @@ def unmasked(rule: AnyRule, *patterns: str) -> Rule:
     """
     rule = as_rule(rule)
     return replace(by_array(rule, dict.fromkeys(patterns, Rule("mean"))), name=f"unmasked_{rule.name}")
+
+
+def patterns_of(rule: Rule) -> tuple[str, ...]:
+    """The patterns of names by which a rule, or one inside it, chooses arrays."""
+    own = tuple(pattern for pattern, _ in rule.compute.others) if isinstance(rule.compute, ByArray) else ()
+    inside = rule.compute.inner if isinstance(rule.compute, ByArray | KeepNorm | Smooth) else None
+    return own if inside is None else (*own, *patterns_of(inside))
+
+
+def check_patterns(rule: Rule, names: Collection[str]) -> None:
+    """Raise `ConfigError` if no pattern of `by_array` and `unmasked` fits an array: they would have no effect.
+
+    >>> check_patterns(unmasked(Rule("mean"), "haed.*"), ["conv.weight", "head.weight"])
+    Traceback (most recent call last):
+    ...
+    fedgma.errors.ConfigError: rule 'unmasked_mean': the model has no array 'haed.*'; it has conv.weight, head.weight
+    """
+    patterns = patterns_of(rule)
+    if patterns and not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
+        wanted = " or ".join(map(repr, patterns))
+        listed = ", ".join(list(names)[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+        raise ConfigError(f"rule {rule.name!r}: the model has no array {wanted}; it has {listed}")
 
 
 def keep_norm(rule: AnyRule) -> Rule:
@@ -136,17 +160,17 @@ class Smooth:
 class ByArray:
     """The step of the rule that an array's name chooses."""
 
-    default: Rule
+    inner: Rule  # for names that fit no pattern
     others: tuple[tuple[str, Rule], ...]
 
     @property
     def reads(self) -> tuple[str, ...]:
         """What any of the rules asks for."""
-        return (*self.default.asks, *(name for _, rule in self.others for name in rule.asks))
+        return (*self.inner.asks, *(name for _, rule in self.others for name in rule.asks))
 
     def __call__(self, view: View) -> Step:
         """The step of one array."""
         chosen = next((rule for pattern, rule in self.others if fnmatchcase(view.name, pattern)), None)
         if chosen is None:
-            return self.default.step(view)
+            return self.inner.step(view)
         return chosen.step(replace(view, mask=None if chosen.mask is None else view.vote_mask(chosen.mask)))

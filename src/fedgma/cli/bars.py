@@ -1,5 +1,6 @@
 """What is shown during training: a bar for each fleet, score and spark line of each arm."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ class Display:
         for arm, curve in list(self._seen.curves.items())[: self._most]:
             share = self._seen.metrics[arm].share
             scores.append(f"{arm} {curve[-1]:.1f}" if share else f"{arm} {curve[-1]:.3g}")
-            courses.append(f"{scores[-1]} {spark(curve, top=100.0 if share else max(map(abs, curve)))}")
+            courses.append(f"{scores[-1]} {spark(curve, top=100.0 if share else top_of(curve))}")
         room = self._console.width - (FIXED if self._console.width >= ROOMY else FIXED_NARROW)
         long, short = ("  ".join(words) + self._seen.more_arms for words in (courses, scores))
         return long if self._console.width >= WIDE and len(long) <= room else short
@@ -78,12 +79,21 @@ def _columns(width: int) -> list[ProgressColumn]:
     return [*columns, TimeRemainingColumn(compact=True), text("{task.fields[arms]}", ratio=1)]
 
 
-def spark(values: Sequence[float], width: int = 12, top: float = 100.0) -> str:
-    """A curve in one line of text, on a scale from 0 to `top`.
+def top_of(curve: Sequence[float]) -> float:
+    """The largest size of a finite value; a diverged run has others."""
+    return max((abs(value) for value in curve if math.isfinite(value)), default=1.0)
 
-    >>> spark([10, 50, 100], width=3)
-    '▁▅█'
+
+def spark(values: Sequence[float], width: int = 12, top: float = 100.0) -> str:
+    """A curve in one line of text, on a scale from 0 to `top`; a value that is not finite leaves a gap.
+
+    >>> spark([10, 50, float("nan"), 100], width=4)
+    '▁▅ █'
     """
     step = max(1, -(-len(values) // width))
     points = values[::-1][::step][::-1]
-    return "".join(SPARKS[min(7, max(0, int(value / (top or 1.0) * 8)))] for value in points)
+    return "".join(_bar(value / (top or 1.0)) if math.isfinite(value) else " " for value in points)
+
+
+def _bar(share: float) -> str:
+    return SPARKS[min(7, max(0, int(share * 8)))]

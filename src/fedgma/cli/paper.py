@@ -264,9 +264,8 @@ def _play(experiment: "Experiment", cut: "Cut", options: "Options", *, all_of_th
         console.print(f"no chosen rates for {', '.join(plan.unrated)}: the defaults are used", soft_wrap=True)
     absent = _play_runs(plan, options, console) if plan.runs else []
     if plan.runs:
-        console.print(
-            f"compare with: fedgma paper compare {experiment.id} {shlex.quote(str(options.out))}", soft_wrap=True
-        )
+        again = f"fedgma paper compare {experiment.id} {shlex.quote(str(options.out))}{' --quick' if cut.quick else ''}"
+        console.print(f"compare with: {again}", soft_wrap=True)
     if experiment.analysis:
         from fedgma.paper.results import run_analysis
 

@@ -28,8 +28,9 @@ def power(
 ) -> None:
     """Plan seeds: those that show a difference with a power of 80 or 90 %, or the difference that seeds can show.
 
-    The standard deviation is given, or that of earlier runs: fedgma power gma mean --runs sweep --difference 1
-    Pairs in which a run diverged are left out of it, as of verdicts.
+    The standard deviation is given, or that of earlier runs, without pairs in which a run diverged:
+
+    fedgma power gma mean --runs sweep --difference 1
     """
     from fedgma.statistics.power import detectable, seeds_for
 
@@ -83,7 +84,7 @@ def _deviation(first: str | None, second: str | None, runs: list[Path], sd: floa
     from fedgma.errors import ConfigError
     from fedgma.statistics.comparisons import compare
     from fedgma.statistics.labels import counted
-    from fedgma.statistics.power import pooled_deviation
+    from fedgma.statistics.power import LEAST_SEEDS, pooled_deviation
 
     if (sd is None) == (first is None) or (first is None) != (second is None):
         raise ConfigError("expected --sd with a number, or two arms of earlier runs, such as: fedgma power gma mean")
@@ -95,4 +96,6 @@ def _deviation(first: str | None, second: str | None, runs: list[Path], sd: floa
     deviation = pooled_deviation([tuple(sample) for sample in samples if sample])
     pairs, left_out = sum(map(len, samples)), sum(len(cell.lost) for cell in made.cells)
     source = f", within settings, of {counted(pairs, 'pair')} in {counted(len(made.cells), 'setting')}"
-    return deviation, made.score.apart, source + (f"; {left_out} more had a run that diverged" if left_out else "")
+    source += f"; {left_out} more had a run that diverged" if left_out else ""
+    source += f"; fewer than {LEAST_SEEDS} pairs estimate it badly, train more first" if pairs < LEAST_SEEDS else ""
+    return deviation, made.score.apart, source

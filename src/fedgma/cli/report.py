@@ -131,11 +131,11 @@ def compare(
 def side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], list[str]]":
     """The runs of an arm and the settings that its name gives: all of a folder, or those in `runs` that match."""
     from fedgma.records.reader import read_runs
-    from fedgma.statistics.selection import select, where
+    from fedgma.statistics.selection import select_arm, where
 
     if Path(name).is_dir():
         return where(read_runs([Path(name)]), filters), []
-    return select(where(read_runs(runs), filters), name)
+    return select_arm(where(read_runs(runs), filters), name)
 
 
 def _name(arm: str, other: str) -> str:

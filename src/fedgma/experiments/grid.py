@@ -94,6 +94,28 @@ def read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file.name} is not TOML: {_point(text, str(error))}") from None
 
 
+def from_python(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a program as a settings file would have them: names with a dot are nested, values are plain.
+
+    >>> from_python({"partition.clients": 20, "seed": range(2), "dataset": Path("mine.npz")})
+    {'partition': {'clients': 20}, 'seed': [0, 1], 'dataset': 'mine.npz'}
+    """
+    settings: dict[str, Any] = {}
+    for name, value in given.items():
+        settings = _set(settings, str(name), _plain(value))
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return from_python(value)
+    if isinstance(value, list | tuple | range):
+        return [_plain(part) for part in value]
+    if hasattr(value, "tolist"):  # a number or an array of numpy or torch
+        return value.tolist()
+    return str(value) if isinstance(value, Path) else value
+
+
 def expand(given: Mapping[str, Any], *, own: bool = False) -> Grid:
     """All runs of nested settings in which any value may be a list: the product of the lists, seeds innermost.
 

@@ -13,6 +13,7 @@ import torch
 from fedgma.aggregation.own import AnyRule
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import RULES
+from fedgma.aggregation.wrappers import check_patterns, patterns_of
 from fedgma.data.federation import Federation, Placed, federate, place
 from fedgma.data.files import Dataset, from_data, load
 from fedgma.data.partitions import Divider, Partition, by_function
@@ -221,19 +222,28 @@ class Materials:
     def rule(self, settings: Settings) -> Rule:
         """The rule of a run: one of the library, or what the user's file defines or the user passed."""
         name = settings.aggregator
-        return wrapped(self._library_rule(settings) if name in RULES else self._own_rule(settings), settings)
+        rule = wrapped(self._library_rule(settings) if name in RULES else self._own_rule(settings), settings)
+        if patterns_of(rule) and rule.space is None:
+            check_patterns(rule, [name for name, _ in self._shapes(settings)])
+        return rule
 
     def _own_rule(self, settings: Settings) -> Rule:
         """The user's rule, which is tried on arrays of the run's model first."""
         rule = self.code.rule(settings.aggregator)[1]
         key = (settings.aggregator, settings.model, *_data_key(settings), self.input_shape(settings))
         if key not in self._tried:
-            classes = len(self.dataset(settings).classes)
-            network = build(self.network(settings), self.input_shape(settings), classes, 0)
-            shapes = tuple((name, value.shape) for name, value in named_tensors(network)[0].items())
-            try_rule(rule, shapes, self.device)
+            try_rule(rule, self._shapes(settings), self.device)
             self._tried.add(key)
         return rule
+
+    def _shapes(self, settings: Settings) -> tuple[tuple[str, torch.Size], ...]:
+        """Names and shapes of the arrays that a run's model trains."""
+        key = ("shapes", settings.model, *_data_key(settings), self.input_shape(settings))
+        if key not in self._identities:
+            classes = len(self.dataset(settings).classes)
+            network = build(self.network(settings), self.input_shape(settings), classes, 0)
+            self._identities[key] = tuple((name, value.shape) for name, value in named_tensors(network)[0].items())
+        return cast(tuple[tuple[str, torch.Size], ...], self._identities[key])
 
     def _library_rule(self, settings: Settings) -> Rule:
         """The library's rule of that name, made from the settings that it reads and from what the run gives."""
@@ -288,7 +298,8 @@ class Materials:
             pool = cast(Pool, federation.train)  # frozen, while the protocol has writable attributes
             network = build(self.network(settings), shape, pool.classes, 0).to(pool.y.device)
             task = self.task(settings)
-            try_model(network, pool, str(settings.model), task)
+            if (doubt := try_model(network, pool, str(settings.model), task)) is not None:
+                LOG.warning("%s", doubt)
             self._smallest[key] = 1 if not single or trains_on_one(network, pool, task) else 2
             if self._smallest[key] > 1:
                 LOG.warning("model %s cannot train on one sample: a last batch of one is left out", settings.model)

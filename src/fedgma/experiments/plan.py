@@ -11,7 +11,7 @@ from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import BASELINE
 from fedgma.data.pools import input_shape
 from fedgma.errors import ConfigError
-from fedgma.experiments.grid import Grid, expand, read_file
+from fedgma.experiments.grid import Grid, expand, from_python, read_file
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.own.tasks import metric_facts
 from fedgma.experiments.settings import Settings, complete, record
@@ -57,7 +57,8 @@ def grid_of(config: Config, rule: str | None = None, *, task: str | None = None,
             f"expected the path of a settings file, or settings such as {{'rounds': 20}}, got {type(config).__name__}"
         )
     file = None if config is None or isinstance(config, Mapping) else Path(config)
-    given: Mapping[str, Any] = config if isinstance(config, Mapping) else {} if file is None else read_file(file)
+    of_file = {} if file is None else read_file(file)
+    given = from_python(config) if isinstance(config, Mapping) else of_file
     if rule is not None:
         named = given.get("aggregator", [BASELINE])
         changed["aggregator"] = [*(named if isinstance(named, list) else [named]), rule]

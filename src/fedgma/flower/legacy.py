@@ -20,13 +20,12 @@ from flwr.server.strategy import FedAvg
 
 from fedgma.aggregation.gate import Gate, Refusal, Refused, read_weight
 from fedgma.aggregation.optimizers import ServerOptimizer, as_optimizer
-from fedgma.aggregation.own import AnyRule, as_rule
-from fedgma.aggregation.rules import masked_mean
+from fedgma.aggregation.own import AnyRule
 from fedgma.aggregation.server import MaskedServer, Reply
 from fedgma.arrays import Array
 from fedgma.errors import DataError
 from fedgma.flower.npy import read_array, read_header
-from fedgma.flower.options import check_options
+from fedgma.flower.options import check_options, rule_of
 from fedgma.flower.replies import read_arrays, shorten, subtract
 
 Result = tuple[ClientProxy, FitRes]
@@ -38,7 +37,7 @@ class MaskedFit(FedAvg):
     def __init__(
         self,
         *,
-        tau: float = 0.4,
+        tau: float | None = None,
         aggregator: AnyRule | None = None,
         optimizer: ServerOptimizer | None = None,
         gate: Gate | None = None,
@@ -50,7 +49,7 @@ class MaskedFit(FedAvg):
     ) -> None:
         check_options(flower_options, MaskedFit)
         super().__init__(**flower_options)
-        rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
+        rule = rule_of(tau, aggregator)
         server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = server
         self._sent: dict[str, Array] = {}  # the global model of the current round

@@ -3,8 +3,12 @@
 import inspect
 from collections.abc import Iterable
 
+from fedgma.aggregation.own import AnyRule, as_rule
+from fedgma.aggregation.rule import Rule
+from fedgma.aggregation.rules import masked_mean
 from fedgma.errors import ConfigError, did_you_mean, nearest
 
+TAU = 0.4  # the paper's
 ADAPTIVE = ("eta", "eta_l", "beta_1", "beta_2")  # of FedAdam, FedYogi and FedAdagrad
 RENAMED = {  # between Flower's two interfaces
     "fraction_fit": "fraction_train",
@@ -12,6 +16,19 @@ RENAMED = {  # between Flower's two interfaces
     "min_evaluate_clients": "min_evaluate_nodes",
     "min_available_clients": "min_available_nodes",
 }
+
+
+def rule_of(tau: float | None, aggregator: AnyRule | None) -> Rule:
+    """The rule of a strategy: `aggregator`, or gradient masked averaging at `tau`; both would contradict each other.
+
+    >>> rule_of(None, None).settings
+    {'tau': 0.4}
+    """
+    if aggregator is None:
+        return masked_mean(TAU if tau is None else tau)
+    if tau is not None:
+        raise ConfigError("tau has no effect beside an aggregator; give it there, such as fedgma.masked_mean(tau=0.4)")
+    return as_rule(aggregator)
 
 
 def check_options(given: Iterable[str], strategy: type) -> None:

@@ -27,13 +27,12 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedgma.aggregation.gate import Gate, Refusal
 from fedgma.aggregation.optimizers import ServerOptimizer, as_optimizer
-from fedgma.aggregation.own import AnyRule, as_rule
-from fedgma.aggregation.rules import masked_mean
+from fedgma.aggregation.own import AnyRule
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Params
 from fedgma.errors import ConfigError, FedgmaError
 from fedgma.flower.messages import Roster, sample, send_and_receive
-from fedgma.flower.options import check_options
+from fedgma.flower.options import check_options, rule_of
 from fedgma.flower.replies import read_metrics, read_reply, shorten
 from fedgma.flower.resume import SavedRun
 
@@ -64,7 +63,7 @@ class Masked(FedAvg):
     def __init__(
         self,
         *,
-        tau: float = 0.4,
+        tau: float | None = None,
         aggregator: AnyRule | None = None,
         optimizer: ServerOptimizer | None = None,
         gate: Gate | None = None,
@@ -81,7 +80,7 @@ class Masked(FedAvg):
     ) -> None:
         check_options(flower_options, Masked)
         super().__init__(**flower_options)
-        rule = masked_mean(tau) if aggregator is None else as_rule(aggregator)
+        rule = rule_of(tau, aggregator)
         server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = replace(server, lookahead=lookahead)
         for name in ("fraction_train", "fraction_evaluate"):

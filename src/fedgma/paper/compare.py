@@ -51,6 +51,9 @@ PerSeed = dict[int, float]
 PRIMARY = "last10"  # the statistic of verdicts
 
 
+TRIAL = "These runs are a trial on embedded images in place of the data sets: they say nothing about the paper's claims"
+
+
 class Compared(NamedTuple):
     """A cell on one split: our two arms over shared seeds, and the printed numbers."""
 
@@ -185,7 +188,7 @@ def compare(
         compared += [_compared(cell, split, statistic, plain, masked) for split in experiment.splits]
     measured = {result.split for result in compared if result.plain or result.masked} | {experiment.splits[0]}
     kept = _corrected([result for result in compared if result.split in measured])
-    notes = _notes(experiment, kept, len(fitting - set(used)), unfinished)
+    notes = [*([TRIAL] if cut.quick else []), *_notes(experiment, kept, len(fitting - set(used)), unfinished)]
     return Comparison(experiment, kept, tuple(used.values()), (*notes, *_time(list(used.values()))), statistic)
 
 

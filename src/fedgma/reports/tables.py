@@ -8,10 +8,12 @@ from html import escape
 from typing import NamedTuple
 
 from fedgma.statistics.arms import Spread
+from fedgma.statistics.metrics import is_lost
 
 Value = str | float | int | Spread | None
 
 FORMULA = re.compile(r"[\s\x00-\x1f\ufeff]*[=+\-@＝＋－＠]")  # begins a formula in some spreadsheet
+WIDE = 1e7  # numbers from here on are written with an exponent
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -39,15 +41,21 @@ def slug(text: str) -> str:
 def said(value: Value, deviation: str = " ± ", decimals: int = 2) -> str:
     """A value as text: two decimals or as many as asked for, or two significant digits if it is smaller.
 
-    >>> said(Spread(74.126, 0.31, 3)), said(0.00012), said(None), said(1.5)
-    ('74.13 ± 0.31', '0.00012', '', '1.50')
+    >>> said(Spread(74.126, 0.31, 3)), said(0.00012), said(None), said(1.5), said(2.5e12), said(3e38)
+    ('74.13 ± 0.31', '0.00012', '', '1.50', '2.5e+12', 'not finite')
     """
     if isinstance(value, Spread):
-        after = "" if value.deviation is None else f"{deviation}{value.deviation:.{decimals}f}"
-        return f"{value.mean:.{decimals}f}{after}"
+        after = "" if value.deviation is None else f"{deviation}{_fixed(value.deviation, decimals)}"
+        return _fixed(value.mean, decimals) + ("" if is_lost(value.mean) else after)
     if isinstance(value, float):
-        return f"{value:.2g}" if 0 < abs(value) < 10**-decimals else f"{value:.{decimals}f}"
+        return f"{value:.2g}" if 0 < abs(value) < 10**-decimals else _fixed(value, decimals)
     return "" if value is None else str(value)
+
+
+def _fixed(value: float, decimals: int) -> str:
+    if is_lost(value):
+        return "not finite"
+    return f"{value:.{decimals}f}" if abs(value) < WIDE else f"{value:.3g}"
 
 
 def cells(table: Table) -> list[list[str]]:

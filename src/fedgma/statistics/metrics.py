@@ -132,11 +132,20 @@ def course(run: Run, split: str, metric: Metric) -> dict[int, float]:
     recorded = curve(run, split, metric.name)
     if metric.share:
         return recorded
-    worst = {r["round"]: -metric.sign * LARGEST for r in run.rounds if _is_lost(r.get(split), metric.name)}
+    worst = {r["round"]: -metric.sign * LARGEST for r in run.rounds if _lacks(r.get(split), metric.name)}
     return dict(sorted({**recorded, **worst}.items()))
 
 
-def _is_lost(scores: object, name: str) -> bool:
+def is_lost(value: float) -> bool:
+    """Whether a score that was not finite rules a mean or a difference; `LARGEST` stands for it.
+
+    >>> is_lost(-LARGEST / 10), is_lost(1e30)
+    (True, False)
+    """
+    return abs(value) > LARGEST / 1e6
+
+
+def _lacks(scores: object, name: str) -> bool:
     """Whether a score was not finite, which is recorded as null."""
     return isinstance(scores, dict) and name in scores and scores[name] is None
 

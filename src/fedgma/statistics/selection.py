@@ -5,7 +5,7 @@ from typing import Any
 
 from fedgma.errors import ConfigError, did_you_mean, nearest
 from fedgma.records.reader import Run
-from fedgma.statistics.arms import trait, traits
+from fedgma.statistics.arms import grouped, trait, traits
 from fedgma.statistics.labels import plain
 
 WORDS = ("aggregator", "algorithm", "dataset", "model")  # settings in which a bare word such as `gma` is searched
@@ -22,6 +22,18 @@ def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
     if not chosen:
         raise ConfigError(f"no run matches {wanted!r}; the runs have {_choices(runs, names[0])}")
     return chosen, names
+
+
+def select_arm(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
+    """As `select`; an arm may also be named as tables have it, such as `GMA, tau 0.4`."""
+    try:
+        return select(runs, wanted)
+    except ConfigError as error:
+        arms = {row.name: row for row in grouped(runs)}
+        if wanted in arms:
+            row = arms[wanted]
+            return list(row.runs), [name for name, value in row.label.items() if value is not None]
+        raise ConfigError(f"{error}, or an arm as tables name it: {', '.join(map(repr, list(arms)[:8]))}") from None
 
 
 def where(runs: Sequence[Run], filters: str | Sequence[str]) -> list[Run]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from fedgma.errors import ConfigError
-from fedgma.statistics.metrics import ACCURACY, LARGEST, Metric
+from fedgma.statistics.metrics import ACCURACY, Metric, is_lost
 from fedgma.statistics.power import LEAST_SEEDS, LEVEL, MOST_SEEDS, seeds_for
 
 LEAST = f"a verdict needs at least {LEAST_SEEDS} seeds"
@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
     @property
     def lost(self) -> bool:
         """Whether a run without a finite score rules the difference."""
-        return not self.score.share and abs(self.mean) > LARGEST / 1e6
+        return not self.score.share and is_lost(self.mean)
 
     @property
     def significant(self) -> bool:

@@ -16,9 +16,14 @@ from fedgma.training.lane_batch import keyed_generators
 from fedgma.training.task import Task, columns_of, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
 
+NEAR_ONE = 1e-3  # as close the probabilities of a sample sum to one, in any precision
 
-def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATION) -> None:
-    """Raise `ConfigError` if the model cannot be trained on samples of the pool; `name` is the model's in messages."""
+
+def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATION) -> str | None:
+    """Raise `ConfigError` if the model cannot be trained on samples of the pool; `name` is the model's in messages.
+
+    A model that can be trained, but is hardly what its user means, gets a remark.
+    """
     _check_parameters(model, name)
     model = copy.deepcopy(model).train()
     x, y = _first(pool, 2)
@@ -39,6 +44,19 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
                 f"the loss of model {name} could not be differentiated ({_said(error)}); "
                 "its outputs must depend on its parameters by differentiable operations, without .detach() or .data"
             ) from error
+    return _doubt(outputs.detach(), pool.classes, name) if task is CLASSIFICATION else None
+
+
+def _doubt(outputs: Tensor, classes: int, name: str) -> str | None:
+    """What is doubtful about logits: that they are probabilities already, or more than there are classes."""
+    if bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < NEAR_ONE).all()):
+        return (
+            f"model {name} seems to put out probabilities, which slows its training down; the loss takes logits: "
+            "remove the softmax"
+        )
+    if outputs.shape[1] > classes:
+        return f"model {name} has {outputs.shape[1]} outputs for {classes} classes; the others are never right"
+    return None
 
 
 def _fix(model: nn.Module, x: Tensor) -> str:

@@ -127,7 +127,9 @@ def integers(values: Any, where: str) -> Labels:
         array = np.empty(0, object)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         got = f"{array.dtype}{list(array.shape)}"
-        raise DataError(f"{where}: labels and client ids must be a 1-d array of integers, got {got}")
+        whole = array.ndim == 1 and array.dtype.kind == "f" and bool((array == np.round(array)).all())
+        fix = "; convert them with .astype(int)" if whole else ""
+        raise DataError(f"{where}: labels and client ids must be a 1-d array of integers, got {got}{fix}")
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise DataError(f"{where}: labels and client ids must be below 2**63, got {array.max()}")
     return array.astype(np.int64)

@@ -24,6 +24,13 @@ def decode(content: bytes, mode: str, size: tuple[int, int] | None = None) -> Im
             if (size is not None and image.size != size) or max(image.size) > LARGEST:
                 expected = f"of size {size}" if size is not None else f"of at most {LARGEST} pixels per side"
                 raise DataError(f"expected an image {expected}, got {image.size}")
+            if image.mode[0] in "IF":  # Pillow would cut off all that is above 255
+                raise DataError(
+                    f"expected 8 bits for each pixel and channel, got an image of type {image.mode}; scale it to 8 "
+                    "bits, or give float arrays as .npy"
+                )
+            if "transparency" in image.info:  # else Pillow warns of the palettes of some images
+                image = image.convert("RGBA")
             array = np.asarray(image.convert(mode))
     except FedgmaError:
         raise

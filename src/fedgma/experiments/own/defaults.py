@@ -15,6 +15,7 @@ from fedgma.statistics.labels import counted
 USUAL = 100  # clients
 ENOUGH = 10  # samples of a client, where the usual number of clients is too large
 CLASSES = 2  # of a client
+ONE_SIDED = 1.4  # times the share of a class among equal ones: the largest class has more than its share
 LARGE = 100.0  # values that are larger than this make training with the usual rates diverge
 
 
@@ -43,10 +44,12 @@ def describe(data: Dataset) -> list[str]:
     shape = list(data.train.x.shape[1:])
     outputs = f"{len(data.classes)} classes" if data.target == "class" else counted(len(data.classes), "output")
     lines = [f"{train} training and {test} test samples of shape {shape}, {outputs}"]
-    lines += [*data.reading, *data.notes, *_without_training(data)]
+    lines += [*data.reading, *data.notes, *_without_training(data), *_one_sided(data)]
     largest = float(np.abs(data.train.x).max(initial=0)) if data.train.x.dtype == np.float32 else 0.0
     if largest > LARGE:
-        lines.append(f"values reach {largest:.3g}; scale the features if training diverges")
+        lines.append(f"values reach {largest:.3g}: scale the features, or training may diverge or learn nothing")
+    if data.target == "float" and (largest := float(np.abs(data.train.y).max(initial=0))) > LARGE:
+        lines.append(f"targets reach {largest:.3g}: scale them, or training may diverge or learn nothing")
     return [f"{data.name}: {line}" for line in lines]
 
 
@@ -69,6 +72,17 @@ def _without_training(data: Dataset) -> list[str]:
     if not (lost := len(test - train)):
         return []
     return [f"{lost} of {len(test | train)} clients have test samples only and do not train"]
+
+
+def _one_sided(data: Dataset) -> list[str]:
+    """A remark on a class that has so many test samples that a model which always names it looks good."""
+    if data.target != "class" or not len(data.test.y):
+        return []
+    counts = np.bincount(data.test.y)
+    share = float(counts.max() / counts.sum())
+    if share < ONE_SIDED / max(2, len(data.classes)):
+        return []
+    return [f"a model that always says {data.classes[int(counts.argmax())]!r} is right in {share:.0%} of the tests"]
 
 
 def fit_partition(part: PartitionSettings, data: Dataset) -> tuple[PartitionSettings, str]:

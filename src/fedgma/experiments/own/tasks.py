@@ -43,16 +43,24 @@ def metric_facts(task: Task) -> tuple[MetricFacts, ...]:
     return tuple(MetricFacts(name=name, better=way, unit=task.units.get(name, "")) for name, way in ways.items())
 
 
+def _hint(target: str) -> str:
+    """Which settings fit targets of a kind."""
+    fitting = " or ".join(f"task={name}" for name, task in TASKS.items() if task.target == target)
+    return f"set {fitting or 'a task of your own'} for these"
+
+
 def fitting(task: Task, data: Dataset) -> Dataset:
     """The data set; an error if its targets are not those of the task, or if there is nothing to test on."""
     if not len(data.test.y):
-        count = len(data.train.y)
+        count, labels = len(data.train.y), len(data.classes)
+        ids = "; labels that differ in every sample are ids, or numbers to predict (task=regression)"
         raise ConfigError(
             f"{data.name}: {count} samples leave none for testing; give more, or a test part (x_test, y_test)"
+            f"{ids if data.target == 'class' and labels == count else ''}"
         )
     if task.target not in ("any", data.target):
         raise ConfigError(
             f"task {task.name} needs targets that are {WANTED[task.target]}; those of {data.name} are "
-            f"{WANTED[data.target]}"
+            f"{WANTED[data.target]}; {_hint(data.target)}"
         )
     return data

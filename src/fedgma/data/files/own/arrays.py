@@ -11,6 +11,7 @@ from fedgma.data.files.npy import read_npz
 from fedgma.data.files.own.numbering import number_clients, number_labels
 from fedgma.data.files.own.roles import Parts, parts_of
 from fedgma.data.files.own.samples import as_numpy
+from fedgma.data.files.own.tables import remarks_on
 from fedgma.data.files.own.targets import guess, with_targets
 from fedgma.data.files.reader import source_of
 from fedgma.documents import PathLike
@@ -62,6 +63,8 @@ def dataset_of(
     With `own`, each client is tested on its own samples, and a test part is split off client by client.
     """
     parts = Parts(*map(as_numpy, parts))
+    if parts.columns is not None:
+        parts = parts._replace(remarks=(*parts.remarks, *remarks_on(parts.x, parts.columns)))
     kind = target if target != "any" else "tokens" if parts.y is None else guess(parts.y)
     if kind != "class":
         return _with_targets(parts, kind, name, test_share, seed, files, own)

@@ -7,11 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.files.own.roles import Parts
+from fedgma.data.files.own.tables import aligned
 from fedgma.errors import DataError
 
 
 def join_clients(train: Mapping[Any, Parts], test: Mapping[Any, Parts], where: str) -> Parts:
     """The parts of clients as one, with their names as client ids."""
+    in_order = aligned([*train.values(), *test.values()], where)
+    train = dict(zip(train, in_order, strict=False))
+    test = dict(zip(test, in_order[len(train) :], strict=True))
     named = [part._replace(client=[name] * len(part.x)) for name, part in train.items()]
     tests = [(name, part.x, part.y) for name, part in test.items()]
     tests += [(name, part.x_test, part.y_test) for name, part in train.items() if part.x_test is not None]
@@ -28,6 +32,7 @@ def join_clients(train: Mapping[Any, Parts], test: Mapping[Any, Parts], where: s
 
 def stack_parts(parts: Sequence[Parts], where: str) -> Parts:
     """Several parts of one layout as one."""
+    parts = aligned(parts, where)
     first = parts[0]
     names = first.classes
     if any(part.classes != names for part in parts):
@@ -36,7 +41,8 @@ def stack_parts(parts: Sequence[Parts], where: str) -> Parts:
         field: None if getattr(first, field) is None else _concatenated([getattr(p, field) for p in parts], where)
         for field in ("x", "y", "client", "x_test", "y_test", "client_test")
     }
-    return Parts(**fields, classes=names, remarks=tuple(dict.fromkeys(r for part in parts for r in part.remarks)))
+    remarks = tuple(dict.fromkeys(r for part in parts for r in part.remarks))
+    return Parts(**fields, classes=names, remarks=remarks, columns=first.columns)
 
 
 def _concatenated(arrays: Sequence[Any], where: str) -> npt.NDArray[Any]:

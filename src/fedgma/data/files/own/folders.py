@@ -25,7 +25,7 @@ from fedgma.data.files.own.roles import (
     parts_of,
     plain,
 )
-from fedgma.data.files.own.tables import parts_of_table, read_csv, read_parquet_table
+from fedgma.data.files.own.tables import aligned, parts_of_table, read_csv, read_parquet_table
 from fedgma.data.files.own.text import SUFFIXES as TEXTS
 from fedgma.data.files.reader import largest
 from fedgma.documents import PathLike
@@ -33,6 +33,7 @@ from fedgma.errors import ConfigError, DataError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 LARGEST_IMAGE = 1 << 26  # bytes of a file
+SHOWN = 6  # names in a remark
 READERS: dict[str, Callable[[Path, bool], Parts]] = {  # by the end of a file's name; whether labels may be absent
     ".npz": lambda path, unlabelled: parts_of(read_npz(path), path.name, unlabelled=unlabelled),
     ".csv": lambda path, unlabelled: parts_of_table(read_csv(path), path.name),
@@ -91,43 +92,79 @@ def _may_lack_labels(target: str) -> bool:
 def load_images(folder: PathLike, *, mode: str = "RGB", test_share: float = 0.2, seed: int = 0) -> Dataset:
     """Load images of one size: `folder/CLASS/*.png`, or `folder/train/CLASS/...` and `folder/test/CLASS/...`.
 
-    `mode` is "RGB" or "L" (grey).
+    `mode` is "RGB" or "L" (grey). Without `test`, the folder `val` or `valid` is the test part.
     """
     if mode not in ("RGB", "L"):
         raise ConfigError(f"unknown image mode {mode!r}; known: L, RGB")
     folder = Path(folder)
-    has_test_folder = (folder / "train").is_dir() and (folder / "test").is_dir()
-    tops = [folder / "train", folder / "test"] if has_test_folder else [folder]
-    classes = sorted({sub.name for top in tops for sub in top.iterdir() if sub.is_dir()})
-    if not classes:
+    folders = _folders(folder)
+    train, test = find(folders, TRAIN[1:]), find(folders, (*TEST, *VALID))
+    tops = [folder / train, folder / test] if train is not None and test is not None else [folder]
+    named = sorted({name for top in tops for name in _folders(top)})
+    if not named:
         raise DataError(
             f"{folder.name} must hold one folder of images for each class, or data files ({', '.join(SUFFIXES)}), "
             "one for each client; got neither"
         )
+    classes = [name for name in named if any(_pictures(top / name) for top in tops)]
     read = [_read_images(top, classes, mode) for top in tops]
-    test = read[1] if has_test_folder else (None, None)
-    parts = Parts(*read[0], x_test=test[0], y_test=test[1], classes=tuple(classes))
+    tests = read[1] if len(read) > 1 else (None, None)
+    remarks = _unused(tops, named, classes, [name for name in folders if name not in (train, test)])
+    parts = Parts(*read[0], x_test=tests[0], y_test=tests[1], classes=tuple(classes), remarks=remarks)
     return dataset_of(parts, folder.resolve().name, test_share=test_share, seed=seed, files=(folder,))
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(sub.name for sub in folder.iterdir() if sub.is_dir() and sub.name[0] != ".")
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return _files(folder, *PICTURES)
+
+
+def _unused(tops: list[Path], named: list[str], classes: list[str], others: list[str]) -> tuple[str, ...]:
+    """Remarks on folders without images, and on files in the folders of classes that are not read."""
+    empty = [name for name in named if name not in classes] + (others if len(tops) > 1 else [])
+    inside = [entry for top in tops for name in classes for entry in _entries(top / name) if entry.name[0] != "."]
+    left = sorted(f"{entry.parent.name}/{entry.name}" for entry in inside if not _is_picture(entry))
+    folders = [f"not used: {', '.join(empty[:SHOWN])}{' ...' if len(empty) > SHOWN else ''}"] if empty else []
+    more = f" and {len(left) - 1} more in folders of classes" if len(left) > 1 else ""
+    return (*folders, *([f"not used, since it is no image: {left[0]}{more}"] if left else []))
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in PICTURES and path.is_file()
 
 
 def _read_images(top: Path, classes: list[str], mode: str) -> tuple[npt.NDArray[np.uint8], Labels]:
     images, labels = [], []
     for label, name in enumerate(classes):
-        for file in sorted((top / name).glob("*")):
-            if file.suffix.lower() in PICTURES:
-                if file.stat().st_size > (limit := largest(LARGEST_IMAGE)):
-                    raise DataError(f"{file.name} must hold at most {limit} bytes, got {file.stat().st_size}")
-                images.append(_decode(file, mode))
-                labels.append(label)
+        for file in _pictures(top / name):
+            if file.stat().st_size > (limit := largest(LARGEST_IMAGE)):
+                raise DataError(f"{file.name} must hold at most {limit} bytes, got {file.stat().st_size}")
+            images.append(_decode(file, mode))
+            labels.append(label)
     if not images:
-        texts = any(file.suffix.lower() in TEXTS for file in top.rglob("*"))
-        hint = "; it holds texts, which task=next_token reads" if texts else ""
-        raise DataError(f"{top.name} holds no images; known formats: {', '.join(FORMATS)}{hint}")
+        raise DataError(f"{top.name} holds no images{_instead(top)}; known formats: {', '.join(FORMATS)}")
     sizes = {image.shape for image in images}
     if len(sizes) > 1:
         listed = " and ".join(f"{width} x {height}" for _, height, width in sorted(sizes)[:2])
         raise DataError(f"{top.name} holds images of {len(sizes)} sizes, such as {listed}; resize them to one")
     return np.stack(images), np.array(labels, np.int64)
+
+
+def _instead(top: Path) -> str:
+    """What a folder without images holds."""
+    files = [file for file in top.rglob("*") if file.is_file() and file.name[0] != "."]
+    if any(file.suffix.lower() in TEXTS for file in files):
+        return ", but texts, which task=next_token reads"
+    if deep := [file for file in files if _is_picture(file)]:
+        return f" in folders of classes, as in {top.name}/CLASS, but {deep[0].relative_to(top).as_posix()}"
+    return f", but such files as {files[0].name}" if files else ""
 
 
 def _decode(file: Path, mode: str) -> npt.NDArray[np.uint8]:
@@ -193,5 +230,5 @@ def _by_split(parts: Mapping[str, Parts], where: str) -> Parts:
         raise DataError(f"{where} must hold a file named train and one named test, got {', '.join(sorted(parts))}")
     unused = sorted(set(parts) - {train, test})
     remarks = (*parts[train].remarks, *([f"not used: {', '.join(unused)}"] if unused else []))
-    second = parts[test]
-    return parts[train]._replace(x_test=second.x, y_test=second.y, client_test=second.client, remarks=remarks)
+    first, second = aligned([parts[train], parts[test]], where)
+    return first._replace(x_test=second.x, y_test=second.y, client_test=second.client, remarks=remarks)

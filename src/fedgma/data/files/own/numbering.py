@@ -11,6 +11,7 @@ from fedgma.errors import DataError
 
 MOST_CLASSES = 100_000
 SHOWN = 6  # names in a remark
+MISSING = ("", "nan", "nat", "<na>")  # texts that missing values become, as numpy and pandas write them
 
 
 class Numbered(NamedTuple):
@@ -44,11 +45,9 @@ def number_labels(parts: Sequence[Any], classes: tuple[str, ...] | None, where: 
         return Numbered(numbered, names, None if classes is not None else _remark("labels", names))
     if any(texts):
         raise DataError(f"{where}: labels of the training and the test part must be both texts or both integers")
-    if any(array.dtype.kind == "f" for array in arrays):
-        raise DataError(
-            f"{where}: labels must be integers or texts, got {arrays[0].dtype}; for classes convert them with "
-            "y.astype(int), for numbers to predict set task=regression"
-        )
+    for array in arrays:
+        if array.dtype.kind == "f":
+            raise DataError(f"{where}: labels must be integers or texts, got {array.dtype}; {_advice(array)}")
     numbers = [integers(array, where) for array in arrays]
     if classes is not None:
         return Numbered(numbers, classes)
@@ -59,6 +58,16 @@ def number_labels(parts: Sequence[Any], classes: tuple[str, ...] | None, where: 
     if np.array_equal(values, np.arange(len(values))):
         return Numbered(numbers, names)
     return Numbered([np.searchsorted(values, part) for part in numbers], names, _remark("labels", names))
+
+
+def _advice(numbers: npt.NDArray[Any]) -> str:
+    """What to do with labels that are floating-point numbers."""
+    if missing := int((~np.isfinite(numbers)).sum()):
+        return f"{missing} of {len(numbers)} are missing or infinite, so leave these samples out first"
+    fraction = numbers[numbers != np.round(numbers)]
+    if fraction.size:
+        return f"for numbers to predict, such as {fraction[0]:g}, set task=regression"
+    return "for classes convert them with y.astype(int), for numbers to predict set task=regression"
 
 
 def number_clients(parts: Sequence[Any], where: str) -> tuple[list[Labels | None], str | None]:
@@ -80,17 +89,37 @@ def _column(values: Any, where: str) -> npt.NDArray[Any]:
     """A column as an array; texts and bytes become texts, booleans integers, a table of one column loses that axis."""
     try:
         array = np.asarray(values)
+        lacking = array.dtype == object and any(map(is_missing, array.flat))
         if array.dtype == object and array.size:
             array = _typed(array)
     except (ValueError, OverflowError):  # lists of different lengths, numbers beyond 64 bits
         raise DataError(f"{where}: labels and client ids must be one list of integers or of texts") from None
+    if lacking:
+        raise DataError(f"{where}: labels and client ids must be complete, got a missing one; fill it in")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim == 1 and array.dtype.kind == "S":
         return np.char.decode(array, "utf-8", "replace")
     if array.dtype.kind == "U" and _has_surrogates(array):
         raise DataError(f"{where}: labels and client ids must be UTF-8 text; write them again in that encoding")
+    if array.dtype.kind == "U" and (missing := np.isin(np.char.lower(array), MISSING)).any():
+        row = int(np.flatnonzero(missing)[0]) if array.ndim == 1 else 0
+        raise DataError(
+            f"{where}: labels and client ids must be complete, got {str(array.flat[row])!r} in {missing.sum()} of "
+            f"{len(array)} samples, first in sample {row}; leave such samples out or fill them in"
+        )
     return array.astype(np.int64) if array.dtype.kind == "b" else array
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a label or an id is missing: None, a NaN, or an empty text.
+
+    >>> is_missing(float("nan")), is_missing("nan"), is_missing("none"), is_missing(0)
+    (True, True, False, False)
+    """
+    if isinstance(value, str | float | None):
+        return value is None or str(value).strip().lower() in MISSING
+    return type(value).__name__ in ("NAType", "NaTType")  # of pandas
 
 
 def _has_surrogates(texts: npt.NDArray[Any]) -> bool:

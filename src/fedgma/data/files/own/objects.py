@@ -14,7 +14,7 @@ from fedgma.data.files.own.clients import join_clients
 from fedgma.data.files.own.partitioned import is_partitioned, parts_of_partitions
 from fedgma.data.files.own.roles import SAMPLES, TEST, TRAIN, VALID, Parts, find, parts_of
 from fedgma.data.files.own.samples import as_numpy, hands_out_samples, parts_of_samples
-from fedgma.data.files.own.tables import classes_of, columns_of, is_table, label_column, parts_of_table
+from fedgma.data.files.own.tables import aligned, classes_of, columns_of, is_table, label_column, parts_of_table
 from fedgma.errors import DataError
 
 
@@ -33,7 +33,12 @@ def from_data(data: Any, name: str = "own", *, target: str = "class") -> Dataset
         return data
     if isinstance(data, tuple | list) and len(data) == 2 and (all(map(_is_part, data)) or _are_alike(*data)):
         train, test = (_parts(part, name) for part in data)
-        return dataset_of(_with_test(train, test), name, target=target)
+        parts = _with_test(train, test, name)
+        if isinstance(data, list):  # which could be meant as two clients
+            parts = parts._replace(remarks=(*parts.remarks, "the first part is for training, the second for testing"))
+        return dataset_of(parts, name, target=target)
+    if isinstance(data, list) and len(data) > 2 and all(map(_is_part, data)):
+        raise DataError("data: several clients are a mapping of their names or numbers, such as dict(enumerate(data))")
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         return from_arrays(*data[:2], client=data[2] if len(data) == 3 else None, name=name, target=target)
     if is_partitioned(data):
@@ -98,8 +103,9 @@ def _parts_of_mapping(data: Mapping[str, Any], where: str, *, unlabelled: bool) 
         return first
     unused = sorted(set(data) - {train, test})
     remarks = (*first.remarks, *([f"not used: {', '.join(unused)}"] if unused else []))
-    return _with_test(first, _parts(data[test], where))._replace(remarks=remarks)
+    return _with_test(first, _parts(data[test], where), where)._replace(remarks=remarks)
 
 
-def _with_test(train: Parts, test: Parts) -> Parts:
+def _with_test(train: Parts, test: Parts, where: str) -> Parts:
+    train, test = aligned([train, test], where)
     return train._replace(x_test=test.x, y_test=test.y, client_test=test.client)

@@ -40,6 +40,7 @@ class Parts(NamedTuple):
     client_test: Any = None
     classes: tuple[str, ...] | None = None
     remarks: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None  # of a table: the names of the features, as x has them
 
 
 def plain(name: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.files.images import decode
+from fedgma.data.files.own.numbering import is_missing
 from fedgma.data.files.own.roles import CLIENTS, LABELS, SAMPLES, Parts, find, plain
 from fedgma.data.files.reader import check_announced
 from fedgma.errors import DataError, FedgmaError
@@ -21,6 +22,9 @@ Column = npt.NDArray[Any]
 COLUMN_LABELS = (*LABELS[1:], LABELS[0])  # a column y may be a coordinate; it is the label if no other column is
 NUMBERINGS = {"", "unnamed0", "index", "id", "level0"}  # columns that number the rows, as pandas writes them
 DELIMITERS = ",;\t|"
+TRUTH = {"True": True, "False": False}
+SHOWN = 8  # names of columns in a remark
+ENOUGH = 20  # rows, all of which differ in a column, that make it look like ids
 
 
 def read_csv(path: Path) -> dict[str, Column]:
@@ -64,7 +68,9 @@ def _is_number(text: str) -> bool:
 
 
 def _typed(cells: Sequence[str]) -> Column:
-    """Cells as integers, else as floats, else as texts without spaces around them."""
+    """Cells as truth values, else as integers, else as floats, else as texts without spaces around them."""
+    if cells and all(cell in TRUTH for cell in cells):  # as pandas writes them
+        return np.array([TRUTH[cell] for cell in cells])
     for kind in (int, float):
         try:
             return np.array([kind(cell) for cell in cells], np.int64 if kind is int else np.float64)
@@ -133,18 +139,61 @@ def parts_of_table(columns: Mapping[str, Column], where: str, classes: tuple[str
     """Samples, labels and client ids of a table."""
     label = label_column(columns, where)
     client = find(columns, CLIENTS)
-    _check_labels(columns[label], label, where)
+    for name in (label, client):
+        if name is not None:
+            _check_filled(columns[name], name, where)
     rest = {name: column for name, column in columns.items() if name not in (label, client)}
     samples = next((name for name in rest if plain(name) in map(plain, SAMPLES) and _is_nested(rest[name])), None)
     if samples is not None:
-        unused = [name for name in rest if name != samples]
+        unused, named = [name for name in rest if name != samples], None
         remarks = (f"not used: {', '.join(unused)}",) if unused else ()
         x = _stacked(rest[samples], samples, where)
     else:
         numbering = [name for name, column in rest.items() if _numbers_rows(name, column)]
-        remarks = (f"not used, since it numbers the rows: {', '.join(map(repr, numbering))}",) if numbering else ()
-        x = _features({name: column for name, column in rest.items() if name not in numbering}, where)
-    return Parts(x, columns[label], None if client is None else columns[client], classes=classes, remarks=remarks)
+        remarks = (f"not used, since it numbers the rows: {_listed(numbering)}",) if numbering else ()
+        features = {name: column for name, column in rest.items() if name not in numbering}
+        x, named = _features(features, where), tuple(features)
+    owners = None if client is None else columns[client]
+    return Parts(x, columns[label], owners, classes=classes, remarks=remarks, columns=named)
+
+
+def remarks_on(features: npt.NDArray[Any], names: Sequence[str]) -> list[str]:
+    """Which columns of a table a model sees, and which of them look like ids.
+
+    >>> remarks_on(np.stack([np.arange(30) * 7, np.zeros(30)], 1), ["patient", "age"])[1]
+    "another whole number in each row: 'patient'; remove it if it is an id"
+    """
+    ids = [name for name, column in zip(names, features.T, strict=True) if _are_ids(column)]
+    seen = [f"the features are {_listed(names)}"]
+    return [*seen, f"another whole number in each row: {_listed(ids)}; remove it if it is an id"] if ids else seen
+
+
+def _are_ids(column: Column) -> bool:
+    whole = len(column) >= ENOUGH and bool((column == np.round(column)).all())
+    return whole and len(np.unique(column)) == len(column)
+
+
+def aligned(parts: Sequence[Parts], where: str) -> list[Parts]:
+    """Parts with the features of tables in the order of the first one; tables with other features are refused."""
+    first = parts[0].columns
+    return [part if part.columns == first else _in_order(part, first, where) for part in parts]
+
+
+def _in_order(part: Parts, wanted: tuple[str, ...] | None, where: str) -> Parts:
+    if wanted is None or part.columns is None:
+        return part  # where the shapes differ, that is said elsewhere
+    if single := sorted(set(part.columns) ^ set(wanted)):
+        raise DataError(
+            f"{where}: all tables must have the same columns of features, but not all have {_listed(single)}; "
+            "remove these columns, rename them or fill them in"
+        )
+    place = [part.columns.index(name) for name in wanted]
+    return part._replace(x=part.x[:, place], columns=wanted)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + more
 
 
 def label_column(columns: Mapping[str, Column], where: str) -> str:
@@ -162,8 +211,9 @@ def label_column(columns: Mapping[str, Column], where: str) -> str:
     )
 
 
-def _check_labels(column: Column, name: str, where: str) -> None:
-    missing = [row for row, cell in enumerate(column.tolist(), 1) if cell is None or cell == "" or cell != cell]
+def _check_filled(column: Column, name: str, where: str) -> None:
+    """Refuse labels and client ids that are missing."""
+    missing = [row for row, cell in enumerate(column.tolist(), 1) if is_missing(cell)]
     if missing:
         raise DataError(f"{where}: row {missing[0]} has no {name!r}; fill it in or remove the row")
 
