@@ -102,8 +102,8 @@ def record(chosen, round, accuracy, extra):
     return made
 
 
-def write_run(out, *, lift=0.0, stop=None, extra=False, data=None, **changes):
-    """One run folder; `stop` leaves it unfinished after so many rounds."""
+def write_run(out, *, lift=0.0, stop=None, falls_at=None, extra=False, data=None, **changes):
+    """One run folder; `stop` leaves it unfinished after so many rounds, with `falls_at` it diverges after so many."""
     chosen = settings(**changes)
     named = [chosen, data] if data else chosen
     fingerprint = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
@@ -122,6 +122,8 @@ def write_run(out, *, lift=0.0, stop=None, extra=False, data=None, **changes):
     }
     (folder / "run.json").write_text(json.dumps(head, indent=1))
     values = accuracies(chosen, lift)[: stop or chosen["rounds"]]
+    if falls_at is not None:
+        values = [value if place < falls_at else 0.1 for place, value in enumerate(values)]
     lines = [json.dumps(record(chosen, place, value, extra)) for place, value in enumerate(values, 1)]
     (folder / "rounds.jsonl").write_text("".join(f"{line}\n" for line in lines))
     if stop is None:

@@ -108,6 +108,15 @@ def test_where_every_pair_diverged_the_verdict_is_over_all(tmp_path):
     assert "4 of 8 runs diverged" in made.text
 
 
+def test_where_every_run_diverged_nothing_is_compared(tmp_path):
+    for seed in range(4):
+        for aggregator in ("mean", "gma"):
+            write_run(tmp_path, seed=seed, aggregator=aggregator, rounds=60, falls_at=30)
+    made = arms(read_runs([tmp_path]), "gma", "mean")
+    assert made.cells[0].convergence.diverged == (4, 4)
+    assert made.text == "all 8 runs of both arms diverged, so there is nothing to compare; use smaller learning rates"
+
+
 def test_over_several_settings_the_verdict_is_without_diverged_pairs_too(tmp_path):
     write_duel(tmp_path, rounds=60, lift=2.0, seeds=5)
     write_duel(tmp_path, rounds=60, lift=2.0, seeds=4, algorithm="fedadam")

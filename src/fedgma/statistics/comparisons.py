@@ -109,6 +109,9 @@ class Comparison(NamedTuple):
         if not self.cells:
             because = f": {' and '.join(self.versions)}" if self.versions else ""
             return f"no two finished runs share seed and settings, so nothing can be paired{because}"
+        runs = sum(cell.convergence.of for cell in self.cells)
+        if runs == sum(sum(cell.convergence.diverged) for cell in self.cells):
+            return f"all {runs} runs of both arms diverged, so there is nothing to compare; use smaller learning rates"
         if len(self.cells) > 1 or self.overall is None:
             said = _over_cells(self)
         else:
