@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedgma.errors import ConfigError, DataError
-from fedgma.training.fast.cpu.clients import evaluate, images, train_clients, why_not
+from fedgma.training.fast.cpu.clients import evaluate, images, tinted, train_clients, why_not
 
 pytest.importorskip("numba", reason="the CPU kernels need numba (extra `fast`)")
 torch = pytest.importorskip("torch", reason="the kernels are compared with torch (extra `sim`)")
@@ -97,6 +97,10 @@ def adjust(net, start, mu, clip, correction):
 
 
 def pixels(data):
+    if len(data.tint):
+        grey = data.bytes.reshape(-1, 1, *data.sizes[1:]) / np.float32(255)
+        black, span = (data.tint[:, part, :, None, None] for part in (0, 1))
+        return torch.from_numpy(black + grey * span)
     channels = np.repeat(np.arange(data.sizes[0]), data.sizes[1] * data.sizes[2])
     return torch.from_numpy(data.table[channels, data.bytes]).reshape(-1, *data.sizes)
 
@@ -119,7 +123,16 @@ def problem(seed, sizes, classes, network=lenet):
     return rng, network(sizes, classes), images(x, y, [0.3] * channels, [0.4] * channels)
 
 
-def compare(name, network, sizes, classes, batch, epochs=2, **settings):
+def tinted_problem(seed, sizes, classes, network):
+    """Grey images, each in two colours of its own."""
+    channels = sizes[0]
+    rng, net, grey = problem(seed, (1, *sizes[1:]), classes, lambda _, classes: network(sizes, classes))
+    black, white = rng.random((2, SAMPLES, channels))
+    x = grey.bytes.reshape(-1, 1, *sizes[1:])
+    return rng, net, tinted(x, grey.y, black, white, np.linspace(0.4, 0.6, channels), np.linspace(0.2, 0.4, channels))
+
+
+def compare(name, network, sizes, classes, batch, epochs=2, problem=problem, **settings):
     """Trains by both, on the first data that keep clear of every tie, and compares the updates."""
     for seed in range(60):
         rng, net, data = problem(seed, sizes, classes, network)
@@ -245,6 +258,15 @@ def test_floats_train_as_the_bytes_they_stand_for(network):
     batches = [plan(rng, np.arange(SAMPLES), 32, 1)]
     a, b = (train_clients(network, flat(net), seen, batches, classes=10, lr=0.1).updates for seen in (data, floats))
     assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(("name", "network"), [("lenet", lenet), ("logistic", logistic)])
+def test_tinted_images_train_as_the_colours_they_stand_for(name, network):
+    compare(name, network, (3, 28, 28), 10, batch=32, lr=0.1, problem=tinted_problem)
+    _, net, data = tinted_problem(3, (3, 28, 28), 10, network)
+    loss, _ = evaluate(name, flat(net), data, classes=10)
+    logits = forward(net, pixels(data))[0].detach()
+    assert loss == pytest.approx(F.cross_entropy(logits, torch.tensor(data.y)).item(), rel=1e-5)
 
 
 @pytest.mark.long(6)

@@ -23,11 +23,12 @@ _BATCH = 32
 
 
 class Images(NamedTuple):
-    """A data set as the kernels read it; make one with `images`."""
+    """A data set as the kernels read it; make one with `images` or `tinted`."""
 
-    bytes: Array  # uint8 [sample, channel * height * width], empty where the images are floats
-    floats: Array  # float32 [sample, channel * height * width], empty where they are bytes
+    bytes: Array  # uint8 [sample, pixel], empty where the images are floats
+    floats: Array  # float32 [sample, pixel], empty where they are bytes
     table: Array  # float32 [channel, 256]: what a byte means
+    tint: Array  # float32 [sample, 2, channel]: what black is and what white adds, empty where images are not tinted
     y: Array  # int64 [sample]
     sizes: tuple[int, int, int]  # channels, height, width
 
@@ -74,9 +75,22 @@ def images(x: Array, y: Array, mean: Sequence[float] = (0.0,), std: Sequence[flo
     flat = np.ascontiguousarray(x).reshape(len(x), -1)
     channels, height, width = x.shape[1:]
     bytes_, floats = (flat if x.dtype == kind else np.zeros((0, 0), kind) for kind in (np.uint8, np.float32))
-    labels = np.ascontiguousarray(y, np.int64)
-    arrays = (_read_only(bytes_), _read_only(floats), _read_only((levels - centre) / scale), _read_only(labels))
-    return Images(*arrays, (channels, height, width))
+    none = np.zeros((0, 2, channels), np.float32)
+    parts = (bytes_, floats, (levels - centre) / scale, none, np.ascontiguousarray(y, np.int64))
+    bytes_, floats, table, tint, labels = map(_read_only, parts)
+    return Images(bytes_, floats, table, tint, labels, (channels, height, width))
+
+
+def tinted(x: Array, y: Array, black: Array, white: Array, mean: Array, std: Array) -> Images:
+    """Grey images of bytes for the kernels, each in its own two colours [sample, channel], which are then normalised.
+
+    >>> pixels, colour = np.zeros((1, 1, 4, 4), np.uint8), np.array([[1.0, 0.5, 0.0]])
+    >>> tinted(pixels, np.zeros(1, int), 0 * colour, colour, np.zeros(3), np.full(3, 0.5)).tint.tolist()
+    [[[0.0, 0.0, 0.0], [2.0, 1.0, 0.0]]]
+    """
+    grey = images(x, y)
+    tint = np.stack([(black - mean) / std, (white - black) / std], axis=1).astype(np.float32)
+    return grey._replace(tint=_read_only(tint), sizes=(tint.shape[2], *grey.sizes[1:]))
 
 
 def train_clients(
@@ -167,7 +181,8 @@ def _kernel(network: str, data: Images, classes: int) -> tuple[Any, Any, Any]:
     if reason:
         raise ConfigError(reason)
     module = importlib.import_module(NETWORKS[network])
-    return module, module.Shape(*data.sizes, classes), module.layers.Pixels(data.bytes, data.floats, data.table)
+    pixels = module.layers.Pixels(data.bytes, data.floats, data.table, data.tint)
+    return module, module.Shape(*data.sizes, classes), pixels
 
 
 def _read_only(array: Array) -> Array:

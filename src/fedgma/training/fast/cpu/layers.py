@@ -59,20 +59,23 @@ def batch_space(slots: int) -> tuple[Array, Array, Array]:
 
 
 class Pixels(NamedTuple):
-    """A data set's images as rows: bytes and a table of their values, or floats; the other array is empty.
+    """A data set's images as rows: bytes and a table of their values, or floats; arrays that are not used are empty.
 
-    Both arrays are always given, so that the kernels are compiled once.
+    All arrays are always given, so that the kernels are compiled once.
     """
 
-    bytes: Array  # uint8 [sample, channel * height * width]
-    floats: Array  # float32, the same
+    bytes: Array  # uint8 [sample, channel * height * width], or [sample, height * width] of grey images with a tint
+    floats: Array  # float32 [sample, channel * height * width]
     table: Array  # float32 [channel, 256]
+    tint: Array  # float32 [sample, 2, channel]: what black is, and what full white adds to it
 
 
 @compiled
 def load_images(x: Pixels, samples: Array, sizes: tuple[int, int, int], pad: int, out: Array) -> None:
     """SLOTS images into `[channel][row][column][SLOTS]` with a border of `pad`, which stays as it is (zero)."""
     channels, height, width = sizes
+    if x.tint.shape[0] > 0:
+        return _load_tinted(x, samples, sizes, pad, out)
     for c in range(channels):
         for r in range(height):
             at = ((c * (height + 2 * pad) + r + pad) * (width + 2 * pad) + pad) * SLOTS
@@ -87,10 +90,29 @@ def load_images(x: Pixels, samples: Array, sizes: tuple[int, int, int], pad: int
 
 
 @compiled
+def _load_tinted(x: Pixels, samples: Array, sizes: tuple[int, int, int], pad: int, out: Array) -> None:
+    channels, height, width = sizes
+    plane = (height + 2 * pad) * (width + 2 * pad) * SLOTS
+    for b in range(SLOTS):
+        sample = samples[b]
+        for r in range(height):
+            at = ((r + pad) * (width + 2 * pad) + pad) * SLOTS + b
+            for q in range(width):
+                level = x.table[0, x.bytes[sample, r * width + q]]
+                for c in range(channels):
+                    out[c * plane + at + q * SLOTS] = x.tint[sample, 0, c] + level * x.tint[sample, 1, c]
+
+
+@compiled
 def load_rows(x: Pixels, samples: Array, area: int, out: Array, wide: int) -> None:
     """Samples as rows of `out`, `[batch][wide]`; `area` pixels share a channel's table."""
     for b in range(samples.shape[0]):
-        if x.bytes.shape[0] > 0:
+        if x.tint.shape[0] > 0:
+            for c in range(x.tint.shape[2]):
+                for pixel in range(area):
+                    level = x.table[0, x.bytes[samples[b], pixel]]
+                    out[b * wide + c * area + pixel] = x.tint[samples[b], 0, c] + level * x.tint[samples[b], 1, c]
+        elif x.bytes.shape[0] > 0:
             for pixel in range(x.bytes.shape[1]):
                 out[b * wide + pixel] = x.table[pixel // area, x.bytes[samples[b], pixel]]
         else:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedgma.data.client_views import Coloured
 from fedgma.data.pools import CHUNK, ImagePool, Pool
 from fedgma.machine import available_cores
 from fedgma.training.evaluation import Scorer, seen_by
@@ -80,7 +81,8 @@ def _groups(lane_batch: LaneBatch, pools: Sequence[Pool]) -> Iterator[tuple[Pool
         if _view_of(pool) is None:
             yield pool, rows
             continue
-        largest = int(lane_batch.counts[rows].sum(1).max()) * pool.x[0].numel() * LARGER
+        each = pool.x[0].numel() * (LARGER if _tint_of(pool) is None else 1)
+        largest = int(lane_batch.counts[rows].sum(1).max()) * each
         size = max(available_cores(), SHOWN // max(1, largest))
         for begin in range(0, len(rows), size):
             yield pool, rows[begin : begin + size]
@@ -88,24 +90,33 @@ def _groups(lane_batch: LaneBatch, pools: Sequence[Pool]) -> Iterator[tuple[Pool
 
 def _seen_by_lanes(pool: Pool, lane_batch: LaneBatch) -> tuple[kernels.Images, list[np.ndarray]]:
     """The lanes' samples, each as its client sees it, and the lanes' batches of them."""
-    parts, batches, begin = [], [], 0
+    samples, seen_by_client, batches, begin = [], [], [], 0
     for client, steps in zip(lane_batch.client.tolist(), _batches(lane_batch), strict=True):
         used = np.unique(np.maximum(steps, 0)) if steps.size else np.zeros(1, np.int64)  # one for a client without any
         batches.append(np.where(steps < 0, -1, begin + np.searchsorted(used, steps)))
-        parts += _seen(pool, torch.from_numpy(used), torch.full((len(used),), client))
+        samples.append(used)
+        seen_by_client.append(np.full(len(used), client))
         begin += len(used)
-    return _together(parts), batches
+    index, clients = (torch.from_numpy(np.concatenate(parts)) for parts in (samples, seen_by_client))
+    return _seen(pool, index, clients), batches
 
 
-def _seen(pool: Pool, index: Tensor, client: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Samples as their clients see them, and labels: a few at a time, which stay in the cache."""
-    pieces = zip(torch.split(index, CHUNK), torch.split(client, CHUNK), strict=True)
-    return [pool.batch(*piece) for piece in pieces]
+def _seen(pool: Pool, index: Tensor, client: Tensor) -> kernels.Images:
+    """Samples as their clients see them: bytes and two colours for each, or floats of a few at a time, in the cache."""
+    if (tint := _tint_of(pool)) is not None:
+        grey, y = pool.x.index_select(0, index), pool.y[index]
+        white, black = (colour.numpy() for colour in tint.colours(y, index, client))
+        return kernels.tinted(grey.numpy(), y.numpy(), black, white, *_normalisation(pool))
+    pieces = [pool.batch(*piece) for piece in zip(torch.split(index, CHUNK), torch.split(client, CHUNK), strict=True)]
+    shown, labels = (torch.cat(parts).numpy() for parts in zip(*pieces, strict=True))
+    return kernels.images(shown, labels)
 
 
-def _together(parts: Sequence[tuple[Tensor, Tensor]]) -> kernels.Images:
-    x, y = (torch.cat(of_all).numpy() for of_all in zip(*parts, strict=True))
-    return kernels.images(x, y)
+def _tint_of(pool: Pool) -> Coloured | None:
+    """The colours of a pool that shows grey images of bytes in two colours each: the kernels mix them themselves."""
+    view = _view_of(pool)
+    grey = pool.x.dtype == torch.uint8 and pool.x.shape[1] == 1
+    return view if isinstance(view, Coloured) and grey else None
 
 
 def _view_of(pool: Pool) -> object:
@@ -124,7 +135,7 @@ def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
         _, name, images = known[id(pool)]
         if name is None:
             return otherwise(params, buffers, pool, index)
-        data = _together(_seen(pool, index, seen_by(pool, index))) if images is None else images
+        data = _seen(pool, index, seen_by(pool, index)) if images is None else images
         chosen, wanted = None if images is None else index.numpy(), pool.y[index]
         scores = [
             torch.from_numpy(kernels.logits(name, row, data, classes=pool.classes, index=chosen))
@@ -141,9 +152,14 @@ def _single(values: np.ndarray) -> Tensor:
 
 
 def _images(pool: Pool) -> kernels.Images:
+    mean, std = _normalisation(pool)
+    return kernels.images(pool.x.numpy(), pool.y.numpy(), mean.tolist(), std.tolist())
+
+
+def _normalisation(pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel."""
     assert isinstance(pool, ImagePool)
-    mean, std = (value.flatten().tolist() for value in (pool.mean, pool.std))
-    return kernels.images(pool.x.numpy(), pool.y.numpy(), mean, std)
+    return pool.mean.flatten().numpy(), pool.std.flatten().numpy()
 
 
 def _batches(lane_batch: LaneBatch) -> list[np.ndarray]:
