@@ -116,7 +116,8 @@ def load_rows(x: Pixels, samples: Array, area: int, out: Array, wide: int) -> No
             for pixel in range(x.bytes.shape[1]):
                 out[b * wide + pixel] = x.table[pixel // area, x.bytes[samples[b], pixel]]
         else:
-            out[b * wide : b * wide + x.floats.shape[1]] = x.floats[samples[b]]
+            for pixel in range(x.floats.shape[1]):
+                out[b * wide + pixel] = x.floats[samples[b], pixel]
 
 
 @compiled
@@ -376,6 +377,28 @@ def sgd(p: Array, m: Array, g: Array, start: Array, correction: Array, lr: float
     for k in range(p.shape[0]):
         m[k] = momentum * m[k] + g[k]
         p[k] -= lr * m[k]
+
+
+# loops, not slices: assigning to a slice compiles numba's checks of shapes and their messages with it, some 2 s
+@compiled
+def fill(x: Array, value: float) -> None:
+    """Every entry becomes `value`."""
+    for k in range(x.shape[0]):
+        x[k] = value
+
+
+@compiled
+def copy(source: Array, to: Array) -> None:
+    """Every entry of `to` becomes that of `source`."""
+    for k in range(to.shape[0]):
+        to[k] = source[k]
+
+
+@compiled
+def subtract(a: Array, b: Array, to: Array) -> None:
+    """`to` becomes a - b."""
+    for k in range(to.shape[0]):
+        to[k] = a[k] - b[k]
 
 
 @compiled

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.training.fast.cpu import layers
-from fedgma.training.fast.cpu.simd import SLOTS, WIDE, compiled, compiled_to_disk
+from fedgma.training.fast.cpu.simd import SLOTS, WIDE, compiled, compiled_to_disk, inlined
 
 Array = np.ndarray[Any, Any]
 # outputs of a convolution that stay in registers together
@@ -132,7 +132,7 @@ def _parts(shape: Shape, flat: Array) -> Parts:
     )
 
 
-@compiled
+@inlined
 def _forward(shape: Shape, w: Parts, x: layers.Pixels, s: Space) -> None:
     batch = s.samples.shape[0]
     half = (6, shape.height // 2, shape.width // 2)
@@ -158,7 +158,7 @@ def _dense_backward(x: Array, w: Array, dy: Array, g: Array, g_bias: Array, dx: 
     layers.dense(dy, batch, w, (1, inputs), s.zero, 0, dx)
 
 
-@compiled
+@inlined
 def _backward(shape: Shape, w: Parts, g: Parts, s: Space) -> None:
     batch = s.samples.shape[0]
     _dense_backward(s.h2, w.w5, s.dz, g.w5, g.b5, s.dh2, s)
@@ -169,7 +169,8 @@ def _backward(shape: Shape, w: Parts, g: Parts, s: Space) -> None:
     half = (6, shape.height // 2, shape.width // 2)
     quarter = (16, shape.height // 4 - 2, shape.width // 4 - 2)
     padded = (shape.channels, shape.height + 4, shape.width + 4)
-    g.w1[:], g.b1[:], g.w2[:], g.b2[:] = 0, 0, 0, 0
+    for gradient in (g.w1, g.b1, g.w2, g.b2):
+        layers.fill(gradient, 0)
     for k in range(batch // SLOTS):
         layers.unpool(s.da2[k * SLOTS :], batch, s.n2[k], quarter, s.d2, 1, g.b2)
         layers.conv_weight_gradient(s.a1[k], half, s.d2, 1, 16, _GRADIENT2, g.w2)
@@ -196,8 +197,8 @@ def train(sources: int) -> Any:
         update: Array,
     ) -> tuple[float, float, float]:
         _ = sources
-        s.p[:] = start
-        s.m[:] = 0
+        layers.copy(start, s.p)
+        layers.fill(s.m, 0)
         loss, hits, seen = 0.0, 0.0, 0.0
         for step in range(batches.shape[0]):
             count = layers.take(batches[step], y, s.samples, s.labels, s.weights)
@@ -209,7 +210,7 @@ def train(sources: int) -> Any:
             _backward(shape, weights, _parts(shape, s.g), s)
             layers.sgd(s.p, s.m, s.g, start, correction, lr[step], rates, bound)
             loss, hits, seen = loss + count * mean_loss, hits + count * hit_rate, seen + count
-        update[:] = s.p - start
+        layers.subtract(s.p, start, update)
         return loss, hits, seen
 
     return train

@@ -85,8 +85,8 @@ def train(sources: int) -> Any:
         update: Array,
     ) -> tuple[float, float, float]:
         _ = sources
-        s.p[:] = start
-        s.m[:] = 0
+        layers.copy(start, s.p)
+        layers.fill(s.m, 0)
         loss, hits, seen = 0.0, 0.0, 0.0
         inputs = shape.channels * shape.height * shape.width
         split = shape.classes * inputs
@@ -99,7 +99,7 @@ def train(sources: int) -> Any:
             layers.dense_gradient(s.rows, layers.wide(inputs), s.dz, batch, inputs, s.g[:split], s.g[split:])
             layers.sgd(s.p, s.m, s.g, start, correction, lr[step], rates, bound)
             loss, hits, seen = loss + count * mean_loss, hits + count * hit_rate, seen + count
-        update[:] = s.p - start
+        layers.subtract(s.p, start, update)
         return loss, hits, seen
 
     return train
