@@ -38,10 +38,8 @@ class Display:
         """A fleet starts."""
         self._seen.begin(members, name)
         narrow = self._console.width < WIDE  # such a line has no place for the name of the fleet
-        # kernels may have to be compiled before the first round
-        self._task = self.bars.add_task(
-            "preparing", total=self._seen.total, rate="", arms="preparing" if narrow else ""
-        )
+        arms = "preparing" if narrow else "the first run here compiles for some seconds"
+        self._task = self.bars.add_task("preparing", total=self._seen.total, rate="", arms=arms)
 
     def see(self, played: "Played") -> None:
         """Show a round that was completed."""
