@@ -60,7 +60,7 @@ def test_the_size_of_evaluation_batches_does_not_matter(name):
     score = scorer(run_forward(model), task)
     one, two = (sample_scores(score, params, {}, federation.test, batch=size) for size in (60, 7))
     for first, second in zip(one, two, strict=True):
-        torch.testing.assert_close(first, second)
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)  # sums of float32, in another order
 
 
 def test_regression_has_the_textbook_scores():

@@ -181,7 +181,7 @@ def _kernel(network: str, data: Images, classes: int) -> tuple[Any, Any, Any]:
     if reason:
         raise ConfigError(reason)
     module = importlib.import_module(NETWORKS[network])
-    pixels = module.layers.Pixels(data.bytes, data.floats, data.table, data.tint)
+    pixels = module.pixels.Pixels(data.bytes, data.floats, data.table, data.tint)
     return module, module.Shape(*data.sizes, classes), pixels
 
 

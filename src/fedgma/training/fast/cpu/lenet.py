@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedgma.training.fast.cpu import layers
+from fedgma.training.fast.cpu import layers, pixels
 from fedgma.training.fast.cpu.simd import SLOTS, WIDE, compiled, compiled_to_disk, inlined
 
 Array = np.ndarray[Any, Any]
@@ -107,7 +107,7 @@ def space(shape: Shape, batch: int) -> Space:
         layers.aligned(inputs * slots),
         np.zeros((groups, inputs * SLOTS), np.uint8),
     ]
-    return Space._make([*grouped, *(layers.aligned(count) for count in counts), *layers.batch_space(slots)])
+    return Space._make([*grouped, *(layers.aligned(count) for count in counts), *pixels.batch_space(slots)])
 
 
 @compiled
@@ -133,13 +133,13 @@ def _parts(shape: Shape, flat: Array) -> Parts:
 
 
 @inlined
-def _forward(shape: Shape, w: Parts, x: layers.Pixels, s: Space) -> None:
+def _forward(shape: Shape, w: Parts, x: pixels.Pixels, s: Space) -> None:
     batch = s.samples.shape[0]
     half = (6, shape.height // 2, shape.width // 2)
     padded = (shape.channels, shape.height + 4, shape.width + 4)
     for k in range(batch // SLOTS):
         chosen = s.samples[k * SLOTS : (k + 1) * SLOTS]
-        layers.load_images(x, chosen, (shape.channels, shape.height, shape.width), 2, s.x[k])
+        pixels.load_images(x, chosen, (shape.channels, shape.height, shape.width), 2, s.x[k])
         layers.conv_pool(s.x[k], padded, w.w1, w.b1, layers.SIX, s.a1[k], SLOTS, s.n1[k])
         layers.conv_pool(s.a1[k], half, w.w2, w.b2, _FORWARD, s.a2[k * SLOTS :], batch, s.n2[k])
     layers.dense(s.a2, batch, w.w3, (s.a2.shape[0] // batch, 1), w.b3, 1, s.h1)
@@ -186,7 +186,7 @@ def train(sources: int) -> Any:
     def train(
         shape: Shape,
         start: Array,
-        x: layers.Pixels,
+        x: pixels.Pixels,
         y: Array,
         batches: Array,
         lr: Array,
@@ -201,7 +201,7 @@ def train(sources: int) -> Any:
         layers.fill(s.m, 0)
         loss, hits, seen = 0.0, 0.0, 0.0
         for step in range(batches.shape[0]):
-            count = layers.take(batches[step], y, s.samples, s.labels, s.weights)
+            count = pixels.take(batches[step], y, s.samples, s.labels, s.weights)
             if count == 0:
                 continue
             weights = _parts(shape, s.p)
@@ -220,11 +220,11 @@ def train(sources: int) -> Any:
 def logits(sources: int) -> Any:
     """Logits [sample, class] of the samples listed in `index`, into `out`."""
 
-    def logits(shape: Shape, flat: Array, x: layers.Pixels, y: Array, index: Array, s: Space, out: Array) -> None:
+    def logits(shape: Shape, flat: Array, x: pixels.Pixels, y: Array, index: Array, s: Space, out: Array) -> None:
         _ = sources
         weights = _parts(shape, flat)
         for first in range(0, index.shape[0], s.samples.shape[0]):
-            layers.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
+            pixels.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
             _forward(shape, weights, x, s)
             layers.rows_of(s.z, s.samples.shape[0], out[first : first + s.samples.shape[0]])
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedgma.training.fast.cpu import layers
+from fedgma.training.fast.cpu import layers, pixels
 from fedgma.training.fast.cpu.simd import SLOTS, compiled, compiled_to_disk
 
 Array = np.ndarray[Any, Any]
@@ -54,14 +54,14 @@ def space(shape: Shape, batch: int) -> Space:
     inputs = shape.channels * shape.height * shape.width
     counts = [slots * layers.wide(inputs), inputs * slots, shape.classes * slots, shape.classes * slots]
     counts += [size(shape) for _ in range(3)]
-    return Space._make([*(layers.aligned(count) for count in counts), *layers.batch_space(slots)])
+    return Space._make([*(layers.aligned(count) for count in counts), *pixels.batch_space(slots)])
 
 
 @compiled
-def _forward(shape: Shape, flat: Array, x: layers.Pixels, s: Space) -> tuple[float, float]:
+def _forward(shape: Shape, flat: Array, x: pixels.Pixels, s: Space) -> tuple[float, float]:
     batch, inputs = s.samples.shape[0], shape.channels * shape.height * shape.width
     split = shape.classes * inputs
-    layers.load_rows(x, s.samples, shape.height * shape.width, s.rows, layers.wide(inputs))
+    pixels.load_rows(x, s.samples, shape.height * shape.width, s.rows, layers.wide(inputs))
     layers.columns(s.rows, layers.wide(inputs), s.x, batch)
     layers.dense(s.x, batch, flat[:split], (inputs, 1), flat[split:], 1, s.z)
     return layers.cross_entropy(s.z, batch, s.labels, s.weights, s.dz)
@@ -74,7 +74,7 @@ def train(sources: int) -> Any:
     def train(
         shape: Shape,
         start: Array,
-        x: layers.Pixels,
+        x: pixels.Pixels,
         y: Array,
         batches: Array,
         lr: Array,
@@ -91,7 +91,7 @@ def train(sources: int) -> Any:
         inputs = shape.channels * shape.height * shape.width
         split = shape.classes * inputs
         for step in range(batches.shape[0]):
-            count = layers.take(batches[step], y, s.samples, s.labels, s.weights)
+            count = pixels.take(batches[step], y, s.samples, s.labels, s.weights)
             if count == 0:
                 continue
             mean_loss, hit_rate = _forward(shape, s.p, x, s)
@@ -109,10 +109,10 @@ def train(sources: int) -> Any:
 def logits(sources: int) -> Any:
     """Logits [sample, class] of the samples listed in `index`, into `out`."""
 
-    def logits(shape: Shape, flat: Array, x: layers.Pixels, y: Array, index: Array, s: Space, out: Array) -> None:
+    def logits(shape: Shape, flat: Array, x: pixels.Pixels, y: Array, index: Array, s: Space, out: Array) -> None:
         _ = sources
         for first in range(0, index.shape[0], s.samples.shape[0]):
-            layers.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
+            pixels.take(index[first : first + s.samples.shape[0]], y, s.samples, s.labels, s.weights)
             _forward(shape, flat, x, s)
             layers.rows_of(s.z, s.samples.shape[0], out[first : first + s.samples.shape[0]])
 
