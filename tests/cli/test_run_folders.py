@@ -99,9 +99,12 @@ def test_a_word_that_is_too_short_for_an_id_is_said_to_be(runs):
     assert (code, said) == (2, f"fedgma: {runs['gma'].name[:2]!r} is too short for an id; give at least 4 digits\n")
 
 
-def test_a_model_is_not_exported_into_a_folder_or_nowhere(runs, tmp_path):
+def test_a_model_is_not_exported_into_a_folder_nowhere_or_as_another_format(runs, tmp_path):
     code, _, said = call("export", runs["gma"].name, "--out", tmp_path)
     assert (code, "is a folder; give a file, such as" in said) == (2, True)
+    code, _, said = call("export", runs["gma"].name, "--out", "net.pt")
+    assert code == 2
+    assert "models are written as safetensors; give a file such as 'net.safetensors', got 'net.pt'" in said
     code, _, said = call("export", runs["gma"].name, "--out", "/proc/none/net.safetensors")
     assert (code, said.endswith("give another folder\n")) == (3, True)
 

@@ -143,7 +143,8 @@ def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str) ->
     folder = out / ANALYSES_FOLDER / experiment.id
     folder.mkdir(parents=True, exist_ok=True)
     seeds = cut.seeds or experiment.seeds
-    request = AnalysisRequest(device=device, out=folder, seeds=seeds, rounds=cut.rounds, quick=cut.quick)
+    first = experiment.first_seed
+    request = AnalysisRequest(device, folder, seeds, first, rounds=cut.rounds, quick=cut.quick)
     result = ANALYSES[experiment.id](request)
     save_analysis(result, folder, f"{experiment.id}: {experiment.title}")
     for name, table in printed_tables(experiment).items():

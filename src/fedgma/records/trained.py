@@ -62,6 +62,9 @@ def write_model(model: Trained, file: PathLike) -> Path:
     path = Path(file)
     if path.is_dir():
         raise ConfigError(f"{str(path)!r} is a folder; give a file, such as {str(path / 'net.safetensors')!r}")
+    if path.suffix != ".safetensors":
+        fitting = str(path.with_suffix(".safetensors"))
+        raise ConfigError(f"models are written as safetensors; give a file such as {fitting!r}, got {str(path)!r}")
     payload = save({name: np.asarray(value, order="C") for name, value in model.arrays.items()}, metadata(model))
     with written_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -121,7 +121,7 @@ def test_on_mnist_unlike_clients_agree_less_in_the_first_round(monkeypatch, tmp_
     for alpha in (0.1, 100.0):
         partition = {"name": "dirichlet", "clients": 10, "alpha": alpha}
         settings = {"dataset": "mnist", "model": "logistic", "rounds": 1, "client_learning_rate": 0.01}
-        specs += specs_of(Materials("cpu"), 1, partition=partition, aggregator="mean", client_test_size=0, **settings)
+        specs += specs_of(Materials("cpu"), [0], partition=partition, aggregator="mean", client_test_size=0, **settings)
     unlike, alike = (row["below_%"] for row in along_runs(specs, 0.4) if row["layer"] == "all")
     assert alike + 10 < unlike < 100 * fair_share_below(10, 0.4) + 5
 
@@ -152,6 +152,13 @@ def test_a_federation_trained_on_noise_of_its_own_knows_nothing_of_the_others():
     rows = attack(told, 8, epochs=50).tables["attacks"]
     own = next(row for row in rows if row["attack"] == "LiRA" and row["arm"] == "AVG")
     assert own["auc_%"] == pytest.approx(50, abs=12)  # 8 targets of 150 samples
+
+
+def test_an_analysis_of_new_seeds_takes_these_alone(tmp_path):
+    result = ANALYSES["C35"](AnalysisRequest("cpu", tmp_path, seeds=2, first_seed=60, quick=True))
+    assert {row["seed"] for row in result.tables["trials"]} == {60, 61}
+    result = ANALYSES["C36"](AnalysisRequest("cpu", tmp_path, seeds=1, first_seed=60, quick=True))
+    assert {row["seed"] for row in result.tables["rounds"]} == {60}
 
 
 @pytest.mark.parametrize("name", ["E7", "E11", "E16", "E17", "E18", "C25"])

@@ -23,8 +23,14 @@ class AnalysisRequest:
     device: str = "auto"
     out: Path = Path("results")
     seeds: int = 4
+    first_seed: int = 0
     rounds: int | None = None  # None: the default of the analysis
     quick: bool = False  # embedded data and few rounds, as a check that it works
+
+    @property
+    def seed_range(self) -> range:
+        """The seeds of its runs."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
 
 @dataclass(frozen=True)
@@ -50,4 +56,6 @@ ANALYSES: dict[str, Callable[[AnalysisRequest], AnalysisResult]] = {
     "E17": _analysis("stability"),
     "E18": _analysis("quadratic"),
     "C25": _analysis("usefulness"),
+    "C35": _analysis("participation"),
+    "C36": _analysis("agreement"),
 }

@@ -61,13 +61,13 @@ def along_runs(specs: Sequence[RunSpec], tau: float) -> Iterator[dict[str, Any]]
 def measure(request: AnalysisRequest, tau: float) -> list[dict[str, Any]]:
     """Plain FedAvg with every client in every round, for each concentration and seed."""
     materials, rounds = Materials(request.device), 3 if request.quick else request.rounds or 30
-    labels = [(alpha, seed) for alpha in ALPHAS for seed in range(request.seeds)]
+    labels = [(alpha, seed) for alpha in ALPHAS for seed in request.seed_range]
     specs = []
     for alpha in ALPHAS:
         partition = {"name": "dirichlet", "clients": CLIENTS, "alpha": alpha}
         settings = {"partition": partition, "rounds": rounds, "aggregator": "mean", "client_learning_rate": 0.01}
         more = {"evaluate_every": rounds, "client_test_size": 0, **data_and_model(request, "mnist")}
-        specs += specs_of(materials, request.seeds, **settings, **more)
+        specs += specs_of(materials, request.seed_range, **settings, **more)
     return [dict(zip(("alpha", "seed"), labels[row.pop("run")], strict=True)) | row for row in along_runs(specs, tau)]
 
 

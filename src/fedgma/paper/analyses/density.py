@@ -57,7 +57,7 @@ def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str
     materials, rows, curve = Materials(request.device), [], []
     for skew in ("label_skew", "iid"):
         settings = {**chosen, "partition": {"name": skew, "clients": 100}, "rounds": rounds, "tau": tau}
-        fleet = fleets.assemble(specs_of(materials, request.seeds, **settings, client_learning_rate=0.01))
+        fleet = fleets.assemble(specs_of(materials, request.seed_range, **settings, client_learning_rate=0.01))
         dense, still = mean_masks(fleet, rounds)
         owner = fleet.layers.owner.cpu().numpy()
         curve += [{"partition": skew, **point} for point in sorted_curve(dense[0])]

@@ -87,7 +87,7 @@ def run(
     `arms` names the aggregators; every other arm is compared with AVG.
     """
     given = {"partition": {"name": "label_skew", "clients": 100}, "client_learning_rate": 0.01, **settings}
-    (chosen,) = settings_of(1, dataset=dataset, rounds=rounds, client_test_size=0, mask_every=0, **given)
+    (chosen,) = settings_of([0], dataset=dataset, rounds=rounds, client_test_size=0, mask_every=0, **given)
     base = Materials(device).spec(chosen)
     samples = len(base.federation.train.y)
     inside = np.concatenate([halves(shadows, samples, seed=seed), np.ones((whole, samples), bool)])

@@ -104,7 +104,7 @@ def trials(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -
     for cohort in COHORTS:
         settings = {**data_and_model(request, "fmnist"), "partition": {**partition, "clients": CLIENTS}}
         rates = {"clients_per_round": cohort, "client_learning_rate": 0.01, "local_epochs": 3, "mask_every": 0}
-        specs += specs_of(materials, request.seeds, **settings, **rates, client_test_size=2000)
+        specs += specs_of(materials, request.seed_range, **settings, **rates, client_test_size=2000)
     for mode, play_mode in MODES.items():
         for row in play_mode(specs, after):
             run = row.pop("run")

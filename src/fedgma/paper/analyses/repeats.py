@@ -93,7 +93,7 @@ def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[s
     for skew in ("label_skew", "iid"):
         settings = {**chosen, "partition": {"name": skew, "clients": 100}, "rounds": points[-1] + 1}
         rates = {"aggregator": "mean", "client_learning_rate": 0.01}
-        specs = specs_of(materials, request.seeds, **settings, **rates)
+        specs = specs_of(materials, request.seed_range, **settings, **rates)
         fleet = fleets.assemble(specs)
         for point, state in _states(fleet, points):
             for run, spec in enumerate(specs):

@@ -1,6 +1,6 @@
 """Access to the inside of a round: the specs of an analysis, every client's update, and the resulting mask."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,14 +38,14 @@ def found_or_mini(request: AnalysisRequest, name: str) -> dict[str, str]:
     return data_and_model(request, name)
 
 
-def specs_of(materials: Materials, seeds: int, **settings: Any) -> list[RunSpec]:
+def specs_of(materials: Materials, seeds: Iterable[int], **settings: Any) -> list[RunSpec]:
     """One run per seed, with settings as in a settings file; the rest are the paper's defaults."""
     return [materials.spec(run_settings) for run_settings in settings_of(seeds, **settings)]
 
 
-def settings_of(seeds: int, **settings: Any) -> list[Settings]:
+def settings_of(seeds: Iterable[int], **settings: Any) -> list[Settings]:
     """The complete settings of one run per seed."""
-    return [complete(Settings.model_validate({**settings, "seed": seed})) for seed in range(seeds)]
+    return [complete(Settings.model_validate({**settings, "seed": seed})) for seed in seeds]
 
 
 def arm_of(spec: RunSpec, name: str, **changes: Any) -> RunSpec:

@@ -196,7 +196,7 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
     chosen = data_and_model(request, "fmnist-mini")
     after = (1, 2) if request.quick else tuple(r for r in AFTER if r <= (request.rounds or max(AFTER)))
     draws = 4 if request.quick else DRAWS
-    specs = specs_of(Materials(request.device), request.seeds, **chosen, **SETTING, rounds=max(after))
+    specs = specs_of(Materials(request.device), request.seed_range, **chosen, **SETTING, rounds=max(after))
     fleet = fleets.assemble([arm_of(spec, BASELINE, evaluate_every=0) for spec in specs])
     tables: dict[str, list[dict[str, Any]]] = {"noise": [], "usefulness": [], "holders": []}
     state, done = fleets.start(fleet), 0
