@@ -148,7 +148,9 @@ def test_a_claim_has_the_verdicts_of_the_findings_below_its_id():
 
 def test_every_claim_about_an_analysis_names_a_finding_of_the_results():
     results = Path(__file__).parents[2] / "results"
-    for one in catalogue().values():
+    run = [one for one in catalogue().values() if one.analysis and (results / one.id).is_dir()]
+    assert {"E7", "E11", "E16", "E17", "E18"} <= {one.id for one in run}
+    for one in run:
         answers = look_at(compare(one, [], Chosen()), findings_of(one, [results]))
         about = [answer for answer in answers if answer.claim.kind == ANALYSIS]
         assert all(ClaimVerdict.NOT_RUN not in answer.verdicts.values() for answer in about), one.id
