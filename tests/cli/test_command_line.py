@@ -237,6 +237,24 @@ def test_a_log_file_gets_a_line_now_and_then_and_a_quiet_one_none(monkeypatch):
     assert watch._seen.text == "training: 2 of 120 rounds, about 12 s left, mean 50.0 %"
 
 
+def test_a_log_file_hears_of_a_loop_now_and_then(monkeypatch):
+    for seconds, lines in ((0.0, 2), (3600.0, 0)):
+        monkeypatch.setattr(bars, "LINE_SECONDS", seconds)
+        file = io.StringIO()
+        assert list(bars.follow(Console(file=file), iter("abc"), 3, "rounds of 4 runs")) == ["a", "b", "c"]
+        written = file.getvalue().splitlines()
+        assert len(written) == lines
+        assert [line.split(",")[0] for line in written] == [f"rounds of 4 runs: {k} of 3" for k in (1, 2)][:lines]
+
+
+def test_an_analysis_shows_how_far_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
+    code, printed, _ = call("paper", "run", "E7", "--quick", "--seeds", "1", "--device", "cpu", "--out", tmp_path)
+    assert code == 0
+    assert re.search(r"rounds of \d+ runs with one trunk: 1 of 2, about \d+ s left", printed)
+    assert re.search(r"rounds of \d+ separate runs: 1 of 3, about \d+ s left", printed)
+
+
 def test_a_dry_run_says_what_it_would_take_and_trains_nothing(tmp_path):
     words = ("run", *SMALL, "--out", tmp_path / "runs", "--dry-run")
     code, printed, _ = call(*words, "--json")

@@ -1,18 +1,21 @@
-"""What is shown during training: a bar for each fleet, score and spark line of each arm."""
+"""What is shown of long work: a bar for each fleet with score and spark line of each arm; a bar for each loop."""
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from fedgma.statistics.labels import duration
+
 if TYPE_CHECKING:
     from fedgma.experiments.plan import Planned
     from fedgma.experiments.play import Played
 
+T = TypeVar("T")
 LINE_SECONDS = 30.0  # between lines where there is no terminal
 ROOMY = 90  # columns of a terminal that has place for a long bar and the pace too
 FIXED, FIXED_NARROW = 66, 40  # columns that all but the arms take, about
@@ -62,6 +65,22 @@ class Display:
         room = self._console.width - (FIXED if self._console.width >= ROOMY else FIXED_NARROW)
         long, short = ("  ".join(words) + self._seen.more_arms for words in (courses, scores))
         return long if self._console.width >= WIDE and len(long) <= room else short
+
+
+def follow(console: Console, steps: Iterable[T], total: int, what: str, /) -> Iterator[T]:
+    """Hands steps on and shows how many are done: a bar on a terminal, elsewhere a line now and then."""
+    began = said = time.monotonic()
+    columns = _columns(console.width)[:-1]
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=total, rate="")
+        for done, step in enumerate(steps, 1):
+            yield step
+            now = time.monotonic()
+            bar.update(task, completed=done, rate=f"{done / max(now - began, 1e-9):.2g}/s")
+            if not console.is_terminal and now - said >= LINE_SECONDS and done < total:
+                said = now
+                left = duration((total - done) * (now - began) / done)
+                console.print(f"{what}: {done} of {total}, about {left} left", soft_wrap=True)
 
 
 def _columns(width: int) -> list[ProgressColumn]:

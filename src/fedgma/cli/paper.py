@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -267,9 +268,11 @@ def _play(experiment: "Experiment", cut: "Cut", options: "Options", *, all_of_th
         again = f"fedgma paper compare {experiment.id} {shlex.quote(str(options.out))}{' --quick' if cut.quick else ''}"
         console.print(f"compare with: {again}", soft_wrap=True)
     if experiment.analysis:
+        from fedgma.cli.bars import follow
         from fedgma.paper.results import run_analysis
 
-        for line in run_analysis(experiment, cut, options.out, device=options.device):
+        shown = partial(follow, console)
+        for line in run_analysis(experiment, cut, options.out, device=options.device, follow=shown):
             console.print(line, soft_wrap=True)
     return absent
 

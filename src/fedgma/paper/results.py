@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedgma.paper.analyses import ANALYSES, AnalysisRequest
+from fedgma.paper.analyses import ANALYSES, AnalysisRequest, Follow, unseen
 from fedgma.paper.catalogue import Experiment, catalogue
 from fedgma.paper.claims import Answer, correct_answers, look_at
 from fedgma.paper.compare import Comparison, compare
@@ -136,7 +136,7 @@ def export_analysis(experiment: Experiment, paths: Sequence[Path], out: Path) ->
     return True
 
 
-def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str) -> list[str]:
+def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str, follow: Follow = unseen) -> list[str]:
     """Run the analysis of an experiment and save it; return its findings as sentences."""
     from fedgma.paper.analyses.saving import save as save_analysis
 
@@ -144,7 +144,7 @@ def run_analysis(experiment: Experiment, cut: Cut, out: Path, *, device: str) ->
     folder.mkdir(parents=True, exist_ok=True)
     seeds = cut.seeds or experiment.seeds
     first = experiment.first_seed
-    request = AnalysisRequest(device, folder, seeds, first, rounds=cut.rounds, quick=cut.quick)
+    request = AnalysisRequest(device, folder, seeds, first, rounds=cut.rounds, quick=cut.quick, follow=follow)
     result = ANALYSES[experiment.id](request)
     save_analysis(result, folder, f"{experiment.id}: {experiment.title}")
     for name, table in printed_tables(experiment).items():

@@ -163,7 +163,17 @@ def test_an_analysis_of_new_seeds_takes_these_alone(tmp_path):
 
 @pytest.mark.parametrize("name", ["E7", "E11", "E16", "E17", "E18", "C25"])
 def test_a_quick_look_ends_in_tables_findings_and_pictures(name, tmp_path):
-    result = ANALYSES[name](AnalysisRequest("cpu", tmp_path, seeds=1, quick=True))
+    loops = []
+
+    def follow(steps, total, what):
+        loops.append((what, total, seen := []))
+        for step in steps:
+            seen.append(step)
+            yield step
+
+    result = ANALYSES[name](AnalysisRequest("cpu", tmp_path, seeds=1, quick=True, follow=follow))
+    assert loops
+    assert all(len(seen) == total for _, total, seen in loops), loops
     files = save(result, tmp_path / name, name)
     named = [claim.finding for claim in experiment(name).claims if claim.kind == ANALYSIS]
     assert all(any(finding.is_below(path) for finding in result.findings) for path in named)

@@ -4,16 +4,30 @@ Each analysis is a module with `analyse(request)`, and with functions from array
 models. `ANALYSES` lists the analyses by the number of their experiment.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fedgma.paper.findings import Finding
 
 if TYPE_CHECKING:  # listing the analyses does not import torch or matplotlib
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+
+class Follow(Protocol):
+    """Shows the progress of a loop."""
+
+    def __call__(self, steps: Iterable[T], total: int, what: str, /) -> Iterable[T]:
+        """Hand the steps on one by one; show how many of the total are done, and what they are."""
+
+
+def unseen(steps: Iterable[T], total: int, what: str, /) -> Iterable[T]:
+    """The steps as they are, with nothing shown."""
+    return steps
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,7 @@ class AnalysisRequest:
     first_seed: int = 0
     rounds: int | None = None  # None: the default of the analysis
     quick: bool = False  # embedded data and few rounds, as a check that it works
+    follow: Follow = unseen  # what shows the progress of its loops
 
     @property
     def seed_range(self) -> range:

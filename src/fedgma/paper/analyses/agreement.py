@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedgma.aggregation.masks import votes_needed
 from fedgma.experiments.materials import Materials
-from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
+from fedgma.paper.analyses import AnalysisRequest, AnalysisResult, Follow, unseen
 from fedgma.paper.analyses.rounds import data_and_model, specs_of
 from fedgma.paper.findings import Finding, judged
 from fedgma.paper.plots.analyses import draw_homogeneity
@@ -45,9 +45,10 @@ def fair_share_below(clients: int, tau: float) -> float:
     return float(share_below(coins(clients), tau))
 
 
-def along_runs(specs: Sequence[RunSpec], tau: float) -> Iterator[dict[str, Any]]:
+def along_runs(specs: Sequence[RunSpec], tau: float, follow: Follow = unseen) -> Iterator[dict[str, Any]]:
     """A row for each run, round and layer, and for the whole model; every round is measured."""
-    for played in fleets.play([replace(spec, mask_every=1) for spec in specs]):
+    played_rounds = fleets.play([replace(spec, mask_every=1) for spec in specs])
+    for played in follow(played_rounds, specs[0].rounds, f"rounds of {len(specs)} runs"):
         scores = {record.run: record.scores["test"]["accuracy"] for record in played.records if record.scores}
         for run, votes in played.votes.items():
             counts = votes.counts.cpu().numpy()
@@ -68,7 +69,8 @@ def measure(request: AnalysisRequest, tau: float) -> list[dict[str, Any]]:
         settings = {"partition": partition, "rounds": rounds, "aggregator": "mean", "client_learning_rate": 0.01}
         more = {"evaluate_every": rounds, "client_test_size": 0, **data_and_model(request, "mnist")}
         specs += specs_of(materials, request.seed_range, **settings, **more)
-    return [dict(zip(("alpha", "seed"), labels[row.pop("run")], strict=True)) | row for row in along_runs(specs, tau)]
+    rows = along_runs(specs, tau, request.follow)
+    return [dict(zip(("alpha", "seed"), labels[row.pop("run")], strict=True)) | row for row in rows]
 
 
 def summarise(rows: list[dict[str, Any]], tau: float) -> list[dict[str, Any]]:

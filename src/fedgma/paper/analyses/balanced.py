@@ -1,6 +1,6 @@
 """Class-balanced sampling (C25): every class has equally many holders in every round, so none is a small minority."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.errors import DataError
+from fedgma.paper.analyses import Follow, unseen
 from fedgma.paper.analyses.rounds import arm_of, open_round
 from fedgma.paper.findings import Finding, judged
 from fedgma.seeds import generator
@@ -64,23 +65,24 @@ def sampler(sampling: str) -> Callable[[RunSpec, int], npt.NDArray[np.int64]]:
     return sample_clients if sampling == "uniform" else balanced
 
 
-def train_balanced(specs: Sequence[RunSpec], rounds: int) -> list[dict[str, Any]]:
+def train_balanced(specs: Sequence[RunSpec], rounds: int, follow: Follow = unseen) -> list[dict[str, Any]]:
     """The plain mean and masked averaging with both ways to sample: accuracy over the last ten rounds."""
     rows = []
     for sampling in SAMPLINGS:
         arms = [replace(arm_of(spec, arm), rounds=rounds) for arm in ARMS for spec in specs]
-        for row, value in enumerate(_last_rounds(fleets.assemble(arms), rounds, sampler(sampling))):
+        numbers = follow(range(rounds), rounds, f"rounds with {sampling} sampling")
+        for row, value in enumerate(_last_rounds(fleets.assemble(arms), numbers, sampler(sampling))):
             arm, spec = ARMS[row // len(specs)], specs[row % len(specs)]
             rows.append({"sampling": sampling, "arm": arm, "seed": spec.seed, "rounds": rounds, "last10_%": value})
     return rows
 
 
-def _last_rounds(fleet: fleets.Fleet, rounds: int, sampled: Callable[[RunSpec, int], Any]) -> list[float]:
+def _last_rounds(fleet: fleets.Fleet, rounds: Iterable[int], sampled: Callable[[RunSpec, int], Any]) -> list[float]:
     """Mean test accuracy of each run in percent over the last rounds."""
     state, seen = fleets.start(fleet), []
-    for round in range(rounds):
+    for round in rounds:
         state, _, _ = open_round(fleet, state, sampled)
-        if round >= rounds - LAST:
+        if round >= fleet.specs[0].rounds - LAST:
             params = unflatten(state.params, fleet.shapes)
             scores = evaluate(
                 fleet.score, params, state.buffers, fleet.specs[0].federation.test, batch=fleet.eval_batch

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.experiments.materials import Materials
-from fedgma.paper.analyses import AnalysisRequest
+from fedgma.paper.analyses import AnalysisRequest, Follow, unseen
 from fedgma.paper.analyses.rounds import found_or_mini, open_round, specs_of
 from fedgma.paper.findings import Finding
 from fedgma.simulation import fleet as fleets
@@ -18,11 +18,11 @@ Numbers = npt.NDArray[np.float64]
 QUANTILES = {"q0.1": 0.001, "q1": 0.01, "q10": 0.1, "q50": 0.5}
 
 
-def mean_masks(fleet: fleets.Fleet, rounds: int) -> tuple[Numbers, Numbers]:
+def mean_masks(fleet: fleets.Fleet, rounds: int, follow: Follow = unseen) -> tuple[Numbers, Numbers]:
     """Each entry's mean mask over `rounds`, and the share of rounds in which no client moved it: two [run, entry]."""
     state = fleets.start(fleet)
     dense, still = np.zeros(tuple(state.params.shape)), np.zeros(tuple(state.params.shape))
-    for _ in range(rounds):
+    for _ in follow(range(rounds), rounds, f"rounds of {len(fleet.specs)} runs"):
         state, sums, merged = open_round(fleet, state)
         dense += np.ones_like(dense) if merged.mask is None else merged.mask.cpu().numpy()
         still += ((sums.total == 0) & (sums.votes == 0)).cpu().numpy()
@@ -58,7 +58,7 @@ def densities(request: AnalysisRequest, tau: float = 0.4) -> tuple[list[dict[str
     for skew in ("label_skew", "iid"):
         settings = {**chosen, "partition": {"name": skew, "clients": 100}, "rounds": rounds, "tau": tau}
         fleet = fleets.assemble(specs_of(materials, request.seed_range, **settings, client_learning_rate=0.01))
-        dense, still = mean_masks(fleet, rounds)
+        dense, still = mean_masks(fleet, rounds, request.follow)
         owner = fleet.layers.owner.cpu().numpy()
         curve += [{"partition": skew, **point} for point in sorted_curve(dense[0])]
         for seed in range(len(dense)):

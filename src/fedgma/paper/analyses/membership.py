@@ -7,7 +7,6 @@ the clients held, whether or not its client was ever sampled.
 """
 
 import copy
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -22,7 +21,7 @@ from torch import Tensor
 from fedgma.data.pools import Pool
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import Settings
-from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
+from fedgma.paper.analyses import AnalysisRequest, AnalysisResult, Follow, unseen
 from fedgma.paper.analyses.attack_tables import compare, find, summarise
 from fedgma.paper.analyses.attacks import (
     ATTACKS,
@@ -51,7 +50,6 @@ from fedgma.training.stacked import unflatten
 
 __all__ = ["Models", "analyse", "attack", "confidences", "figures", "halves", "lira", "logistic_attack", "rmia", "run"]
 
-log = logging.getLogger(__name__)
 ARMS = {"AVG": "mean", "GMA": "gma"}
 SAMPLES = 10_000  # members, and as many non-members, in the paper's attack
 Numbers = npt.NDArray[np.float64]
@@ -78,6 +76,7 @@ def run(
     epochs: int = 5000,
     seed: int = 0,
     arms: Mapping[str, str] = ARMS,
+    follow: Follow = unseen,
     **settings: Any,
 ) -> AnalysisResult:
     """Train `shadows` federations on random halves of the data, and `whole` on all of it, with and without the mask.
@@ -91,7 +90,7 @@ def run(
     base = Materials(device).spec(chosen)
     samples = len(base.federation.train.y)
     inside = np.concatenate([halves(shadows, samples, seed=seed), np.ones((whole, samples), bool)])
-    models = train_models(base, inside, arms, precision=precision, seed=seed)
+    models = train_models(base, inside, arms, precision=precision, seed=seed, follow=follow)
     model = base.model if isinstance(base.model, str) else "own"
     return attack(models, shadows, named={**_names(chosen), "model": model}, epochs=epochs)
 
@@ -179,6 +178,7 @@ def train_models(
     *,
     precision: str = "fp32",
     seed: int = 0,
+    follow: Follow = unseen,
 ) -> dict[str, Models]:
     """Train a federation for each row of `inside` and each arm as one fleet; return the answers by arm."""
     specs = []
@@ -190,9 +190,8 @@ def train_models(
             specs.append(arm_of(base, name, federation=federation, seed=run_seed, evaluate_every=0))
     fleet = fleets.assemble(specs, precision=precision)
     state = fleets.start(fleet)
-    for round in range(base.rounds):
+    for _ in follow(range(base.rounds), base.rounds, f"rounds of {len(specs)} runs"):
         state, _ = fleets.play_round(fleet, state)
-        log.info("round %d of %d", round + 1, base.rounds)
     by_arm = {}
     for index, arm in enumerate(arms):
         rows = range(index * len(inside), (index + 1) * len(inside))
@@ -348,13 +347,13 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
     if request.quick:
         small: dict[str, Any] = {"partition": {"name": "label_skew", "clients": 20}, "epochs": 200}
         small |= data_and_model(request, MINI)
-        return run(request.device, rounds=request.rounds or 3, shadows=4, **small)
+        return run(request.device, rounds=request.rounds or 3, shadows=4, follow=request.follow, **small)
     printed = attack_runs(request.out.parents[1], {"dataset": "cifar10", "model": "resnet18-gn"}, request.device)
     if Materials(request.device).device.type == "cuda":
         on_gpu: dict[str, Any] = {"dataset": "cifar10", "model": "lenet", "precision": "tf32"}
-        shadowed = run(request.device, rounds=request.rounds or 1000, **on_gpu)
+        shadowed = run(request.device, rounds=request.rounds or 1000, follow=request.follow, **on_gpu)
     else:
-        shadowed = run(request.device, rounds=request.rounds or 100, whole=request.seeds)
+        shadowed = run(request.device, rounds=request.rounds or 100, whole=request.seeds, follow=request.follow)
     return shadowed if printed is None else both(printed, shadowed)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.materials import Materials
-from fedgma.paper.analyses import AnalysisRequest, AnalysisResult
+from fedgma.paper.analyses import AnalysisRequest, AnalysisResult, Follow, unseen
 from fedgma.paper.analyses.rounds import arm_of, data_and_model, specs_of
 from fedgma.paper.compare import Agreement, judge
 from fedgma.paper.findings import ClaimVerdict, Finding
@@ -71,24 +71,27 @@ def _both_arms(specs: Sequence[RunSpec], after: Sequence[int]) -> list[RunSpec]:
     return [arm_of(spec, name, **looked) for name in ARMS.values() for spec in specs]
 
 
-def paired_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
+def paired_trials(specs: Sequence[RunSpec], after: Sequence[int], follow: Follow = unseen) -> Iterator[dict[str, Any]]:
     """Train plain FedAvg for `after` rounds, then aggregate one round both ways; a row per arm and group."""
     trunk = fleets.assemble([arm_of(spec, BASELINE, rounds=max(after), evaluate_every=0) for spec in specs])
     fork = fleets.assemble(_both_arms(specs, after))
-    state, done = fleets.start(trunk), 0
-    for point in sorted(after):
-        for _ in range(point - done):
-            state, _ = fleets.play_round(trunk, state)
-        done = point
+    state = fleets.start(trunk)
+    for point in follow(range(1, max(after) + 1), max(after), f"rounds of {len(specs)} runs with one trunk"):
+        state, _ = fleets.play_round(trunk, state)
+        if point not in after:
+            continue
         plain = [export(trunk, state, run) for run in range(len(specs))]
         _, played = fleets.play_round(fork, fleets.restore(fork, plain * len(ARMS)))
         for record in played.records:
             yield from trial_rows(record, len(specs))
 
 
-def separate_trials(specs: Sequence[RunSpec], after: Sequence[int]) -> Iterator[dict[str, Any]]:
+def separate_trials(
+    specs: Sequence[RunSpec], after: Sequence[int], follow: Follow = unseen
+) -> Iterator[dict[str, Any]]:
     """Train both arms separately, with the same initial weights and sampled clients; evaluate the same rounds."""
-    for played in fleets.play(_both_arms(specs, after)):
+    both = _both_arms(specs, after)
+    for played in follow(fleets.play(both), both[0].rounds, f"rounds of {len(both)} separate runs"):
         if int(played.rounds[0]) - 1 in after:
             for record in played.records:
                 yield from trial_rows(record, len(specs))
@@ -106,7 +109,7 @@ def trials(request: AnalysisRequest, partition: Mapping[str, Any] = PARTITION) -
         rates = {"clients_per_round": cohort, "client_learning_rate": 0.01, "local_epochs": 3, "mask_every": 0}
         specs += specs_of(materials, request.seed_range, **settings, **rates, client_test_size=2000)
     for mode, play_mode in MODES.items():
-        for row in play_mode(specs, after):
+        for row in play_mode(specs, after, request.follow):
             run = row.pop("run")
             named = {"mode": mode, "cohort": specs[run].clients_per_round, "seed": specs[run].seed}
             rows.append({**named, **row})

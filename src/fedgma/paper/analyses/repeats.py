@@ -96,7 +96,7 @@ def repeated_training(request: AnalysisRequest, tau: float = 0.4) -> list[dict[s
         specs = specs_of(materials, request.seed_range, **settings, **rates)
         fleet = fleets.assemble(specs)
         for point, state in _states(fleet, points):
-            for run, spec in enumerate(specs):
+            for run, spec in request.follow(enumerate(specs), len(specs), f"seeds, {skew}, after {point} rounds"):
                 clients = sample_clients(spec, point + 1).tolist()
                 seen = gather(retrain(fleet, state, run, clients, repeats))
                 row = {

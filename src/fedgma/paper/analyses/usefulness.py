@@ -199,15 +199,15 @@ def analyse(request: AnalysisRequest) -> AnalysisResult:
     specs = specs_of(Materials(request.device), request.seed_range, **chosen, **SETTING, rounds=max(after))
     fleet = fleets.assemble([arm_of(spec, BASELINE, evaluate_every=0) for spec in specs])
     tables: dict[str, list[dict[str, Any]]] = {"noise": [], "usefulness": [], "holders": []}
-    state, done = fleets.start(fleet), 0
-    for point in after:
-        for _ in range(point - done):
-            state, _ = fleets.play_round(fleet, state)
-        done = point
+    state = fleets.start(fleet)
+    for point in request.follow(range(1, max(after) + 1), max(after), f"rounds of {len(specs)} runs"):
+        state, _ = fleets.play_round(fleet, state)
+        if point not in after:
+            continue
         for run, spec in enumerate(specs):
             for name, rows in zip(tables, rows_at(fleet, state, run, draws), strict=True):
                 tables[name] += [{"seed": spec.seed, "after": point, **row} for row in rows]
-    tables["balanced"] = train_balanced(specs, 2 if request.quick else min(150, request.rounds or 150))
+    tables["balanced"] = train_balanced(specs, 2 if request.quick else min(150, request.rounds or 150), request.follow)
     findings = [*find(tables), *find_balanced(tables["balanced"])]
     return AnalysisResult(tables, findings, {"usefulness": draw_usefulness(tables)})
 
