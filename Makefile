@@ -72,8 +72,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
+# two processes check in half of the time, but give up (2) where a busy machine takes 3 s to start them: then one does it
 types: $(READY)
-	MYPY_NUM_WORKERS=2 $(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy || { test $$? -eq 2 && $(BIN)/mypy; }
 
 # one process more than cores that it may use, because some tests wait for others
 CORES := import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from made_runs import varied, write_experiment, write_run
 
+from fedgma.errors import ConfigError
 from fedgma.paper.catalogue import catalogue, experiment
 from fedgma.paper.claims import ANALYSIS, correct_answers, look_at
 from fedgma.paper.compare import compare
@@ -404,3 +405,15 @@ def test_iid_cells_with_rates_of_another_partition_are_counted(tmp_path):
     assert "1 of them are iid and use learning rates that were searched with label skew" in made.notes
     own = compare(experiment("C6"), read_export(RESULTS / "C6"), read_chosen())
     assert not any("searched with label skew" in note for note in own.notes)
+
+
+def test_runs_of_new_seeds_are_compared_apart_from_those_that_they_repeat(tmp_path):
+    for name, lift in (("E5", 0.0), ("C34", 2.0)):
+        write_experiment(tmp_path, experiment(name), varied(by_arm(lambda run, lift=lift: lift)), rounds=40)
+    entries = read_entries([tmp_path])[0]
+    for name, seeds in (("E5", range(4)), ("C34", range(60, 80))):
+        made = compare(experiment(name), entries, Chosen())
+        assert {seed for cell in made.compared for seed in cell.differences} == set(seeds)
+        assert not [note for note in made.notes if "left out" in note or "not used" in note]
+    with pytest.raises(ConfigError, match=r"E5 has at most 60 seeds, got 61: those from 60 on are of the experiment"):
+        plan_runs(experiment("E5"), Chosen(), Cut(seeds=61))

@@ -4,6 +4,7 @@ title, source, statistic        what it is, where it is printed, and which numbe
 printed = [{ file, where }]     tables of printed numbers, and which of their rows
 splits = ["test", ...]          splits to compare
 seeds, first_seed               how many seeds, and the first of them
+repeats = "E5"                  the experiment whose settings it repeats with these seeds alone
 search = "C5"                   the experiment that searches its learning rates, if they are its own
 universes = true                parts are the drawn universes (see `universes`)
 figures, axis                   figures to reproduce, and the setting on their horizontal axis
@@ -24,6 +25,7 @@ from fedgma.errors import ConfigError, DataError
 from fedgma.paper import universes
 
 SEEDS = 4
+MOST_SEEDS = 1_000_000_000
 STATISTICS = ("best", "last10")
 RATES = ("shared", "own", "setting", "part")
 
@@ -88,6 +90,7 @@ class Experiment(NamedTuple):
     axis: str = ""
     seeds: int = SEEDS
     first_seed: int = 0  # another one for runs that share no draw with those of the other experiments
+    repeats: str = ""  # the experiment of the same settings; its seeds end where those of this one begin
     search: str = ""  # the experiment that searches the rates of its parts with `rates = "setting"` or "part"
     analysis: bool = False
     universes: bool = False  # whether its parts are the universes of the multiverse
@@ -119,6 +122,16 @@ def experiment(name: str) -> Experiment:
         return known[named[0]]
     several = f"; {name} is in {' and '.join(named)}" if named else ""
     raise ConfigError(f"unknown experiment {name!r}; known: {', '.join(known)}{several}")
+
+
+def seeds_of(experiment: Experiment) -> range:
+    """The seeds that an experiment may have: none of those before its first, or of an experiment that repeats it.
+
+    >>> seeds_of(experiment("E5")), seeds_of(experiment("C34")).start
+    (range(0, 60), 60)
+    """
+    again = (each.first_seed for each in catalogue().values() if each.repeats == experiment.id)
+    return range(experiment.first_seed, min(again, default=MOST_SEEDS))
 
 
 def _printed_in(source: str) -> set[str]:

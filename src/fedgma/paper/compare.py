@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fedgma.paper.catalogue import Experiment
+from fedgma.paper.catalogue import Experiment, seeds_of
 from fedgma.paper.cells import LOOSE, Cell, cells_of
 from fedgma.paper.entries import Entry
 from fedgma.paper.index import Index
@@ -174,7 +174,8 @@ def compare(
     statistic: str = PRIMARY,
 ) -> Comparison:
     """Find the runs of every cell and compare them with the printed numbers; verdicts are about `statistic`."""
-    index = Index(entries)
+    own = seeds_of(experiment)
+    index = Index([entry for entry in entries if entry.seed in own])
     chosen_runs = [(cell, *_choose(cell, index)) for cell in cells_of(experiment, chosen, cut)]
     full_length = {cell.part.name for cell, plain, masked, _ in chosen_runs if _as_planned(cell, plain, masked)}
     compared: list[Compared] = []

@@ -9,7 +9,7 @@ from fedgma.data.files.locate import availability
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import Grid, every_name, expand
 from fedgma.experiments.settings import Settings, record
-from fedgma.paper.catalogue import Experiment, Part, merged
+from fedgma.paper.catalogue import Experiment, Part, merged, seeds_of
 from fedgma.paper.rates import Chosen, rated
 from fedgma.records.format import fingerprint
 from fedgma.records.reader import flat
@@ -83,7 +83,7 @@ def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> I
     """The runs of a part; a coloured data set gets the shift that was chosen for it."""
     given = {
         **part.settings,
-        "seed": [experiment.first_seed + number for number in range(cut.seeds or experiment.seeds)],
+        "seed": _seeds(experiment, cut.seeds or experiment.seeds),
     }
     if cut.rounds is not None:
         given["rounds"] = cut.rounds
@@ -94,6 +94,16 @@ def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> I
         shift = chosen.shift.get(dataset)
         shifted = given if shift is None else merged({"shift": dict(shift)}, given)
         yield from expand({**shifted, "dataset": dataset}).runs
+
+
+def _seeds(experiment: Experiment, number: int) -> list[int]:
+    own = seeds_of(experiment)
+    if number > len(own):
+        raise ConfigError(
+            f"{experiment.id} has at most {len(own)} seeds, got {number}: those from {own.stop} on are of the experiment "
+            "that repeats it with new seeds"
+        )
+    return list(own[:number])
 
 
 def _embedded(given: Mapping[str, Any]) -> dict[str, Any]:
