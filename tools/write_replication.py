@@ -17,7 +17,7 @@ from textwrap import fill
 from typing import NamedTuple
 
 from fedgma.paper import overview
-from fedgma.paper.catalogue import catalogue
+from fedgma.paper.catalogue import Experiment, catalogue
 from fedgma.paper.claims import Answer, is_about
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.entries import Entry, merged
@@ -41,6 +41,7 @@ DOCS = ROOT / "docs"
 WORDS = ROOT / "tools" / "replication"
 PICTURE = DOCS / "pictures" / "replication.png"
 MULTIVERSE = DOCS / "pictures" / "multiverse.png"
+AT_CONVERGENCE = ("C6", "C33")  # tables of the paper, trained for longer
 MOST_CELLS = 60  # of a page; longer tables are in results/ alone
 
 
@@ -141,7 +142,7 @@ def _cells_of(answer: Answer, comparison: Comparison) -> list[Compared]:
 
 
 def _page_fields(replication: Replication) -> dict[str, str]:
-    names = [*(name for name in catalogue() if name[0] == "E"), "C6"]
+    names = [name for name, one in catalogue().items() if name[0] == "E" or _asks_again(one)]
     table = _bare(overview.claims_in_lines(replication.answers, names))
     table = re.sub(r"^\| ([EC]\d+) \|", r"| [\1](replication/\1.md) |", table, flags=re.MULTILINE).replace(" | ", "|")
     steps = dict(sorted(overview.distances(replication.comparisons["C8"], "local_steps").items()))
@@ -163,6 +164,12 @@ def _page_fields(replication: Replication) -> dict[str, str]:
             f"near {name}": f"{levels.near} of {levels.printed}",
         }
     return fields
+
+
+def _asks_again(experiment: Experiment) -> bool:
+    """Whether it asks claims of the paper again, at convergence or with new seeds, and was run."""
+    again = experiment.id in AT_CONVERGENCE or experiment.repeats.startswith("E")
+    return again and (RESULTS / experiment.id).is_dir()
 
 
 def _readings(comparison: Comparison, where: Mapping[str, object]) -> str:
