@@ -125,11 +125,12 @@ def _claim_field(name: str, replication: Replication) -> str:
         case "flat":
             flat = [compared for compared in _cells_of(answer, replication.comparisons[experiment]) if compared.is_flat]
             said = overview.in_words(paired(over_seeds([compared.differences for compared in flat])))
-            return f"{said.replace('(', '(95 % CI ')} in {len(flat)} cells"
+            return f"{said} in {len(flat)} cells"
         case "apart":
-            return re.search(r"apart: (\d+ cells? not converged, .+? to [-+.\d]+)", look.text)[1]
+            apart = re.search(r"apart: (\d+) (cells?) not converged, (\S+) \w+, 95 % CI (\S+) to ([-+.\d]+)", look.text)
+            return "{2} ({3} to {4}) in {0} unconverged {1}".format(*apart.groups())
         case _:
-            return overview.in_words(look.shown, look.unit).replace("(", "(95 % CI ").replace("(95 % CI one", "(one")
+            return overview.in_words(look.shown, look.unit)
 
 
 def _cells_of(answer: Answer, comparison: Comparison) -> list[Compared]:
@@ -183,7 +184,7 @@ def _finding(name: str, path: str, replication: Replication) -> str:
     """The estimate of a finding with its interval."""
     findings = {finding.id: finding for finding in findings_of(replication.comparisons[name].experiment, [RESULTS])}
     verdict = from_interval(findings[path].estimate, findings[path].interval, findings[path].n)
-    return overview.in_words(verdict).replace("(", "(95 % CI ")
+    return overview.in_words(verdict)
 
 
 def _record_fields(replication: Replication) -> dict[str, str]:

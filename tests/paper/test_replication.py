@@ -38,7 +38,8 @@ def test_the_page_is_short_and_has_one_line_for_each_claim_of_the_paper(tool, fo
     page = (tool.DOCS / "replication.md").read_text()
     assert len(page.split()) <= 1500
     rows = re.findall(r"^\| \[(\w+)\]", page, flags=re.MULTILINE)
-    claims = [name for name, listed in found.answers.items() for _ in listed if name[0] == "E" or name == "C6"]
+    again = {"C6", *(name for name in ("C33", "C34", "C35", "C36", "C37") if (tool.RESULTS / name).is_dir())}
+    claims = [name for name, listed in found.answers.items() for _ in listed if name[0] == "E" or name in again]
     assert sorted(rows) == sorted(claims)
 
 

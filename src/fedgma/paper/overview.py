@@ -1,11 +1,12 @@
 """The replication at a glance: a line for each claim, all differences, levels beside print, seeds, rates, compute."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.settings import Settings
-from fedgma.paper.catalogue import Experiment
+from fedgma.paper.catalogue import Experiment, catalogue
 from fedgma.paper.claims import ANALYSIS, Answer, is_about
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.entries import Entry
@@ -56,8 +57,18 @@ def claims_in_lines(answers: Mapping[str, Sequence[Answer]], names: Sequence[str
         for answer in answers.get(name, ()):
             look = main_look(answer)
             printed = None if look.printed is None else f"{look.printed:+.2f}"
-            rows.append((name, answer.claim.text, in_words(look.shown, look.unit), printed, brief(answer)))
+            text = answer.claim.short if catalogue()[name].repeats else answer.claim.text
+            rows.append((name, _in_our_words(text), in_words(look.shown, look.unit), printed, brief(answer)))
     return Table("claims", "Claims", ("", "claim", "ours (95 % CI)", "printed", "verdict"), tuple(rows))
+
+
+def _in_our_words(text: str) -> str:
+    """A claim with shorter names of the two arms.
+
+    >>> _in_our_words("Masked averaging ends above plain averaging")
+    'GMA ends above the mean'
+    """
+    return re.sub("[Mm]asked averaging", "GMA", text).replace("plain averaging", "the mean")
 
 
 def brief(answer: Answer) -> str:

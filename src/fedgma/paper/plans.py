@@ -100,8 +100,8 @@ def _seeds(experiment: Experiment, number: int) -> list[int]:
     own = seeds_of(experiment)
     if number > len(own):
         raise ConfigError(
-            f"{experiment.id} has at most {len(own)} seeds, got {number}: those from {own.stop} on are of the experiment "
-            "that repeats it with new seeds"
+            f"{experiment.id} has at most {len(own)} seeds, got {number}: those from {own.stop} on are of the "
+            "experiment that repeats it with new seeds"
         )
     return list(own[:number])
 
