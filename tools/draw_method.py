@@ -34,7 +34,7 @@ def main():
     top.imshow(updates, cmap="RdBu_r", vmin=-3, vmax=3, aspect="auto", interpolation="nearest")
     top.set_ylabel("client")
     top.set_yticks([0, 4, 9], ["1", "5", "10"])
-    top.set_title("What ten clients want to do to thirty parameters (red up, blue down)", loc="left", fontsize=11)
+    top.set_title("Updates of ten clients, thirty parameters (red: up, blue: down)", loc="left", fontsize=11)
 
     place, mask = np.arange(ENTRIES), merged.mask["w"]
     middle.bar(place, mask, color=np.where(mask == 1, BLUE, ORANGE), width=0.8)
@@ -42,7 +42,7 @@ def main():
     middle.set_yticks([0, 0.5, 1])
     middle.set_ylabel("mask")
     middle.set_title(
-        "One vote each: 1 where at least 7 of 10 agree (tau = 0.4), else the agreement", loc="left", fontsize=11
+        "Mask: 1 where at least 7 of 10 clients agree (tau = 0.4), else the agreement", loc="left", fontsize=11
     )
 
     bottom.bar(place, merged.mean["w"], color=GREY, width=0.8, label="plain mean")

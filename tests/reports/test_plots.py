@@ -106,7 +106,7 @@ def test_the_agreement_picture_sets_tau_between_what_is_masked_and_what_is_kept(
 
 def test_the_clients_picture_shows_only_what_was_measured():
     (axes,) = draw_fairness({"mean": {"worst_decile": [40.0], "mean": [70.0, 72.0]}}).axes
-    assert axes.get_legend_handles_labels()[1] == ["worst decile", "mean"]
+    assert axes.get_legend_handles_labels()[1] == ["worst tenth of clients", "all clients"]
 
 
 def test_a_picture_for_a_page_has_its_own_ids_and_the_pages_colours():

@@ -213,6 +213,7 @@ def test_an_average_of_models_is_compared_with_the_mean_and_disturbs_no_other_co
     assert masked.overall.mean == pytest.approx(-1.15, abs=0.3)
     assert averaged.overall.mean == pytest.approx(2.15, abs=0.3)
     assert averaged.cells[0].seeds == (0, 1, 2, 3)
+    assert averaged.differ == ()
 
 
 def test_rules_that_are_evaluated_by_an_average_are_paired_with_such_a_mean(tmp_path):
@@ -224,6 +225,7 @@ def test_rules_that_are_evaluated_by_an_average_are_paired_with_such_a_mean(tmp_
     masked, averaged = against_baseline(read_runs([tmp_path]))
     assert sorted(cell.verdict.mean for cell in masked.cells) == pytest.approx([-0.8, 1.0], abs=0.3)
     assert averaged.overall.mean == pytest.approx(1.8, abs=0.3)
+    assert sorted(cell.where for cell in masked.cells) == ["server average 0", "server average 0.9"]
 
 
 def test_one_plain_mean_is_the_partner_of_every_tau(tmp_path):

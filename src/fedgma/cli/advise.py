@@ -38,7 +38,7 @@ def advise(
     as_json: play.Json = False,
     model_version: play.Version = None,
 ) -> None:
-    """Find the rule and the learning rates for a federation: the plain mean, GMA and others, within some minutes.
+    """Find the rule and the learning rates that suit a federation, by trying several within some minutes.
 
     Rules and rates are chosen on validation samples by successive halving. The finalists are then compared with the
     plain mean at its own best rates on test samples and paired seeds. The advice is a settings file, advice.toml. If

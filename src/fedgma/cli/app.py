@@ -49,7 +49,10 @@ def root(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Gradient masked averaging for federated learning."""
+    """Compare aggregation rules for federated learning: the plain mean, gradient masked averaging (GMA) and others.
+
+    Begin with `fedgma run`, a demo on embedded images, or `fedgma run dataset=FILE` on your own data.
+    """
 
 
 def run_app() -> None:

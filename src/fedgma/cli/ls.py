@@ -18,7 +18,7 @@ def ls(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs: id, name, arm, seed, rounds, state, and the score of the last ten rounds: test accuracy in percent."""
+    """List runs: id, name, arm, seed, rounds, state, and the test score (accuracy in %) of the last ten rounds."""
     from fedgma.cli.tables import say_table
 
     table, damaged = table_of(folders or [Path("runs")])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedgma.paper.findings import Finding
 
 RUNS = Path("runs/paper")
-Cells = Annotated[str, typer.Option(help="Only these cells, e.g. 'dataset=mnist|fmnist,partition.clients=100'.")]
+Cells = Annotated[str, typer.Option(help="Only these cells, e.g. 'dataset=mnist|fmnist,tau=0.4'.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A quick trial: use the embedded images in place of the data sets.")
 ]

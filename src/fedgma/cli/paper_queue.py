@@ -27,7 +27,7 @@ def queue(
     rates: Rates = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
-    """Show what is planned and done, and what is left in samples and in minutes of a GPU, in the order to run it.
+    """Show planned runs in order: how many are done, and the samples and minutes of a GPU that are left.
 
     A run is done if it has the planned settings, rounds included, wherever it was made, and is not outdated.
     """

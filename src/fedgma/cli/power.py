@@ -22,11 +22,11 @@ def power(
     sd: Annotated[float | None, typer.Option(help="Standard deviation of the paired differences, in points.")] = None,
     difference: Annotated[float | None, typer.Option(help="The difference to show, in points.")] = None,
     seeds: Annotated[int | None, typer.Option(min=4, help="The number of paired seeds.")] = None,
-    tests: Annotated[int, typer.Option(min=1, help="Tests on the page: p is corrected for their number.")] = 1,
+    tests: Annotated[int, typer.Option(min=1, help="Number of tests that p is corrected for.")] = 1,
     runs: Annotated[list[Path] | None, typer.Option("--runs", help="Folders of the earlier runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan seeds: those that show a difference with a power of 80 or 90 %, or the difference that seeds can show.
+    """Plan seeds: how many show a difference with a power of 80 or 90 %, or which difference a number can show.
 
     The standard deviation is given, or that of earlier runs, without pairs in which a run diverged:
 

@@ -26,7 +26,10 @@ Where = Annotated[
 
 Target = Annotated[
     list[float] | None,
-    typer.Option("--target", help="A score, shares in percent, to tell rounds and time to; may be repeated."),
+    typer.Option(
+        "--target",
+        help="A score (shares in percent): report the rounds and the time that runs take to reach it; may be repeated.",
+    ),
 ]
 
 
@@ -43,7 +46,7 @@ def report(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write tables, pictures and one self-contained page, and print the verdicts."""
+    """Write tables, pictures and one self-contained page about finished runs, and print the verdicts."""
     from fedgma.errors import ConfigError
     from fedgma.reports.pages import write_report
     from fedgma.reports.report import make_report
@@ -92,7 +95,7 @@ def compare(
     of: Of = None,
     as_json: Json = False,
 ) -> None:
-    """Pair two arms over seeds and settings: 95 % CI, signs, p values with Holm's correction over the settings."""
+    """Compare two arms, paired by seed and settings: difference, 95 % CI, and p values corrected for all settings."""
     from fedgma.errors import DataError
     from fedgma.reports.result_tables import differences_table
     from fedgma.reports.tables import text

@@ -10,7 +10,7 @@ from fedgma.cli.on_ranks import on_ranks, play_on_ranks
 from fedgma.cli.runs import Yes
 
 On = Annotated[
-    str, typer.Option(help="`here` (one process), or `torchrun`: several, which share the clients of each round.")
+    str, typer.Option(help="`here`: one process; `torchrun`: several, which share the clients of each round.")
 ]
 Ranks = Annotated[
     int | None,
@@ -42,9 +42,11 @@ def run(
 ) -> None:
     """Train with and without the mask on paired seeds and give a verdict.
 
-    Without a FILE: embedded images, 100 clients with two classes each, LeNet, FedAvg, the plain mean against GMA; with
-    no words at all also against an average of the server's models. A list of values makes a sweep, e.g. tau=0.2,0.4.
-    Finished runs are not repeated, stopped runs are resumed, and with a larger rounds= finished runs are extended.
+    By default the plain mean and GMA train LeNet by FedAvg on embedded images, among 100 clients with two classes each.
+    Without any words, an average of the server's models is a third arm.
+
+    A list of values makes a sweep, e.g. tau=0.2,0.4. Finished runs are not repeated, and stopped runs are resumed. With
+    a larger rounds=, finished runs are extended.
     """
     grid = play.grid_of_words(words)
     if show:

@@ -42,7 +42,7 @@ def sweep(
     dry_run: play.DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Train every combination of the lists in a settings file, here or on Ray; list the states of the runs first."""
+    """List every combination of the lists in a settings file, then train what is missing, here or on Ray."""
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import plan
     from fedgma.records.label import make_label

@@ -16,7 +16,7 @@ def watch(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Folders of run folders (default: runs).")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page (default: any free one).")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page; 0 takes any free one.")] = 0,
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print how far the runs are, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the address, or with --once the runs.")] = False,

@@ -195,7 +195,7 @@ def _agreement(title: str, scene: Scene) -> Picture | None:
     tau = number(row.runs[0].settings, "tau")
     caption = (
         f"How many of the sampled clients move an entry the same way ({name}). Entries left of tau are scaled down. "
-        "Circles: what clients would show who vote by a fair coin."
+        "Circles: what to expect if every client voted by a fair coin."
     )
     return _picture("agreement", title, "Agreement", caption, draw_agreement(shares, tau))
 
@@ -228,8 +228,9 @@ def _stability(title: str, scene: Scene) -> Picture | None:
     flipped, overlap, by_chance, again_by_chance = figures
     usual = f"{np.median(gap):g} round{'s' if np.median(gap) > 1 else ''}"
     caption = (
-        f"The mask beside that of {usual} earlier ({name}, mean over seeds): entries that crossed tau, and of those "
-        "masked in either round the share masked in both. Dotted: masks of these sizes that know nothing of each other."
+        f"The mask compared with that of {usual} earlier ({name}, mean over seeds). Above: share of the entries that "
+        "crossed tau. Below: of the entries masked in either round, the share masked in both. Dotted: independent "
+        "masks of the same sizes."
     )
     drawn = draw_stability({"crossed tau": (flipped, by_chance), "masked again": (overlap, again_by_chance)}, rounds)
     return _picture("stability", title, "How steady the mask is", caption, drawn)
@@ -257,10 +258,10 @@ def _taus(title: str, scene: Scene) -> Picture | None:
     by_tau = {row.label["tau"]: row.scores["last10"] for row in scene.values() if _has_tau(row)}
     scores: Mapping[float, Spread] = by_tau if len(by_tau) > 1 else {}
     different = len(same_mask(shares, GRID_OF_TAUS))
-    caption = f"What each tau would mask of the last measured round ({name})."
+    caption = f"Share of the entries that each tau would mask, from the votes of the last measured round ({name})."
     if different < len(GRID_OF_TAUS):
         caption += (
-            f" The {len(GRID_OF_TAUS)} values 0.1, 0.2, ... 1 make {different} different masks: dots joined by a level "
+            f" The {len(GRID_OF_TAUS)} values 0.1, 0.2, ... 1 make {different} different masks. Dots on one level "
             "line mask the same entries, since no entry's agreement lies between them."
         )
     return _picture("taus", title, "Thresholds", caption, draw_taus(shares, scores, label=row.metric.label))
@@ -277,8 +278,8 @@ def _fairness(title: str, scene: Scene) -> Picture | None:
         return None
     metric = metrics_of(next(iter(scene.values())).runs[0])[0]
     caption = (
-        f"{metric.title} on the clients' own test samples after the last round: the worst tenth of clients, all of "
-        "them, those sampled in the last round and those not. Small dots are seeds."
+        f"{metric.title} on the clients' own test samples after the last round: the worst tenth of clients, all "
+        "clients, those sampled in the last round and the others. Small dots are seeds."
     )
     return _picture("clients", title, "Clients", caption, draw_fairness(arms, metric=metric))
 

@@ -7,7 +7,7 @@ from fedgma.reports.tables import Table, Value, slug
 from fedgma.statistics.arms import Row, Spread, Summary, last_rounds, spread, summarise, telling, trait
 from fedgma.statistics.comparisons import Comparison
 from fedgma.statistics.convergence import converge
-from fedgma.statistics.labels import capitalised, plain, short
+from fedgma.statistics.labels import CLIENTS, capitalised, plain, short
 from fedgma.statistics.metrics import ACCURACY, Metric, course, metrics_of
 from fedgma.statistics.power import LEAST_SEEDS
 
@@ -119,7 +119,7 @@ def splits_table(rows: Sequence[Row]) -> Table | None:
         metric.decimals(*(cell.mean for cell in column if isinstance(cell, Spread)))
         for metric, column in zip(paths.values(), columns, strict=True)
     ]
-    named = {path: " ".join(path).replace("_", " ") for path in paths}
+    named = {path: _split_in_words(path) for path in paths}
     if only_accuracy:
         title, unit, header = (
             "Other splits and clients",
@@ -131,6 +131,11 @@ def splits_table(rows: Sequence[Row]) -> Table | None:
         header = [f"{named[path]}, {metric.unit}" if metric.unit else named[path] for path, metric in paths.items()]
     note = f"last10{unit}, {mean_over_seeds(rows)}."
     return Table("splits", title, ("arm", *header), tuple(body), note, (2, *decimals))
+
+
+def _split_in_words(path: tuple[str, str]) -> str:
+    split, what = path
+    return CLIENTS[what] if split == "clients" and what in CLIENTS else f"{split} {what}".replace("_", " ")
 
 
 def _last10(row: Row, path: tuple[str, str], metric: Metric) -> Spread | None:

@@ -9,6 +9,8 @@ from fedgma.statistics.labels import in_sentence
 from fedgma.statistics.metrics import by_metric
 from fedgma.statistics.verdicts import correct
 
+AVERAGE_OF_MODELS = "the average of models"
+
 
 def against_baseline(
     runs: Sequence[Run], *, metric: str = "last10", split: str = "test", of: str | None = None
@@ -36,11 +38,19 @@ def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | No
     pairs = [(in_sentence(name), arm, _averaged_alike(base, arm)) for name, arm in arms.items()]
     averages, last = [run for run in base if _average(run)], [run for run in base if not _average(run)]
     if averages and last:
-        pairs.append(("the average of models", averages, last))
-    return [
+        pairs.append((AVERAGE_OF_MODELS, averages, last))
+    compared = [
         compare(arm, other, (name, in_sentence(BASELINE)), metric=metric, split=split, of=of)
         for name, arm, other in pairs
     ]
+    return [_without_what_names_it(comparison) for comparison in compared]
+
+
+def _without_what_names_it(comparison: Comparison) -> Comparison:
+    """The average of models is named after the setting in which it differs, so that is no further difference."""
+    if comparison.names[0] != AVERAGE_OF_MODELS:
+        return comparison
+    return comparison._replace(differ=tuple(name for name in comparison.differ if name != "server_average"))
 
 
 def _average(run: Run) -> float:

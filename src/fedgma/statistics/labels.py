@@ -31,12 +31,20 @@ VERSIONS = {
 LEFT_OUT = {
     "adapters": "apart",
     "weighting": "samples",
+    "server_average": 0.0,
     "client_optimizer": "sgd",
     "nesterov": False,
     "weight_decay": 0.0,
     "label_smoothing": 0.0,
     **{f"{axis}.name": "constant" for axis in ("round_schedule", "step_schedule")},
     **{f"{axis}.warm_up": 0 for axis in ("round_schedule", "step_schedule")},
+}
+# groups of clients in records, and in words
+CLIENTS = {
+    "worst_decile": "worst tenth of clients",
+    "mean": "all clients",
+    "participating": "sampled clients",
+    "non_participating": "other clients",
 }
 DIGITS = 8  # of a checksum, in a label
 ALONE = (

@@ -15,7 +15,7 @@ class AttackSettings(Section):
     name: Literal["none", *ATTACKS] = Field(default="none", description="kind of attack")  # type: ignore[valid-type]
     share: Share = Field(default=0.2, description="share of the clients that attack; the seed decides which")
     scale: Positive | None = Field(
-        default=None, description="what the attack is scaled with; by default 1, 1.5 for `alie`"
+        default=None, description="factor that scales the attack; by default 1, 1.5 for `alie`"
     )
     target: Count = Field(default=0, description="for `backdoor`: the class that the trigger stands for")
     poisoned: Share = Field(default=0.5, description="for `backdoor`: share of an attacker's samples with the trigger")

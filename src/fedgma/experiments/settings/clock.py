@@ -24,21 +24,21 @@ class ClockSettings(Section):
     name: Literal["none", "synchronous", "asynchronous"] = Field(
         default="none", description="whether time is simulated, and what ends a round: clients or a full buffer"
     )
-    compute: str = Field(default="constant", description=f"distribution of the seconds a sample, of clients: {FROM}")
+    compute: str = Field(default="constant", description=f"distribution over clients of the seconds per sample: {FROM}")
     compute_seconds: NotNegative = Field(default=0.0, description="mean seconds a sample")
     compute_spread: NotNegative = Field(
         default=0.5, description="for `lognormal`: deviation of the logarithm; for `uniform`: half range over mean"
     )
     network: str = Field(
-        default="constant", description=f"distribution of the further seconds, of clients and rounds: {FROM}"
+        default="constant", description=f"distribution over clients and rounds of the further seconds: {FROM}"
     )
     network_seconds: NotNegative = Field(default=0.0, description="mean further seconds a round")
     network_spread: NotNegative = Field(default=0.5, description="as `compute_spread`")
     dropout: BelowOne = Field(default=0.0, description="share of the clients that never answer in a round")
     away: BelowOne = Field(
-        default=0.0, description="share of the clients that are away in a stretch of time; they come back later"
+        default=0.0, description="share of the clients that are away for a period; they come back later"
     )
-    away_seconds: Positive = Field(default=3600.0, description="length of such a stretch, in seconds")
+    away_seconds: Positive = Field(default=3600.0, description="length of such a period, in seconds")
     deadline: Positive | None = Field(
         default=None, description="seconds that the server waits for a client; by default without a limit"
     )

@@ -70,7 +70,7 @@ class Settings(Section):
         default=False, description="for `and_mask`: divide by the share of entries that pass"
     )
     level: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.05, description="for `sign_test`: significance level at which votes are no accident"
+        default=0.05, description="for `sign_test`: significance level at which votes are not chance"
     )
     threshold: Count = Field(default=4, description="for `rlr`: an entry with fewer votes has its step reversed")
     share: Annotated[float, Field(ge=0, lt=0.5)] = Field(
@@ -157,7 +157,8 @@ class Settings(Section):
     beta2: BelowOne = Field(default=0.99, description="decay of the second moment of fedadam and fedyogi")
     epsilon: Positive = Field(default=1e-3, description="added to the denominator in fedadam, fedyogi and fedadagrad")
     server_average: BelowOne = Field(
-        default=0.0, description="evaluate an average of the server's models, in which the one before has this weight"
+        default=0.0,
+        description="evaluate an exponential average of the server's models with this decay; 0: the last model",
     )
     seed: int = Field(default=0, description="seed of initial weights, client sampling and batches")
     evaluate_every: Whole = Field(

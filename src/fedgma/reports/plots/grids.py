@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fedgma.reports.plots.style import INK, SEQUENCE, SIZE, WIDTH, colour_of, dress, name_axes, new_figure
+from fedgma.statistics.labels import CLIENTS
 from fedgma.statistics.metrics import ACCURACY, Metric
 
 Grid = npt.NDArray[np.float64]
@@ -60,7 +61,7 @@ def draw_fairness(
             if what in figures:
                 seeds = figures[what]
                 axes.plot(seeds, [row + 0.2] * len(seeds), ".", color=colour, markersize=3, alpha=0.7)
-                label = what.replace("_", " ") if row == 0 else None
+                label = CLIENTS[what] if row == 0 else None
                 axes.plot(means[what], row, mark, color=colour, mec=INK, mew=0.5, markersize=7, label=label)
     axes.set_yticks(range(len(arms)), list(arms))
     axes.set_ylim(len(arms) - 0.5, -0.6)
