@@ -46,7 +46,7 @@ def advise(
     """
     from fedgma.cli.signals import obeying_signals
 
-    options = play.Options(out, device, precision, quiet, as_json, 10.0, True, model_version)
+    options = play.Options(out, device, precision, quiet, as_json, version=model_version)
     began = time.monotonic()
     with obeying_signals(training=True) as stopping:
         from fedgma.experiments.advise.advice import conclude

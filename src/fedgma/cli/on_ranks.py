@@ -69,7 +69,7 @@ def _play(grid: "Grid", options: play.Options, place: "Place") -> None:
 
     end_with_launcher(os.environ)
     if place.rank:
-        options = options._replace(quiet=True, as_json=False, label=None)
+        options = options._replace(quiet=True, as_json=False, name=None, note=None)
         logging.disable(logging.WARNING)  # the first rank warns for all
     try:
         play.play_grid(grid, options, place)

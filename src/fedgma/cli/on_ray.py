@@ -28,7 +28,7 @@ def spread_grid(grid: "Grid", planned: "Sequence[Planned]", options: Options, ad
     """Train the missing runs on a cluster and print the outcome; after a signal every fleet writes a checkpoint."""
     if not re.fullmatch(r"ray(:[^:/]+:\d+)?", address):
         raise ConfigError(f"--on: expected here, ray or ray:HOST:PORT, got {address!r}")
-    put_label(planned, options)
+    put_label(planned, options.label)
     with obeying_signals() as stopping:
         errors = _play(grid, planned, options, address, stopping) if missing(planned) else []
     if errors and not stopping():

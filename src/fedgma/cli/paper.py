@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from fedgma.cli.options import taking
 from fedgma.cli.paper_compare import RUNS, Cells, Quick, Rates, compare, results
 from fedgma.cli.paper_queue import queue
 from fedgma.cli.play import Checkpoints, Device, Precision, Quiet, say_plan
@@ -46,7 +47,6 @@ Minutes = Annotated[
     float | None, typer.Option(min=0.0, help="Time limit in minutes: start no fleet that is expected to end later.")
 ]
 
-
 Done = Annotated[
     list[Path] | None,
     typer.Option(help="Exported results or run folders of another machine: their runs are not made again."),
@@ -54,19 +54,30 @@ Done = Annotated[
 
 
 class Options(NamedTuple):
-    """The options that are the same for every experiment."""
+    """Which part of an experiment to train, and how: the options that all commands which train take."""
 
-    out: Path
-    device: str
-    precision: str
-    rates: Path | None
-    estimate: bool
-    fleet: int | None
-    minutes: float | None
-    checkpoint_seconds: float
-    keep: bool = False
-    done: tuple[Path, ...] = ()
-    quiet: bool = False
+    rounds: Rounds = None
+    seeds: Seeds = None
+    cells: Cells = ""
+    quick: Quick = False
+    out: Out = RUNS
+    device: Device = "auto"
+    precision: Precision = "fp32"
+    rates: Rates = None
+    estimate: Estimate = True
+    fleet: Fleet = None
+    minutes: Minutes = None
+    checkpoint_seconds: Checkpoints = 300.0
+    keep: Keep = False
+    done: Done = None
+    quiet: Quiet = False
+
+    @property
+    def cut(self) -> "Cut":
+        """Which part of an experiment."""
+        from fedgma.paper.plans import Cut
+
+        return Cut(self.rounds, self.seeds, self.cells, self.quick)
 
 
 @app.command("list")
@@ -92,78 +103,38 @@ def list_experiments(rates: Rates = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def run(
-    ids: Ids,
-    rounds: Rounds = None,
-    seeds: Seeds = None,
-    cells: Cells = "",
-    quick: Quick = False,
-    out: Out = RUNS,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    rates: Rates = None,
-    estimate: Estimate = True,
-    fleet: Fleet = None,
-    minutes: Minutes = None,
-    checkpoint_seconds: Checkpoints = 300.0,
-    keep: Keep = False,
-    done: Done = None,
-    quiet: Quiet = False,
-) -> None:
+@taking(Options)
+def run(ids: Ids, *, options: Options) -> None:
     """Train the runs of experiments, or part of them. Finished runs are not repeated; stopped runs are resumed.
 
     Runs whose data set is not on this machine are left out, and the exit code is then 3.
     """
     from fedgma.paper.catalogue import experiment as look_up
-    from fedgma.paper.plans import Cut
 
-    cut = Cut(rounds, seeds, cells, quick)
-    earlier = tuple(done or ())
-    options = Options(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, earlier, quiet)
-    _check_data([name for experiment in [look_up(name) for name in ids] for name in _play(experiment, cut, options)])
+    _check_data([name for experiment in [look_up(name) for name in ids] for name in _play(experiment, options)])
 
 
 @app.command("all")
-def run_all(
-    rounds: Rounds = None,
-    seeds: Seeds = None,
-    cells: Cells = "",
-    quick: Quick = False,
-    out: Out = RUNS,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    rates: Rates = None,
-    estimate: Estimate = True,
-    fleet: Fleet = None,
-    minutes: Minutes = None,
-    checkpoint_seconds: Checkpoints = 300.0,
-    keep: Keep = False,
-    quiet: Quiet = False,
-) -> None:
+@taking(Options)
+def run_all(*, options: Options) -> None:
     """Run every experiment in order, or part of each. Experiments without a cell that fits --cells are skipped."""
     from fedgma.paper.catalogue import catalogue
-    from fedgma.paper.plans import Cut, plan_runs
+    from fedgma.paper.plans import plan_runs
     from fedgma.paper.rates import Chosen
 
-    cut = Cut(rounds, seeds, cells, quick)
-    options = Options(out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, keep, quiet=quiet)
     absent = []
     for experiment in catalogue().values():
-        if not cells or plan_runs(experiment, Chosen(), cut).runs:
-            absent += _play(experiment, cut, options, all_of_them=True)
+        if not options.cells or plan_runs(experiment, Chosen(), options.cut).runs:
+            absent += _play(experiment, options, all_of_them=True)
     _check_data(absent)
 
 
 @app.command()
+@taking(Options)
 def search(
     datasets: Annotated[
         list[str] | None, typer.Argument(metavar="[DATASET]...", help="Data sets (default: all that this machine has).")
     ] = None,
-    rounds: Rounds = None,
-    seeds: Seeds = None,
-    cells: Cells = "",
-    quick: Quick = False,
-    out: Out = RUNS,
     to: Annotated[Path, typer.Option(help="Folder for rates.csv and chosen.toml.")] = Path("rates"),
     plan: Annotated[
         str, typer.Option(metavar="ID", help="The search: E15 as in the paper, or C5, C9, C11 for each setting alone.")
@@ -171,41 +142,31 @@ def search(
     by_setting: Annotated[
         bool, typer.Option(help="Search separately for each partition and number of clients: the same as --plan C5.")
     ] = False,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    rates: Rates = None,
-    estimate: Estimate = True,
-    fleet: Fleet = None,
-    minutes: Minutes = None,
-    checkpoint_seconds: Checkpoints = 300.0,
-    done: Done = None,
-    quiet: Quiet = False,
     as_json: Json = False,
+    *,
+    options: Options,
 ) -> None:
     """Search the learning rates over the paper's grid, on samples held out of every client (E15)."""
     from fedgma.errors import ConfigError
     from fedgma.paper.catalogue import experiment as look_up
     from fedgma.paper.compare import compare as compare_runs
     from fedgma.paper.entries import merged, read_entries
-    from fedgma.paper.plans import Cut
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.search import SPLIT, doubts, write_search
 
-    experiment, chosen = look_up(plan or ("C5" if by_setting else "E15")), read_chosen(rates)
+    experiment, chosen = look_up(plan or ("C5" if by_setting else "E15")), read_chosen(options.rates)
     if experiment.splits != (SPLIT,):
         raise ConfigError(
             f"--plan expects a search of learning rates, such as E15 or C5, got {experiment.id}: {experiment.title}"
         )
     by_setting = experiment.id != "E15"
     only = [f"dataset={'|'.join(datasets)}"] if datasets else []
-    cut = Cut(rounds, seeds, ",".join([*only, *([cells] if cells else [])]), quick)
-    earlier, silent = tuple(done or ()), quiet or as_json
-    options = Options(
-        out, device, precision, rates, estimate, fleet, minutes, checkpoint_seconds, done=earlier, quiet=silent
-    )
-    _play(experiment, cut, options)
-    entries, unfinished = read_entries([*([out] if out.is_dir() else []), *earlier])
-    searched = compare_runs(experiment, merged(entries), chosen, cut, unfinished=unfinished)
+    cells = ",".join([*only, *([options.cells] if options.cells else [])])
+    options = options._replace(cells=cells, quiet=options.quiet or as_json)
+    _play(experiment, options)
+    out = options.out
+    entries, unfinished = read_entries([*([out] if out.is_dir() else []), *(options.done or ())])
+    searched = compare_runs(experiment, merged(entries), chosen, options.cut, unfinished=unfinished)
     best_pairs = write_search(searched, chosen, to, by_setting=by_setting)
     doubtful = doubts(searched, by_setting=by_setting)
     written = [str(to / "rates.csv"), str(to / "chosen.toml")]
@@ -213,7 +174,7 @@ def search(
     chosen_rates = [dict(zip(names, (*key, *rates), strict=True)) for key, rates in best_pairs.items()]
     if as_json:
         typer.echo(json.dumps({"rates": chosen_rates, "in doubt": doubtful, "written": written}))
-    elif not quiet:
+    elif not options.quiet:
         _say_search(chosen_rates, doubtful, written)
 
 
@@ -236,7 +197,7 @@ def _check_data(absent: list[str]) -> None:
         )
 
 
-def _play(experiment: "Experiment", cut: "Cut", options: "Options", *, all_of_them: bool = False) -> list[str]:
+def _play(experiment: "Experiment", options: Options, *, all_of_them: bool = False) -> list[str]:
     """Run one experiment: print its plan, train its runs, do its analysis; return the data sets that are missing.
 
     An experiment whose learning rates have to be searched first is an error, or left out if all are to be run.
@@ -247,7 +208,7 @@ def _play(experiment: "Experiment", cut: "Cut", options: "Options", *, all_of_th
     from fedgma.paper.plans import plan_runs
     from fedgma.paper.rates import read_chosen
 
-    console = Console(highlight=False, markup=False, quiet=options.quiet)
+    console, cut = Console(highlight=False, markup=False, quiet=options.quiet), options.cut
     console.print(f"{experiment.id}: {experiment.title} ({experiment.source})", soft_wrap=True)
     plan = plan_runs(experiment, read_chosen(options.rates), cut)
     if cut.cells and not plan.runs:
@@ -277,7 +238,7 @@ def _play(experiment: "Experiment", cut: "Cut", options: "Options", *, all_of_th
     return absent
 
 
-def _play_runs(plan: "Plan", options: "Options", console: "Console") -> list[str]:
+def _play_runs(plan: "Plan", options: Options, console: "Console") -> list[str]:
     """Train the missing runs of a plan, with progress bars; return the data sets that this machine does not have."""
     from fedgma.cli.play import leave_if_stopped
     from fedgma.cli.signals import obeying_signals
@@ -312,7 +273,7 @@ def _play_runs(plan: "Plan", options: "Options", console: "Console") -> list[str
 
 
 def _play_fleets(
-    packed: "list[list[Planned]]", materials: "Materials", options: "Options", stopping: "Stopping", console: "Console"
+    packed: "list[list[Planned]]", materials: "Materials", options: Options, stopping: "Stopping", console: "Console"
 ) -> None:
     """Train fleet after fleet and print a line for each; stop before one that is not expected to end in time."""
     from fedgma.cli.bars import Display
@@ -335,7 +296,7 @@ def _play_fleets(
         console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
 
-def _without_done(grid: "Grid", options: "Options", console: "Console") -> "Grid":
+def _without_done(grid: "Grid", options: Options, console: "Console") -> "Grid":
     """The runs that were not made elsewhere; says how many were."""
     if not options.done:
         return grid

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from fedgma.cli.estimate import agreed, say_estimate
+from fedgma.cli.runs import Yes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,17 +78,25 @@ LOG_WIDTH = 200  # characters
 class Options(NamedTuple):
     """How to train and report, whichever the runs: the options that both commands take."""
 
-    out: Path
-    device: str
-    precision: str
-    quiet: bool
-    as_json: bool
-    checkpoint_seconds: float
-    keep_state: bool
-    version: str | None = None
-    label: "Label | None" = None
-    dry: bool = False
-    yes: bool = False
+    out: Out = Path("runs")
+    device: Device = "auto"
+    precision: Precision = "fp32"
+    quiet: Quiet = False
+    as_json: Json = False
+    checkpoint_seconds: Checkpoints = 10.0
+    keep_state: State = True
+    version: Version = None
+    name: Name = None
+    note: Note = None
+    dry: DryRun = False
+    yes: Yes = False
+
+    @property
+    def label(self) -> "Label":
+        """Name and note of the runs, checked."""
+        from fedgma.records.label import make_label
+
+        return make_label(self.name, self.note)
 
     @property
     def silent(self) -> bool:
@@ -150,7 +159,7 @@ def play_grid(grid: "Grid", options: Options, place: "Place | None" = None) -> N
     from fedgma.cli.bars import Display
     from fedgma.cli.signals import obeying_signals
 
-    console, speaks = options.console, place is None or place.rank == 0
+    console, label, speaks = options.console, options.label, place is None or place.rank == 0
     with obeying_signals(training=True, following=not speaks) as stopping, contextlib.ExitStack() as opened:
         from fedgma.experiments.materials import Materials
         from fedgma.experiments.plan import plan
@@ -174,7 +183,7 @@ def play_grid(grid: "Grid", options: Options, place: "Place | None" = None) -> N
             return
         if not (options.silent or options.yes or agreed(console, packed, materials)):
             return
-        put_label(planned, options)
+        put_label(planned, label)
         watch = Display(console, quiet=options.silent, names=arm_names(planned))
         training = {"checkpoint_seconds": options.checkpoint_seconds, "keep_state": options.keep_state, "ranks": ranks}
         play_fleets(packed, materials, watch, asked_first(ranks, stopping), **training)
@@ -182,13 +191,13 @@ def play_grid(grid: "Grid", options: Options, place: "Place | None" = None) -> N
         end(planned, options, stopping)
 
 
-def put_label(planned: "Sequence[Planned]", options: Options) -> None:
-    """Give the runs the name and the note of the command line."""
+def put_label(planned: "Sequence[Planned]", label: "Label") -> None:
+    """Give the runs a name and a note."""
     from fedgma.records.label import write_label
 
     for run in planned:
-        if options.label is not None and run.folder is not None:
-            write_label(run.folder, options.label)
+        if any(label) and run.folder is not None:
+            write_label(run.folder, label)
 
 
 def play_fleets(

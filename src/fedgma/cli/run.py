@@ -1,13 +1,12 @@
 """`fedgma run`: train the runs of a settings file, or the embedded comparison, and print the outcome."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedgma.cli import play
 from fedgma.cli.on_ranks import on_ranks, play_on_ranks
-from fedgma.cli.runs import Yes
+from fedgma.cli.options import taking
 
 On = Annotated[
     str, typer.Option(help="`here`: one process; `torchrun`: several, which share the clients of each round.")
@@ -21,24 +20,15 @@ Replace = Annotated[
 ]
 
 
+@taking(play.Options)
 def run(
     words: play.Words = None,
     show: Annotated[bool, typer.Option("--show", help="Print every setting without training.")] = False,
     on: On = "here",
     ranks: Ranks = None,
     replace: Replace = False,
-    out: play.Out = Path("runs"),
-    device: play.Device = "auto",
-    precision: play.Precision = "fp32",
-    quiet: play.Quiet = False,
-    as_json: play.Json = False,
-    checkpoint_seconds: play.Checkpoints = 10.0,
-    state: play.State = True,
-    model_version: play.Version = None,
-    name: play.Name = None,
-    note: play.Note = None,
-    dry_run: play.DryRun = False,
-    yes: Yes = False,
+    *,
+    options: play.Options,
 ) -> None:
     """Train with and without the mask on paired seeds and give a verdict.
 
@@ -58,11 +48,7 @@ def run(
         from fedgma.experiments.grid import embedded_comparison
 
         grid = embedded_comparison()
-    from fedgma.records.label import make_label
-
-    options = play.Options(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
-    options = options._replace(label=make_label(name, note), dry=dry_run, yes=yes)
-    if dry_run or not on_ranks(on, ranks, replace):
+    if options.dry or not on_ranks(on, ranks, replace):
         play.play_grid(grid, options)
     else:
         play_on_ranks(grid, options, ranks, replace=replace)

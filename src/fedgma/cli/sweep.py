@@ -2,13 +2,12 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedgma.cli import play
-from fedgma.cli.runs import Yes
+from fedgma.cli.options import taking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,40 +24,29 @@ On = Annotated[
 ]
 
 
+@taking(play.Options)
 def sweep(
     words: play.Words = None,
     status: Annotated[bool, typer.Option("--status", help="Only show what is done, running and missing.")] = False,
     on: On = "here",
-    out: play.Out = Path("runs"),
-    device: play.Device = "auto",
-    precision: play.Precision = "fp32",
-    quiet: play.Quiet = False,
-    as_json: play.Json = False,
-    checkpoint_seconds: play.Checkpoints = 10.0,
-    state: play.State = True,
-    model_version: play.Version = None,
-    name: play.Name = None,
-    note: play.Note = None,
-    dry_run: play.DryRun = False,
-    yes: Yes = False,
+    *,
+    options: play.Options,
 ) -> None:
     """List every combination of the lists in a settings file, then train what is missing, here or on Ray."""
     from fedgma.experiments.materials import Materials
     from fedgma.experiments.plan import plan
-    from fedgma.records.label import make_label
 
     grid = play.grid_of_words(words)
-    options = play.Options(out, device, precision, quiet, as_json, checkpoint_seconds, state, model_version)
-    options = options._replace(label=make_label(name, note), dry=dry_run, yes=yes)
-    planned = plan(grid, Materials("cpu", folder=grid.folder, precision=precision, version=model_version), out)
+    materials = Materials("cpu", folder=grid.folder, precision=options.precision, version=options.version)
+    planned = plan(grid, materials, options.out)
     states = {run.fingerprint: state_of(run) for run in planned}
-    if status and as_json:
-        typer.echo(json.dumps({"out": str(out), "runs": states}))
+    if status and options.as_json:
+        typer.echo(json.dumps({"out": str(options.out), "runs": states}))
         return
     print_states(options.console, planned, states)
     if status:
         return
-    if on == "here" or dry_run:
+    if on == "here" or options.dry:
         play.play_grid(grid, options)
     else:
         from fedgma.cli.on_ray import spread_grid
