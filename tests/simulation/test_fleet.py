@@ -147,6 +147,26 @@ def test_compiled_kernels_show_every_client_its_own_colours_or_angle(monkeypatch
     assert torch.equal(alone.state.params[0], second.state.params[1])
 
 
+def test_compiled_kernels_show_the_samples_of_a_client_once_to_all_paired_runs(monkeypatch):
+    pytest.importorskip("numba")
+    from fedgma.training.fast.cpu import trainer
+
+    shown, show = [], trainer._seen
+
+    def watched(pool, index, client):
+        shown.extend(zip(client.tolist(), index.tolist(), strict=True))
+        return show(pool, index, client)
+
+    monkeypatch.setattr(trainer, "_seen", watched)
+    mini = load("fmnist-mini")
+    federation = federate(mini, dirichlet(mini.train.y[:300], 4, alpha=0.5, seed=1), shift=Rotation(), seed=3)
+    arms = [make_spec(federation, rounds=1, clients_per_round=4, lr=0.01, mu=mu, evaluate_every=0) for mu in (0.0, 0.1)]
+    last(arms, trainer="kernels")
+    trained = {(client, sample) for client, samples in enumerate(federation.clients) for sample in samples.tolist()}
+    assert trained <= set(shown)
+    assert len(shown) == len(set(shown))
+
+
 def test_a_model_without_a_compiled_kernel_is_refused_only_when_it_is_asked_for():
     federation = make_federation(UNEVEN, SHAPE)
     with pytest.raises(ConfigError, match="no CPU kernel for Logistic on this data"):

@@ -89,16 +89,14 @@ def _groups(lane_batch: LaneBatch, pools: Sequence[Pool]) -> Iterator[tuple[Pool
 
 
 def _seen_by_lanes(pool: Pool, lane_batch: LaneBatch) -> tuple[kernels.Images, list[np.ndarray]]:
-    """The lanes' samples, each as its client sees it, and the lanes' batches of them."""
-    samples, seen_by_client, batches, begin = [], [], [], 0
-    for client, steps in zip(lane_batch.client.tolist(), _batches(lane_batch), strict=True):
-        used = np.unique(np.maximum(steps, 0)) if steps.size else np.zeros(1, np.int64)  # one for a client without any
-        batches.append(np.where(steps < 0, -1, begin + np.searchsorted(used, steps)))
-        samples.append(used)
-        seen_by_client.append(np.full(len(used), client))
-        begin += len(used)
-    index, clients = (torch.from_numpy(np.concatenate(parts)) for parts in (samples, seen_by_client))
-    return _seen(pool, index, clients), batches
+    """The samples as the lanes' clients see them, each once for all runs, and the lanes' batches of them."""
+    padding, size = -1, len(pool.y)
+    lanes = zip(lane_batch.client.tolist(), _batches(lane_batch), strict=True)
+    pairs = [np.where(steps < 0, padding, client * size + steps) for client, steps in lanes]
+    one = np.zeros(1, np.int64)  # where no client has any
+    shown = np.unique(np.concatenate([one, *(pair[pair != padding] for pair in pairs)]))
+    clients, index = map(torch.from_numpy, np.divmod(shown, size))
+    return _seen(pool, index, clients), [np.where(pair < 0, padding, np.searchsorted(shown, pair)) for pair in pairs]
 
 
 def _seen(pool: Pool, index: Tensor, client: Tensor) -> kernels.Images:
