@@ -84,6 +84,11 @@ def _type_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def working_type(dtype: str) -> str:
+    """The number type to compute with: float64 for float64, float32 for all others."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 def detach(array: Array) -> Array:
     """The values alone: a tensor without its graph, a list as an array; a view where possible."""
     return array.detach() if is_torch(array) else np.asarray(array)

@@ -88,8 +88,8 @@ class Masked(Postprocessor):
 def _check(stats: Any) -> None:
     named = isinstance(stats, MappedVectorStatistics) and len(stats) > 0
     if not named or isinstance(stats, ElementWeightedMappedVectorStatistics):
-        kind = type(stats).__name__
-        raise DataError(f"masking needs statistics of named tensors with one weight per user, got {kind}")
+        got = type(stats).__name__
+        raise DataError(f"masking needs statistics of named tensors with one weight per user, got {got}")
 
 
 def _to_integers(votes: Array) -> Array:

@@ -21,6 +21,7 @@ from fedgma.arrays import (
     spec,
     to_native,
     to_user,
+    working_type,
 )
 from fedgma.errors import ConfigError, DataError, Diverged
 
@@ -132,10 +133,9 @@ def _aggregate(tally: Tally, schema: Mapping[str, Spec], function: Mask | None, 
         target[name] = to_user(_compute_mean(name, sums, tally, entry, release), entry, tally.placement)
         del sums  # frees the memory for the mask
         if function is not None and votes is not None:
-            kind = "float64" if entry.dtype == "float64" else "float32"
-            masks[name] = to_user(
-                _compute_mask(function, votes, tally.clients, kind), Spec(entry.shape, kind), tally.placement
-            )
+            dtype = working_type(entry.dtype)
+            mask = _compute_mask(function, votes, tally.clients, dtype)
+            masks[name] = to_user(mask, Spec(entry.shape, dtype), tally.placement)
     return Aggregate(means, None if function is None else masks, tally.notes, buffers)
 
 

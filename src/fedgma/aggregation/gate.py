@@ -186,8 +186,7 @@ def _is_number(weight: object) -> bool:
         return True
     if isinstance(weight, bool | str | bytes | complex | np.ma.MaskedArray) or not hasattr(weight, "__float__"):
         return False
-    kind = getattr(weight, "dtype", None)
-    if kind is None:  # a Fraction, a Decimal
+    if getattr(weight, "dtype", None) is None:  # a Fraction, a Decimal
         return True
     try:
         return spec(weight).shape == () and spec(weight).dtype in NUMBERS

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate, to_length
-from fedgma.arrays import FLOATS, Array, Params, cast, detach, is_torch, move_to, spec, to_native
+from fedgma.arrays import FLOATS, Array, Params, cast, detach, is_torch, move_to, spec, to_native, working_type
 from fedgma.errors import ConfigError, DataError, Diverged
 
 State = dict[str, dict[str, Array]]  # {"z": {name: array}, "v": {name: array}}; empty for sgd
@@ -115,7 +115,7 @@ def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
 
     def init(params: Params) -> State:
         floats = {key: detach(array) for key, array in params.items() if spec(array).dtype in FLOATS}
-        average = {key: cast(array, _working_type(array)) for key, array in floats.items()}
+        average = {key: cast(array, working_type(spec(array).dtype)) for key, array in floats.items()}
         return {**optimizer.init(params), "average": average, AVERAGED: {"models": np.zeros(())}}
 
     def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
@@ -250,7 +250,7 @@ class _Stepper(NamedTuple):
         moved: dict[str, Array] = {}
         moments: State = {moment: dict(arrays) for moment, arrays in state.items()}
         for key, mean in aggregate.mean.items():
-            held, dtype = params[key], _working_type(params[key])
+            held, dtype = params[key], working_type(spec(params[key]).dtype)
             before = {moment: move_to(to_native(state[moment][key]), held) for moment in self.used}
             change, after = self._change(aggregate, key, cast(move_to(mean, held), dtype), before)
             moved[key] = cast(cast(held, dtype) + self.learning_rate * change, spec(held).dtype)
@@ -306,11 +306,6 @@ def _check_settings(learning_rate: float, beta1: float, beta2: float, epsilon: f
         raise ConfigError(f"mask_position must be 'after' (the paper's) or 'before' the moments, got {mask_position!r}")
 
 
-def _working_type(array: Array) -> str:
-    """The number type of the computation: float64 for float64, float32 for smaller types."""
-    return "float64" if spec(array).dtype == "float64" else "float32"
-
-
 def _add_buffer(key: str, before: Array, change: Array) -> Array:
     """A buffer or counter after its change; raises `Diverged` if a counter does not fit its type."""
     dtype = spec(before).dtype
@@ -326,12 +321,12 @@ def _add_buffer(key: str, before: Array, change: Array) -> Array:
 
 
 def _fill(value: float, like: Array) -> Array:
-    kind = _working_type(like)
+    dtype = working_type(spec(like).dtype)
     if is_torch(like):
         import torch
 
-        return torch.full(like.shape, value, dtype=getattr(torch, kind), device=like.device)
-    return np.full(np.shape(like), value, kind)
+        return torch.full(like.shape, value, dtype=getattr(torch, dtype), device=like.device)
+    return np.full(np.shape(like), value, dtype)
 
 
 def _sqrt(array: Array) -> Array:

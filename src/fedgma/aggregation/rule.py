@@ -44,6 +44,7 @@ from fedgma.arrays import (
     spec,
     to_native,
     to_user,
+    working_type,
     zeros,
 )
 from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError
@@ -264,35 +265,35 @@ def _computed(rule: Rule, merged: Aggregate, tally: Tally | None, state: RuleSta
     means, masks, after = dict(merged.mean), {}, {key: {} for key in rule.state}  # type: ignore[var-annotated]
     for name, view in views.items():
         entry, home = spec(merged.mean[name]), placement(merged.mean[name])
-        kind = Spec(entry.shape, "float64" if entry.dtype == "float64" else "float32")
+        working = Spec(entry.shape, working_type(entry.dtype))
         step = steps[name]
         if step.mean is not view.mean:
             means[name] = _result(rule, name, step.mean, entry, home)
         if masked:
-            masks[name] = _result(rule, name, view.mean * 0 + 1 if step.mask is None else step.mask, kind, home)
+            masks[name] = _result(rule, name, view.mean * 0 + 1 if step.mask is None else step.mask, working, home)
         for key in rule.state:
-            after[key][name] = _result(rule, name, step.state.get(key, view.state[key]), kind, home)
+            after[key][name] = _result(rule, name, step.state.get(key, view.state[key]), working, home)
     length = merged.mask if rule.keep_length else None
     return merged._replace(mean=means, mask=masks if masked else None, length=length, state=after)
 
 
 def _view(rule: Rule, merged: Aggregate, tally: Tally | None, name: str, state: RuleState | None) -> View:
     mean = flatten(to_native(merged.mean[name]))
-    kind = "float64" if spec(mean).dtype == "float64" else "float32"
+    dtype = working_type(spec(mean).dtype)
     sums = None if tally is None else tally.sums[name]
     mask = None if merged.mask is None else flatten(to_native(merged.mask[name]))
     numbers = [move_to(np.array([merged.notes[key]], np.float64), mean) for key in ("clients", "weight")]
     before = {}
     for key, first in rule.state.items():
         held = (state or {}).get(key, {}).get(name)
-        given = zeros(len(mean), kind, mean) + first if held is None else move_to(flatten(to_native(held)), mean)
+        given = zeros(len(mean), dtype, mean) + first if held is None else move_to(flatten(to_native(held)), mean)
         if given.shape != mean.shape:
             raise DataError(f"the state {key!r} of rule {rule.name!r} has another shape than the model's {name!r}")
-        before[key] = cast(given, kind)
+        before[key] = cast(given, dtype)
 
     def vote_mask(function: Mask) -> Array:
         assert sums is not None
-        return function(sums.votes, merged.notes["clients"], kind)
+        return function(sums.votes, merged.notes["clients"], dtype)
 
     held_before = {key: read_only(array) for key, array in before.items()}
     return View(name, read_only(mean), read_only(mask), numbers[0], numbers[1], sums, vote_mask, held_before)

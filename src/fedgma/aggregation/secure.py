@@ -39,7 +39,7 @@ from fedgma.aggregation.gate import (
 from fedgma.aggregation.kernels.plain import COUNTS, FURTHER, Sums
 from fedgma.aggregation.masks import signs, vote_type
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import FLOATS, Array, Params, Spec, cast, move_to
+from fedgma.arrays import FLOATS, Array, Params, Spec, cast, move_to, working_type
 from fedgma.errors import ConfigError, DataError
 
 Vector = Array  # numpy, int64, flat
@@ -247,7 +247,7 @@ def _split_by_name(values: Vector, sizes: Mapping[str, int]) -> dict[str, Vector
 
 
 def _to_sums(held: Mapping[str, Vector], entry: Spec, clients: int, encoding: Encoding) -> Sums:
-    rest = np.zeros(len(held["total"]), "float64" if entry.dtype == "float64" else "float32")
+    rest = np.zeros(len(held["total"]), working_type(entry.dtype))
     factors = {"total": encoding.step, "positive": encoding.step, "positive_weight": 1.0, "negative_weight": 1.0}
     sums = {part: held[part] * factor for part, factor in factors.items() if part in held}
     counts = {part: held[part].astype(vote_type(clients)) for part in COUNTS if part in held}

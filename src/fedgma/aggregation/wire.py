@@ -296,8 +296,8 @@ def _read_sums(
 ) -> Sums:
     size = math.prod(entry.shape)
     layout = empty_sums(0, entry.dtype, tally.clients, masked, np.empty(0), tally.further)
-    kinds = {part: spec(array).dtype for part, array in layout._asdict().items() if array is not None}
-    parts = {part: _read_array(arrays, f"{part}.{position}", kind, size) for part, kind in kinds.items()}
+    dtypes = {part: spec(array).dtype for part, array in layout._asdict().items() if array is not None}
+    parts = {part: _read_array(arrays, f"{part}.{position}", dtype, size) for part, dtype in dtypes.items()}
     sums = Sums(**{"votes": None, **parts})
     for part in blocks(size):
         if wrong := find_contradiction(select(sums, part), tally.clients, tally.weight, LARGEST[entry.dtype]):

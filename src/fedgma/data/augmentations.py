@@ -80,9 +80,9 @@ def augment_pool(pool: Pool, augment: str) -> Pool:
     if augment == "none":
         return pool
     if not isinstance(pool, ImagePool) or pool.x.dim() != 4 or pool.x.dtype != torch.uint8:
-        shape, kind = tuple(pool.x.shape[1:]), str(pool.x.dtype).removeprefix("torch.")
+        shape, dtype = tuple(pool.x.shape[1:]), str(pool.x.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"augment = {augment!r} expects images of uint8 pixels, got {kind} of shape {shape}; use augment = 'none'"
+            f"augment = {augment!r} expects images of uint8 pixels, got {dtype} of shape {shape}; use augment = 'none'"
         )
     return cast(
         Pool, CropFlip(pool, mean_border=augment == "half_crop_flip")

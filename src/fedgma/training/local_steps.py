@@ -47,9 +47,9 @@ def adamw(
 
     `step` [1] counts from 0. What remains of a beta is computed in float64: in float32, 1 - 0.999 is off by 1e-5.
     """
-    kind, exact = gradient.dtype, [beta.double() for beta in betas]
-    rest1, rest2 = (wide((1 - beta).to(kind), gradient) for beta in exact)
-    bias1, bias2 = (wide((1 - beta.pow(step + 1)).to(kind), gradient) for beta in exact)
+    dtype, exact = gradient.dtype, [beta.double() for beta in betas]
+    rest1, rest2 = (wide((1 - beta).to(dtype), gradient) for beta in exact)
+    bias1, bias2 = (wide((1 - beta.pow(step + 1)).to(dtype), gradient) for beta in exact)
     first = torch.lerp(moments[0], gradient, rest1)
     second = torch.addcmul(moments[1] * wide(betas[1], gradient), gradient * gradient, rest2)
     move = first / bias1 / ((second / bias2).sqrt() + wide(epsilon, gradient))

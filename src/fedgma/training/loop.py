@@ -53,9 +53,9 @@ def own_tilt(assignment: Assignment) -> Assignment:
 def room_for(assignment: Assignment) -> Tensor:
     """Memory for the updates of all lanes: [lane, entry]."""
     values = list(assignment.start.values())
-    kind = functools.reduce(torch.promote_types, [value.dtype for value in values])
+    dtype = functools.reduce(torch.promote_types, [value.dtype for value in values])
     entries = sum(shape.numel() for _, shape in shapes_of(assignment.start))
-    return torch.empty(assignment.lane_batch.size, entries, dtype=kind, device=values[0].device)
+    return torch.empty(assignment.lane_batch.size, entries, dtype=dtype, device=values[0].device)
 
 
 def rows_of(flat: Tensor, assignment: Assignment) -> Stacked:

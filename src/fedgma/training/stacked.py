@@ -55,7 +55,7 @@ class Parcel:
     """Tensors at fixed addresses on a device, to which arrays of these shapes are sent in one transfer."""
 
     def __init__(self, places: Sequence[tuple[Sequence[int], str]], device: torch.device) -> None:
-        like = [np.broadcast_to(np.zeros((), kind), tuple(shape)) for shape, kind in places]
+        like = [np.broadcast_to(np.zeros((), dtype), tuple(shape)) for shape, dtype in places]
         starts = np.cumsum([0, *map(_length, like)]).tolist()
         self._places = [(array.shape, array.dtype, start) for array, start in zip(like, starts, strict=False)]
         self._buffer = torch.empty(starts[-1], dtype=torch.uint8, device=device)
@@ -63,12 +63,12 @@ class Parcel:
 
     def send(self, arrays: Sequence[np.ndarray]) -> None:
         """Fill the tensors, without waiting for the device; the last array may have fewer rows than its tensor."""
-        *whole, (shape, kind, start) = self._places
+        *whole, (shape, dtype, start) = self._places
         last = (len(arrays[-1]), *shape[1:])
-        size = start + math.prod(last) * kind.itemsize
+        size = start + math.prod(last) * dtype.itemsize
         sent = torch.empty(size, dtype=torch.uint8, pin_memory=self._buffer.is_cuda)
         memory = sent.numpy()
-        for array, place in zip(arrays, [*whole, (last, kind, start)], strict=True):
+        for array, place in zip(arrays, [*whole, (last, dtype, start)], strict=True):
             np.copyto(np.ndarray(place[0], place[1], memory, place[2]), array)
         self._buffer[:size].copy_(sent, non_blocking=True)
 

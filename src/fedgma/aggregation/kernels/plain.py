@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedgma.aggregation.masks import signs, vote_type
-from fedgma.arrays import Array, all_finite, blocks, cast, quotient, spec, zeros
+from fedgma.arrays import Array, all_finite, blocks, cast, quotient, spec, working_type, zeros
 
 
 class Sums(NamedTuple):
@@ -45,7 +45,7 @@ PAIRS = (("total", "rest"), ("positive", "positive_rest"), ("squares", "squares_
 
 def empty_sums(size: int, dtype: str, clients: int, voting: bool, like: Array, further: Collection[str] = ()) -> Sums:
     """Sums over no clients yet, with a vote type that holds the votes of `clients`."""
-    rest = "float64" if dtype == "float64" else "float32"
+    rest = working_type(dtype)
     kept = ["total", "rest", "votes", *(name for group in further for name in FURTHER[group])]
     kinds = {"rest": rest, "positive_rest": rest, "squares_rest": rest, **dict.fromkeys(COUNTS, vote_type(clients))}
     sums = {name: zeros(size, kinds.get(name, "float64"), like) for name in (kept if voting else kept[:2])}
