@@ -300,35 +300,10 @@ def _has_foreign_rates(cell: Cell) -> bool:
 
 def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, unfinished: int) -> list[str]:
     """Notes on the runs: how many were run, stopped or left out."""
-    notes = list(experiment.notes)
     first = [cell for cell in compared if cell.split == experiment.splits[0]]
     run = [cell for cell in first if cell.plain or cell.masked]
-    rounds: dict[int, None] = {}
-    for cell in run:
-        for side in cell.entries:
-            rounds |= {int(entry.settings["rounds"]): None for entry in side.values()}
-    seeds = sorted({len(cell.differences) or len(cell.plain) or len(cell.masked) for cell in run})
-    both = [cell for cell in run if cell.differences]
-    if run:
-        one_arm = f", and {len(run) - len(both)} in one arm only" if len(both) < len(run) else ""
-        notes.append(
-            f"{len(both)} of {len(first)} cells were run in both arms{one_arm}, with "
-            f"{' or '.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'} and "
-            f"{', '.join(map(str, sorted(rounds)))} rounds"
-        )
-    if slow := sum(not cell.converged for cell in both):
-        notes.append(f"{slow} of these {len(both)} cells have not converged")
-    if foreign := sum(_has_foreign_rates(cell.cell) for cell in both):
-        notes.append(f"{foreign} of them are iid and use learning rates that were searched with label skew")
-    courses = [cell.course for cell in both if cell.course is not None]
-    if lost := sum(sum(course.diverged) for course in courses):
-        notes.append(f"{lost} of {sum(course.of for course in courses)} paired runs diverged")
     left = Counter(str(cell.cell.settings["dataset"]) for cell in first if not cell.plain and not cell.masked)
-    used = {id(entry): entry for cell in run for side in cell.entries for entry in side.values()}
-    pairs = [(entry.played, int(entry.settings["rounds"])) for entry in used.values()]
-    stopped = Counter((played, planned) for played, planned in pairs if played < planned)
-    for (played, planned), count in sorted(stopped.items()):
-        notes.append(f"{count} runs were stopped after {played} of {planned} rounds and count as they were then")
+    notes = [*experiment.notes, *_notes_on_cells(run, len(first)), *_notes_on_stopped(run)]
     if left:
         notes.append("cells that were not run: " + ", ".join(f"{count} of {name}" for name, count in left.items()))
     if passed:
@@ -336,3 +311,36 @@ def _notes(experiment: Experiment, compared: Sequence[Compared], passed: int, un
     if unfinished:
         notes.append(f"{unfinished} unfinished runs are left out")
     return notes
+
+
+def _notes_on_cells(run: Sequence[Compared], planned: int) -> list[str]:
+    """How many of the planned cells were run, with how many seeds and rounds, and what to keep in mind about them."""
+    if not run:
+        return []
+    both = [cell for cell in run if cell.differences]
+    seeds = sorted({len(cell.differences) or len(cell.plain) or len(cell.masked) for cell in run})
+    rounds = sorted({number for cell in run for number in cell.rounds})
+    one_arm = f", and {len(run) - len(both)} in one arm only" if len(both) < len(run) else ""
+    notes = [
+        f"{len(both)} of {planned} cells were run in both arms{one_arm}, with {' or '.join(map(str, seeds))} "
+        f"{'seed' if seeds == [1] else 'seeds'} and {', '.join(map(str, rounds))} rounds"
+    ]
+    if slow := sum(not cell.converged for cell in both):
+        notes.append(f"{slow} of these {len(both)} cells have not converged")
+    if foreign := sum(_has_foreign_rates(cell.cell) for cell in both):
+        notes.append(f"{foreign} of them are iid and use learning rates that were searched with label skew")
+    courses = [cell.course for cell in both if cell.course is not None]
+    if lost := sum(sum(course.diverged) for course in courses):
+        notes.append(f"{lost} of {sum(course.of for course in courses)} paired runs diverged")
+    return notes
+
+
+def _notes_on_stopped(run: Sequence[Compared]) -> list[str]:
+    """How many runs were stopped before their last round."""
+    used = {id(entry): entry for cell in run for side in cell.entries for entry in side.values()}
+    pairs = [(entry.played, int(entry.settings["rounds"])) for entry in used.values()]
+    stopped = Counter((played, planned) for played, planned in pairs if played < planned)
+    return [
+        f"{count} runs were stopped after {played} of {planned} rounds and count as they were then"
+        for (played, planned), count in sorted(stopped.items())
+    ]

@@ -93,11 +93,10 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[t
     listed = experiment(job.id)
     seeds = range(listed.first_seed, listed.first_seed + listed.seeds)
     plan = plan_runs(listed, chosen, Cut(seeds=1, cells=job.cells))  # every seed has the same runs
-    outdated: Counter[str] = Counter()
-    precisions: set[str] = set()
-    runs, earlier, trained, seconds = 0, 0, 0, 0.0
-    known = True  # whether the rates of all missing runs are
     once = {frozen(values := dict(flat(record(run))), SEEDS): (values, run) for _, run in plan.runs}
+    old: list[list[Entry]] = []  # of each missing run that has to be made again
+    runs, earlier, trained = 0, 0, 0
+    seconds: list[float | None] = []
     for name, (values, run) in once.items():
         made = _by_seed(_played(index.find(values, (*UNIMPORTANT, "seed"))))
         undone = [seed for seed in seeds if all(map(_outdated, made.get(seed, [])))]
@@ -106,25 +105,22 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[t
         if not missing:
             continue
         asked |= {(name, seed) for seed in missing}
-        old = [made[seed] for seed in missing if seed in made]
-        outdated.update(_outdated(entries[0]) for entries in old)
-        precisions |= {str(entry.facts.get("precision", "fp32")) for entries in old for entry in entries}
-        runs += len(missing)
-        size = samples(run)
-        trained += len(missing) * size
-        rate = speeds.rate(values)
-        known, seconds = known and rate is not None, seconds + len(missing) * size / (rate or 1)
+        old += [made[seed] for seed in missing if seed in made]
+        size, rate = len(missing) * samples(run), speeds.rate(values)
+        runs, trained = runs + len(missing), trained + size
+        seconds.append(size / rate if rate else None)
+    known = [value for value in seconds if value is not None]
     planned = len(once) * len(seeds)
     return Left(
         job=job,
         planned=planned,
         done=planned - runs - earlier,
-        outdated=outdated,
+        outdated=Counter(_outdated(entries[0]) for entries in old),
         earlier=earlier,
         runs=runs,
         samples=trained,
-        seconds=seconds if known else None,
-        precisions=frozenset(precisions),
+        seconds=sum(known) if len(known) == len(seconds) else None,
+        precisions=frozenset(str(entry.facts.get("precision", "fp32")) for entries in old for entry in entries),
         unsearched=plan.unsearched,
     )
 
