@@ -1,4 +1,4 @@
-"""The laws of SPEC 2.2, over shapes, types, tau, weights and numbers of clients; each for numpy and for torch."""
+"""The laws of masks, over shapes, types, tau, weights and numbers of clients; each for numpy and for torch."""
 
 import numpy as np
 import pytest

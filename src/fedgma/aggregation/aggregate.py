@@ -1,4 +1,4 @@
-"""The result of a round, and `finish`, which computes it from a tally (SPEC 2.2, 2.6)."""
+"""The result of a round, and `finish`, which computes it from a tally."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

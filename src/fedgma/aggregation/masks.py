@@ -1,4 +1,4 @@
-"""Agreement, and the masks computed from it (SPEC 2.2, 2.4): functions of integer sign votes and client count.
+"""Agreement, and the masks computed from it: functions of integer sign votes and client count.
 
     votes[j]     = sum over clients of sign(update[j]); a zero is no vote
     agreement[j] = |votes[j]| / clients, in [0, 1]

@@ -1,4 +1,4 @@
-"""Server optimisers: they turn an `Aggregate` into new parameters; the mask follows the preconditioner (SPEC 2.3).
+"""Server optimisers turn an `Aggregate` into new parameters; the mask follows the preconditioner (Algorithm 2).
 
     sgd        FedAvg, FedProx   d = mean
     momentum   FedAvgM           z = beta z + mean;                           d = z

@@ -1,4 +1,4 @@
-"""The multiverse: universes drawn at random over the paper's open choices (SPEC 11) and their neighbourhood.
+"""The multiverse: universes drawn at random over the paper's open choices and their neighbourhood.
 
 A universe fixes every choice. In it the plain mean and masked averaging, as the universe reads it, are compared, each
 at its own learning rates. `universes.csv` in this folder holds the draw; `python tools/draw_universes.py` made it.

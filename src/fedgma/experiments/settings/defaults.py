@@ -6,7 +6,7 @@ from fedgma.experiments.settings.partition import OWN
 from fedgma.experiments.settings.run import Settings, is_path
 from fedgma.simulation.algorithms import ALGORITHMS
 
-# data set -> model, local epochs, classes per client (SPEC 4.1); others get the values for small images
+# data set -> model, local epochs, classes per client (Table 1 of the paper); others get the values for small images
 PAPER: dict[str, tuple[str, int, int]] = {
     "cifar10": ("resnet18-gn", 3, 2),
     "cifar100": ("resnet18-gn", 3, 10),

@@ -1,4 +1,4 @@
-"""The settings of one run: their names, types, ranges and defaults (the paper's, SPEC 7).
+"""The settings of one run: their names, types, ranges and defaults (the paper's).
 
 A settings file holds only what differs from these defaults. A setting whose default is None is filled in by `complete`
 with the paper's choice for the data set or the algorithm.

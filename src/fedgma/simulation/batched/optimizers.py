@@ -1,4 +1,4 @@
-"""Server optimisers of many runs at once: [run, entry] tensors and one row of settings for each run (SPEC 2.3).
+"""Server optimisers of many runs at once: [run, entry] tensors and one row of settings for each run.
 
 The formulas are those of `fedgma.aggregation.optimizers`, over columns of settings; moments see the unmasked mean and
 the mask multiplies the preconditioned step. The `step` of a user-defined optimiser is called once for each run, on

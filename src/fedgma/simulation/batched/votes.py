@@ -1,4 +1,4 @@
-"""How clients voted in a round: for the whole model and per layer, out of one count of |votes| (SPEC 9.1).
+"""How clients voted in a round: for the whole model and per layer, out of one count of |votes|.
 
 |votes| is an integer from 0 to the number of clients, so mean agreement, mean mask and the share of entries below the
 threshold all follow from how often each value occurs. The device counts, and returns a few numbers for each layer. The
