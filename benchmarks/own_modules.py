@@ -165,15 +165,3 @@ class Bag(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bright = (x.flatten(1) > 0).long()
         return self.head(self.bag(2 * torch.arange(bright.shape[1], device=x.device) + bright))
-
-
-class Branches(nn.Module):
-    """Two dense layers, and a question about values: such a module cannot be vectorised, so the loop trains it."""
-
-    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        self.inside, self.outside = nn.Linear(shape[0] * shape[1] * shape[2], 64), nn.Linear(64, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.inside(x.flatten(1)))
-        return self.outside(hidden if bool(hidden.isfinite().all()) else torch.zeros_like(hidden))

@@ -26,7 +26,7 @@ from fedgma.simulation.state import export
 from fedgma.training.evaluation import evaluate, run_forward, scorer
 from fedgma.training.stacked import unflatten
 from plain_pools import make_federation
-from run_specs import make_spec
+from run_specs import make_spec, relative_distance
 
 SEES = {"client": torch.tensor(0)}
 
@@ -52,10 +52,6 @@ def run_of(federation, **settings):
 def weights(specs, **options):
     *_, played = play(specs, **options)
     return played.state.params
-
-
-def relative(first, second):
-    return ((first - second).norm() / first.norm()).item()
 
 
 def test_a_variant_is_a_crop_out_of_a_black_border_perhaps_flipped():
@@ -105,15 +101,15 @@ def test_half_of_the_draws_only_flip_and_the_border_has_the_mean_colour(images):
 @pytest.mark.parametrize("model", ["logistic", "lenet"])
 def test_loop_lanes_and_engine_train_on_the_same_draws(images, model):
     loop, lanes, engine = (weights([run_of(images, model=model)], trainer=t) for t in ("loop", "lanes", "engine"))
-    assert relative(loop, lanes) < 1e-5
-    assert relative(loop, engine) < 1e-5
-    assert relative(loop, weights([run_of(images, model=model, augment="none")], trainer="loop")) > 1e-4
+    assert relative_distance(loop, lanes) < 1e-5
+    assert relative_distance(loop, engine) < 1e-5
+    assert relative_distance(loop, weights([run_of(images, model=model, augment="none")], trainer="loop")) > 1e-4
 
 
 def test_a_run_draws_the_same_alone_in_a_fleet_and_resumed(images):
     specs = [run_of(images, seed=seed) for seed in range(3)]
     together = weights(specs, trainer="lanes")
-    assert relative(together[1:2], weights(specs[1:2], trainer="lanes")) < 1e-5
+    assert relative_distance(together[1:2], weights(specs[1:2], trainer="lanes")) < 1e-5
     fleet = assemble(specs, trainer="lanes")
     state, _ = play_round(fleet, start(fleet))
     state, _ = play_round(fleet, restore(fleet, [export(fleet, state, run) for run in range(3)]))

@@ -1,4 +1,4 @@
-"""Specifications of runs in the few words that tests need: a rule and a server optimiser by their names."""
+"""Runs in the few words that tests need: a rule and a server optimiser by their names, the state that they end in."""
 
 import math
 
@@ -7,6 +7,7 @@ from torch import nn
 from fedgma.aggregation.optimizers import server_optimizer
 from fedgma.aggregation.rules import RULES
 from fedgma.simulation.algorithms import Algorithm
+from fedgma.simulation.fleet import play
 from fedgma.simulation.spec import RunSpec
 
 SHORT = {"lr": "client_learning_rate", "clip": "gradient_clip"}
@@ -31,6 +32,15 @@ def make_spec(
     settings = {SHORT.get(name, name): value for name, value in words.items()}
     settings.setdefault("algorithm", Algorithm(mu=mu, keeps="gradients" if scaffold else "nothing"))
     return RunSpec(federation, rule=rule, optimizer=server_optimizer(server, server_lr, mask_position), **settings)
+
+
+def last_state(specs, **options):
+    *_, played = play(specs, **options)
+    return played.state
+
+
+def relative_distance(first, second):
+    return ((first - second).norm() / first.norm()).item()
 
 
 class Normalised(nn.Module):

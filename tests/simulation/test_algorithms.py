@@ -20,6 +20,7 @@ from fedgma.simulation.state import export
 from literal_algorithms import ROUNDS
 from literal_algorithms import play as play_literally
 from plain_pools import make_federation
+from run_specs import last_state, relative_distance
 
 EVEN, UNEVEN = make_federation([12] * 6, (5,), classes=3), make_federation([12, 3, 17, 9, 5, 8], (5,), classes=3)
 # settings large enough for every term to matter
@@ -71,15 +72,6 @@ def run_of(name, federation=UNEVEN, *, tau=None, **settings):
     )
 
 
-def last(specs, **options):
-    *_, played = play(specs, **options)
-    return played.state
-
-
-def relative(first, second):
-    return ((first - second).norm() / first.norm()).item()
-
-
 def test_every_algorithm_that_changes_local_training_has_a_literal_form():
     changed = [name for name, row in ALGORITHMS.items() if row.make() != Algorithm()]
     assert sorted(changed) == sorted(CHOSEN) == sorted(ROUNDS)
@@ -92,7 +84,7 @@ def test_an_algorithm_equals_its_papers_box(name, tau):
     fleet = assemble([spec], trainer="loop")
     begun = start(fleet).params[0].double().numpy().reshape(3, 5)
     expected = play_literally(name, spec, begun, tau or 0.0, **CHOSEN[name])
-    actual = last([spec], trainer="loop").params[0].double().numpy().reshape(3, 5)
+    actual = last_state([spec], trainer="loop").params[0].double().numpy().reshape(3, 5)
     assert np.linalg.norm(actual - expected) < 1e-6 * np.linalg.norm(expected)
     assert np.linalg.norm(expected - begun) > 0.1 * np.linalg.norm(begun)
 
@@ -109,21 +101,21 @@ def plain_run():
 
 @pytest.mark.parametrize("trainer", ["lanes", "engine"])
 def test_every_trainer_gives_the_same_run(company, trainer):
-    first, second = (last(company, trainer=name) for name in ("loop", trainer))
+    first, second = (last_state(company, trainer=name) for name in ("loop", trainer))
     for run in range(len(company)):
-        assert relative(first.params[run], second.params[run]) < 1e-5
+        assert relative_distance(first.params[run], second.params[run]) < 1e-5
 
 
 def test_a_run_is_the_same_alone_and_in_company(company):
-    together = last(company, trainer="lanes")
+    together = last_state(company, trainer="lanes")
     for run, spec in enumerate(company):
-        alone = last([spec], trainer="lanes")
-        assert relative(alone.params[0], together.params[run]) < 1e-5
+        alone = last_state([spec], trainer="lanes")
+        assert relative_distance(alone.params[0], together.params[run]) < 1e-5
 
 
 @pytest.mark.parametrize("trainer", ["loop", "lanes"])
 def test_a_resumed_run_is_the_same_to_the_bit(company, trainer):
-    straight, fleet = last(company, trainer=trainer), assemble(company, trainer=trainer)
+    straight, fleet = last_state(company, trainer=trainer), assemble(company, trainer=trainer)
     state = start(fleet)
     for _ in range(2):
         state, _ = play_round(fleet, state)
@@ -176,7 +168,7 @@ def test_a_round_without_a_counted_client_changes_nothing(name):
 @pytest.mark.parametrize("name", ["feddyn", "fedspeed", "fedsmoo"])
 def test_what_clients_keep_is_that_of_honest_training(name):
     attacked, clean = (run_of(name, rounds=1, attack=a) for a in (Attack("sign_flip", 0.5, 100.0), None))
-    first, second = (last([spec], trainer="loop") for spec in (attacked, clean))
+    first, second = (last_state([spec], trainer="loop") for spec in (attacked, clean))
     assert torch.equal(first.carried.variates[0], second.carried.variates[0])
     assert not torch.equal(first.params, second.params)
 
@@ -195,7 +187,7 @@ def test_the_direction_is_the_mean_update_over_the_mean_distance_of_a_gradient()
 def test_algorithms_take_every_kind_of_rule(name):
     rule = fedgma.aggregation.rules.RULES[name].make()
     specs = [replace(run_of(one), rule=rule) for one in CHOSEN]
-    assert torch.isfinite(last(specs, trainer="lanes").params).all()
+    assert torch.isfinite(last_state(specs, trainer="lanes").params).all()
 
 
 def test_a_plain_fleet_carries_nothing_and_takes_no_second_pass():

@@ -18,7 +18,7 @@ from fedgma.simulation.state import export
 from fedgma.training.lane_batch import Assignment, ship_batches
 from fedgma.training.stacked import unflatten
 from plain_pools import PlainFederation, make_federation, make_pool
-from run_specs import Normalised, make_spec
+from run_specs import Normalised, make_spec, relative_distance
 
 SHAPE = (1, 28, 28)
 UNEVEN = [20, 13, 30, 8, 25, 40]
@@ -63,10 +63,6 @@ def fifty_runs():
     ]
 
 
-def relative(first, second):
-    return ((first - second).norm() / first.norm()).item()
-
-
 def test_a_run_alone_and_in_a_fleet_of_fifty_is_the_same_run():
     specs = fifty_runs()
     company = {}
@@ -80,7 +76,7 @@ def test_a_run_alone_and_in_a_fleet_of_fifty_is_the_same_run():
             beside = company[run, alone.records[0].round]
             assert alone.records[0].sampled == beside.sampled
             assert alone.records[0].train_loss == pytest.approx(beside.train_loss, rel=1e-5)
-        assert relative(rounds[-1].state.params[0], played.state.params[run]) < 1e-5
+        assert relative_distance(rounds[-1].state.params[0], played.state.params[run]) < 1e-5
 
 
 @pytest.mark.parametrize("scaffold", [False, True])
@@ -91,7 +87,7 @@ def test_lanes_and_loop_give_the_same_run(scaffold):
     ]
     first, second = (last(specs, trainer=name).state for name in ("loop", "lanes"))
     assert (
-        relative(first.params, second.params) < 5e-4
+        relative_distance(first.params, second.params) < 5e-4
     )  # a tie in pooling that rounding breaks the other way costs 4e-5
 
 
@@ -121,7 +117,7 @@ def test_compiled_kernels_and_loop_give_the_same_fleet(images, model):
         )
     ]
     first, second = (last(specs, trainer=name) for name in ("loop", "kernels"))
-    assert relative(first.state.params, second.state.params) < 1e-5
+    assert relative_distance(first.state.params, second.state.params) < 1e-5
     for slow, fast in zip(first.records, second.records, strict=True):
         assert slow.sampled == fast.sampled
         assert slow.train_loss == pytest.approx(fast.train_loss, rel=1e-4)
@@ -139,7 +135,7 @@ def test_compiled_kernels_show_every_client_its_own_colours_or_angle(monkeypatch
     federation = federate(mini, dirichlet(mini.train.y[:900], 6, alpha=0.5, seed=1), shift=shift, seed=3)
     runs = [make_spec(federation, model="lenet", rounds=2, clients_per_round=5, seed=i, lr=0.01) for i in range(2)]
     first, second = (last(runs, trainer=name) for name in ("loop", "kernels"))
-    assert relative(first.state.params, second.state.params) < 1e-5
+    assert relative_distance(first.state.params, second.state.params) < 1e-5
     for slow, fast in zip(first.records, second.records, strict=True):
         for split, scored in slow.scores.items():
             assert fast.scores[split]["loss"] == pytest.approx(scored["loss"], rel=1e-4)
@@ -190,7 +186,7 @@ def test_chunking_the_lanes_does_not_change_a_bit_of_the_loop():
 def test_chunking_the_lanes_leaves_lanes_the_same():
     specs = fifty_runs()[:8]
     whole, cut = last(specs, trainer="lanes", chunk=1000).state, last(specs, trainer="lanes", chunk=3).state
-    assert relative(whole.params, cut.params) < 1e-5
+    assert relative_distance(whole.params, cut.params) < 1e-5
 
 
 def test_a_large_round_is_trained_a_few_lanes_at_a_time():
@@ -346,7 +342,7 @@ def test_a_fleet_takes_runs_with_several_training_pools():
     both = last(specs, trainer="lanes")
     for run, spec in enumerate(specs):
         alone = last([spec], trainer="lanes")
-        assert relative(alone.state.params[0], both.state.params[run]) < 1e-5
+        assert relative_distance(alone.state.params[0], both.state.params[run]) < 1e-5
         assert alone.records[0].scores["test"]["loss"] == pytest.approx(
             both.records[run].scores["test"]["loss"], rel=1e-4
         )
@@ -367,7 +363,7 @@ def test_a_control_masks_as_the_rule_of_its_name(name):
     moved = {name: value[0] for name, value in unflatten(after.params - before.params, fleet.shapes).items()}
     for entry, value in wanted.items():
         assert torch.allclose(moved[entry], value, rtol=1e-4, atol=1e-7)
-    assert relative(after.params[0], after.params[1]) > 1e-6  # the control is not the mask itself
+    assert relative_distance(after.params[0], after.params[1]) > 1e-6  # the control is not the mask itself
 
 
 def test_a_stopped_run_goes_on_with_the_mask_of_the_round_before():
@@ -422,7 +418,7 @@ def test_runs_of_differently_coloured_federations_share_a_fleet():
     assert fleet.pool.tolist() == [0, 1, 0]
     together, _ = play_round(fleet, start(fleet))
     alone = last([fleet.specs[1]], trainer="lanes").state
-    assert relative(alone.params[0], together.params[1]) < 1e-5
+    assert relative_distance(alone.params[0], together.params[1]) < 1e-5
 
 
 def test_what_paired_runs_draw_alike_is_drawn_once():

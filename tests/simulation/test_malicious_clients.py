@@ -13,12 +13,13 @@ from fedgma.errors import ConfigError
 from fedgma.seeds import generator
 from fedgma.simulation.algorithms import scaffold
 from fedgma.simulation.attacks import ATTACKS, Attack, Known, malicious
-from fedgma.simulation.fleet import assemble, play, play_round, restore, start
+from fedgma.simulation.fleet import assemble, play_round, restore, start
 from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import export
 from fedgma.training.lane_batch import Trained
 from fedgma.training.stacked import flatten, shapes_of, unflatten
 from plain_pools import make_federation
+from run_specs import last_state
 
 OWN = [[1.0, -2.0, 2.0], [0.0, 3.0, -4.0]]
 HONEST = [[2.0, 4.0, -1.0], [4.0, -2.0, -3.0]]
@@ -114,24 +115,19 @@ FEDERATION = make_federation(SIZES, (6,), classes=3)
 EVERY = [run_of(Attack(name, 0.5), seed=seed) for seed in range(2) for name in ATTACKS]
 
 
-def last(specs, **options):
-    *_, played = play(specs, **options)
-    return played.state
-
-
 @pytest.mark.parametrize("trainer", ["loop", "lanes"])
 def test_an_attacked_run_has_the_same_bits_alone_in_a_fleet_and_in_chunks(trainer):
-    company = last(EVERY, trainer=trainer).params
-    assert torch.equal(last(EVERY, trainer=trainer, chunk=4).params, company)
+    company = last_state(EVERY, trainer=trainer).params
+    assert torch.equal(last_state(EVERY, trainer=trainer, chunk=4).params, company)
     for run in range(len(EVERY)):
-        (alone,) = last([EVERY[run]], trainer=trainer).params
+        (alone,) = last_state([EVERY[run]], trainer=trainer).params
         assert torch.equal(alone, company[run])
 
 
 def test_every_attack_changes_its_run_and_nothing_beside_it():
     honest = [run_of(seed=0), run_of(seed=1)]
-    attacked = last([*honest, *EVERY], trainer="loop").params
-    clean = last(honest, trainer="loop").params
+    attacked = last_state([*honest, *EVERY], trainer="loop").params
+    clean = last_state(honest, trainer="loop").params
     assert torch.equal(attacked[:2], clean)
     data_side = [name for name, row in ATTACKS.items() if row.poisons]  # these send honest updates of poisoned data
     for spec, params in zip(EVERY, attacked[2:], strict=True):
@@ -142,7 +138,7 @@ def test_every_attack_changes_its_run_and_nothing_beside_it():
 def test_a_share_of_zero_is_no_attack_to_the_bit(name):
     specs = [run_of(Attack(name, 0.0, 10.0)), run_of()]
     assert assemble(specs).attackers is None
-    first, second = last(specs, trainer="loop").params
+    first, second = last_state(specs, trainer="loop").params
     assert torch.equal(first, second)
 
 
@@ -187,7 +183,7 @@ def test_where_everybody_attacks_the_honest_updates_are_their_own_as_trained():
 def test_scaffolds_variates_stay_those_of_honest_training():
     settings = {"algorithm": scaffold(), "rounds": 1}
     attacked, clean = run_of(Attack("sign_flip", 0.5, 100.0), **settings), run_of(**settings)
-    first, second = (last([spec], trainer="loop") for spec in (attacked, clean))
+    first, second = (last_state([spec], trainer="loop") for spec in (attacked, clean))
     assert torch.equal(first.carried.variates[0], second.carried.variates[0])
 
 

@@ -76,7 +76,7 @@ def voters_only(tau: float = 0.4) -> Rule:
 
 
 def _elect_by_sum(
-    mean: Array, total: Array, positive: Array, negative: Array, positive_weight: Array, negative_weight: Array
+    total: Array, positive: Array, negative: Array, positive_weight: Array, negative_weight: Array
 ) -> Array:
     up = positive / or_one(positive_weight)
     down = negative / or_one(negative_weight)
