@@ -234,7 +234,7 @@ def test_a_log_file_gets_a_line_now_and_then_and_a_quiet_one_none(monkeypatch):
         written = file.getvalue().splitlines()
         assert len(written) == lines
     monkeypatch.setattr(bars, "LINE_SECONDS", 0.0)
-    assert watch._seen.text == "training: 2 of 120 rounds, about 12 s left, mean 50.0 %"
+    assert watch._progress.text == "training: 2 of 120 rounds, about 12 s left, mean 50.0 %"
 
 
 def test_a_log_file_hears_of_a_loop_now_and_then(monkeypatch):

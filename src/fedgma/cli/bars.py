@@ -32,38 +32,38 @@ class Display:
         off = quiet or not console.is_terminal
         self.bars = Progress(*_columns(console.width), console=console, disable=off, transient=True, expand=True)
         self._console, self._lines = console, off and not quiet
-        self._seen = progress.Progress(names)
+        self._progress = progress.Progress(names)
         self._most = progress.MOST_ARMS
         self._task: TaskID | None = None
-        self._said = time.monotonic()
+        self._printed = time.monotonic()
 
     def begin(self, members: "Sequence[Planned]", name: str) -> None:
         """A fleet starts."""
-        self._seen.begin(members, name)
+        self._progress.begin(members, name)
         narrow = self._console.width < WIDE  # such a line has no place for the name of the fleet
         arms = "preparing" if narrow else "the first run here compiles for some seconds"
-        self._task = self.bars.add_task("preparing", total=self._seen.total, rate="", arms=arms)
+        self._task = self.bars.add_task("preparing", total=self._progress.total, rate="", arms=arms)
 
     def see(self, played: "Played") -> None:
         """Show a round that was completed."""
         assert self._task is not None
-        seen = self._seen
-        seen.see(played.run, played.line)
-        rate = f"{seen.rate:.0f}/s" if seen.rate >= 1 else f"{1 / seen.rate:.0f} s each"
-        self.bars.update(self._task, description=seen.name, completed=seen.done, rate=rate, arms=self._arms())
-        if self._lines and time.monotonic() - self._said >= LINE_SECONDS:
-            self._said = time.monotonic()
-            self._console.print(seen.text, soft_wrap=True)
+        progress = self._progress
+        progress.see(played.run, played.line)
+        rate = f"{progress.rate:.0f}/s" if progress.rate >= 1 else f"{1 / progress.rate:.0f} s each"
+        self.bars.update(self._task, description=progress.name, completed=progress.done, rate=rate, arms=self._arms())
+        if self._lines and time.monotonic() - self._printed >= LINE_SECONDS:
+            self._printed = time.monotonic()
+            self._console.print(progress.text, soft_wrap=True)
 
     def _arms(self) -> str:
         """Score and curve of each arm, or the scores alone where the curves would push one out of the line."""
         scores, courses = [], []
-        for arm, curve in list(self._seen.curves.items())[: self._most]:
-            share = self._seen.metrics[arm].share
+        for arm, curve in list(self._progress.curves.items())[: self._most]:
+            share = self._progress.metrics[arm].share
             scores.append(f"{arm} {curve[-1]:.1f}" if share else f"{arm} {curve[-1]:.3g}")
             courses.append(f"{scores[-1]} {spark(curve, top=100.0 if share else top_of(curve))}")
         room = self._console.width - (FIXED if self._console.width >= ROOMY else FIXED_NARROW)
-        long, short = ("  ".join(words) + self._seen.more_arms for words in (courses, scores))
+        long, short = ("  ".join(words) + self._progress.more_arms for words in (courses, scores))
         return long if self._console.width >= WIDE and len(long) <= room else short
 
 

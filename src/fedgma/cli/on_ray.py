@@ -46,17 +46,17 @@ def _play(grid: "Grid", planned: "Sequence[Planned]", options: Options, address:
         say_plan(console, planned, left, len(shares), f"Ray, {'one node' if nodes == 1 else f'{nodes} nodes'}")
         bars = _bars(console, off=options.silent)
         with bars:
-            bar, said = bars.add_task("", total=None), time.monotonic()
+            bar, printed = bars.add_task("", total=None), time.monotonic()
             for alive, came in play_on(cluster, shares):
                 errors += came
                 if alive < nodes:
                     console.print(f"{nodes - alive} of {nodes} nodes died; their fleets continue on other nodes")
                 nodes = alive
-                seen = progress(left)
-                bars.update(bar, description=_words(seen), completed=seen.rounds, total=seen.total)
-                if bars.disable and time.monotonic() - said >= LINE_SECONDS:
-                    said = time.monotonic()
-                    console.print(f"{_words(seen)}; {seen.rounds} of {seen.total} rounds saved", soft_wrap=True)
+                state = progress(left)
+                bars.update(bar, description=_words(state), completed=state.rounds, total=state.total)
+                if bars.disable and time.monotonic() - printed >= LINE_SECONDS:
+                    printed = time.monotonic()
+                    console.print(f"{_words(state)}; {state.rounds} of {state.total} rounds saved", soft_wrap=True)
                 if stopping():
                     token.unlink(missing_ok=True)
     return errors

@@ -263,7 +263,7 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    from fedgma.reports.tables import said
+    from fedgma.reports.tables import value_text
     from fedgma.statistics.arms import last_rounds
     from fedgma.statistics.labels import counted
 
@@ -273,7 +273,7 @@ def print_outcome(console: "Console", outcome: "Outcome", out: Path) -> None:
     table = Table(names, "best", late, "final", "seeds", box=None, header_style="bold")
     for arm in outcome.arms:
         digits = arm.metric.decimals(*(spread.mean for spread in arm.scores.values()))
-        scores = [said(spread, decimals=digits) for spread in arm.scores.values()]
+        scores = [value_text(spread, decimals=digits) for spread in arm.scores.values()]
         table.add_row(Text(arm.name), *scores, str(len(arm.runs)))
     console.print(table)
     for comparison in outcome.comparisons:
@@ -295,8 +295,8 @@ def _say_comparison(console: "Console", comparison: "Comparison", what: str) -> 
         for cell in comparison.cells:
             console.print(f"{cell.where}: {cell.verdict.text}", soft_wrap=True)
     if comparison.cells:
-        said, limits = with_limits(comparison.text)
-        console.print(Text.assemble(f"{what}: ", (said, "bold"), f"; {limits}" if limits else ""), soft_wrap=True)
+        verdict, limits = with_limits(comparison.text)
+        console.print(Text.assemble(f"{what}: ", (verdict, "bold"), f"; {limits}" if limits else ""), soft_wrap=True)
     if more := [name for name in comparison.differ if name != "aggregator"]:
         console.print(f"{' and '.join(comparison.names)} differ in {', '.join(more)} too", soft_wrap=True)
 

@@ -57,7 +57,7 @@ def power(
         of = "point" if size == 1 and unit == "points" else unit
         typer.echo(f"A difference of {size:g} {of}: {usual} seeds for a power of 80 %, {more} for 90 %.")
     for count, sizes in shown:
-        usual, more = (_said(size, unit) for size in sizes)
+        usual, more = (_with_unit(size, unit) for size in sizes)
         typer.echo(f"{count} seeds show {usual} with a power of 80 %, {more} with 90 %.")
 
 
@@ -74,7 +74,7 @@ def _number(seeds: int | None) -> str:
     return f"more than {MOST}" if seeds is None else str(seeds)
 
 
-def _said(size: float, unit: str) -> str:
+def _with_unit(size: float, unit: str) -> str:
     return f"{size:.2f} {unit}" if unit == "points" else f"{size:.3g} {unit}"
 
 

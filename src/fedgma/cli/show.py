@@ -59,7 +59,7 @@ def _without_counts(data: Any) -> Any:
 
 def _lines(facts: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
     """Nested facts as lines; what is empty is left out."""
-    from fedgma.reports.tables import said
+    from fedgma.reports.tables import value_text
     from fedgma.statistics.labels import plain
 
     lines: list[tuple[str, str]] = []
@@ -67,5 +67,5 @@ def _lines(facts: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
         if isinstance(value, dict):
             lines += _lines(value, f"{name}: " if name != "settings" else "")
         elif value not in ("", None):
-            lines.append((f"{before}{name}", said(value) if before == "scores: " else plain(value)))
+            lines.append((f"{before}{name}", value_text(value) if before == "scores: " else plain(value)))
     return lines

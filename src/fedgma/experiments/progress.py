@@ -47,8 +47,8 @@ class Progress:
             arm = self.names[run.fingerprint]
             self.metrics[arm] = metric
             self._latest.setdefault(arm, {})[run.settings.seed] = metric.factor * score
-            seen = self._latest[arm]
-            self.curves.setdefault(arm, []).append(sum(seen.values()) / len(seen))
+            latest = self._latest[arm]
+            self.curves.setdefault(arm, []).append(sum(latest.values()) / len(latest))
 
     @property
     def done(self) -> int:

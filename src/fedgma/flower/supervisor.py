@@ -122,10 +122,10 @@ class Supervisor:
         self.starts, self._before = self.starts + 1, self._marks()
         answer = self.programs.command(self.deployment.submit())
         if not answer.get("run-id"):
-            said = str(answer.get("error-message", "")).strip().splitlines() or ["no answer"]
-            if said[-1].startswith(BAD_CONFIG):
-                raise ConfigError(f"Flower refuses the app's settings: {self._refused_setting() or said[-1]}")
-            return f"the app could not be submitted: {said[-1]}"
+            lines = str(answer.get("error-message", "")).strip().splitlines() or ["no answer"]
+            if lines[-1].startswith(BAD_CONFIG):
+                raise ConfigError(f"Flower refuses the app's settings: {self._refused_setting() or lines[-1]}")
+            return f"the app could not be submitted: {lines[-1]}"
         self._run, self._status_checked = str(answer["run-id"]), time.monotonic()
         self.say(f"run {self._run} submitted after {self._rounds()} completed rounds")
         if not self.deployment.nodes and self.starts == 1:
@@ -282,10 +282,10 @@ class Supervisor:
         errors = re.findall(r"^([\w.]+(?:Error|Exception)): ?(.*)$", printed, re.MULTILINE)
         if not errors:
             return problem
-        kind, said = errors[-1][0].rpartition(".")[2], errors[-1][1].strip()[:400]
-        if kind == "ConfigError":
-            raise ConfigError(f"the app ended: {said}")
-        return f"{problem} ({kind}: {said})"
+        name, message = errors[-1][0].rpartition(".")[2], errors[-1][1].strip()[:400]
+        if name == "ConfigError":
+            raise ConfigError(f"the app ended: {message}")
+        return f"{problem} ({name}: {message})"
 
     def _conclude(self) -> int:
         """The exit code according to the run's folder."""

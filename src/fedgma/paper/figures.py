@@ -62,9 +62,9 @@ def _differences(comparison: Comparison) -> Iterator[Picture]:
         "the printed difference."
     )
     for dataset, cells in groups.items():
-        seen = [compared for compared in cells if compared.verdict is not None]
-        same = list(common([compared.cell.label for compared in seen]))  # includes the data set
-        rows = [_difference(compared, same) for compared in seen]
+        paired = [compared for compared in cells if compared.verdict is not None]
+        same = list(common([compared.cell.label for compared in paired]))  # includes the data set
+        rows = [_difference(compared, same) for compared in paired]
         if rows:
             yield _picture("differences", dataset, "Differences", caption, draw_differences(rows, dataset))
 
@@ -181,9 +181,9 @@ def _attacks(comparison: Comparison) -> Iterator[Picture]:
 def _specifications(comparison: Comparison) -> Iterator[Picture]:
     if (multiverse := multiverse_of(comparison)) is not None:
         caption = "Masked minus plain averaging in every universe, sorted, with 95 % CIs; below, what each chose. "
-        said = ". ".join(capitalised(sentence) for sentence in sentences(multiverse)[:2])
+        result = ". ".join(capitalised(sentence) for sentence in sentences(multiverse)[:2])
         drawn = draw_specifications(specifications(multiverse))
-        yield _picture("specifications", "multiverse", "Specification curve", f"{caption}{said}.", drawn)
+        yield _picture("specifications", "multiverse", "Specification curve", f"{caption}{result}.", drawn)
 
 
 FIGURES: dict[str, Callable[[Comparison], Iterator[Picture]]] = {

@@ -61,13 +61,13 @@ class Look(NamedTuple):
             inside = "; ".join(filter(None, words))
             return f"{self.before} ({inside}){self.after}" if inside else f"{self.before}{self.after}"
         if self.estimate.interval is None:
-            said = f"{self.estimate.mean:+.2f} {self.unit}, one seed"
+            measured = f"{self.estimate.mean:+.2f} {self.unit}, one seed"
         else:
             between = f"95 % CI {self.estimate.low:+.2f} to {self.estimate.high:+.2f}"
-            said = f"{self.estimate.mean:+.2f} {self.unit}, {between}, {self.estimate.of} seeds"
+            measured = f"{self.estimate.mean:+.2f} {self.unit}, {between}, {self.estimate.of} seeds"
         tested = "" if self.test is None else self.test.correction and f", {self.test.correction}"
         advice = f" ({self.test.advice})" if self.test is not None and self.test.advice else ""
-        return f"{self.before}{said}{tested}{advice}{self.after}"
+        return f"{self.before}{measured}{tested}{advice}{self.after}"
 
 
 Kind = Callable[[Claim, Sequence[Compared], Comparison], Look]
@@ -170,16 +170,16 @@ def _peak(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Lo
     """The claimed value against the best other value that gives a different mask; every row has to agree."""
     sentences, verdicts, early = [], [], False
     for name, row in lines(cells, claim.axis).items():
-        here = next((compared for compared in row if compared.cell.settings[claim.axis] == claim.at), None)
+        claimed = next((compared for compared in row if compared.cell.settings[claim.axis] == claim.at), None)
         best = max(row, key=lambda compared: _mean(compared.masked))
-        others = [compared for compared in row if here is not None and not _same_mask(compared, here)]
-        if here is None or not others:
+        others = [compared for compared in row if claimed is not None and not _same_mask(compared, claimed)]
+        if claimed is None or not others:
             continue
         rival = max(others, key=lambda compared: _mean(compared.masked))
-        shared = sorted(set(here.masked) & set(rival.masked))
-        verdict = paired([here.masked[seed] - rival.masked[seed] for seed in shared])
+        shared = sorted(set(claimed.masked) & set(rival.masked))
+        verdict = paired([claimed.masked[seed] - rival.masked[seed] for seed in shared])
         verdicts.append(verdict)
-        early = early or not (here.converged and rival.converged)
+        early = early or not (claimed.converged and rival.converged)
         where = f"{name}: " if name else ""
         at, top = plain(claim.at), plain(best.cell.settings[claim.axis])
         rest = f"{at} minus the best other ({plain(rival.cell.settings[claim.axis])})"
@@ -288,8 +288,8 @@ def _sooner(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
     values = over_seeds([row for row in saved if row])
     if not values:
         return Look("no seed in which both arms reach a common level")
-    what = f"rounds that {claim.first} needs less than {claim.second} to reach {TARGET:.0%} of the lower level"
-    return _found(f"{what}: ", values, "rounds")
+    saving = f"rounds that {claim.first} needs less than {claim.second} to reach {TARGET:.0%} of the lower level"
+    return _found(f"{saving}: ", values, "rounds")
 
 
 def rounds_saved(first: Entry, second: Entry, split: str = "test") -> float | None:

@@ -211,8 +211,8 @@ def most_telling(multiverse: Multiverse) -> list[str]:
         f"{_ahead(multiverse, effect.choice, effect.level)} of {effect.settings})"
         for effect in telling
     ]
-    said = f"levels that shift the rank of a universe, in percent with 95 % CI, not corrected: {', '.join(words)}"
-    return [said] if words else []
+    sentence = f"levels that shift the rank of a universe, in percent with 95 % CI, not corrected: {', '.join(words)}"
+    return [sentence] if words else []
 
 
 def _ahead(multiverse: Multiverse, choice: str, level: str) -> int:

@@ -77,11 +77,11 @@ def brief(answer: Answer) -> str:
     A claim of which one part alone holds does not hold.
     """
     main, others = main_look(answer).verdict, [look.verdict for look in answer.looks.values()]
-    said = str(main or ClaimVerdict.PRELIMINARY)
+    verdict = str(main or ClaimVerdict.PRELIMINARY)
     rest = dict.fromkeys(str(other) for other in others if other is not None and other != main)
     if main in DECIDED and rest:
-        return ", ".join(f"partly {part}" for part in (said, *rest))
-    return f"{said} (partly {', '.join(rest)})" if rest else said
+        return ", ".join(f"partly {part}" for part in (verdict, *rest))
+    return f"{verdict} (partly {', '.join(rest)})" if rest else verdict
 
 
 def reason(answer: Answer) -> str:

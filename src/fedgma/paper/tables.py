@@ -115,8 +115,8 @@ def taus_note(comparison: Comparison) -> str:
         groups.setdefault(taus[tau], []).append(plain(tau))
     if len(taus) < 2 or len(groups) == len(taus):
         return ""
-    said = "; ".join(" = ".join(group) for group in groups.values() if len(group) > 1)
+    equal = "; ".join(" = ".join(group) for group in groups.values() if len(group) > 1)
     return (
         f"Of {len(taus)} thresholds {len(groups)} give different masks, since without zero updates the votes are odd "
-        f"or even as the number of clients is: {said}. These differ only in entries that some client does not move"
+        f"or even as the number of clients is: {equal}. These differ only in entries that some client does not move"
     )

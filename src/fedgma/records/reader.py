@@ -64,12 +64,12 @@ def run_folders(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     """The run folders at or below one or several paths, each once, sorted by name."""
     folders: dict[Path, None] = {}
     for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
-        here = sorted(folders_below(path))
-        if not here:
-            what = "it is a file" if path.is_file() else "no such folder"
-            what = "no run.json in it or its subfolders" if path.is_dir() else what
-            raise DataError(f"{str(path)!r} holds no run: {what}; give a folder that `fedgma run` wrote")
-        folders.update(dict.fromkeys(folder.resolve() for folder in here))
+        below = sorted(folders_below(path))
+        if not below:
+            reason = "it is a file" if path.is_file() else "no such folder"
+            reason = "no run.json in it or its subfolders" if path.is_dir() else reason
+            raise DataError(f"{str(path)!r} holds no run: {reason}; give a folder that `fedgma run` wrote")
+        folders.update(dict.fromkeys(folder.resolve() for folder in below))
     return list(folders)
 
 

@@ -193,8 +193,8 @@ def with_limits(verdict: str) -> tuple[str, str]:
     ('GMA ahead in 2 of 2 settings; over all settings: ahead by 1.00 points', 'not converged: 20 rounds')
     """
     parts = verdict.split("; ")
-    said = 2 if len(parts) > 1 and parts[1].startswith("over ") else 1  # the verdict over several settings
-    return "; ".join(parts[:said]), "; ".join(parts[said:])
+    count = 2 if len(parts) > 1 and parts[1].startswith("over ") else 1  # the verdict over several settings
+    return "; ".join(parts[:count]), "; ".join(parts[count:])
 
 
 def _without_pair(runs: Sequence[Run]) -> str:

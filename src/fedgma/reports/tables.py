@@ -38,11 +38,11 @@ def slug(text: str) -> str:
     return "-".join(kept.split())[:100] or "arm"
 
 
-def said(value: Value, deviation: str = " ± ", decimals: int = 2) -> str:
+def value_text(value: Value, deviation: str = " ± ", decimals: int = 2) -> str:
     """A value as text: two decimals or as many as asked for, or two significant digits if it is smaller.
 
-    >>> said(Spread(74.126, 0.31, 3)), said(0.00012), said(None), said(1.5), said(2.5e12), said(3e38)
-    ('74.13 ± 0.31', '0.00012', '', '1.50', '2.5e+12', 'not finite')
+    >>> [value_text(value) for value in (Spread(74.126, 0.31, 3), 0.00012, None, 1.5, 2.5e12, 3e38)]
+    ['74.13 ± 0.31', '0.00012', '', '1.50', '2.5e+12', 'not finite']
     """
     if isinstance(value, Spread):
         after = "" if value.deviation is None else f"{deviation}{_fixed(value.deviation, decimals)}"
@@ -65,7 +65,7 @@ def cells(table: Table) -> list[list[str]]:
     [['GMA', '0.0123']]
     """
     decimals = table.decimals or (2,) * len(table.header)
-    return [[said(value, decimals=d) for value, d in zip(row, decimals, strict=True)] for row in table.rows]
+    return [[value_text(value, decimals=d) for value, d in zip(row, decimals, strict=True)] for row in table.rows]
 
 
 def markdown(table: Table) -> str:

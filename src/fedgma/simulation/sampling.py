@@ -165,8 +165,8 @@ def _seeds_of(
     drawn = [np.empty(len(specs), np.int64) for _ in purposes]
     for (root, round), lanes in groups.items():
         last = clients[lanes].tolist()
-        for purpose, found in zip(purposes, drawn, strict=True):
-            found[lanes] = seeds(root, purpose, round, last=last)
+        for purpose, of_purpose in zip(purposes, drawn, strict=True):
+            of_purpose[lanes] = seeds(root, purpose, round, last=last)
     return drawn
 
 

@@ -118,11 +118,11 @@ def _effects(
     half = float(stdtrit(freedom, 1 - LEVEL / 2)) * errors
     rows = []
     for column, level in enumerate(known):
-        here = differences[[row[name] == level for row in choices]]
+        of_level = differences[[row[name] == level for row in choices]]
         shift = float(shifts[column])
         rows.append(
             Effect(
-                *(name, level, len(here), float(here.mean()), shift),
+                *(name, level, len(of_level), float(of_level.mean()), shift),
                 *(shift - float(half[column]), shift + float(half[column])),
             )
         )

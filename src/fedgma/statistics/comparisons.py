@@ -113,10 +113,10 @@ class Comparison(NamedTuple):
         if runs == sum(sum(cell.convergence.diverged) for cell in self.cells):
             return f"all {runs} runs of both arms diverged, so there is nothing to compare; use smaller learning rates"
         if len(self.cells) > 1 or self.overall is None:
-            said = _over_cells(self)
+            verdict = _over_cells(self)
         else:
-            said = "; ".join(part for part in (self.overall.text, self.cells[0].remark) if part)
-        return f"{said}; the arms trained for different numbers of rounds" if "rounds" in self.differ else said
+            verdict = "; ".join(part for part in (self.overall.text, self.cells[0].remark) if part)
+        return f"{verdict}; the arms trained for different numbers of rounds" if "rounds" in self.differ else verdict
 
 
 def compare(

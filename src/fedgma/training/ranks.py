@@ -166,9 +166,9 @@ def agreed(ranks: Ranks, ask: Callable[[], bool]) -> Callable[[], bool]:
         return ask
 
     def answer() -> bool:
-        said = torch.tensor([ask()], dtype=torch.uint8)
-        ranks.send([(said, 0)])
-        return bool(said)
+        flag = torch.tensor([ask()], dtype=torch.uint8)
+        ranks.send([(flag, 0)])
+        return bool(flag)
 
     return answer
 

@@ -32,7 +32,7 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
             outputs = model(x)
         except Exception as error:  # a module may raise anything
             raise ConfigError(
-                f"model {name} could not be applied to a batch of shape {list(x.shape)} ({_said(error)}); "
+                f"model {name} could not be applied to a batch of shape {list(x.shape)} ({_first_line(error)}); "
                 f"{_fix(model, x)}"
             ) from error
         check_outputs(outputs, x, pool.classes if task is CLASSIFICATION else None, name)
@@ -41,7 +41,7 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
             mean_loss(task, outputs.float(), y).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             raise ConfigError(
-                f"the loss of model {name} could not be differentiated ({_said(error)}); "
+                f"the loss of model {name} could not be differentiated ({_first_line(error)}); "
                 "its outputs must depend on its parameters by differentiable operations, without .detach() or .data"
             ) from error
     return _doubt(outputs.detach(), pool.classes, name) if task is CLASSIFICATION else None
@@ -131,6 +131,6 @@ def _kind(outputs: object) -> str:
     return f"a {type(outputs).__name__}"
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     first = (str(error).strip().splitlines() or [""])[0][:200]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

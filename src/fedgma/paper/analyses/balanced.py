@@ -79,7 +79,7 @@ def train_balanced(specs: Sequence[RunSpec], rounds: int, follow: Follow = unsee
 
 def _last_rounds(fleet: fleets.Fleet, rounds: Iterable[int], sampled: Callable[[RunSpec, int], Any]) -> list[float]:
     """Mean test accuracy of each run in percent over the last rounds."""
-    state, seen = fleets.start(fleet), []
+    state, accuracies = fleets.start(fleet), []
     for round in rounds:
         state, _, _ = open_round(fleet, state, sampled)
         if round >= fleet.specs[0].rounds - LAST:
@@ -87,8 +87,8 @@ def _last_rounds(fleet: fleets.Fleet, rounds: Iterable[int], sampled: Callable[[
             scores = evaluate(
                 fleet.score, params, state.buffers, fleet.specs[0].federation.test, batch=fleet.eval_batch
             )
-            seen.append(100 * scores.accuracy.cpu().numpy())
-    return [float(value) for value in np.mean(seen, 0)]
+            accuracies.append(100 * scores.accuracy.cpu().numpy())
+    return [float(value) for value in np.mean(accuracies, 0)]
 
 
 def find_balanced(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -56,6 +56,6 @@ def page(result: AnalysisResult, tables: dict[str, Table], title: str) -> str:
     parts += [f"![{name.replace('_', ' ')}]({name}.png)" for name in result.figures]
     for name, table in tables.items():
         long = len(table.rows) > LINES
-        said = f"## {table.title}\n\n{len(table.rows)} rows: [{name}.csv]({name}.csv)" if long else markdown(table)
-        parts.append(said)
+        section = f"## {table.title}\n\n{len(table.rows)} rows: [{name}.csv]({name}.csv)" if long else markdown(table)
+        parts.append(section)
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -60,10 +60,10 @@ def _interval(axes: Axes, row: Difference, y: int) -> None:
 
 def _reach(rows: Sequence[Difference]) -> tuple[float, float]:
     """The limits of the axis, from means and printed numbers; wide intervals of few seeds may exceed them."""
-    seen = [abs(value) for row in rows for value in (row.mean, row.printed) if value is not None]
+    values = [abs(value) for row in rows for value in (row.mean, row.printed) if value is not None]
     ends = sorted(abs(value) for row in rows for value in (row.low, row.high) if value is not None)
     most = ends[int(0.9 * (len(ends) - 1))] if ends else 0.0
-    reach = 1.15 * max([*seen, min(most, 3 * max([1.0, *seen])), 0.5])
+    reach = 1.15 * max([*values, min(most, 3 * max([1.0, *values])), 0.5])
     return -reach, reach
 
 

@@ -35,9 +35,9 @@ def draw_rates(
         axes.imshow(grid, aspect="auto", cmap=SEQUENCE, vmin=low, vmax=max(high, low + 1e-9), origin="lower")
         for (row, column), value in np.ndenumerate(grid):
             light = (value - low) / max(high - low, 1e-9) > 0.5
-            said = "-" if np.isnan(value) else f"{value:.1f}" if metric.share else f"{value:.3g}"
+            label = "-" if np.isnan(value) else f"{value:.1f}" if metric.share else f"{value:.3g}"
             tone = INK if np.isnan(value) else "#000000" if light else "#ffffff"
-            axes.text(column, row, said, ha="center", va="center", fontsize=SIZE, color=tone)
+            axes.text(column, row, label, ha="center", va="center", fontsize=SIZE, color=tone)
         row, column = np.unravel_index(int(np.nanargmax(metric.sign * grid)), grid.shape)
         frame = ((column - 0.46, row - 0.42), 0.92, 0.84)
         axes.add_patch(_frame(*frame))

@@ -102,8 +102,8 @@ def _draw_matrix(axes: Axes, cells: Sequence[Specification], rows: Sequence[tupl
     axes.grid(visible=False)
     axes.tick_params(length=0)
     chosen = np.array([[cell.choices[name] == value for cell in cells] for name, value in rows]).reshape(len(rows), -1)
-    height, place = np.nonzero(chosen)
-    axes.plot(place, height, "|", color=INK, markersize=6, markeredgewidth=min(3.0, 220 / len(cells)))
+    row_of_mark, column = np.nonzero(chosen)
+    axes.plot(column, row_of_mark, "|", color=INK, markersize=6, markeredgewidth=min(3.0, 220 / len(cells)))
     labels = []
     for row, (name, value) in enumerate(rows):
         new = row == 0 or rows[row - 1][0] != name

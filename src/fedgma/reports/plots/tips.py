@@ -41,8 +41,8 @@ class Panel(NamedTuple):
         """What a point means: its arm, where it is, and its value."""
         who = [] if label.startswith("_") else [label]
         if self.rows:  # a row for each of several things: the value is along the other axis
-            return f"{', '.join([_said(self.rows, y), *who])}: {x:.4g} ({self.across})"
-        where = f"{self.across} {_said(self.columns, x)}".strip()
+            return f"{', '.join([_value_name(self.rows, y), *who])}: {x:.4g} ({self.across})"
+        where = f"{self.across} {_value_name(self.columns, x)}".strip()
         return f"{', '.join([*who, where])}: {y:.4g} ({_flat(self.axes.get_ylabel())})"
 
 
@@ -80,7 +80,7 @@ def _cells(panel: Panel, mesh: QuadMesh) -> Iterator[str]:
     values: Any = np.ma.filled(np.ma.asarray(mesh.get_array(), float), np.nan).reshape(len(corners) - 1, -1)
     for row, column in np.ndindex(values.shape) if values.size <= MOST_CELLS else ():
         (left, low), (right, high) = corners[row, column], corners[row + 1, column + 1]
-        x, y = _said(panel.columns, (left + right) / 2), _said(panel.rows, (low + high) / 2)
+        x, y = _value_name(panel.columns, (left + right) / 2), _value_name(panel.rows, (low + high) / 2)
         if np.isfinite(values[row, column]):
             words = f"{y}, {panel.across} {x}: {values[row, column]:.4g}"
             yield _rectangle(panel, (left, low), (right, high), words)
@@ -94,7 +94,7 @@ def _names(axis: Axis) -> Names:
     return named if any(re.search("[A-Za-z]", text) for text in texts) else {}
 
 
-def _said(names: Names, value: float) -> str:
+def _value_name(names: Names, value: float) -> str:
     """A value on an axis: the name of its place if it has one."""
     near = min(names, key=lambda at: abs(at - value), default=None)
     return _flat(names[near]) if near is not None and abs(near - value) <= NEAR else f"{value:.4g}"

@@ -164,8 +164,8 @@ def remarks_on(features: npt.NDArray[Any], names: Sequence[str]) -> list[str]:
     "another whole number in each row: 'patient'; remove it if it is an id"
     """
     ids = [name for name, column in zip(names, features.T, strict=True) if _are_ids(column)]
-    seen = [f"the features are {_listed(names)}"]
-    return [*seen, f"another whole number in each row: {_listed(ids)}; remove it if it is an id"] if ids else seen
+    remarks = [f"the features are {_listed(names)}"]
+    return [*remarks, f"another whole number in each row: {_listed(ids)}; remove it if it is an id"] if ids else remarks
 
 
 def _are_ids(column: Column) -> bool:
@@ -187,8 +187,8 @@ def _in_order(part: Parts, wanted: tuple[str, ...] | None, where: str) -> Parts:
             f"{where}: all tables must have the same columns of features, but not all have {_listed(single)}; "
             "remove these columns, rename them or fill them in"
         )
-    place = [part.columns.index(name) for name in wanted]
-    return part._replace(x=part.x[:, place], columns=wanted)
+    order = [part.columns.index(name) for name in wanted]
+    return part._replace(x=part.x[:, order], columns=wanted)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -265,14 +265,14 @@ def _check_numbers(wrong: Mapping[str, Column], where: str) -> None:
     """Refuse all columns that hold something else than numbers at once, each with a cell of it."""
     if not wrong:
         return
-    found = {name: _example(column) for name, column in wrong.items()}
+    examples = {name: _example(column) for name, column in wrong.items()}
     last = "remove it, or name it `label` or `client` if it is that"
-    if len(found) == 1:
-        ((name, cell),) = found.items()
+    if len(examples) == 1:
+        ((name, cell),) = examples.items()
         fix = "fill in or remove such rows" if cell.startswith("an empty") else "replace it by numbers"
         raise DataError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}")
-    many = ", ".join(f"{name!r} ({cell})" for name, cell in list(found.items())[:8])
-    more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+    many = ", ".join(f"{name!r} ({cell})" for name, cell in list(examples.items())[:8])
+    more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
     raise DataError(
         f"{where}: these columns must hold numbers: {many}{more}; replace texts by numbers and fill in empty cells, "
         "remove the columns, or name one `label` or `client` if it is that"
