@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 
 from commands import BUILT, call
 from fedgma import cli
-from fedgma.cli import bars, play
+from fedgma.cli import bars, paper, play
 from fedgma.cli import estimate as estimates
 from fedgma.cli.tables import say_table
 from fedgma.experiments import doctor, estimate
@@ -374,3 +375,17 @@ def test_verdicts_of_several_arms_say_which_arms_they_are_of(tmp_path):
     printed = console.file.getvalue()
     assert "last 10 rounds, GMA against the mean: " in printed
     assert "last 10 rounds, the average of models against the mean: " in printed
+
+
+def test_commands_that_train_take_the_options_that_are_declared_for_them():
+    from fedgma.cli.app import app
+
+    commands = get_command(app).commands
+    paper_commands = commands["paper"].commands
+    for options, names, group in (
+        (play.Options, ("run", "sweep"), commands),
+        (paper.Options, ("run", "all", "search"), paper_commands),
+    ):
+        for name in names:
+            defaults = {option.name: option.default for option in group[name].params}
+            assert {field: defaults[field] for field in options._fields} == options._field_defaults
