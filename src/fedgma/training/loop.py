@@ -33,6 +33,17 @@ class Parts(NamedTuple):
     means: Callable[[Task, torch.device], "Means"]
 
 
+class LaneInput(NamedTuple):
+    """What one lane trains on, and where it begins."""
+
+    lane_batch: LaneBatch
+    lane: int  # its number in the batch
+    pool: Pool
+    start: Stacked
+    correction: Stacked | None = None
+    tilt: Tilt | None = None  # changed in place
+
+
 def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     """Train each lane of the batch."""
     model, assignment, flat = copy.deepcopy(assignment.model), own_tilt(assignment), room_for(assignment)
@@ -72,18 +83,27 @@ def train_lane(
     parts: Parts | None = None,
 ) -> Result:
     """Train one lane with a model whose weights are replaced by those of its run; the update goes to its rows."""
-    _, lane_batch, pools, start, buffers, correction, tilt = assignment
-    run = int(lane_batch.run[lane])
-    weights = {name: value[run] for name, value in start.items()}
-    extra = {name: value[lane] for name, value in correction.items()} if correction else None
-    turned = None if tilt is None else Tilt(*({n: v[lane] for n, v in part.items()} for part in tilt))
-    pool, parts, trainable = pools[lane_batch.pool[lane]], parts or PLAIN, _trainable(model)
-    parts.load(model, {**weights, **{name: value[run] for name, value in buffers.items()}})
-    means = _take_steps(model, trainable, lane_batch, lane, pool, weights, extra, turned, task, parts)
+    run, parts, trainable = int(assignment.lane_batch.run[lane]), parts or PLAIN, _trainable(model)
+    inputs = _inputs_of(assignment, lane)
+    parts.load(model, {**inputs.start, **{name: value[run] for name, value in assignment.buffers.items()}})
+    means = _take_steps(model, trainable, inputs, task, parts)
     with torch.no_grad():
         for name, row in rows.items():
-            torch.sub(trainable[name], weights[name], out=row[lane])
-    return _buffers_of(model) if buffers else {}, means
+            torch.sub(trainable[name], inputs.start[name], out=row[lane])
+    return _buffers_of(model) if assignment.buffers else {}, means
+
+
+def _inputs_of(assignment: Assignment, lane: int) -> LaneInput:
+    _, lane_batch, pools, start, _, correction, tilt = assignment
+    run, pool = int(lane_batch.run[lane]), pools[lane_batch.pool[lane]]
+    return LaneInput(
+        lane_batch,
+        lane,
+        pool,
+        start={name: value[run] for name, value in start.items()},
+        correction={name: value[lane] for name, value in correction.items()} if correction else None,
+        tilt=None if tilt is None else tilt.mapped(lambda part: {name: value[lane] for name, value in part.items()}),
+    )
 
 
 def gather(trained: Sequence[Result], flat: Tensor, assignment: Assignment) -> Trained:
@@ -106,7 +126,7 @@ def train_client(
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     with keyed_generators(pool.y.device, int(lane_batch.seeds[lane])):
-        means = _take_steps(model, _trainable(model), lane_batch, lane, pool, start, None, None, task, PLAIN)
+        means = _take_steps(model, _trainable(model), LaneInput(lane_batch, lane, pool, start), task, PLAIN)
         losses, measures = means.of_lanes([means])
         return _buffers_of(model), losses[0], measures[0]
 
@@ -120,29 +140,20 @@ def _buffers_of(model: nn.Module) -> Stacked:
 
 
 def _take_steps(
-    model: nn.Module,
-    trainable: dict[str, nn.Parameter],
-    lane_batch: LaneBatch,
-    lane: int,
-    pool: Pool,
-    start: Stacked,
-    correction: Stacked | None,
-    tilt: Tilt | None,
-    task: Task,
-    parts: Parts,
+    model: nn.Module, trainable: dict[str, nn.Parameter], inputs: LaneInput, task: Task, parts: Parts
 ) -> "Means":
-    """All local steps of a client: loss and measures; its tilt is changed in place."""
-    optimizer, means = parts.optimizer(list(trainable.values()), lane_batch, lane), parts.means(task, pool.y.device)
-    rate = rates_of(lane_batch, lane)
+    """All local steps of a lane: loss and measures."""
+    optimizer = parts.optimizer(list(trainable.values()), inputs.lane_batch, inputs.lane)
+    means, rate = parts.means(task, inputs.pool.y.device), rates_of(inputs.lane_batch, inputs.lane)
     model.train()
-    for x, y, lr in parts.batches(lane_batch, lane, pool):
+    for x, y, lr in parts.batches(inputs.lane_batch, inputs.lane, inputs.pool):
         optimizer.zero_grad()
         output = model(x)
         loss = mean_loss(task, output, y)
         loss.backward()  # type: ignore[no-untyped-call]
         if rate["blend"]:
-            _take_second_gradient(model, trainable, (task, x, y), rate, tilt)
-        _adjust(trainable, start, correction, rate)
+            _take_second_gradient(model, trainable, (task, x, y), rate, inputs.tilt)
+        _adjust(trainable, inputs.start, inputs.correction, rate)
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         means.add(loss, output, y)
