@@ -180,16 +180,26 @@ def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _splitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], given: Sequence[str] = ()) -> list[str]:
     """The names that, in turn, split the rows further than the `given` names and the names before them."""
-
-    def groups(of: Sequence[str]) -> int:
-        return len({frozen({name: row.get(name) for name in of}, without=()) for row in rows})
-
+    groups = [0] * len(rows)  # which group each row is in
+    for name in given:
+        groups = _divided(groups, [row.get(name) for row in rows])
     kept: list[str] = []
-    count = groups(given)
     for name in names:
-        if (split := groups([*given, *kept, name])) > count:
-            kept, count = [*kept, name], split
+        finer = _divided(groups, [row.get(name) for row in rows])
+        if len(set(finer)) > len(set(groups)):
+            kept, groups = [*kept, name], finer
     return kept
+
+
+def _divided(groups: Sequence[int], values: Sequence[Any]) -> list[int]:
+    """Groups of rows divided by the rows' values.
+
+    >>> _divided([0, 0, 1], ["a", "b", "a"])
+    [0, 1, 2]
+    """
+    keys = [(group, json.dumps(value, sort_keys=True)) for group, value in zip(groups, values, strict=True)]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
 
 
 def common(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
