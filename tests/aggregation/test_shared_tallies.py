@@ -204,6 +204,35 @@ def test_parameters_that_require_gradients_do_not_chain_rounds(name):
         assert not any(array.requires_grad or array.grad_fn is not None for array in arrays)
 
 
+def test_a_shallow_copy_shares_nothing_with_its_original():
+    made = counted()
+    before = fedgma.pack(made)
+    snapshot = copy.copy(made)
+    made.add({name: 4 * value for name, value in UPDATE.items()}, 10, client="c")
+    assert same_bits(before, fedgma.pack(snapshot))
+    snapshot.add(UPDATE, 10, client="d")
+    assert made.seen == {0, 1, "c"}
+
+
+def test_a_copy_waits_for_a_client_that_another_thread_is_adding(monkeypatch):
+    made, adding, copied = counted(), threading.Event(), []
+    work = kernels.add
+
+    def slow(*arguments, **options):
+        adding.set()
+        time.sleep(0.05)
+        return work(*arguments, **options)
+
+    monkeypatch.setattr(kernels, "add", slow)
+    monkeypatch.setattr(tally.Tally, "_add_unchecked", lambda *arguments: False)
+    other = threading.Thread(target=made.add, args=(UPDATE, 10), kwargs={"client": "c"})
+    other.start()
+    adding.wait()
+    copied.append(copy.deepcopy(made))
+    other.join()
+    assert same_bits(fedgma.pack(copied[0]), fedgma.pack(made))
+
+
 def test_a_tally_can_be_copied_and_pickled_for_another_process():
     made = counted()
     for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):

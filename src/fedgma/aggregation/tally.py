@@ -41,7 +41,7 @@ from fedgma.aggregation.gate import (
 from fedgma.aggregation.kernels.plain import Sums, two_sum
 from fedgma.aggregation.masks import vote_type
 from fedgma.aggregation.stack import Stack, Weights
-from fedgma.aggregation.turns import Turns
+from fedgma.aggregation.turns import Shared, Turns
 from fedgma.arrays import (
     Array,
     Params,
@@ -58,7 +58,7 @@ from fedgma.arrays import (
 from fedgma.errors import DataError, NotEnoughClients
 
 
-class Tally:
+class Tally(Shared):
     """Sums over clients' updates: exact votes, a weighted sum as a pair of numbers, in the memory of a few models.
 
     `like` (the model's entries) sets names, shapes and types; without it the first valid update does. `buffers` names

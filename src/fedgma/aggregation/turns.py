@@ -1,9 +1,10 @@
 """One user at a time, and changes that end: what keeps a tally whole among threads and interruptions."""
 
+import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from fedgma.errors import DataError
 
@@ -43,3 +44,19 @@ class Turns:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._lock, self._half_done = threading.RLock(), False
+
+
+class Shared:
+    """What threads share: any copy of it waits for its turn, and has nothing in common with it afterwards."""
+
+    turns: Turns
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        with self.turns.use():
+            twin = object.__new__(type(self))
+            memo[id(self)] = twin
+            vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)  # of two that share arrays, one would change the other's sums
