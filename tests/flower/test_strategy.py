@@ -161,6 +161,11 @@ def test_tau_beside_an_aggregator_is_refused_since_it_would_have_no_effect(strat
     [
         (Masked, {"eta": 0.01}, r"eta belongs to the server optimiser; .* optimizer=fedgma\.yogi"),
         (MaskedFit, {"beta_1": 0.9}, "beta_1 belongs to the server optimiser"),
+        (Masked, {"server_momentum": 0.9}, r"optimizer=fedgma\.momentum\(1\.0, beta=0\.9\)"),  # of FedAvgM
+        (Masked, {"proximal_mu": 0.1}, r'train_config=ConfigRecord\(\{"proximal-mu": 0\.1\}\)'),  # of FedProx
+        (MaskedFit, {"proximal_mu": 0.1}, r'on_fit_config_fn=lambda round: \{"proximal_mu": 0\.1\}'),
+        (Masked, {"num_malicious_nodes": 1}, r"aggregator=fedgma\.multi_krum\(share=0\.2\)"),
+        (Masked, {"beta": 0.2}, r"aggregator=fedgma\.trimmed_mean\(share=0\.2\)"),
         (Masked, {"fraction_fit": 0.1}, "unknown option 'fraction_fit' of Masked; did you mean 'fraction_train'"),
         (MaskedFit, {"fraction_train": 0.1}, "did you mean 'fraction_fit'"),
         (Masked, {"agregator": None}, "did you mean 'aggregator'"),

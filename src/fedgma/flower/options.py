@@ -10,6 +10,21 @@ from fedgma.errors import ConfigError, did_you_mean, nearest
 
 TAU = 0.4  # the paper's
 ADAPTIVE = ("eta", "eta_l", "beta_1", "beta_2")  # of FedAdam, FedYogi and FedAdagrad
+KRUM = "belongs to a rule; give it there, such as aggregator=fedgma.multi_krum(share=0.2)"
+ELSEWHERE = {  # options of other strategies, with what takes their place
+    **dict.fromkeys(ADAPTIVE, "belongs to the server optimiser; give it there, such as optimizer=fedgma.yogi(0.01)"),
+    **dict.fromkeys(
+        ("server_learning_rate", "server_momentum"),
+        "belongs to the server optimiser; give it there, such as optimizer=fedgma.momentum(1.0, beta=0.9)",
+    ),
+    "proximal_mu": "is for the clients, which read it from their config; send it by {config}",
+    "beta": "belongs to a rule; give it there, such as aggregator=fedgma.trimmed_mean(share=0.2)",
+    **dict.fromkeys(("num_malicious_nodes", "num_malicious_clients", "num_nodes_to_select"), KRUM),
+}
+CONFIGS = {  # how each interface sends settings to clients
+    "Masked": 'start(..., train_config=ConfigRecord({"proximal-mu": 0.1}))',
+    "MaskedFit": 'on_fit_config_fn=lambda round: {"proximal_mu": 0.1}',
+}
 RENAMED = {  # between Flower's two interfaces
     "fraction_fit": "fraction_train",
     "min_fit_clients": "min_train_nodes",
@@ -38,9 +53,7 @@ def check_options(given: Iterable[str], strategy: type) -> None:
     for name in given:
         if name in known:
             continue
-        if name in ADAPTIVE:
-            raise ConfigError(
-                f"{name} belongs to the server optimiser; give it there, such as optimizer=fedgma.yogi(0.01)"
-            )
+        if name in ELSEWHERE:
+            raise ConfigError(f"{name} {ELSEWHERE[name].format(config=CONFIGS.get(strategy.__name__, 'the config'))}")
         hint = did_you_mean([both[name]] if both.get(name) in known else nearest(name, known))
         raise ConfigError(f"unknown option {name!r} of {strategy.__name__}{hint}")
