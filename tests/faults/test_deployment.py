@@ -62,7 +62,8 @@ def wait_until(condition):
     "a node is killed (-9)",
     happens="it is restarted with its key and its part of the data; with `quorum` at all nodes the round is repeated "
     "and the final model is the undisturbed one",
-    seen="`node-N died`, `node-N started`",
+    seen="`node-N died`, `node-N started`; with node keys between them `node-N is started in 43 s`, since Flower "
+    "refuses the key of a node that it takes for connected",
 )
 @pytest.mark.long(30)
 @pytest.mark.parametrize(

@@ -60,13 +60,14 @@ if sys.argv[1] == "stop":
     (home / "stopped").write_text(sys.argv[2])
     print(json.dumps({"success": True}))
     raise SystemExit
-if sys.argv[1] == "supernode":
+if sys.argv[1] == "register":
     if (home / "refuse").exists():
         (home / "refuse").unlink()
         raise SystemExit(1)
-    with (home / "registered").open("a") as stream:
-        stream.write(sys.argv[3] + "\\n")
-    print(json.dumps({"success": True}))
+    for key in sys.argv[3:]:
+        with (home / "registered").open("a") as stream:
+            stream.write(key + "\\n")
+        print(json.dumps({"success": True}))
     raise SystemExit
 settings = sys.argv[sys.argv.index("--run-config") + 1]
 run = Path(settings.split('"')[1])
@@ -122,6 +123,7 @@ def set_stage(folder, port, patch=None):
     changes = {
         (deployment, "_program"): lambda name: str(folder / name),
         (deployment, "_superlink_program"): lambda: [str(folder / "flower-superlink")],
+        (deployment, "_registration_program"): lambda: [str(folder / "flwr"), "register"],
         (supervisor, "POLL_INTERVAL"): 0.02,
         (supervisor, "STATUS_INTERVAL"): 0.05,
         (supervisor, "PAUSE"): 0.01,

@@ -16,7 +16,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     words = task.words_of(config)
     spec = task.spec_of(words)
-    strategy = masked(spec, wait=float(config["wait"]))
+    strategy = masked(spec, wait=float(config["wait"]), quorum=int(config["quorum"]))
     strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(task.initial_model(words)),
@@ -26,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     )
 
 
-def masked(spec: RunSpec, wait: float) -> Masked:
+def masked(spec: RunSpec, wait: float, quorum: int = 1) -> Masked:
     """The strategy with the rule and optimiser of the simulator's run."""
     clients = len(spec.federation.clients)
     return Masked(
@@ -37,6 +37,7 @@ def masked(spec: RunSpec, wait: float) -> Masked:
         identity="partition-id",
         share_cap=None,  # as in the simulator; drop this line if you do not trust the nodes' numbers of samples
         wait=wait,
+        quorum=quorum,
         fraction_train=spec.clients_per_round / clients,
         fraction_evaluate=0.0,
         min_train_nodes=1,

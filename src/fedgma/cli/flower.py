@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from fedgma.cli.runs import Json
+from fedgma.errors import ConfigError
+
 app = typer.Typer(no_args_is_help=True, help="Run on Flower's engine.")
 
 
@@ -44,7 +47,6 @@ def up(
     are served beyond this machine.
     """
     from fedgma.cli.signals import obeying_signals
-    from fedgma.errors import ConfigError
 
     try:
         from fedgma.flower.deployment import Deployment
@@ -65,6 +67,26 @@ def up(
     with obeying_signals() as stopping:
         code = Supervisor(plan, restarts=restarts, say=_say, stopping=stopping).run()
     raise typer.Exit(code if stopping.code is None else stopping.code)
+
+
+@app.command()
+def status(
+    state: Annotated[Path, typer.Option(help="State folder of `fedgma flower up`.")] = Path("flower-run"),
+    as_json: Json = False,
+) -> None:
+    """Say what a deployment is doing: rounds, processes, nodes, disk, logs; exit code 1 if it neither runs nor is done.
+
+    Everything is read from the state folder on this machine. Nothing is started, asked or changed.
+    """
+    import json
+
+    try:
+        from fedgma.flower.status import in_words, status_of
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'fedgma[flower]'") from None
+    found = status_of(state.resolve())
+    typer.echo(json.dumps(found._asdict()) if as_json else "\n".join(in_words(found)))
+    raise typer.Exit(0 if found.is_well else 1)
 
 
 def _say(text: str) -> None:

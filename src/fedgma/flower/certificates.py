@@ -56,6 +56,13 @@ def check_public(key: Path) -> None:
         raise ConfigError(f"{str(key)!r} is not a public key of an elliptic curve (ecdsa); see make_keys.sh")
 
 
+def as_pem(key: Path) -> bytes:
+    """A public key's file as the SuperLink keeps the key."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    return load_ssh_public_key(key.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
     """A TLS handshake in memory."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,12 +113,18 @@ class Deployment:
         for key in self.public_keys():
             check_public(key)
         needed = [self._key(number) for number in range(self.nodes)]
+        if unknown := [key.name for key in needed if not key.with_suffix(".pub").exists()]:
+            raise ConfigError(f"there is no {unknown[0]}.pub in {str(folder)!r}; see make_keys.sh")
         for key in (*needed, *(key.with_suffix("") for key in self.public_keys() if key.with_suffix("").exists())):
             check_private(key)
 
     def public_keys(self) -> list[Path]:
         """The keys of the nodes that may take part."""
         return [] if self.keys is None else sorted(self.keys.glob("*.pub"))
+
+    def public_key(self, number: int) -> Path | None:
+        """The public key of a node that is started here; None without keys."""
+        return None if self.keys is None else self._key(number).with_suffix(".pub")
 
     def environment(self, home: str = "superlink") -> dict[str, str]:
         """Environment of a process: its own FLWR_HOME, no telemetry, no installation at run time."""
@@ -172,9 +178,9 @@ class Deployment:
         command += ["--root-certificates", str(self.certificates / "ca.crt"), *self._certificate_options()]
         return command + (["--auth-supernode-private-key", str(self._key(number))] if self.keys is not None else [])
 
-    def register(self, key: Path) -> list[str]:
-        """The command that registers a node's public key."""
-        return [_program("flwr"), "supernode", "register", str(key), NAME, "--format", "json"]
+    def register(self, keys: Iterable[Path]) -> list[str]:
+        """The command that registers public keys of nodes, with an answer for each."""
+        return [*_registration_program(), NAME, *map(str, keys)]
 
     def submit(self) -> list[str]:
         """The command that starts the app; the app must have `state` in its config."""
@@ -243,6 +249,11 @@ def _program(name: str) -> str:
 def _superlink_program() -> list[str]:
     """Flower's SuperLink behind a door of its own."""
     return [sys.executable, "-m", "fedgma.flower.superlink"]
+
+
+def _registration_program() -> list[str]:
+    """Flower's command line for any number of keys."""
+    return [sys.executable, "-m", "fedgma.flower.registration"]
 
 
 def _address(host: str, port: int) -> str:

@@ -33,7 +33,7 @@ def find(state: Path, addresses: Iterable[str] = (), *, home: str = "", program:
     for folder in PROC.glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if program and not any(Path(os.fsdecode(word)).name == program for word in words[:2]):
+            if program and not any(Path(os.fsdecode(word)).name == program for word in words[:3]):
                 continue
             ours = marks <= set(_environment(folder)) or _is_superexec_of(known, words)
         except OSError:  # it has ended

@@ -62,12 +62,18 @@ class Programs:
 
     def command(self, command: list[str]) -> dict[str, Any]:
         """The JSON output of one of Flower's commands; empty if there is none, or if a stop was requested meanwhile."""
-        try:
-            output = self.text(command)
-            answer = json.loads(output[output.index("{") :])
-        except ValueError:
-            return {}
-        return answer if isinstance(answer, dict) else {}
+        return next(iter(self.answers(command)), {})
+
+    def answers(self, command: list[str]) -> list[dict[str, Any]]:
+        """All JSON objects that a command prints."""
+        output, found, start = self.text(command), [], 0
+        while (start := output.find("{", start)) >= 0:
+            try:
+                answer, start = json.JSONDecoder().raw_decode(output, start)
+            except ValueError:
+                break
+            found.append(answer)
+        return found
 
     def text(self, command: list[str]) -> str:
         """What one of Flower's commands prints."""

@@ -8,19 +8,25 @@ passed on. Nothing outlives the supervisor, however it ends, and a start begins 
 
 import contextlib
 import json
+import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedgma.errors import ConfigError, DataError, FedgmaError, InUseError
 from fedgma.flower import processes
-from fedgma.flower.database import damage, set_aside
+from fedgma.flower.certificates import as_pem
+from fedgma.flower.database import damage, nodes, set_aside
 from fedgma.flower.deployment import Deployment
+from fedgma.flower.journal import Journal
 from fedgma.flower.programs import Programs
+from fedgma.flower.status import left_out
 from fedgma.flower.superlink import OCCUPIED
 from fedgma.records.checkpoints import written_to
 from fedgma.records.reader import read_lines
@@ -30,6 +36,7 @@ POLL_INTERVAL = 0.5  # seconds between checks of processes and files
 STATUS_INTERVAL = 20.0  # seconds between status requests, each a process; 15 times as long if the app's process is seen
 START_TIMEOUT = 300.0  # seconds for a SuperLink to accept connections
 PAUSE = 0.5  # seconds before a restart without a round in between; twice as long before every further one
+MARGIN = 0.5  # seconds after which a node is started that had to wait
 BAD_CONFIG = "[code: 15]"  # of Flower's answers: the settings are wrong, and would be at every start
 LEAST_FREE, LOW_FREE = 64 * 2**20, 2**30  # bytes of disk without which nothing is started; with which it is reported
 
@@ -47,7 +54,8 @@ class Supervisor:
         say: Callable[[str], None] = lambda text: None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.deployment, self.restarts, self.say, self.stopping = deployment, restarts, say, stopping
+        self.deployment, self.restarts, self.stopping, self._show = deployment, restarts, stopping, say
+        self.journal = Journal(deployment.state / "logs", deployment.database)
         self.programs = Programs(deployment, stopping)
         self.starts = 0  # number of times the app was submitted
         self._run = ""
@@ -56,12 +64,18 @@ class Supervisor:
         self._registered: set[Path] = set()  # keys that the SuperLink's database has
         self._node_failures: dict[str, int] = {}  # since the last completed round
         self._node_pauses: dict[str, float] = {}  # when a dead node is restarted
+        self._waited: set[str] = set()  # nodes whose start has waited until the SuperLink forgot their predecessor
         self._disk_reported = False
 
     @property
     def processes(self) -> dict[str, subprocess.Popen[bytes]]:
         """The processes that were started here, by name."""
         return self.programs.processes
+
+    def say(self, text: str) -> None:
+        """Tell the user, and the log."""
+        self._show(text)
+        self.journal.say(text)
 
     def run(self) -> int:
         """Supervise the run until it ends; returns the exit code, 0 if the run is done."""
@@ -73,10 +87,16 @@ class Supervisor:
                 self.say(f"ended {len(strays)} processes that an earlier start had left")
             with written_to(self.deployment.state):
                 self.deployment.write_connection()
+            self.journal.say(f"process {os.getpid()} supervises the run: {shlex.join(sys.argv)}")
             try:
                 return self._supervise()
+            except FedgmaError as error:
+                self.journal.say(f"ended: {error}")
+                raise
             finally:
-                if stopped := self.programs.stop():
+                stopped = self.programs.stop()
+                self.journal.copy()
+                if stopped:
                     self.say(f"stopped: {', '.join(stopped)}")
 
     @contextlib.contextmanager
@@ -175,17 +195,22 @@ class Supervisor:
                 self.processes["superlink"].kill()
                 return f"the SuperLink did not accept connections within {START_TIMEOUT:g} s"
             time.sleep(POLL_INTERVAL)
+        self.say(f"the SuperLink accepts nodes at {self.deployment.host}:{self.deployment.port}")
         return self._register_keys()
 
     def _register_keys(self) -> str | None:
         """Register the keys that are not in the SuperLink's database yet; returns a problem or None."""
-        for key in self.deployment.public_keys():
-            if key not in self._registered:
-                answer = self.programs.command(self.deployment.register(key))
-                reason = str(answer.get("error-message", "no answer")).splitlines()[-1]
-                if not answer.get("success") and "already in use" not in reason:
-                    return f"{key.name} could not be registered: {reason}"
-                self._registered.add(key)
+        known = {node.key for node in nodes(self.deployment.database)}
+        self._registered.update(key for key in self.deployment.public_keys() if as_pem(key) in known)
+        if new := [key for key in self.deployment.public_keys() if key not in self._registered]:
+            self.say(f"registering {len(new)} node keys")
+        answers = iter(self.programs.answers(self.deployment.register(new)) if new else ())
+        for key in new:
+            answer = next(answers, {})
+            reason = str(answer.get("error-message", "no answer")).splitlines()[-1]
+            if not answer.get("success") and "already in use" not in reason:
+                return f"{key.name} could not be registered: {reason}"
+            self._registered.add(key)
         return None
 
     def _check_database(self) -> None:
@@ -196,6 +221,7 @@ class Supervisor:
         """Begin with a new database; nodes and app are registered again."""
         aside = set_aside(self.deployment.database)
         self._registered.clear()
+        self.journal.begin_database()
         self.say(f"the SuperLink's database is damaged ({wrong}) and was moved to {aside}; a new one is begun")
 
     def _check_disk(self) -> None:
@@ -216,8 +242,22 @@ class Supervisor:
         waits = time.monotonic() < self._node_pauses.get(name, 0.0)
         if self.programs.is_alive(name) or waits or self._is_given_up(name):
             return
+        if name not in self._waited and (seconds := self._still_connected(number)) > 0:
+            self._waited.add(name)
+            self._node_pauses[name] = time.monotonic() + seconds
+            self.say(f"{name} is started in {seconds:.0f} s, when the SuperLink no longer takes it for connected")
+            return
+        self._waited.discard(name)
         self._node_pauses.pop(name, None)
         self._start(name, self.deployment.node(number))
+
+    def _still_connected(self, number: int) -> float:
+        """Seconds for which the SuperLink will refuse a node's key, because a process that has died had it."""
+        if (key := self.deployment.public_key(number)) is None:
+            return 0.0  # each start has a key of its own
+        pem = as_pem(key)
+        until = [node.until for node in nodes(self.deployment.database) if node.key == pem and node.online]
+        return max([0.0, *(moment - time.time() + MARGIN for moment in until)])
 
     def _is_given_up(self, name: str) -> bool:
         return self._node_failures.get(name, 0) > self.restarts
@@ -232,13 +272,22 @@ class Supervisor:
                 failures = self._node_failures[name] = self._node_failures.get(name, 0) + 1
                 self._node_pauses[name] = time.monotonic() + PAUSE * 2 ** (failures - 1)
                 end = f"it was restarted {self.restarts} times and is given up" if self._is_given_up(name) else ""
-                self.say(f"{name} died (exit code {self.programs.exit_code(name)}){end and f'; {end}'}")
+                code = self.programs.exit_code(name)
+                why = f": {reason}" if code and code > 0 and (reason := self._last_error(name)) else ""
+                self.say(f"{name} died (exit code {code}{why}){end and f'; {end}'}")
             else:
                 self._start_node(number)
         names = [f"node-{number}" for number in range(self.deployment.nodes)]
         if names and all(self._is_given_up(name) for name in names):
             logs = self.deployment.state / "logs"
             raise FedgmaError(f"no node stays alive after {self.restarts} restarts, see {logs}")
+
+    def _last_error(self, name: str) -> str:
+        """Flower's reason for the end of a program, from its log."""
+        with contextlib.suppress(OSError):
+            lines = (self.deployment.state / "logs" / f"{name}.log").read_text(errors="replace").splitlines()
+            return next((line for line in reversed(lines[-40:]) if line.startswith("[code: ")), "").strip()
+        return ""
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -256,6 +305,7 @@ class Supervisor:
             if not self.programs.is_alive("superlink"):
                 return f"the SuperLink died (exit code {self.programs.exit_code('superlink')})"
             self.programs.guard()
+            self.journal.copy()
             self._restart_nodes()
             app_lives = bool(processes.find(self.deployment.state, home="superlink", program="flwr-serverapp"))
             if app_seen and not app_lives:
@@ -306,11 +356,8 @@ class Supervisor:
 
     def _losses(self) -> str:
         """Refused, failed and late nodes of the latest round."""
-        line = read_lines(self.deployment.folder)[-1]
-        losses = [f"node {refusal['client']} refused ({refusal['reason']})" for refusal in line.get("refused", [])]
-        for name in ("failed", "late"):
-            if (count := (line.get("train") or {}).get(f"gma-{name}")) is not None and count > 0:
-                losses.append(f"{count} {name}")
+        names = {node.number: node.name for node in nodes(self.deployment.database) if node.name}
+        losses = left_out(read_lines(self.deployment.folder)[-1], names)
         return f" without: {', '.join(losses)}" if losses else ""
 
     def _marks(self) -> Marks:
