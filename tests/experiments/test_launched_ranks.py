@@ -240,6 +240,20 @@ def test_processes_that_srun_would_start_meet_and_share_a_run(settings, tmp_path
 
 
 RANKS = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_a_rank_that_waits_for_the_others_ends_at_once_when_it_is_asked_to(tmp_path):
+    """Slurm asks once by SIGTERM; torch, which waits for half an hour, lets no handler of Python run."""
+    words = ["run", "dataset=fmnist-mini", "model=logistic", "rounds=2", "--on", "torchrun", "--out", tmp_path]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # in the place of the first rank
+        port = str(silent.getsockname()[1])
+        meeting = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "MASTER_PORT": port}
+        waiting = subprocess.Popen(command(*words), env={**environment(), **meeting, "SLURM_PROCID": "1"})
+        silent.accept()[0].close()  # it has come, and comes again and again
+        waiting.terminate()
+        assert waiting.wait() in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
 SLURM = {
     **{"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "41234"},
     "SLURM_STEP_NODELIST": "gpu[03-06]",

@@ -8,7 +8,9 @@ import contextlib
 import hashlib
 import os
 import re
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -33,7 +35,8 @@ def joined(place: Place | None, device: str) -> Iterator[tuple[Ranks, str]]:
     chosen = _device(place, device)
     try:
         if not dist.is_initialized():  # a user's script, or an earlier run of it, may have joined already
-            _meet(dist, place)
+            with _ended_by_signals():
+                _meet(dist, place)
             atexit.register(_leave)
         talk = dist.new_group(backend="gloo")
     except (RuntimeError, ValueError) as error:
@@ -67,6 +70,21 @@ def _meet(dist: Any, place: Place) -> None:
         return
     os.environ |= {**place.environment, "RANK": str(place.rank), "WORLD_SIZE": str(place.size)}
     dist.init_process_group("gloo")
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM end this process at once: Python's handlers do not run while torch waits for ranks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # it was set by other code than Python's
+                signal.signal(number, handler)
 
 
 def _device(place: Place, device: str) -> str:
