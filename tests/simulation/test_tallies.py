@@ -11,7 +11,9 @@ from fedgma.aggregation import kernels
 from fedgma.aggregation.masks import votes_needed
 from fedgma.aggregation.optimizers import server_optimizer
 from fedgma.simulation.batched import optimizers, rules, tallies
+from fedgma.simulation.server_part import numbers
 from fedgma.training.lane_batch import Trained
+from fedgma.training.tasks import CLASSIFICATION
 
 CPU = torch.device("cpu")
 
@@ -117,3 +119,25 @@ def test_servers_follow_the_formulas_and_the_mask_comes_after_the_moments():
             expected = delta
         assert new[row].item() == pytest.approx(0.1 * mask * expected, rel=1e-5)
     assert after.z[5].item() == pytest.approx(0.1 * mask * delta)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_a_lane_that_is_not_finite_leaves_no_trace_in_any_sum(chunk):
+    updates = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    run, weights = np.repeat([0, 1], 4), np.arange(1, 9)
+    updates[[1, 6]] = torch.tensor([[float("nan")], [float("inf")]])
+    fine = np.array([0, 2, 3, 4, 5, 7])
+    found, sums = merged(updates, weights, run, 2, chunk=chunk)
+    wanted, counted = merged(updates[torch.from_numpy(fine)], weights[fine], run[fine], 2)
+    assert torch.equal(found.mean, wanted.mean)
+    for part in ("total", "rest", "votes", "weight", "clients"):
+        assert torch.equal(getattr(sums, part), getattr(counted, part))
+
+
+@pytest.mark.parametrize("clients", [10, 2**30])
+def test_agreement_is_the_mean_share_of_votes_for_any_number_of_clients(clients):
+    sums = tallies.empty(torch.zeros(2, 3), {})
+    sums.votes[:] = torch.tensor([[clients, -clients, clients], [0, clients, -clients // 2]])
+    sums.clients[:], sums.weight[:] = clients, clients
+    table = numbers(CLASSIFICATION, CLASSIFICATION.columns, sums, tallies.merge(sums, {}))
+    assert table[:, -1].tolist() == [1.0, 0.5]

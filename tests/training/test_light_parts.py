@@ -89,3 +89,13 @@ def test_a_state_is_copied_by_name_also_where_weights_are_tied():
         found = tied.state_dict()
         assert all(torch.equal(found[name], value) for name, value in values.items())
         assert torch.equal(found["2.weight"], values["0.weight"])
+
+
+@pytest.mark.parametrize("view", [None, ANGLES], ids=["plain", "rotated"])
+def test_normalised_images_are_pixels_minus_mean_over_deviation(view):
+    pool, index = image_pool(44, view=view), torch.tensor([[3, 1], [2, 3]])
+    before, client = pool.x.clone(), torch.tensor([[0], [2]])
+    images, _ = pool.batch(index, client)
+    shown = pool.x[index].float() / 255 if view is None else pool.show(index, client)
+    assert torch.equal(images, (shown - pool.mean) / pool.std)
+    assert torch.equal(pool.x, before)

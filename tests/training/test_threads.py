@@ -1,6 +1,8 @@
 """Clients in threads train to the bits of the loop, and models that threads would disturb stay with the loop."""
 
+import itertools
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -214,11 +216,42 @@ def test_a_named_trainer_says_why_it_is_the_loop(caplog):
     [(6, [0.0, 1.0, 2.0], True), (6, [0.0, 1.0, 9.0], False), (8, [0.0, 2.0, 5.0], True), (8, [0.0, 2.0, 8.0], False)],
 )
 def test_threads_that_are_slower_than_one_of_them_are_not_used(monkeypatch, clients, seconds, useful):
-    ticks = iter(seconds)
+    ticks = itertools.cycle(seconds)
     monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(ticks))
     task, threads = task_of(Net(), sizes=[4] * clients), Threads(workers=2, calls=1)
-    threads(task)  # a quarter of the clients in one thread, a second each, then the others in two
+    for _ in range(2):
+        assert threads.useful
+        threads(task)  # a quarter of the clients in one thread, a second each, then the others in two
     assert threads.useful is useful
+
+
+def test_one_comparison_alone_changes_nothing(monkeypatch):
+    slower, faster = [0.0, 1.0, 9.0], [0.0, 1.0, 2.0]
+    ticks = iter(slower + faster)
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(ticks))
+    task, threads = task_of(Net()), Threads(workers=2, calls=1)
+    seen = []
+    for _ in range(3):  # the third call compares nothing: no tick is left for it
+        threads(task)
+        seen.append((threads.useful, threads.doubted))
+    assert seen == [(True, True), (True, False), (True, False)]
+
+
+def test_memory_for_updates_is_used_again_unless_somebody_holds_it(monkeypatch):
+    monkeypatch.setattr(trainer, "LARGEST_KEPT", 0)
+    task, threads = task_of(Net()), Threads(workers=2)
+    wanted = by_the_loop(task)
+    first = threads(task)
+    part = first.updates["conv.weight"][2]
+    place, before = first.flat.data_ptr(), part.clone()
+    del first
+    second = threads(task)
+    assert_same(wanted, second)
+    assert torch.equal(part, before)
+    assert second.flat.data_ptr() != place  # a view of the first was alive
+    place = second.flat.data_ptr()
+    del second
+    assert threads(task).flat.data_ptr() == place
 
 
 def test_a_model_that_draws_later_is_trained_again_by_the_loop():
@@ -252,6 +285,24 @@ def test_an_error_in_a_thread_reaches_the_caller_and_no_further_client_begins():
     with pytest.raises(ArithmeticError, match="a user's error"):
         Threads(workers=2)(task_of(Fails()))
     assert len(begun) <= 4
+
+
+@pytest.mark.parametrize("main_fails", [True, False])
+def test_an_error_in_one_thread_stops_the_others(main_fails):
+    main, begun, failed = threading.get_ident(), [], threading.Event()
+
+    class Fails(Net):
+        def forward(self, x):
+            begun.append(len(x))
+            if (threading.get_ident() == main) is main_fails:
+                failed.set()
+                raise ArithmeticError("a user's error")
+            failed.wait(60)
+            return super().forward(x)
+
+    with pytest.raises(ArithmeticError, match="a user's error"):
+        Threads(workers=2)(task_of(Fails(), sizes=[4] * 60))
+    assert len(begun) < 60
 
 
 def test_the_number_of_torch_threads_is_as_before():

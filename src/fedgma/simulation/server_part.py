@@ -126,6 +126,13 @@ def numbers(task: Task, columns: Columns, sums: tallies.Sums, merged: tallies.Me
     trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
     scored = figures(task, columns, trained[:, 0], trained[:, 1:])
     mask = torch.ones_like(sums.weight) if merged.mask is None else merged.mask.mean(1)
-    agreement = sums.votes.abs().sum(1) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
+    agreement = _vote_sizes(sums) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
     parts = (sums.clients[:, None].double(), sums.weight[:, None], mask[:, None].double(), agreement[:, None].double())
     return torch.cat([scored, *parts], 1)
+
+
+def _vote_sizes(sums: tallies.Sums) -> Tensor:
+    """The sum of |votes| of each run [run]; where int32 holds it, a CPU adds three times as fast as in int64."""
+    on_cpu = sums.votes.device.type == "cpu"  # a GPU is not asked for the number of clients
+    small = on_cpu and sums.votes.shape[1] * int(sums.clients.max()) < 2**31
+    return sums.votes.abs().sum(1, dtype=torch.int32 if small else torch.int64)

@@ -16,11 +16,10 @@ from fedgma.data.pools import Pool
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators
 from fedgma.training.perturbations import TINY
-from fedgma.training.stacked import Stacked, shapes_of, stack, unflatten
+from fedgma.training.stacked import Stacked, copy_all, shapes_of, unflatten
 from fedgma.training.task import Task, mean_loss, measure_sums
 from fedgma.training.tasks import CLASSIFICATION
 
-Result = tuple[Stacked, "Means"]  # a lane's buffers, and its loss and measures over the training batches
 Batches = Iterator[tuple[Tensor, Tensor, float]]  # samples, targets and learning rate of each step
 
 
@@ -46,12 +45,12 @@ class LaneInput(NamedTuple):
 
 def train(assignment: Assignment, *, task: Task = CLASSIFICATION) -> Trained:
     """Train each lane of the batch."""
-    model, assignment, flat = copy.deepcopy(assignment.model), own_tilt(assignment), room_for(assignment)
-    device, rows, trained = assignment.pools[0].y.device, rows_of(flat, assignment), []
+    model, assignment = copy.deepcopy(assignment.model).train(), own_tilt(assignment)
+    trainable, ends, means = trainable_of(model), ends_of(assignment, room_for(assignment)), []
     for lane in range(assignment.lane_batch.size):
-        with keyed_generators(device, int(assignment.lane_batch.seeds[lane])):
-            trained.append(train_lane(model, assignment, lane, rows, task))
-    return gather(trained, flat, assignment)
+        with keyed_generators(assignment.pools[0].y.device, int(assignment.lane_batch.seeds[lane])):
+            means.append(train_lane(model, trainable, assignment, lane, ends, task))
+    return gather(means, ends, assignment)
 
 
 def own_tilt(assignment: Assignment) -> Assignment:
@@ -69,28 +68,42 @@ def room_for(assignment: Assignment) -> Tensor:
     return torch.empty(assignment.lane_batch.size, entries, dtype=dtype, device=values[0].device)
 
 
-def rows_of(flat: Tensor, assignment: Assignment) -> Stacked:
-    """That memory by parameter, as views: [lane, ...]."""
-    return unflatten(flat, shapes_of(assignment.start))
+class Ends(NamedTuple):
+    """What training makes of lanes, to be filled lane by lane."""
+
+    flat: Tensor  # [lane, entry]: updates
+    updates: Stacked  # the same by parameter, as views: [lane, ...]
+    buffers: Stacked
+
+
+def ends_of(assignment: Assignment, flat: Tensor) -> Ends:
+    """Room for what training makes of all lanes, with that memory for their updates."""
+    lanes = assignment.lane_batch.size
+    buffers = {name: value.new_empty((lanes, *value.shape[1:])) for name, value in assignment.buffers.items()}
+    return Ends(flat, unflatten(flat, shapes_of(assignment.start)), buffers)
 
 
 def train_lane(
     model: nn.Module,
+    trainable: dict[str, nn.Parameter],
     assignment: Assignment,
     lane: int,
-    rows: Stacked,
+    ends: Ends,
     task: Task = CLASSIFICATION,
     parts: Parts | None = None,
-) -> Result:
-    """Train one lane with a model whose weights are replaced by those of its run; the update goes to its rows."""
-    run, parts, trainable = int(assignment.lane_batch.run[lane]), parts or PLAIN, _trainable(model)
-    inputs = _inputs_of(assignment, lane)
+) -> "Means":
+    """Train one lane with a model whose weights are replaced; update and buffers go to its rows of `ends`."""
+    run, parts, inputs = int(assignment.lane_batch.run[lane]), parts or PLAIN, _inputs_of(assignment, lane)
     parts.load(model, {**inputs.start, **{name: value[run] for name, value in assignment.buffers.items()}})
     means = _take_steps(model, trainable, inputs, task, parts)
+    updates: list[Tensor] = [trainable[name] for name in inputs.start]
     with torch.no_grad():
-        for name, row in rows.items():
-            torch.sub(trainable[name], inputs.start[name], out=row[lane])
-    return _buffers_of(model) if assignment.buffers else {}, means
+        torch._foreach_sub_(updates, list(inputs.start.values()))  # in place: the model gets other weights next
+        copy_all([row[lane] for row in ends.updates.values()], updates)
+        if ends.buffers:
+            state = model.state_dict(keep_vars=True)  # a module may have replaced its buffers
+            copy_all([row[lane] for row in ends.buffers.values()], [state[name] for name in ends.buffers])
+    return means
 
 
 def _inputs_of(assignment: Assignment, lane: int) -> LaneInput:
@@ -106,11 +119,10 @@ def _inputs_of(assignment: Assignment, lane: int) -> LaneInput:
     )
 
 
-def gather(trained: Sequence[Result], flat: Tensor, assignment: Assignment) -> Trained:
+def gather(means: Sequence["Means"], ends: Ends, assignment: Assignment) -> Trained:
     """The results of all lanes side by side."""
-    after, means = zip(*trained, strict=True)
     losses, measures = means[0].of_lanes(means)
-    return Trained(flat, shapes_of(assignment.start), stack(after), losses, measures, assignment.tilt)
+    return Trained(ends.flat, shapes_of(assignment.start), ends.buffers, losses, measures, assignment.tilt)
 
 
 def train_client(
@@ -126,17 +138,14 @@ def train_client(
     The model starts with the global weights, of which `start` is a copy, and ends with the client's.
     """
     with keyed_generators(pool.y.device, int(lane_batch.seeds[lane])):
-        means = _take_steps(model, _trainable(model), LaneInput(lane_batch, lane, pool, start), task, PLAIN)
+        means = _take_steps(model.train(), trainable_of(model), LaneInput(lane_batch, lane, pool, start), task, PLAIN)
         losses, measures = means.of_lanes([means])
-        return _buffers_of(model), losses[0], measures[0]
+        return {name: value.clone() for name, value in named_tensors(model)[1].items()}, losses[0], measures[0]
 
 
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a model that training changes."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
-
-
-def _buffers_of(model: nn.Module) -> Stacked:
-    return {name: value.clone() for name, value in named_tensors(model)[1].items()}
 
 
 def _take_steps(
@@ -145,7 +154,6 @@ def _take_steps(
     """All local steps of a lane: loss and measures."""
     optimizer = parts.optimizer(list(trainable.values()), inputs.lane_batch, inputs.lane)
     means, rate = parts.means(task, inputs.pool.y.device), rates_of(inputs.lane_batch, inputs.lane)
-    model.train()
     for x, y, lr in parts.batches(inputs.lane_batch, inputs.lane, inputs.pool):
         optimizer.zero_grad()
         output = model(x)
@@ -196,8 +204,9 @@ class Means:
     @staticmethod
     def of_lanes(lanes: Sequence["Means"]) -> tuple[Tensor, Tensor]:
         """The means over the samples of each lane."""
-        losses, measures = zip(*((m.loss / max(m.seen, 1), m.measured / max(m.seen, 1)) for m in lanes), strict=True)
-        return torch.stack(losses), torch.stack(measures)
+        losses, measures = torch.stack([lane.loss for lane in lanes]), torch.stack([lane.measured for lane in lanes])
+        seen = torch.tensor([max(lane.seen, 1) for lane in lanes], device=losses.device)
+        return losses / seen, measures / seen.view(-1, *[1] * (measures.dim() - 1))
 
 
 def torch_optimizer(trainable: list[nn.Parameter], lane_batch: LaneBatch, lane: int) -> torch.optim.Optimizer:

@@ -120,17 +120,19 @@ def add(
     weights, where these have been sent to the device before.
     """
     owners = owners or owners_of(run, weights, len(sums.weight), updates.device)
-    fine = _are_finite(updates)
-    if refused is not None:
-        fine = fine & ~refused
     joined = _joined(buffers)
+    fine = torch.ones(len(run), dtype=torch.bool, device=updates.device) if refused is None else ~refused
     for kind in joined:
         fine = fine & (torch.isfinite(kind.values).all(1) if kind.values.is_floating_point() else True)
+    first = updates.device.type == "cpu" and not bool(sums.clients.any())
+    added = first and _add_first(sums, run, fine, weights, updates)  # a pass less
+    if not added:
+        fine = fine & _are_finite(updates)
     weight = owners.weight * fine
     if updates.device.type == "cuda" and kernels.load_gpu_kernels() is not None:
         kept = fine.to(torch.uint8)
         kernels.load_gpu_kernels().add_runs(sums.entries, updates, weight, kept, owners.edges)  # type: ignore[union-attr]
-    else:
+    elif not added:
         _add_lanes(sums, run, fine, weights, updates)
     for names, values in joined:
         _add_buffers([sums.buffers[name] for name in names], values, slots(run, updates.device), fine, weight)
@@ -155,15 +157,26 @@ def _are_finite(updates: Tensor) -> Tensor:
     return largest.isfinite()
 
 
-def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> None:
-    """Add the lanes of one run after those of the other, with the kernel of a single tally."""
-    parts, rows = _native(sums), to_native(updates)
+def _add_first(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> bool:
+    """Add lanes to sums that are still empty; False, and the sums are empty again, if a sum is not finite."""
+    if _add_lanes(sums, run, fine, weights, updates):
+        return True
+    for part in sums.entries:
+        if part is not None:
+            part.zero_()
+    return False
+
+
+def _add_lanes(sums: Sums, run: np.ndarray, fine: Tensor, weights: np.ndarray, updates: Tensor) -> bool:
+    """Add the lanes of one run after those of the other, with the kernel of a single tally: are all sums finite?"""
+    parts, rows, finite = _native(sums), to_native(updates), True
     counted, weights = fine.cpu().numpy(), weights.astype(np.float64)
     for owner in np.unique(run):
         first, last = np.searchsorted(run, [owner, owner + 1])
         all_counted = bool(counted[first:last].all())
         lanes = slice(first, last) if all_counted else first + np.flatnonzero(counted[first:last])
-        kernels.add_rows(kernels.plain.select(parts, owner), rows[lanes], weights[lanes])
+        finite &= kernels.add_rows(kernels.plain.select(parts, owner), rows[lanes], weights[lanes])
+    return finite
 
 
 def _native(sums: Sums) -> kernels.plain.Sums:

@@ -6,6 +6,7 @@ for its batch, eight for loss and measures and, in torch's optimiser, thirty mor
 Buys, for the MLP of `benchmarks/bench_modules.py` on two cores: 1.15, and for small modules on one thread as much.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -47,10 +48,10 @@ def several_batches_at_a_time(lane_batch: LaneBatch, lane: int, pool: Pool) -> l
     if getattr(getattr(pool, "pool", pool), "view", None) is not None:
         yield from loop.one_batch_at_a_time(lane_batch, lane, pool)
         return
-    client, steps = torch.tensor(int(lane_batch.client[lane])), int(lane_batch.steps[lane])
+    client, steps = torch.from_numpy(lane_batch.client[lane : lane + 1].astype(np.int64)), int(lane_batch.steps[lane])
     index = torch.from_numpy(lane_batch.orders[lane_batch.order[lane], :steps].astype(np.int64))
     counts, rates = lane_batch.counts[lane].tolist(), lane_batch.lr[lane].tolist()
-    at_once = max(1, AT_ONCE // max(1, 4 * pool.x[:1].numel() * lane_batch.batch))
+    at_once = max(1, AT_ONCE // max(1, 4 * math.prod(pool.x.shape[1:]) * lane_batch.batch))
     for first in range(0, steps, at_once):
         x, y = pool.batch(index[first : first + at_once], client)
         for row, (batch, target) in enumerate(zip(x.unbind(), y.unbind(), strict=True), first):

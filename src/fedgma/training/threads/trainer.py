@@ -6,6 +6,7 @@ whatever the number of threads. Models for which that would not hold stay with t
 
 import copy
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 from fedgma.machine import available_cores
 from fedgma.training import loop
 from fedgma.training.lane_batch import Assignment, Trained
-from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task
 from fedgma.training.tasks import CLASSIFICATION
 from fedgma.training.threads.dropout import draw_apart
@@ -59,6 +59,7 @@ class Copy(NamedTuple):
     """The model of one thread, and what its dropout draws from."""
 
     model: nn.Module
+    trainable: dict[str, nn.Parameter]
     generator: torch.Generator
 
 
@@ -70,15 +71,18 @@ class Threads:
     workers: int = field(default_factory=cores)
     calls: int = 0
     useful: bool = True  # whether several threads train faster than one: not where Python takes most of the time
+    doubted: bool = False  # whether the last comparison said otherwise: a second one decides
     draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
     copies: dict[int, Copy] = field(default_factory=dict)  # of the model, one for each thread
     copied: nn.Module | None = None  # which model that is
+    room: np.ndarray | None = None  # memory for updates; what is made of it holds it
 
     def __call__(self, assignment: Assignment) -> Trained:
         """Train each lane of the batch."""
         steps, several = assignment.lane_batch.steps, self.workers > 1
         self.calls += 1
-        measured = several and self.calls % OFTEN == 2 and len(steps) > 2 * self.workers and steps.min() > 0
+        due = several and (self.doubted or self.calls % OFTEN == 2)
+        measured = due and len(steps) > 2 * self.workers and steps.min() > 0
         workers = min(self.workers, len(steps)) if self.useful or measured else 1
         with one_thread():
             if self.draws:
@@ -86,7 +90,7 @@ class Threads:
             before = GlobalGenerators.read()
             keep_pages()
             train = self._measure if measured else self._train
-            trained = train(loop.own_tilt(assignment), _room_for(assignment), workers)
+            trained = train(loop.own_tilt(assignment), self._room_for(assignment), workers)
             self.draws = before.have_moved()
             if not self.draws:
                 return trained
@@ -95,24 +99,36 @@ class Threads:
 
     def _train(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
         """All lanes in threads."""
-        rows = loop.rows_of(flat, assignment)
-        return loop.gather(self._share(assignment, _longest_first(assignment), rows, workers), flat, assignment)
+        ends = loop.ends_of(assignment, flat)
+        return loop.gather(self._share(assignment, _longest_first(assignment), ends, workers), ends, assignment)
+
+    def _room_for(self, assignment: Assignment) -> Tensor:
+        """Memory for the updates of all lanes; that of the last call if nobody holds it, for new pages take time."""
+        flat = loop.room_for(assignment)
+        if flat.nbytes <= LARGEST_KEPT:  # the process keeps it anyway
+            return flat
+        if self.room is None or self.room.nbytes < flat.nbytes or sys.getrefcount(self.room) > 2:
+            self.room = np.empty(flat.nbytes, np.uint8)
+            use_huge_pages(self.room.ctypes.data, self.room.nbytes)
+        return torch.from_numpy(self.room[: flat.nbytes]).view(flat.dtype).view(flat.shape)
 
     def _measure(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
         """A quarter of the lanes in one thread, then the others in several: are they faster?"""
         steps, order = assignment.lane_batch.steps, _longest_first(assignment)
-        rows, few = loop.rows_of(flat, assignment), max(1, len(steps) // 4)
+        ends, few = loop.ends_of(assignment, flat), max(1, len(steps) // 4)
         begun = time.perf_counter()
-        first = self._share(assignment, order[:few], rows, 1)
+        first = self._share(assignment, order[:few], ends, 1)
         middle = time.perf_counter()
-        others = self._share(assignment, order[few:], rows, workers)
+        others = self._share(assignment, order[few:], ends, workers)
         alone, together = middle - begun, time.perf_counter() - middle
-        self.useful = bool(steps[order[few:]].sum() * alone > GAIN * steps[order[:few]].sum() * together)
-        return loop.gather([b if a is None else a for a, b in zip(first, others, strict=True)], flat, assignment)
+        faster = bool(steps[order[few:]].sum() * alone > GAIN * steps[order[:few]].sum() * together)
+        self.doubted = faster != self.useful and not self.doubted  # once may be the noise of a busy machine
+        self.useful = self.useful if self.doubted else faster
+        return loop.gather([b if a is None else a for a, b in zip(first, others, strict=True)], ends, assignment)
 
-    def _share(self, assignment: Assignment, lanes: Sequence[int], rows: Stacked, workers: int) -> list[Any]:
-        """The results of these lanes at their places; threads take lanes from one queue."""
-        results: list[Any] = [None] * assignment.lane_batch.size
+    def _share(self, assignment: Assignment, lanes: Sequence[int], ends: loop.Ends, workers: int) -> list[Any]:
+        """The means of these lanes at their places; threads take lanes from one queue."""
+        means: list[Any] = [None] * assignment.lane_batch.size
         waiting = list(reversed(lanes))
         if self.copied is not assignment.model:
             self.copies, self.copied = {}, assignment.model
@@ -120,39 +136,34 @@ class Threads:
         def work(thread: int) -> None:
             if thread not in self.copies:
                 self.copies[thread] = _copy_of(assignment.model)
-            model, generator = self.copies[thread]
+            model, trainable, generator = self.copies[thread]
             while waiting:
                 try:
                     lane = waiting.pop()
                 except IndexError:  # another thread took the last one
                     return
                 generator.manual_seed(int(assignment.lane_batch.seeds[lane]))
-                results[lane] = loop.train_lane(model, assignment, lane, rows, self.task, LIGHT)
+                try:
+                    means[lane] = loop.train_lane(model, trainable, assignment, lane, ends, self.task, LIGHT)
+                except BaseException:  # an error, or Ctrl-C: no further lane begins
+                    waiting.clear()
+                    raise
 
         if workers < 2:
             work(0)
-            return results
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            try:
-                for done in [pool.submit(work, thread) for thread in range(workers)]:
-                    done.result()
-            except BaseException:  # an error, or Ctrl-C: no further lane begins
-                waiting.clear()
-                raise
-        return results
+            return means
+        with ThreadPoolExecutor(workers - 1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            others = [pool.submit(work, thread) for thread in range(1, workers)]
+            work(0)  # this thread trains too
+            for other in others:
+                other.result()
+        return means
 
 
 def _copy_of(model: nn.Module) -> Copy:
     generator = torch.Generator()
-    return Copy(draw_apart(pool_in_vectors(copy.deepcopy(model)), generator), generator)
-
-
-def _room_for(assignment: Assignment) -> Tensor:
-    """Memory for the updates of all lanes; it is written only once, so mapping it would take as long as that."""
-    flat = loop.room_for(assignment)
-    if flat.nbytes > LARGEST_KEPT:
-        use_huge_pages(flat.data_ptr(), flat.nbytes)
-    return flat
+    copied = draw_apart(pool_in_vectors(copy.deepcopy(model).train()), generator)
+    return Copy(copied, loop.trainable_of(copied), generator)
 
 
 def _longest_first(assignment: Assignment) -> list[int]:
