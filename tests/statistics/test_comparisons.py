@@ -198,8 +198,20 @@ def test_the_comparisons_of_a_page_are_corrected_together(tmp_path):
     made = against_baseline(read_runs([tmp_path]))
     assert [one.names[0] for one in made] == ["GMA", "the AND-mask", "the median"]
     assert [one.overall.tests for one in made] == [3, 3, 3]
-    assert [one.cells[0].verdict.tests for one in made] == [1, 1, 1]
+    assert [one.cells[0].verdict for one in made] == [one.overall for one in made]  # the table says what the page says
     assert [one.overall.corrected for one in made] == holm([one.overall.p for one in made])
+
+
+def test_several_settings_are_corrected_within_their_table_beside_a_rule_with_one(tmp_path):
+    for seed in range(4):
+        for name, lift in (("mean", 0.0), ("gma", 1.0), ("and_mask", 0.6)):
+            write_run(tmp_path, seed=seed, aggregator=name, lift=lift + 0.1 * seed * (name != "mean"))
+            if name != "and_mask":
+                write_run(tmp_path, seed=seed, aggregator=name, lift=lift + 0.1 * seed, momentum=0.5)
+    many, one = against_baseline(read_runs([tmp_path]))
+    assert [cell.verdict.tests for cell in many.cells] == [2, 2]
+    assert many.overall.tests == 2
+    assert one.cells[0].verdict == one.overall
 
 
 def test_an_average_of_models_is_compared_with_the_mean_and_disturbs_no_other_comparison(tmp_path):

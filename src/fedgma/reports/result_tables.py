@@ -79,8 +79,10 @@ def differences_table(comparison: Comparison) -> Table:
         "of the best evaluations, over the rounds that both arms evaluated. `without diverged`: the difference without "
         "the pairs in which a run diverged."
     )
+    tests = comparison.cells[0].verdict.tests if len(comparison.cells) == 1 else comparison.tests
+    if len(comparison.cells) > 1 or tests > 1:
+        note += f" p (Holm) is corrected for {tests} tests." if tests else ""
     if len(comparison.cells) > 1:
-        note += f" p (Holm) is corrected for {comparison.tests} tests." if comparison.tests else ""
         note += f" {capitalised(comparison.signs)}."
     return Table(
         f"differences-{slug(first)}-{slug(second.removeprefix('the '))}",
