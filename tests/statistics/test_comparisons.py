@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from fedgma.errors import ConfigError
@@ -200,6 +202,23 @@ def test_the_comparisons_of_a_page_are_corrected_together(tmp_path):
     assert [one.overall.tests for one in made] == [3, 3, 3]
     assert [one.cells[0].verdict for one in made] == [one.overall for one in made]  # the table says what the page says
     assert [one.overall.corrected for one in made] == holm([one.overall.p for one in made])
+
+
+@pytest.mark.parametrize(
+    ("checksum", "said"),
+    [
+        ("cd" * 32, "; their models are the same"),
+        ("ef" * 32, "; their models differ, which this score does not show"),
+        (None, ""),
+    ],
+)
+def test_equal_scores_say_whether_the_models_are_equal_too(tmp_path, checksum, said):
+    for seed in range(4):
+        mean, gma = (write_run(tmp_path, seed=seed, aggregator=name, rounds=60) for name in ("mean", "gma"))
+        (gma / "rounds.jsonl").write_bytes((mean / "rounds.jsonl").read_bytes())
+        (gma / "done").write_text(json.dumps({"rounds": 60} | ({"sha256": checksum} if checksum else {})))
+    (made,) = against_baseline(read_runs([tmp_path]))
+    assert made.text.removeprefix("GMA and the mean are equal in 4 of 4 seeds") == said
 
 
 def test_several_settings_are_corrected_within_their_table_beside_a_rule_with_one(tmp_path):

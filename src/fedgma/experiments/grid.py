@@ -196,6 +196,10 @@ def _unknown(name: str, section: str) -> str:
     return f"unknown setting {dotted!r}{did_you_mean(near) or '; `fedgma run --show` lists them all'}"
 
 
+_EXAMPLES = {"shift": "colour", "attack": "sign_flip", "clock": "synchronous"}
+_EXAMPLES |= dict.fromkeys(("round_schedule", "step_schedule"), "cosine")
+
+
 def _sentence(error: ErrorDetails) -> str:
     """A pydantic error in one sentence that names the key."""
     where = ".".join(str(part) for part in error["loc"])
@@ -203,7 +207,7 @@ def _sentence(error: ErrorDetails) -> str:
     if not where:
         return message  # our own checks name their key
     if error["type"] == "model_type":
-        message = 'expected a name, or a table such as { name = "iid" }'
+        message = f'expected a name, or a table such as {{ name = "{_EXAMPLES.get(where, "iid")}" }}'
     message = message[:1].lower() + message[1:]
     value = repr(error["input"])
     return f"{where}: {message}, got {value if len(value) < 80 else value[:77] + '...'}{_nearest(error)}"
