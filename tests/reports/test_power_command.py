@@ -48,6 +48,17 @@ def test_the_deviation_of_earlier_runs(tmp_path):
     assert head.endswith("of 3 pairs in 1 setting; fewer than 4 pairs estimate it badly, train more first.")
 
 
+def test_one_or_two_pairs_of_each_of_several_settings_estimate_a_deviation_badly(tmp_path):
+    for seed, lift in enumerate((1.0, 2.0)):
+        for rounds in (10, 20, 30):
+            write_run(tmp_path, aggregator="mean", seed=seed, rounds=rounds)
+            write_run(tmp_path, aggregator="gma", seed=seed, rounds=rounds, lift=lift)
+    head = call("gma", "mean", "--runs", tmp_path, "--seeds", 4)[0]
+    assert head.endswith("of 6 pairs in 3 settings.")
+    head = call("gma", "mean", "--runs", tmp_path, "--seeds", 4, "--where", "rounds=10,20")[0]
+    assert head.endswith("of 4 pairs in 2 settings; so few pairs of each setting estimate it badly, train more first.")
+
+
 def test_a_diverged_pair_is_no_part_of_the_deviation_and_is_named(tmp_path):
     for seed, lift in enumerate((1.0, 2.0, 4.0, 3.0, -65.0)):
         write_run(tmp_path, aggregator="mean", seed=seed, rounds=60)

@@ -3,11 +3,12 @@ import json
 import pytest
 
 from fedgma.errors import ConfigError
+from fedgma.records.label import Label, write_label
 from fedgma.records.reader import curve, read_runs
 from fedgma.statistics.arms import score
 from fedgma.statistics.baseline import against_baseline
 from fedgma.statistics.comparisons import compare
-from fedgma.statistics.selection import select
+from fedgma.statistics.selection import select, select_arm, where
 from fedgma.statistics.verdicts import holm
 from run_folders import write_duel, write_run
 
@@ -328,3 +329,17 @@ def test_an_arm_that_is_not_there_is_refused_with_those_that_are(tmp_path, wante
     write_run(tmp_path)
     with pytest.raises(ConfigError, match=sentence):
         select(read_runs([tmp_path]), wanted)
+
+
+def test_runs_are_chosen_by_the_name_that_a_user_gave_them(tmp_path):
+    for rounds, name in ((40, "pilot"), (60, "wide, and long")):
+        for seed in range(2):
+            write_label(write_run(tmp_path, seed=seed, rounds=rounds), Label(name))
+    runs = read_runs([tmp_path])
+    assert {run.planned for run in select_arm(runs, "wide, and long")[0]} == {60}
+    assert {run.planned for run in select_arm(runs, "name=pilot")[0]} == {40}
+    assert {run.planned for run in where(runs, "name=pilot")} == {40}
+    made = compare(select_arm(runs, "wide, and long")[0], select_arm(runs, "pilot")[0], ("long", "short"))
+    assert [cell.seeds for cell in made.cells] == [(0, 1)]
+    with pytest.raises(ConfigError, match="no run has name=pilto; the runs have pilot, wide, and long"):
+        where(runs, "name=pilto")

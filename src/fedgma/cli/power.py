@@ -86,7 +86,7 @@ def _deviation(
     first: str | None, second: str | None, runs: list[Path], sd: float | None, filters: list[str], of: str | None
 ) -> tuple[float, str, str]:
     """The standard deviation that was given, or that of the differences of earlier runs, its unit, and its source."""
-    from fedgma.cli.report import side
+    from fedgma.cli.report import check_disjoint, side
     from fedgma.errors import ConfigError
     from fedgma.statistics.comparisons import compare
     from fedgma.statistics.labels import counted
@@ -97,11 +97,14 @@ def _deviation(
     if sd is not None:
         return sd, "points", ""
     (ours, ours_fixed), (theirs, theirs_fixed) = (side(str(name), runs, filters) for name in (first, second))
+    check_disjoint(ours, theirs)
     made = compare(ours, theirs, (str(first), str(second)), apart=[*ours_fixed, *theirs_fixed], of=of)
     samples = [[value for seed, value in cell.pairs.items() if seed not in cell.lost] for cell in made.cells]
     deviation = pooled_deviation([tuple(sample) for sample in samples if sample])
     pairs, left_out = sum(map(len, samples)), sum(len(cell.lost) for cell in made.cells)
     source = f", within settings, of {counted(pairs, 'pair')} in {counted(len(made.cells), 'setting')}"
     source += f"; {left_out} more had a run that diverged" if left_out else ""
-    source += f"; fewer than {LEAST_SEEDS} pairs estimate it badly, train more first" if pairs < LEAST_SEEDS else ""
+    free = pairs - sum(map(bool, samples))  # each setting's own mean takes one
+    few = f"fewer than {LEAST_SEEDS} pairs" if pairs < LEAST_SEEDS else "so few pairs of each setting"
+    source += f"; {few} estimate it badly, train more first" if free < LEAST_SEEDS - 1 else ""
     return deviation, made.score.apart, source
