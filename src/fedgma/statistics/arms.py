@@ -248,6 +248,12 @@ def first_of_each_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(kept[seed] for seed in sorted(kept))
 
 
+def same_models(pairs: Sequence[tuple[Run, Run]]) -> bool | None:
+    """Whether both runs of every pair ended with the same model, by its checksum; None if one has no checksum."""
+    ends = [[run.done.get("sha256") if run.done else None for run in pair] for pair in pairs]
+    return None if any(None in pair for pair in ends) else all(first == second for first, second in ends)
+
+
 def without_extended(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """Two lists: the runs without those that a longer finished run continues, and the latter."""
     longest: dict[str, int] = {}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fedgma.errors import ConfigError
 from fedgma.records.format import PARTS
 from fedgma.records.reader import Run
-from fedgma.statistics.arms import Summary, frozen, score, summarise, telling_names, trait, traits
+from fedgma.statistics.arms import Summary, frozen, same_models, score, summarise, telling_names, trait, traits
 from fedgma.statistics.convergence import Convergence, converge
 from fedgma.statistics.labels import (
     AGGREGATION_SETTINGS,
@@ -221,14 +221,8 @@ def _cell(
         convergence=convergence,
         settled=paired(left, names, of) if any(convergence.diverged) and left else None,
         lost=tuple(a.seed for (a, _), *gone in zip(group, *lost, strict=True) if any(gone)),
-        same_models=_same_models(group),
+        same_models=same_models(group),
     )
-
-
-def _same_models(group: Sequence[Pair]) -> bool | None:
-    """Whether both runs of every pair ended with the same model, by its checksum; None if one has no checksum."""
-    ends = [[run.done.get("sha256") if run.done else None for run in pair] for pair in group]
-    return None if any(None in pair for pair in ends) else all(first == second for first, second in ends)
 
 
 def _difference(pair: Pair, metric: str, split: str, of: Metric) -> float:
