@@ -62,8 +62,15 @@ class RankLost(FedgmaError):
 
 
 def nearest(name: object, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The known names that are most like an unknown one; none if no name is near."""
-    return difflib.get_close_matches(str(name), list(known), most, cutoff)
+    """The known names that are most like an unknown one, in capitals or not; none if no name is near.
+
+    >>> nearest("GMA", ["mean", "gma"])
+    ['gma']
+    """
+    small: dict[str, str] = {}
+    for one in known:
+        small.setdefault(one.lower(), one)
+    return [small[match] for match in difflib.get_close_matches(str(name).lower(), small, most, cutoff)]
 
 
 def did_you_mean(names: Iterable[str]) -> str:

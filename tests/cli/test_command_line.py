@@ -213,6 +213,12 @@ def test_a_setting_that_was_written_as_an_option_is_told_apart_from_a_wrong_opti
         assert "--device" in said
 
 
+def test_spaces_around_the_sign_of_a_setting_are_named():
+    assert call("run", "rounds", "=", "5")[2] == (
+        "fedgma: expected key=value without spaces around '=', such as rounds=100\n"
+    )
+
+
 def test_signs_that_the_terminal_does_not_have_are_replaced(monkeypatch):
     screen = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(screen, "ascii", write_through=True))

@@ -55,6 +55,7 @@ def test_runs_are_listed_with_their_state_name_and_score(runs):
     assert listed[runs["gma"].name]["name"] == "wide nets"
     assert 0 <= listed[runs["gma"].name]["last10"] <= 100
     assert "wide nets" in call("ls")[1].splitlines()[-1]
+    assert call("ls", "--runs", "runs")[1] == call("ls", "runs")[1] == call("ls")[1]
 
 
 def test_a_damaged_run_does_not_hide_the_others(runs):

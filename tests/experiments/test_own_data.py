@@ -15,7 +15,7 @@ from fedgma.data.files import from_arrays
 from fedgma.data.partitions import by_function
 from fedgma.data.pools import normalisation_of
 from fedgma.data.splits import divide
-from fedgma.errors import ConfigError, FedgmaError
+from fedgma.errors import ConfigError, DataError, FedgmaError
 from fedgma.experiments import play as experiments
 from fedgma.experiments.grid import expand
 from fedgma.experiments.materials import Materials
@@ -96,6 +96,22 @@ def test_large_targets_are_said():
         "own: targets reach 2e+05: scale them, or training may diverge or learn nothing"
         in adopted({"task": "regression"}, (x, y * 1e5))[1]
     )
+
+
+@pytest.mark.parametrize(("factor", "said"), [(85, "values reach "), (1e-6, "no value is above ")])
+def test_features_that_are_not_scaled_are_said(factor, said):
+    x, y = points()
+    x = factor * x / abs(x).max()
+    remarks = adopted({}, (x, y))[1]
+    assert any(line.startswith(f"own: {said}") and "scale the features, for example to" in line for line in remarks)
+    assert not any("scale" in line for line in adopted({}, (x / factor, y))[1])
+
+
+def test_a_test_part_without_samples_is_refused_as_such():
+    x, y = points()
+    for test in ((x[:0], y[:0]), ([], [])):
+        with pytest.raises(DataError, match="own: the test part has no samples; without one"):
+            adopted({}, ((x, y), test))
 
 
 def test_owners_are_grouped_or_the_fix_is_said():
@@ -337,9 +353,23 @@ def test_a_section_that_is_a_number_is_refused_in_the_users_words(given):
 
 
 @pytest.mark.parametrize(
+    ("section", "name"),
+    [("partition", "iid"), ("step_schedule", "cosine"), ("clock", "synchronous"), ("shift", "colour")],
+)
+def test_the_table_that_is_shown_in_place_of_another_value_is_one_of_its_section(section, name):
+    with pytest.raises(ConfigError, match=f'{section}: expected a name, or a table such as {{ name = "{name}" }}'):
+        expand({section: 5})
+    expand({section: {"name": name}})
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"partition": "iid"}, "partition must be a function of labels, clients and generator, got 'iid'; a partition"),
+        (
+            {"aggregator": ["mean", "ties"]},
+            r"a rule .*, got \['mean', 'ties'\]; give one rule, or name several in the settings",
+        ),
         ({"model": 3}, "model must be a name, a module or a function that makes one, got 3"),
         (
             {"data": "mine.npz"},

@@ -171,13 +171,27 @@ def test_a_settings_file_may_begin_with_a_mark_and_end_its_lines_as_on_windows(t
     assert {run.rounds for run in read_grid(tmp_path / "mine.toml").runs} == {7}
 
 
+def test_a_word_may_hold_a_range_of_whole_numbers_with_both_ends():
+    def seeds(word):
+        return sorted({run.seed for run in read_grid(None, ["aggregator=mean", word]).runs})
+
+    assert seeds("seed=0..3") == [0, 1, 2, 3]
+    assert seeds("seed=0..2,7") == seeds("seed=[0..2, 7]") == [0, 1, 2, 7]
+    assert seeds("seed=5..5") == [5]
+    for word in ("seed=3..0", "seed=0..99999999999"):
+        with pytest.raises(ConfigError, match=r"expected a range from a number up to a larger one"):
+            seeds(word)
+    for path in ("../0..3/mine.npz", "0..3.npz", "a0..3"):  # names of files are no ranges
+        assert read_grid(None, [f"dataset=./{path}.npz", "seed=0", "aggregator=mean"]).runs[0].dataset.endswith(".npz")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"tau": 1.5}, "tau: input should be less than or equal to 1, got 1.5"),
-        ({"tau": "0.4"}, "tau: input should be a valid number, got '0.4'"),
-        ({"tau": True}, "tau: input should be a valid number, got True"),
-        ({"rounds": 2.0}, "rounds: input should be a valid integer, got 2.0"),
+        ({"tau": "0.4"}, "tau: expected a number, got '0.4'"),
+        ({"tau": True}, "tau: expected a number, got True"),
+        ({"rounds": 2.0}, "rounds: expected a whole number, got 2.0"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1, got 0"),
         ({"client_learning_rate": float("nan")}, "client_learning_rate: input should be a finite number, got nan"),
         ({"clients": 10}, "unknown setting 'clients'; did you mean 'partition.clients'?"),
@@ -185,6 +199,10 @@ def test_a_settings_file_may_begin_with_a_mark_and_end_its_lines_as_on_windows(t
         ({"aggregator": "fedavg"}, "got 'fedavg'; fedavg is an algorithm"),
         ({"dataset": "z\udcfcri.npz"}, "dataset: expected UTF-8 text, got bytes of another encoding; rename the file"),
         ({"aggregator": "gmaa"}, "got 'gmaa'; did you mean 'gma'?"),
+        ({"aggregator": "GMA"}, "got 'GMA'; did you mean 'gma'?"),
+        ({"model": "LeNet"}, "or your own as 'file.py:Name'; did you mean 'lenet'?"),
+        ({"dataset": "MNIST"}, "such as './MNIST'; did you mean 'mnist'?"),
+        ({"seed": "0-9"}, "seed: expected a whole number, got '0-9'; write 0..9 for all of these"),
         ({"partition": {"nmae": "iid"}}, "unknown setting 'partition.nmae'; did you mean 'partition.name'?"),
         ({"aggregator": "mean", "tau": 0.3}, "tau is given but no run uses it"),
         ({"mu": 0.1}, "mu is given but no run uses it"),

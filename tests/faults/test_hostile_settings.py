@@ -148,7 +148,7 @@ def test_d20_too_little_memory_is_one_sentence(monkeypatch):
 
 @row("D20")
 def test_d20_a_value_with_a_line_break_sets_nothing_else():
-    with pytest.raises(ConfigError, match="tau: input should be a valid number, got '0\\.4"):
+    with pytest.raises(ConfigError, match="tau: expected a number, got '0\\.4"):
         read_grid(None, ["tau=0.4\nseed = 3"])
 
 

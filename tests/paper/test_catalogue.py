@@ -97,6 +97,8 @@ def test_an_unknown_experiment_is_answered_with_the_known_ones():
 
 def test_an_experiment_is_known_by_the_table_or_figure_that_it_is_printed_in():
     assert [experiment(name).id for name in ("Table 2", "table 5", "figure 3D")] == ["E1", "E7", "E4"]
+    with pytest.raises(ConfigError, match=r"Figure 3 is in E4 \(figure 3d\), E6 \(figure 3a\), E10 "):
+        experiment("Figure 3")
     with pytest.raises(ConfigError, match="section 5 is in E5 and E15"):
         experiment("section 5")
 

@@ -86,6 +86,13 @@ def test_the_runs_are_compared(played, tmp_path):
     assert (tmp_path / "page" / "tables" / "cells.tex").exists()
 
 
+def test_a_quick_trial_is_found_by_a_comparison_without_it(played):
+    code, _, said = call("paper", "compare", "E10", played[0])
+    assert code == 3
+    assert said.startswith("fedgma: no finished run of E10 in ")
+    assert said.endswith("; add --quick to see the quick trial that is there\n")
+
+
 def test_results_can_be_compared_in_place_of_run_folders(tmp_path):
     write_experiment(tmp_path / "runs", experiment("E12"), lambda run: 90.0 + run.seed, cut=Cut(seeds=2), rounds=11)
     code, printed, _ = call("paper", "results", tmp_path / "runs", "--out", tmp_path / "results")
@@ -180,7 +187,17 @@ def test_findings_that_are_none_are_refused_by_the_name_of_their_file(tmp_path, 
     ("words", "code", "reason"),
     [
         (["run", "E99"], 2, "unknown experiment 'E99'"),
-        (["run", "E13", "--cells", "local_epochs=2"], 2, "no cell of E13 fits"),
+        (
+            ["run", "E13", "--cells", "local_epochs=2"],
+            2,
+            "fits --cells 'local_epochs=2'; it has local_epochs 1, ",
+        ),
+        (["run", "E10", "--quick", "--cells", "dataset=mnist"], 2, "dataset fmnist-mini; --quick puts embedded images"),
+        (
+            ["compare", "E13", ".", "--cells", "dataset=minst"],
+            2,
+            "fits --cells 'dataset=minst'; it has ",
+        ),
         (["run", "E13", "--rates", "none.toml"], 2, "cannot read the chosen rates"),
         (["run", "E13", "--precision", "fp8"], 2, "unknown precision 'fp8'"),
         (["run", "C12"], 2, "C12 needs learning rates for cifar10 fedavg, cifar10 fedprox, cifar10 fedadam"),

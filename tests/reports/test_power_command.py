@@ -48,6 +48,17 @@ def test_the_deviation_of_earlier_runs(tmp_path):
     assert head.endswith("of 3 pairs in 1 setting; fewer than 4 pairs estimate it badly, train more first.")
 
 
+def test_one_or_two_pairs_of_each_of_several_settings_estimate_a_deviation_badly(tmp_path):
+    for seed, lift in enumerate((1.0, 2.0)):
+        for rounds in (10, 20, 30):
+            write_run(tmp_path, aggregator="mean", seed=seed, rounds=rounds)
+            write_run(tmp_path, aggregator="gma", seed=seed, rounds=rounds, lift=lift)
+    head = call("gma", "mean", "--runs", tmp_path, "--seeds", 4)[0]
+    assert head.endswith("of 6 pairs in 3 settings.")
+    head = call("gma", "mean", "--runs", tmp_path, "--seeds", 4, "--where", "rounds=10,20")[0]
+    assert head.endswith("of 4 pairs in 2 settings; so few pairs of each setting estimate it badly, train more first.")
+
+
 def test_a_diverged_pair_is_no_part_of_the_deviation_and_is_named(tmp_path):
     for seed, lift in enumerate((1.0, 2.0, 4.0, 3.0, -65.0)):
         write_run(tmp_path, aggregator="mean", seed=seed, rounds=60)
@@ -55,6 +66,27 @@ def test_a_diverged_pair_is_no_part_of_the_deviation_and_is_named(tmp_path):
     head = call("gma", "mean", "--runs", tmp_path, "--seeds", 4)[0]
     assert "standard deviation of the differences 1.2" in head
     assert head.endswith(" points, within settings, of 4 pairs in 1 setting; 1 more had a run that diverged.")
+
+
+def test_runs_of_one_data_set_are_chosen_among_several(tmp_path):
+    for seed, lift in enumerate((1.0, 2.0, 4.0, 3.0)):
+        for dataset, factor in (("a.npz", 1.0), ("b.npz", 5.0)):
+            write_run(tmp_path, aggregator="mean", seed=seed, dataset=dataset)
+            write_run(tmp_path, aggregator="gma", seed=seed, dataset=dataset, lift=factor * lift)
+    heads = [call("gma", "mean", "--runs", tmp_path, "--where", f"dataset={name}.npz")[0] for name in "ab"]
+    assert all(head.endswith("of 4 pairs in 1 setting.") for head in heads)
+    first, second = (float(head.partition("differences ")[2].split()[0]) for head in heads)
+    assert second > 3 * first
+
+
+def test_differences_of_a_metric_without_points_are_multiples_of_their_deviation(tmp_path):
+    for seed, lift in enumerate((1.0, 2.0, 4.0, 3.0)):
+        write_run(tmp_path, aggregator="mean", seed=seed)
+        write_run(tmp_path, aggregator="gma", seed=seed, lift=lift)
+    head, *lines = call("gma", "mean", "--runs", tmp_path, "--of", "loss")
+    deviation = float(head.partition("differences ")[2].split()[0])
+    sizes = [float(line.split()[3]) for line in lines if line.startswith("A difference of")]
+    assert sizes == pytest.approx([size * deviation for size in (0.25, 0.5, 1, 2, 4)], rel=0.06)
 
 
 @pytest.mark.parametrize("words", [(), ("gma",), ("gma", "mean", "--sd", 1)])

@@ -62,6 +62,9 @@ def test_reporting_does_not_import_torch(tmp_path):
         (("report", "runs", "--out", "file/out"), 2, "cannot write to 'file/out'"),
         (("compare", "gma", "median", "--runs", "runs"), 2, "no run has 'median'"),
         (("compare", "gma", "mean"), 0, ""),
+        (("compare", "gma", "gma"), 2, "in common; name two arms that share none"),
+        (("compare", "gma", "fedavg"), 2, "in common; name two arms that share none"),
+        (("power", "gma", "fedavg"), 2, "in common; name two arms that share none"),
         (("compare", "runs", "half"), 3, "nothing can be paired"),
     ],
 )

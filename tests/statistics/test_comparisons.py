@@ -1,11 +1,14 @@
+import json
+
 import pytest
 
 from fedgma.errors import ConfigError
+from fedgma.records.label import Label, write_label
 from fedgma.records.reader import curve, read_runs
 from fedgma.statistics.arms import score
 from fedgma.statistics.baseline import against_baseline
 from fedgma.statistics.comparisons import compare
-from fedgma.statistics.selection import select
+from fedgma.statistics.selection import select, select_arm, where
 from fedgma.statistics.verdicts import holm
 from run_folders import write_duel, write_run
 
@@ -198,8 +201,37 @@ def test_the_comparisons_of_a_page_are_corrected_together(tmp_path):
     made = against_baseline(read_runs([tmp_path]))
     assert [one.names[0] for one in made] == ["GMA", "the AND-mask", "the median"]
     assert [one.overall.tests for one in made] == [3, 3, 3]
-    assert [one.cells[0].verdict.tests for one in made] == [1, 1, 1]
+    assert [one.cells[0].verdict for one in made] == [one.overall for one in made]  # the table says what the page says
     assert [one.overall.corrected for one in made] == holm([one.overall.p for one in made])
+
+
+@pytest.mark.parametrize(
+    ("checksum", "said"),
+    [
+        ("cd" * 32, "; their models are the same"),
+        ("ef" * 32, "; their models differ, which this score does not show"),
+        (None, ""),
+    ],
+)
+def test_equal_scores_say_whether_the_models_are_equal_too(tmp_path, checksum, said):
+    for seed in range(4):
+        mean, gma = (write_run(tmp_path, seed=seed, aggregator=name, rounds=60) for name in ("mean", "gma"))
+        (gma / "rounds.jsonl").write_bytes((mean / "rounds.jsonl").read_bytes())
+        (gma / "done").write_text(json.dumps({"rounds": 60} | ({"sha256": checksum} if checksum else {})))
+    (made,) = against_baseline(read_runs([tmp_path]))
+    assert made.text.removeprefix("GMA and the mean are equal in 4 of 4 seeds") == said
+
+
+def test_several_settings_are_corrected_within_their_table_beside_a_rule_with_one(tmp_path):
+    for seed in range(4):
+        for name, lift in (("mean", 0.0), ("gma", 1.0), ("and_mask", 0.6)):
+            write_run(tmp_path, seed=seed, aggregator=name, lift=lift + 0.1 * seed * (name != "mean"))
+            if name != "and_mask":
+                write_run(tmp_path, seed=seed, aggregator=name, lift=lift + 0.1 * seed, momentum=0.5)
+    many, one = against_baseline(read_runs([tmp_path]))
+    assert [cell.verdict.tests for cell in many.cells] == [2, 2]
+    assert many.overall.tests == 2
+    assert one.cells[0].verdict == one.overall
 
 
 def test_an_average_of_models_is_compared_with_the_mean_and_disturbs_no_other_comparison(tmp_path):
@@ -297,3 +329,17 @@ def test_an_arm_that_is_not_there_is_refused_with_those_that_are(tmp_path, wante
     write_run(tmp_path)
     with pytest.raises(ConfigError, match=sentence):
         select(read_runs([tmp_path]), wanted)
+
+
+def test_runs_are_chosen_by_the_name_that_a_user_gave_them(tmp_path):
+    for rounds, name in ((40, "pilot"), (60, "wide, and long")):
+        for seed in range(2):
+            write_label(write_run(tmp_path, seed=seed, rounds=rounds), Label(name))
+    runs = read_runs([tmp_path])
+    assert {run.planned for run in select_arm(runs, "wide, and long")[0]} == {60}
+    assert {run.planned for run in select_arm(runs, "name=pilot")[0]} == {40}
+    assert {run.planned for run in where(runs, "name=pilot")} == {40}
+    made = compare(select_arm(runs, "wide, and long")[0], select_arm(runs, "pilot")[0], ("long", "short"))
+    assert [cell.seeds for cell in made.cells] == [(0, 1)]
+    with pytest.raises(ConfigError, match="no run has name=pilto; the runs have pilot, wide, and long"):
+        where(runs, "name=pilto")

@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 
 from fedgma.statistics.arms import Summary, summarise
 from fedgma.statistics.convergence import Convergence, converge, diverged, rise
+from fedgma.statistics.metrics import LARGEST, Metric
 
 
 def course(level, *, rising=0.0, rounds=100, every=5):
@@ -80,3 +82,32 @@ def test_a_run_that_still_rises_has_not_diverged():
 def test_an_arm_whose_runs_all_diverged_is_not_called_converged():
     made, _ = converge([[run(80)] * 3, [run(10)] * 2], 100)
     assert (made.rises[1], made.diverged, made.converged) == (None, (0, 2), False)
+
+
+BIAS = Metric("bias", "lower", "")
+
+
+def noise(seed):
+    """An error that falls to about 0.04 and then varies between zero and that, over 50 evaluations."""
+    rng = np.random.default_rng(seed)
+    return {r: abs(float(0.5 * 0.7**r + 0.04 * rng.normal())) for r in range(1, 51)}
+
+
+def test_an_error_near_zero_has_not_diverged_though_its_best_is_nearer_by_chance():
+    courses = [(summarise(curve, BIAS), curve) for curve in map(noise, range(8))]
+    assert all(2 * summary.best < min(summary.last10, summary.final) for summary, _ in courses[1:4])
+    assert converge([courses[:4], courses[4:]], 50, BIAS)[0].diverged == (0, 0)
+
+
+def test_an_error_that_rises_back_by_half_of_what_it_fell_has_diverged():
+    falls = {r: 1 / r for r in range(1, 21)}
+    back = falls | {r: 0.1 + 0.09 * (r - 10) for r in range(11, 31)}
+    calm = falls | dict.fromkeys(range(21, 31), 0.05)
+    courses = [(summarise(curve, BIAS), curve) for curve in (back, back, back, back, calm)]
+    assert converge([courses[:2], courses[2:]], 30, BIAS)[1] == [[True, True], [True, True, False]]
+
+
+def test_a_run_that_ends_without_a_finite_score_has_diverged_whatever_the_others_do():
+    lost = Summary(LARGEST, LARGEST, LARGEST)
+    assert diverged([lost] * 4, BIAS) == [True] * 4
+    assert diverged([Summary(-LARGEST, -LARGEST, -LARGEST)] * 4, Metric("r2", "higher", "")) == [True] * 4

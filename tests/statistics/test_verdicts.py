@@ -288,3 +288,11 @@ def test_a_corrected_p_of_exactly_five_percent_is_not_enough():
 def test_two_seeds_have_a_deviation_and_one_has_none():
     assert as_object(paired([1.0, 2.0]))["deviation"] == pytest.approx(np.sqrt(0.5))
     assert as_object(paired([1.0]))["deviation"] is None
+
+
+def test_a_mean_that_rounds_to_zero_is_no_zero():
+    assert paired([0.001, -0.002, -0.001, 0.0]).text.startswith(
+        "inconclusive: GMA behind by less than 0.01 points, 95 %"
+    )
+    assert paired([0.001, 0.0011, 0.001, 0.0012]).text.startswith("GMA ahead by less than 0.01 points, 95 % CI 0.00 to")
+    assert "equal to the mean on average" in paired([0.001, -0.001, 0.002, -0.002]).text

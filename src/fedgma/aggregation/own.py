@@ -32,6 +32,11 @@ def as_rule(given: Any, name: str | None = None) -> Rule:
         return given
     if inspect.isclass(given):
         return as_rule(_instance(given), name or given.__name__)
+    if isinstance(given, list | tuple):
+        raise ConfigError(
+            f"aggregator: expected a rule or a function of sums, got {given!r:.60}; give one rule, or name several in "
+            "the settings of runs, such as {'aggregator': ['mean', 'ties']}"
+        )
     if not callable(given):
         raise ConfigError(
             f"aggregator: expected a rule or a function of sums, got {given!r:.60}; "

@@ -16,12 +16,13 @@ def ls(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Folders of run folders (default: runs).")
     ] = None,
+    runs: Annotated[list[Path] | None, typer.Option("--runs", help="The same, as other commands name it.")] = None,
     as_json: Json = False,
 ) -> None:
     """List runs: id, name, arm, seed, rounds, state, and the test score (accuracy in %) of the last ten rounds."""
     from fedgma.cli.tables import say_table
 
-    table, damaged = table_of(folders or [Path("runs")])
+    table, damaged = table_of([*(folders or []), *(runs or [])] or [Path("runs")])
     say_table(table, as_json=as_json)
     for error in damaged:
         typer.echo(f"left out: {error}", err=True)

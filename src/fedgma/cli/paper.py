@@ -205,16 +205,14 @@ def _play(experiment: "Experiment", options: Options, *, all_of_them: bool = Fal
     from rich.console import Console
 
     from fedgma.errors import ConfigError
-    from fedgma.paper.plans import plan_runs
+    from fedgma.paper.plans import check_cells, plan_runs
     from fedgma.paper.rates import read_chosen
 
     console, cut = Console(highlight=False, markup=False, quiet=options.quiet), options.cut
     console.print(f"{experiment.id}: {experiment.title} ({experiment.source})", soft_wrap=True)
-    plan = plan_runs(experiment, read_chosen(options.rates), cut)
-    if cut.cells and not plan.runs:
-        raise ConfigError(
-            f"no cell of {experiment.id} fits --cells {cut.cells!r}; `fedgma paper list` describes the experiments"
-        )
+    chosen = read_chosen(options.rates)
+    check_cells(experiment, chosen, cut)
+    plan = plan_runs(experiment, chosen, cut)
     if plan.unsearched and not cut.quick:
         needed = f"{experiment.id} needs learning rates for {', '.join(plan.unsearched)}"
         if not all_of_them:

@@ -48,7 +48,7 @@ def compare(
     from fedgma.paper.catalogue import experiment as look_up
     from fedgma.paper.compare import compare as compare_runs
     from fedgma.paper.entries import read_entries
-    from fedgma.paper.plans import Cut
+    from fedgma.paper.plans import Cut, check_cells
     from fedgma.paper.rates import read_chosen
     from fedgma.paper.results import findings_of, write_comparison
     from fedgma.statistics.arms import Summary
@@ -60,13 +60,15 @@ def compare(
     if not experiment.parts:
         _say_analysis(experiment, paths, findings, as_json=as_json)
         return
-    entries, unfinished = read_entries(paths, unfinished_from)
     cut = Cut(cells=cells, quick=quick)
-    made = compare_runs(experiment, entries, read_chosen(rates), cut, unfinished=unfinished, statistic=statistic)
+    chosen = read_chosen(rates)
+    check_cells(experiment, chosen, cut)
+    entries, unfinished = read_entries(paths, unfinished_from)
+    made = compare_runs(experiment, entries, chosen, cut, unfinished=unfinished, statistic=statistic)
     if not made.entries:
-        raise DataError(
-            f"no finished run of {experiment.id} in {', '.join(map(str, paths))}; run: fedgma paper run {experiment.id}"
-        )
+        tried = not quick and compare_runs(experiment, entries, chosen, Cut(quick=True), statistic=statistic).entries
+        todo = "add --quick to see the quick trial that is there" if tried else f"run: fedgma paper run {experiment.id}"
+        raise DataError(f"no finished run of {experiment.id} in {', '.join(map(str, paths))}; {todo}")
     folder = Path("report") / experiment.id if out is None else out
     report = write_comparison(made, folder, findings=findings)
     if as_json:

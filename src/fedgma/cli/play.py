@@ -120,6 +120,8 @@ def grid_of_words(words: list[str] | None) -> "Grid":
 
     _check_dashes(words or [])
     files = [word for word in words or [] if "=" not in word]
+    if "=" in (words or []):
+        raise ConfigError("expected key=value without spaces around '=', such as rounds=100")
     if len(files) > 1:
         raise ConfigError(f"expected one settings file and key=value settings, got {' and '.join(map(repr, files))}")
     if files and files[0] in every_name() and not Path(files[0]).exists():

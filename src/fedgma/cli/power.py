@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedgma.cli.report import Of, Where
 from fedgma.cli.runs import Json
 
 POWERS = (0.8, 0.9)
@@ -24,6 +25,8 @@ def power(
     seeds: Annotated[int | None, typer.Option(min=4, help="The number of paired seeds.")] = None,
     tests: Annotated[int, typer.Option(min=1, help="Number of tests that p is corrected for.")] = 1,
     runs: Annotated[list[Path] | None, typer.Option("--runs", help="Folders of the earlier runs.")] = None,
+    where: Where = None,
+    of: Of = None,
     as_json: Json = False,
 ) -> None:
     """Plan seeds: how many show a difference with a power of 80 or 90 %, or which difference a number can show.
@@ -34,8 +37,9 @@ def power(
     """
     from fedgma.statistics.power import detectable, seeds_for
 
-    deviation, unit, source = _deviation(first, second, runs or [Path("runs")], sd)
-    wanted = DIFFERENCES if difference is None else (difference,)
+    deviation, unit, source = _deviation(first, second, runs or [Path("runs")], sd, where or [], of)
+    scale = 1.0 if unit == "points" else float(f"{deviation:.2g}")  # of a score whose usual differences are not known
+    wanted = [scale * size for size in DIFFERENCES] if difference is None else [difference]
     counts = SEEDS if seeds is None else (seeds,)
     needed = [
         (abs(size), [seeds_for(size, deviation, least=least, tests=tests, most=MOST) for least in POWERS])
@@ -78,9 +82,11 @@ def _with_unit(size: float, unit: str) -> str:
     return f"{size:.2f} {unit}" if unit == "points" else f"{size:.3g} {unit}"
 
 
-def _deviation(first: str | None, second: str | None, runs: list[Path], sd: float | None) -> tuple[float, str, str]:
+def _deviation(
+    first: str | None, second: str | None, runs: list[Path], sd: float | None, filters: list[str], of: str | None
+) -> tuple[float, str, str]:
     """The standard deviation that was given, or that of the differences of earlier runs, its unit, and its source."""
-    from fedgma.cli.report import side
+    from fedgma.cli.report import check_disjoint, side
     from fedgma.errors import ConfigError
     from fedgma.statistics.comparisons import compare
     from fedgma.statistics.labels import counted
@@ -90,12 +96,15 @@ def _deviation(first: str | None, second: str | None, runs: list[Path], sd: floa
         raise ConfigError("expected --sd with a number, or two arms of earlier runs, such as: fedgma power gma mean")
     if sd is not None:
         return sd, "points", ""
-    (ours, ours_fixed), (theirs, theirs_fixed) = (side(str(name), runs, []) for name in (first, second))
-    made = compare(ours, theirs, (str(first), str(second)), apart=[*ours_fixed, *theirs_fixed])
+    (ours, ours_fixed), (theirs, theirs_fixed) = (side(str(name), runs, filters) for name in (first, second))
+    check_disjoint(ours, theirs)
+    made = compare(ours, theirs, (str(first), str(second)), apart=[*ours_fixed, *theirs_fixed], of=of)
     samples = [[value for seed, value in cell.pairs.items() if seed not in cell.lost] for cell in made.cells]
     deviation = pooled_deviation([tuple(sample) for sample in samples if sample])
     pairs, left_out = sum(map(len, samples)), sum(len(cell.lost) for cell in made.cells)
     source = f", within settings, of {counted(pairs, 'pair')} in {counted(len(made.cells), 'setting')}"
     source += f"; {left_out} more had a run that diverged" if left_out else ""
-    source += f"; fewer than {LEAST_SEEDS} pairs estimate it badly, train more first" if pairs < LEAST_SEEDS else ""
+    free = pairs - sum(map(bool, samples))  # each setting's own mean takes one
+    few = f"fewer than {LEAST_SEEDS} pairs" if pairs < LEAST_SEEDS else "so few pairs of each setting"
+    source += f"; {few} estimate it badly, train more first" if free < LEAST_SEEDS - 1 else ""
     return deviation, made.score.apart, source

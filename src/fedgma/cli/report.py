@@ -104,6 +104,7 @@ def compare(
 
     sides = [side(name, runs or [Path("runs")], where or []) for name in (first, second)]
     (ours, ours_fixed), (theirs, theirs_fixed) = sides
+    check_disjoint(ours, theirs)
     names = (_name(first, second), _name(second, first))
     apart = [*ours_fixed, *theirs_fixed]
     extended = 0
@@ -139,6 +140,15 @@ def side(name: str, runs: list[Path], filters: list[str]) -> "tuple[list[Run], l
     if Path(name).is_dir():
         return where(read_runs([Path(name)]), filters), []
     return select_arm(where(read_runs(runs), filters), name)
+
+
+def check_disjoint(first: "list[Run]", second: "list[Run]") -> None:
+    """Refuse two arms that share runs: a run does not differ from itself."""
+    from fedgma.errors import ConfigError
+    from fedgma.statistics.labels import counted
+
+    if shared := {run.folder for run in first} & {run.folder for run in second}:
+        raise ConfigError(f"both arms hold {counted(len(shared), 'run')} in common; name two arms that share none")
 
 
 def _name(arm: str, other: str) -> str:

@@ -30,6 +30,7 @@ AVERAGE = 0.9  # `server_average` of the third arm where nothing is given
 LARGEST = 2**20  # bytes of a settings file
 MOST = 100_000  # runs of a sweep
 _NUMBER = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")  # also .1 and 1., which TOML does not read
+_RANGE = re.compile(r"(?<![\w.])(\d{1,15})\.\.(\d{1,15})(?![\w.])")
 OTHER_NAMES = {  # of settings, in other libraries
     "lr": "client_learning_rate",
     "learning_rate": "client_learning_rate",
@@ -196,6 +197,16 @@ def _unknown(name: str, section: str) -> str:
     return f"unknown setting {dotted!r}{did_you_mean(near) or '; `fedgma run --show` lists them all'}"
 
 
+_PLAIN = {
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "string_type": "expected a text",
+}
+_EXAMPLES = {"shift": "colour", "attack": "sign_flip", "clock": "synchronous"}
+_EXAMPLES |= dict.fromkeys(("round_schedule", "step_schedule"), "cosine")
+
+
 def _sentence(error: ErrorDetails) -> str:
     """A pydantic error in one sentence that names the key."""
     where = ".".join(str(part) for part in error["loc"])
@@ -203,10 +214,18 @@ def _sentence(error: ErrorDetails) -> str:
     if not where:
         return message  # our own checks name their key
     if error["type"] == "model_type":
-        message = 'expected a name, or a table such as { name = "iid" }'
-    message = message[:1].lower() + message[1:]
+        message = f'expected a name, or a table such as {{ name = "{_EXAMPLES.get(where, "iid")}" }}'
+    message = _PLAIN.get(error["type"], message[:1].lower() + message[1:])
     value = repr(error["input"])
-    return f"{where}: {message}, got {value if len(value) < 80 else value[:77] + '...'}{_nearest(error)}"
+    return (
+        f"{where}: {message}, got {value if len(value) < 80 else value[:77] + '...'}{_nearest(error)}{_as_range(error)}"
+    )
+
+
+def _as_range(error: ErrorDetails) -> str:
+    """A hint for whole numbers that were written as 0-9 or 0:9, as elsewhere."""
+    ends = re.fullmatch(r"(\d+)\s*[-:]\s*(\d+)", str(error["input"]))
+    return f"; write {ends[1]}..{ends[2]} for all of these" if ends and error["type"] == "int_type" else ""
 
 
 def _nearest(error: ErrorDetails) -> str:
@@ -270,7 +289,7 @@ def _set(given: Mapping[str, Any], dotted: str, value: Any) -> dict[str, Any]:
 
 
 def _parse_word(word: str) -> tuple[str, Any]:
-    """`tau=0.4`, `partition.clients=50`, `aggregator=mean,gma`, `seed=[0, 1, 2]`."""
+    """`tau=0.4`, `partition.clients=50`, `aggregator=mean,gma`, `seed=[0, 1, 2]`, `seed=0..9`."""
     dotted, sign, text = word.partition("=")
     dotted = dotted.strip()
     if not sign or not text.strip():
@@ -284,9 +303,19 @@ def _parse_word(word: str) -> tuple[str, Any]:
 def _value(text: str) -> Any:
     value = _scalar(text)
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    if value != text or ("," not in bare and bare == text):
+    if value != text or (not _RANGE.search(bare) and "," not in bare and bare == text):
         return value
-    return [_scalar(part.strip()) for part in bare.split(",") if part.strip()]
+    return [one for part in bare.split(",") if part.strip() for one in _numbers(part.strip())]
+
+
+def _numbers(text: str) -> Sequence[Any]:
+    """All whole numbers of `0..9`, both ends included; of other texts the value alone."""
+    if not (ends := _RANGE.fullmatch(text)):
+        return [_scalar(text)]
+    first, last = int(ends[1]), int(ends[2])
+    if not first <= last < first + MOST:
+        raise ConfigError(f"expected a range from a number up to a larger one, such as 0..9, got {text!r}")
+    return range(first, last + 1)
 
 
 def _scalar(text: str) -> Any:

@@ -120,7 +120,13 @@ def experiment(name: str) -> Experiment:
     named = [id for id, listed in known.items() if id[0] == "E" and name.lower() in _printed_in(listed.source)]
     if len(named) == 1:
         return known[named[0]]
-    several = f"; {name} is in {' and '.join(named)}" if named else ""
+    parts = [
+        f"{id} ({part})"
+        for id, listed in known.items()
+        for part in _printed_in(listed.source)
+        if id[0] == "E" and re.fullmatch(rf"{re.escape(name.lower())}[a-z]", part)
+    ]
+    several = f"; {name} is in {' and '.join(named) or ', '.join(parts)}" if named or parts else ""
     raise ConfigError(f"unknown experiment {name!r}; known: {', '.join(known)}{several}")
 
 

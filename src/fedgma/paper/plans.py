@@ -13,6 +13,7 @@ from fedgma.paper.catalogue import Experiment, Part, merged, seeds_of
 from fedgma.paper.rates import Chosen, rated
 from fedgma.records.format import fingerprint
 from fedgma.records.reader import flat
+from fedgma.statistics.labels import plain, sortable
 
 # training samples, and samples per writer if every writer is a client
 SIZES = {
@@ -77,6 +78,17 @@ def plan_runs(experiment: Experiment, chosen: Chosen, cut: Cut = WHOLE) -> Plan:
             if not has_rates:
                 unrated[f"{run.dataset} {run.algorithm}"] = part.searched
     return Plan(tuple(runs), tuple(unrated), tuple(name for name, needed in unrated.items() if needed))
+
+
+def check_cells(experiment: Experiment, chosen: Chosen, cut: Cut) -> None:
+    """Refuse `cut.cells` that no run of an experiment fits, with the values that it has."""
+    if not cut.cells or plan_runs(experiment, chosen, cut).runs:
+        return
+    every = [dict(flat(record(run))) for _, run in plan_runs(experiment, chosen, cut._replace(cells="")).runs]
+    held = {name: {plain(run.get(name)): None for run in every} for name in parse_cells(cut.cells)}
+    known = "; ".join(f"{name} {', '.join(sorted(values, key=sortable))}" for name, values in held.items())
+    quick = "; --quick puts embedded images in place of its data sets" if cut.quick else ""
+    raise ConfigError(f"no cell of {experiment.id} fits --cells {cut.cells!r}; it has {known}{quick}")
 
 
 def _expanded(part: Part, experiment: Experiment, chosen: Chosen, cut: Cut) -> Iterator[Settings]:

@@ -215,6 +215,6 @@ def _method(runs: Sequence[Run]) -> str:
         "An arm is ahead only where the p value of the paired t test, corrected by Holm's method, is below 5 %; "
         "otherwise the result is inconclusive, and the sentence says how many seeds would give the test a power of "
         "80 %. With several settings, the verdict is over those that have converged, each seed averaged over them; "
-        "single settings are corrected within their table, the comparisons of the page together. The verdict leaves "
+        "of several settings each is corrected within its table, the comparisons of the page together. It leaves "
         "out pairs in which a run diverged; the tables hold all pairs.</p>",
     )

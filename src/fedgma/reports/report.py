@@ -20,7 +20,7 @@ from fedgma.reports.targets import targets_table
 from fedgma.statistics.arms import Row, common, last_rounds, rows, telling, without_extended
 from fedgma.statistics.baseline import against_baseline
 from fedgma.statistics.comparisons import Comparison
-from fedgma.statistics.labels import NAMES, capitalised, is_rule, plain, short, sortable
+from fedgma.statistics.labels import NAMES, capitalised, counted, is_rule, plain, short, sortable
 from fedgma.statistics.metrics import metric_of
 from fedgma.statistics.selection import where as filtered
 
@@ -221,9 +221,9 @@ def _notes(
     for comparison in comparisons:
         first, second = comparison.names
         if comparison.alone:
-            notes.append(
-                f"{comparison.alone} finished runs of {first} or {second} have no partner with their seed and settings"
-            )
+            has = "has" if comparison.alone == 1 else "have"
+            alone = counted(comparison.alone, "finished run")
+            notes.append(f"{alone} of {first} or {second} {has} no partner with the same seed and settings")
         more = [short(name) for name in comparison.differ if name != "aggregator"]
         if more:
             notes.append(f"{first} and {second} differ in {', '.join(more)} too")

@@ -11,6 +11,8 @@ from fedgma.statistics.labels import CLIENTS, capitalised, plain, short
 from fedgma.statistics.metrics import ACCURACY, Metric, course, metrics_of
 from fedgma.statistics.power import LEAST_SEEDS
 
+ROUNDED = 1e-4  # points: what is below is the rounding of shares that were recorded in float32
+
 
 def results_table(rows: Sequence[Row]) -> Table:
     """Best, last10 and final test score of every row, mean and standard deviation over seeds."""
@@ -65,12 +67,12 @@ def differences_table(comparison: Comparison) -> Table:
     for cell in comparison.cells:
         verdict = cell.verdict
         signs = f"{verdict.ahead} of {verdict.of}"
-        numbers = (verdict.mean, *(verdict.interval or (None, None)), signs)
+        numbers = (*_shown(comparison, verdict.mean, *(verdict.interval or (None, None))), signs)
         tested = (verdict.p, verdict.corrected) if verdict.of >= LEAST_SEEDS else (None, None)
         course = cell.convergence
-        further = (course.rounds, "yes" if course.converged else "no", sum(course.diverged), cell.best.mean)
-        settled = None if cell.settled is None else cell.settled.mean
-        body.append((*(cell.label[name] for name in names), cell.says, *numbers, *tested, *further, settled))
+        further = (course.rounds, "yes" if course.converged else "no", sum(course.diverged))
+        means = _shown(comparison, cell.best.mean, None if cell.settled is None else cell.settled.mean)
+        body.append((*(cell.label[name] for name in names), cell.says, *numbers, *tested, *further, *means))
     tested_names = ("verdict", "difference", "CI low", "CI high", "seeds ahead", "p", "p (Holm)")
     header = (*map(short, names), *tested_names, "rounds", "converged", "diverged", "best", "without diverged")
     note = (
@@ -79,8 +81,10 @@ def differences_table(comparison: Comparison) -> Table:
         "of the best evaluations, over the rounds that both arms evaluated. `without diverged`: the difference without "
         "the pairs in which a run diverged."
     )
+    tests = comparison.cells[0].verdict.tests if len(comparison.cells) == 1 else comparison.tests
+    if len(comparison.cells) > 1 or tests > 1:
+        note += f" p (Holm) is corrected for {tests} tests." if tests else ""
     if len(comparison.cells) > 1:
-        note += f" p (Holm) is corrected for {comparison.tests} tests." if comparison.tests else ""
         note += f" {capitalised(comparison.signs)}."
     return Table(
         f"differences-{slug(first)}-{slug(second.removeprefix('the '))}",
@@ -90,6 +94,12 @@ def differences_table(comparison: Comparison) -> Table:
         note,
         _decimals_of_differences(comparison, header),
     )
+
+
+def _shown(comparison: Comparison, *differences: float | None) -> tuple[float | None, ...]:
+    """Differences without those of shares that come from the rounding of float32 alone."""
+    least = ROUNDED if comparison.score.share else 0.0
+    return tuple(0.0 if value is not None and abs(value) < least else value for value in differences)
 
 
 def _what_is_compared(comparison: Comparison) -> str:

@@ -168,14 +168,25 @@ def telling_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
     >>> telling_names([{"mu": 0.1, "algorithm": "fedprox"}, {"mu": None, "algorithm": "fedavg"}])
     ['algorithm']
+    >>> telling_names([{"partition.name": "own:halves", "client_ids": "cf"}, {"partition.name": "natural"}])
+    ['partition.name']
+    >>> telling_names([{"step_schedule.length": 20, "step_schedule.name": "cosine"}, {"step_schedule.name": "step"}])
+    ['step_schedule.name']
     >>> telling_names([{"aggregator": "mean", "data_version": "a"}, {"aggregator": "gma", "data_version": "b"}])
     ['data_version', 'aggregator']
     """
-    names = sorted(dict.fromkeys(name for row in rows for name in row), key=rank)
+    names = sorted(dict.fromkeys(name for row in rows for name in row), key=_place)
+    clients = VERSIONS["clients"]  # a partition of the user's own has ids, and others may have none
     apart = {*VERSIONS.values()} - {*AGGREGATION_SETTINGS}
     kept = _splitting(rows, [name for name in names if name not in apart])
-    versions = _splitting(rows, [name for name in names if name in apart], VERSIONED)
-    return sorted([*kept, *versions], key=rank)
+    versions = _splitting(rows, [name for name in names if name in apart - {clients}], VERSIONED)
+    owners = _splitting(rows, [name for name in names if name == clients], (*VERSIONED, "partition.name"))
+    return sorted([*kept, *versions, *owners], key=rank)
+
+
+def _place(name: str) -> tuple[int, bool]:
+    """The order in which names are tried: a schedule is told by its name before its numbers."""
+    return rank(name), not name.endswith("_schedule.name")
 
 
 def _splitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], given: Sequence[str] = ()) -> list[str]:
@@ -235,6 +246,12 @@ def first_of_each_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
     for run in runs:
         kept.setdefault(run.seed, run)
     return tuple(kept[seed] for seed in sorted(kept))
+
+
+def same_models(pairs: Sequence[tuple[Run, Run]]) -> bool | None:
+    """Whether both runs of every pair ended with the same model, by its checksum; None if one has no checksum."""
+    ends = [[run.done.get("sha256") if run.done else None for run in pair] for pair in pairs]
+    return None if any(None in pair for pair in ends) else all(first == second for first, second in ends)
 
 
 def without_extended(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:

@@ -1,13 +1,14 @@
 """Every arm of a sweep against the plain mean: other rules, and an average of the mean's models."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.records.reader import Run
-from fedgma.statistics.comparisons import Comparison, compare
+from fedgma.statistics.comparisons import Cell, Comparison, compare
 from fedgma.statistics.labels import in_sentence
 from fedgma.statistics.metrics import by_metric
-from fedgma.statistics.verdicts import correct
+from fedgma.statistics.verdicts import Verdict, correct
 
 AVERAGE_OF_MODELS = "the average of models"
 
@@ -22,11 +23,25 @@ def against_baseline(
     """
     groups = by_metric(runs) if of is None else [list(runs)]
     compared = [comparison for group in groups for comparison in _against_baseline(group, metric, split, of)]
-    corrected = iter(correct([comparison.overall for comparison in compared if comparison.overall is not None]))
-    return [
-        comparison if comparison.overall is None else comparison._replace(overall=next(corrected))
-        for comparison in compared
-    ]
+    tested = [comparison for comparison in compared if comparison.overall is not None]
+    verdicts = correct([comparison.overall for comparison in tested if comparison.overall is not None])
+    alone = correct([_of_page(comparison) for comparison in tested])
+    corrected = iter(
+        comparison._replace(overall=verdict, cells=_with_verdict(comparison.cells, single))
+        for comparison, verdict, single in zip(tested, verdicts, alone, strict=True)
+    )
+    return [comparison if comparison.overall is None else next(corrected) for comparison in compared]
+
+
+def _of_page(comparison: Comparison) -> Verdict:
+    """The verdict of a comparison's only cell, diverged runs included; that over its cells, if there are several."""
+    overall = cast(Verdict, comparison.overall)
+    return comparison.cells[0].verdict if len(comparison.cells) == 1 else overall
+
+
+def _with_verdict(cells: tuple[Cell, ...], verdict: Verdict) -> tuple[Cell, ...]:
+    """The cells; an only one has the verdict that is corrected with the page, so that table and sentence agree."""
+    return (cells[0]._replace(verdict=verdict),) if len(cells) == 1 else cells
 
 
 def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | None) -> list[Comparison]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fedgma.errors import ConfigError
 from fedgma.records.format import PARTS
 from fedgma.records.reader import Run
-from fedgma.statistics.arms import Summary, frozen, score, summarise, telling_names, trait, traits
+from fedgma.statistics.arms import Summary, frozen, same_models, score, summarise, telling_names, trait, traits
 from fedgma.statistics.convergence import Convergence, converge
 from fedgma.statistics.labels import (
     AGGREGATION_SETTINGS,
@@ -42,6 +42,7 @@ class Cell(NamedTuple):
     convergence: Convergence
     settled: Verdict | None  # without the pairs of diverged runs, not corrected; None if none diverged or none is left
     lost: tuple[int, ...] = ()  # seeds of the pairs in which a run diverged
+    same_models: bool | None = None  # whether both runs of every pair ended with the same model; None: not recorded
 
     @property
     def where(self) -> str:
@@ -65,6 +66,13 @@ class Cell(NamedTuple):
         of_arm = (f"{name} {count}" for name, count in zip(self.verdict.names, self.convergence.diverged, strict=True))
         lost = f"{self.convergence.text} ({', '.join(of_arm)}), and their pairs are left out"
         return f"{lost}; with them: {self.verdict.text}"
+
+    @property
+    def why_equal(self) -> str:
+        """Of arms with equal scores, whether their models are equal too; empty for others, and if it is not known."""
+        if any(self.differences) or self.same_models is None:
+            return ""
+        return f"their models {'are the same' if self.same_models else 'differ, which this score does not show'}"
 
     @property
     def pairs(self) -> dict[int, float]:
@@ -115,7 +123,8 @@ class Comparison(NamedTuple):
         if len(self.cells) > 1 or self.overall is None:
             verdict = _over_cells(self)
         else:
-            verdict = "; ".join(part for part in (self.overall.text, self.cells[0].remark) if part)
+            cell = self.cells[0]
+            verdict = "; ".join(part for part in (self.overall.text, cell.why_equal, cell.remark) if part)
         return f"{verdict}; the arms trained for different numbers of rounds" if "rounds" in self.differ else verdict
 
 
@@ -212,6 +221,7 @@ def _cell(
         convergence=convergence,
         settled=paired(left, names, of) if any(convergence.diverged) and left else None,
         lost=tuple(a.seed for (a, _), *gone in zip(group, *lost, strict=True) if any(gone)),
+        same_models=same_models(group),
     )
 
 

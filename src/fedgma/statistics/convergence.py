@@ -7,8 +7,10 @@ evaluation are below half of its own best evaluation, or its last ten rounds are
 of its setting. A run of few rounds that still rises steeply has last ten rounds far below its last one.
 
 A metric that is not a share has no points: there, an arm has converged if it still improves by at most a hundredth of
-the range that the evaluations of the setting span. Where lower is better, a run has diverged if its last evaluation is
-above twice its best one, or its last ten rounds are above twice the median. Scores below zero have no half.
+the range that the evaluations of the setting span. Where lower is better, "below half" is above twice. Scores below
+zero have no half. The best of many evaluations of an error near zero is near zero by chance; so a run has fallen from
+its best only if it also lost half of the range of its evaluations, which follows where higher is better and no score is
+negative. A run whose last scores are not finite has diverged, whatever the others do.
 """
 
 import math
@@ -19,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.statistics.arms import WINDOW, Summary
-from fedgma.statistics.metrics import ACCURACY, LARGEST, Metric
+from fedgma.statistics.metrics import ACCURACY, Metric, is_lost
 
 LEAST_ROUNDS = 4 * WINDOW
 FLAT = 1.0  # points
@@ -81,29 +83,48 @@ def rise(scores: Mapping[int, float], metric: Metric = ACCURACY) -> float | None
     return float(metric.sign * metric.factor * (values[GRID:].mean() - values[:GRID].mean()))
 
 
-def diverged(summaries: Sequence[Summary], metric: Metric = ACCURACY) -> list[bool]:
-    """Which runs of one setting, both arms together, diverged.
+def diverged(
+    summaries: Sequence[Summary], metric: Metric = ACCURACY, ranges: Sequence[float] | None = None
+) -> list[bool]:
+    """Which runs of one setting, both arms together, diverged; `ranges` are those of each run's evaluations.
 
     >>> diverged([Summary(80, 78, 77), Summary(81, 79, 79), Summary(10, 10, 10), Summary(60, 25, 10)])
     [False, False, True, True]
     >>> diverged([Summary(38, 18, 38), Summary(36, 20, 35)])  # twelve rounds, still rising
     [False, False]
+    >>> diverged([Summary(0.001, 0.04, 0.03)], Metric("bias", "lower", ""), [0.5])  # noise: its best is no level
+    [False]
     """
     middle = median(summary.last10 for summary in summaries) if summaries else 0.0
-    if metric.better == "higher":
-        return [
-            summary.last10 < middle / 2 > 0 or max(summary.last10, summary.final) < summary.best / 2 > 0
-            for summary in summaries
-        ]
-    # the last evaluation: the mean of ten rounds of a fast descent is far above the best of them
-    return [summary.last10 > 2 * middle > 0 or summary.final > 2 * summary.best > 0 for summary in summaries]
+    spans = [0.0] * len(summaries) if ranges is None else ranges
+    return [
+        _is_lost(run, metric) or _below_half(run.last10, middle, metric) or _has_fallen(run, span, metric)
+        for run, span in zip(summaries, spans, strict=True)
+    ]
+
+
+def _is_lost(run: Summary, metric: Metric) -> bool:
+    return not metric.share and (is_lost(run.last10) or is_lost(run.final))
+
+
+def _below_half(score: float, level: float, metric: Metric) -> bool:
+    """Whether a score is worse than half as good as a level above zero."""
+    return level > 0 and (score < level / 2 if metric.better == "higher" else score > 2 * level)
+
+
+def _has_fallen(run: Summary, span: float, metric: Metric) -> bool:
+    """Whether the last ten rounds and the last evaluation are far from the best one."""
+    late = metric.best([run.last10, run.final])
+    return _below_half(late, run.best, metric) and metric.sign * (run.best - late) >= span / 2
 
 
 def converge(
     arms: Sequence[Sequence[tuple[Summary, Mapping[int, float] | None]]], rounds: int, metric: Metric = ACCURACY
 ) -> tuple[Convergence, list[list[bool]]]:
     """How far the arms of a setting got, and which of their runs diverged; a run is its summary and its curve."""
-    flags = iter(diverged([summary for runs in arms for summary, _ in runs], metric))
+    every = [run for runs in arms for run in runs]
+    spans = [metric.factor * _range([curve] if curve else []) for _, curve in every]
+    flags = iter(diverged([summary for summary, _ in every], metric, spans))
     lost = [[next(flags) for _ in runs] for runs in arms]
     rises = tuple(
         _mean([None if c is None else rise(c, metric) for (_, c), out in zip(runs, outs, strict=True) if not out])
@@ -115,7 +136,7 @@ def converge(
 
 def _range(curves: Sequence[Mapping[int, float]]) -> float:
     """From the lowest to the highest evaluation, without those of diverged runs that were not finite."""
-    values = [value for curve in curves for value in curve.values() if abs(value) < LARGEST]
+    values = [value for curve in curves for value in curve.values() if not is_lost(value)]
     return max(values) - min(values) if values else 0.0
 
 

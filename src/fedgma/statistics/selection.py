@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgma.errors import ConfigError, did_you_mean, nearest
+from fedgma.records.label import read_label
 from fedgma.records.reader import Run
 from fedgma.statistics.arms import grouped, trait, traits
 from fedgma.statistics.labels import plain
 
 WORDS = ("aggregator", "algorithm", "dataset", "model")  # settings in which a bare word such as `gma` is searched
+NAME = "name"  # what a user calls runs; no setting, but runs are chosen by it too
 
 
 def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
@@ -17,7 +19,7 @@ def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
     for part in wanted.split(","):
         name, mark, value = (text.strip() for text in part.partition("="))
         name, value = (_known(runs, name), value) if mark else (_word(runs, name), name)
-        chosen = [run for run in chosen if _same(trait(run, name), value)]
+        chosen = [run for run in chosen if _same(_seen(run, name), value)]
         names.append(name)
     if not chosen:
         raise ConfigError(f"no run matches {wanted!r}; the runs have {_choices(runs, names[0])}")
@@ -25,7 +27,7 @@ def select(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
 
 
 def select_arm(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
-    """As `select`; an arm may also be named as tables have it, such as `GMA, tau 0.4`."""
+    """As `select`; an arm may also be named as tables have it, such as `GMA, tau 0.4`, or by the name of its runs."""
     try:
         return select(runs, wanted)
     except ConfigError as error:
@@ -33,18 +35,20 @@ def select_arm(runs: Sequence[Run], wanted: str) -> tuple[list[Run], list[str]]:
         if wanted in arms:
             row = arms[wanted]
             return list(row.runs), [name for name, value in row.label.items() if value is not None]
+        if called := [run for run in runs if _seen(run, NAME) == wanted]:
+            return called, [NAME]
         raise ConfigError(f"{error}, or an arm as tables name it: {', '.join(map(repr, list(arms)[:8]))}") from None
 
 
 def where(runs: Sequence[Run], filters: str | Sequence[str]) -> list[Run]:
     """The runs that match every filter such as `dataset=t.npz` or `algorithm=fedavg,fedadam`.
 
-    Any of several values matches; a bare word such as `gma` works as in an arm.
+    Any of several values matches; a bare word such as `gma` works as in an arm. `name=...` is the user's name of runs.
     """
     chosen = list(runs)
     for text in [filters] if isinstance(filters, str) else filters:
         for name, values in _conditions(runs, text):
-            kept = [run for run in chosen if any(_same(trait(run, name), value) for value in values)]
+            kept = [run for run in chosen if any(_same(_seen(run, name), value) for value in values)]
             if not kept:
                 raise ConfigError(f"no run has {name}={','.join(values)}; the runs have {_choices(chosen, name)}")
             chosen = kept
@@ -67,6 +71,8 @@ def _conditions(runs: Sequence[Run], text: str) -> list[tuple[str, list[str]]]:
 
 def _known(runs: Sequence[Run], name: str) -> str:
     """The full name of a setting: `clients` is `partition.clients` if no other setting ends so."""
+    if name == NAME:
+        return NAME
     names = list(dict.fromkeys(key for run in runs for key in (*run.settings, *traits(run))))
     fits = [key for key in names if key == name] or [key for key in names if key.endswith(f".{name}")]
     if len(fits) != 1:
@@ -84,7 +90,12 @@ def _word(runs: Sequence[Run], word: str) -> str:
 
 
 def _choices(runs: Sequence[Run], name: str) -> str:
-    return ", ".join(sorted({plain(trait(run, name)) for run in runs} - {""})) or "none"
+    return ", ".join(sorted({plain(_seen(run, name)) for run in runs} - {""})) or "none"
+
+
+def _seen(run: Run, name: str) -> Any:
+    """A trait of a run, or the name that the user gave it."""
+    return read_label(run.folder).name if name == NAME else trait(run, name)
 
 
 def _same(value: Any, text: str) -> bool:

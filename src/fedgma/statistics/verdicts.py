@@ -122,7 +122,9 @@ class Verdict(NamedTuple):
             return f"{first if self.mean < 0 else second} behind: a run without a finite score"
         digits, unit = self.score.decimals(self.mean, self.low, self.high), self.score.apart
         between = f"95 % CI {self.low:.{digits}f} to {self.high:.{digits}f}"
-        apart = f"{first} {'behind' if self.mean < 0 else 'ahead'} by {abs(self.mean):.{digits}f} {unit}"
+        size = f"{abs(self.mean):.{digits}f}"
+        size = size if float(size) else f"less than {10**-digits:.{digits}f}"
+        apart = f"{first} {'behind' if self.mean < 0 else 'ahead'} by {size} {unit}"
         apart = apart if self.mean else f"{first} equal to {second} on average"
         alike = f"{first} and {second} are equal"
         tested = f", {self.correction}" if self.tests > 1 else ""
@@ -136,7 +138,7 @@ class Verdict(NamedTuple):
             case "first ahead":
                 return f"{apart}, {between}, in {self.ahead} of {self.of} seeds{tested}"
             case "second ahead":
-                ahead = f"{second} ahead by {-self.mean:.{digits}f} {unit}"
+                ahead = f"{second} ahead by {size} {unit}"
                 between = f"95 % CI {-self.high:.{digits}f} to {-self.low:.{digits}f}"
                 return f"{ahead}, {between}, in {self.behind} of {self.of} seeds{tested}"
             case "inconclusive" if self.alike:

@@ -16,7 +16,9 @@ USUAL = 100  # clients
 ENOUGH = 10  # samples of a client, where the usual number of clients is too large
 CLASSES = 2  # of a client
 ONE_SIDED = 1.4  # times the share of a class among equal ones: the largest class has more than its share
-LARGE = 100.0  # values that are larger than this make training with the usual rates diverge
+LARGE = 100.0  # targets that are larger than this make training with the usual rates diverge
+WIDE, NARROW = 20.0, 1e-3  # features whose largest value is beyond these train badly with the usual rates
+SCALED = "scale the features, for example to mean 0 and standard deviation 1, or training may diverge or learn nothing"
 
 
 class Fitted(NamedTuple):
@@ -45,9 +47,10 @@ def describe(data: Dataset) -> list[str]:
     outputs = f"{len(data.classes)} classes" if data.target == "class" else counted(len(data.classes), "output")
     lines = [f"{train} training and {test} test samples of shape {shape}, {outputs}"]
     lines += [*data.reading, *data.notes, *_without_training(data), *_one_sided(data)]
-    largest = float(np.abs(data.train.x).max(initial=0)) if data.train.x.dtype == np.float32 else 0.0
-    if largest > LARGE:
-        lines.append(f"values reach {largest:.3g}: scale the features, or training may diverge or learn nothing")
+    if data.train.x.dtype == np.float32:
+        largest = float(np.abs(data.train.x).max(initial=0))
+        lines += [f"values reach {largest:.3g}: {SCALED}"] if largest > WIDE else []
+        lines += [f"no value is above {largest:.3g}: {SCALED}"] if largest < NARROW else []
     if data.target == "float" and (largest := float(np.abs(data.train.y).max(initial=0))) > LARGE:
         lines.append(f"targets reach {largest:.3g}: scale them, or training may diverge or learn nothing")
     return [f"{data.name}: {line}" for line in lines]

@@ -5,7 +5,7 @@ with the paper's choice for the data set or the algorithm.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +14,7 @@ from fedgma.aggregation.rules import RULES, unknown_rule
 from fedgma.data.files.locate import existing
 from fedgma.data.files.locate import names as dataset_names
 from fedgma.data.files.own.folders import SUFFIXES
+from fedgma.errors import did_you_mean, nearest
 from fedgma.experiments.settings.attack import AttackSettings
 from fedgma.experiments.settings.clock import ClockSettings, check_clock
 from fedgma.experiments.settings.local_training import AXES, ScheduleSettings
@@ -186,11 +187,12 @@ class Settings(Section):
         if is_path(self.dataset) and not looks_like_path(self.dataset) and existing(self.dataset) is None:
             raise ValueError(
                 f"dataset: unknown data set {self.dataset!r}; known: {', '.join(dataset_names())}; or the path of your "
-                f"own file or folder, such as {'./' + self.dataset!r}"
+                f"own file or folder, such as {'./' + self.dataset!r}{_near(self.dataset, dataset_names())}"
             )
         if self.model is not None and ":" not in self.model and self.model not in MODELS:
             raise ValueError(
                 f"model: unknown model {self.model!r}; known: {', '.join(MODELS)}, or your own as 'file.py:Name'"
+                f"{_near(self.model, MODELS)}"
             )
         if unknown := unknown_rule(self.aggregator):
             hint = f"; {self.aggregator} is an algorithm" if self.aggregator in ALGORITHMS else ""
@@ -200,6 +202,10 @@ class Settings(Section):
         if self.shift.flip_low > self.shift.flip_high or self.shift.low > self.shift.high:
             raise ValueError("shift: the low end of a range must not be above its high end")
         return self
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    return did_you_mean(nearest(name, known))
 
 
 SECTIONS = ("partition", "shift", "attack", "clock", *AXES)

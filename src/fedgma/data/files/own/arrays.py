@@ -65,6 +65,8 @@ def dataset_of(
     parts = Parts(*map(as_numpy, parts))
     if parts.columns is not None:
         parts = parts._replace(remarks=(*parts.remarks, *remarks_on(parts.x, parts.columns)))
+    if _is_empty(parts.x_test):
+        raise DataError(f"{name}: the test part has no samples; without one, a fifth of the samples is for testing")
     kind = target if target != "any" else "tokens" if parts.y is None else guess(parts.y)
     if kind != "class":
         return _with_targets(parts, kind, name, test_share, seed, files, own)
@@ -91,6 +93,11 @@ def dataset_of(
     source = source_of(train, test, name, files)
     own = own or client_test is not None
     return Dataset(name, train, test, labels.classes, source, parts.remarks, reading=reading, own_tests=own)
+
+
+def _is_empty(x: Any) -> bool:
+    """Whether samples were handed over, but none."""
+    return x.shape[:1] == (0,) if isinstance(x, np.ndarray) else isinstance(x, list | tuple) and not x
 
 
 def _with_targets(
