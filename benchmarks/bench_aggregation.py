@@ -8,7 +8,7 @@
 
 Every way is checked to give the same mean (and the mask the oracle's bits) before any of them is timed. Ways are
 interleaved and the median is taken; machines are noisy, so the ratio is the result. Figures of a run, with machine and
-date, are in docs/performance.md.
+date, are in docs/performance/aggregation.md.
 """
 
 import argparse
