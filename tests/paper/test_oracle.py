@@ -79,7 +79,7 @@ def test_table_2_at_convergence(partition, most, cells):
             rows.append([cell["gma", seed][0] - cell["mean", seed][0] for seed in seeds])
     assert len(rows) == cells
     mean, low, high = interval(np.mean(rows, axis=0))
-    assert f"{mean:+.2f} (95 % CI {low:.2f} to {high:.2f})" in page("replication.md")
+    assert f"{mean:+.2f} ({low:.2f} to {high:.2f})" in page("replication.md")
 
 
 def test_the_confirmation():

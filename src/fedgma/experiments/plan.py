@@ -94,9 +94,9 @@ def _planned(settings: Settings, materials: Materials, out: Path | None) -> Plan
     )
 
 
-def as_run(run: Planned, lines: Sequence[Record] = ()) -> Run:
-    """A planned run as the reader would return it, for reports."""
-    done = Done(rounds=len(lines), sha256="") if len(lines) == run.settings.rounds else None
+def as_run(run: Planned, lines: Sequence[Record] = (), sha256: str = "") -> Run:
+    """A planned run as the reader would return it, for reports; `sha256`: the checksum of its model, if known."""
+    done = Done(rounds=len(lines), sha256=sha256) if len(lines) == run.settings.rounds else None
     return Run(run.folder or Path(run.fingerprint), head_of(run), dict(flat(run.recorded)), tuple(lines), done)
 
 

@@ -30,9 +30,9 @@ from fedgma.experiments.progress import Progress, arm_names
 from fedgma.experiments.ranks.agreement import fleets_of, share_checkpoints, share_lines
 from fedgma.experiments.ranks.places import Place, find_place
 from fedgma.experiments.ranks.rendezvous import joined
-from fedgma.records.checkpoints import Checkpoint, State, checkpoint_rounds, read_checkpoint
+from fedgma.records.checkpoints import Checkpoint, State, checkpoint_rounds, digest, read_checkpoint
 from fedgma.records.format import Line, Record
-from fedgma.records.reader import finished, read_rounds
+from fedgma.records.reader import Run, finished, is_done, read_object, read_rounds
 from fedgma.records.trained import model_arrays
 from fedgma.records.writer import RunFolder, mismatch_in
 from fedgma.seeds import seed as derived_seed
@@ -291,13 +291,19 @@ def conclude(
     models: Mapping[str, State] | None = None,
 ) -> Outcome:
     """Scores and verdicts of runs: from their folders, or from `lines` and `models` for runs without a folder."""
-    runs = [
-        as_run(run, read_rounds(run.folder) if run.folder is not None else (lines or {}).get(run.fingerprint, []))
-        for run in planned
-    ]
+    runs = [_ended(run, lines or {}, models or {}) for run in planned]
     _check_answers([line for run in runs for line in run.rounds])
     _check_ends([dict(run.rounds[-1]) for run in runs if run.rounds])
     return outcome_of(runs, tuple(dict.fromkeys(note for run in planned for note in run.notes)), models)
+
+
+def _ended(run: Planned, lines: Mapping[str, list[Record]], models: Mapping[str, State]) -> Run:
+    """A run with its rounds and the checksum of its model."""
+    if run.folder is not None:
+        end = read_object(run.folder / "done") if is_done(run.folder) else {}
+        return as_run(run, read_rounds(run.folder), str(end.get("sha256", "")))
+    model = models.get(run.fingerprint)
+    return as_run(run, lines.get(run.fingerprint, []), "" if model is None else digest(model))
 
 
 def _check_answers(lines: Sequence[Mapping[str, Any]]) -> None:

@@ -250,8 +250,8 @@ def first_of_each_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 def same_models(pairs: Sequence[tuple[Run, Run]]) -> bool | None:
     """Whether both runs of every pair ended with the same model, by its checksum; None if one has no checksum."""
-    ends = [[run.done.get("sha256") if run.done else None for run in pair] for pair in pairs]
-    return None if any(None in pair for pair in ends) else all(first == second for first, second in ends)
+    ends = [[run.done.get("sha256") if run.done else "" for run in pair] for pair in pairs]
+    return all(first == second for first, second in ends) if all(all(pair) for pair in ends) else None
 
 
 def without_extended(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
