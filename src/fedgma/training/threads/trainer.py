@@ -6,8 +6,8 @@ whatever the number of threads. Models for which that would not hold stay with t
 
 import copy
 import os
-import sys
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -75,7 +75,8 @@ class Threads:
     draws: bool = False  # whether the model was seen to draw random numbers: it stays with the loop
     copies: dict[int, Copy] = field(default_factory=dict)  # of the model, one for each thread
     copied: nn.Module | None = None  # which model that is
-    room: np.ndarray | None = None  # memory for updates; what is made of it holds it
+    room: np.ndarray | None = None  # memory for updates
+    lent: "weakref.ref[np.ndarray] | None" = None  # the part of it in use: it lives as long as a tensor made of it
 
     def __call__(self, assignment: Assignment) -> Trained:
         """Train each lane of the batch."""
@@ -107,10 +108,13 @@ class Threads:
         flat = loop.room_for(assignment)
         if flat.nbytes <= LARGEST_KEPT:  # the process keeps it anyway
             return flat
-        if self.room is None or self.room.nbytes < flat.nbytes or sys.getrefcount(self.room) > 2:
+        in_use = self.lent is not None and self.lent() is not None
+        if self.room is None or self.room.nbytes < flat.nbytes or in_use:
             self.room = np.empty(flat.nbytes, np.uint8)
             use_huge_pages(self.room.ctypes.data, self.room.nbytes)
-        return torch.from_numpy(self.room[: flat.nbytes]).view(flat.dtype).view(flat.shape)
+        part = self.room[: flat.nbytes]
+        self.lent = weakref.ref(part)
+        return torch.from_numpy(part).view(flat.dtype).view(flat.shape)
 
     def _measure(self, assignment: Assignment, flat: Tensor, workers: int) -> Trained:
         """A quarter of the lanes in one thread, then the others in several: are they faster?"""
