@@ -48,7 +48,7 @@ def draw_forest(rows: Sequence[Row]) -> Figure:
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(ordered)), [row.label for row in ordered], fontsize=SIZE - 2)
     axes.set_ylim(len(ordered) - 0.4, -0.6)
-    name_axes(axes, "difference of the arms, points")
+    name_axes(axes, "difference of the arms, points (linear up to 1, then logarithmic)")
     _key(figure, axes)
     return figure
 
