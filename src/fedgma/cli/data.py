@@ -1,4 +1,4 @@
-"""`fedgma data`: list the data sets, download one, show how a partition splits it."""
+"""`fedgma data`: list the data sets, download one, show how a partition splits it, prepare a table."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedgma.cli.prepare import prepare
 from fedgma.cli.runs import Json
 
 if TYPE_CHECKING:
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from fedgma.data.files import Dataset
     from fedgma.data.partitions import Labels, Partition
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, show.")
+app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, show; prepare a table.")
+app.command()(prepare)
 
 Folder = Annotated[list[Path] | None, typer.Option("--folder", help="Folder with data files (default: $FEDGMA_DATA).")]
 

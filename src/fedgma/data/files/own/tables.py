@@ -48,18 +48,19 @@ def read_csv(path: Path) -> dict[str, Column]:
         raise DataError(f"{path.name} is not UTF-8 text; save it as UTF-8") from None
     except csv.Error as error:
         raise DataError(f"{path.name} cannot be read as a table: {error}") from None
-    return {name: _typed(column) for name, column in zip(header, cells, strict=True)}
+    return {name: typed(column) for name, column in zip(header, cells, strict=True)}
 
 
 def _check_header(header: Sequence[str], file: str) -> None:
-    if not header or all(_is_number(name) for name in header):
+    if not header or all(is_number(name) for name in header):
         raise DataError(f"{file} must begin with a line of column names, one of them `label`; add that line")
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise DataError(f"{file} has several columns named {twice[0]!r}; give each a name of its own")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text can be read as a number."""
     try:
         float(text)
     except ValueError:
@@ -67,7 +68,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _typed(cells: Sequence[str]) -> Column:
+def typed(cells: Sequence[str]) -> Column:
     """Cells as truth values, else as integers, else as floats, else as texts without spaces around them."""
     if cells and all(cell in TRUTH for cell in cells):  # as pandas writes them
         return np.array([TRUTH[cell] for cell in cells])
@@ -141,15 +142,15 @@ def parts_of_table(columns: Mapping[str, Column], where: str, classes: tuple[str
     client = find(columns, CLIENTS)
     for name in (label, client):
         if name is not None:
-            _check_filled(columns[name], name, where)
+            check_filled(columns[name], name, where)
     rest = {name: column for name, column in columns.items() if name not in (label, client)}
-    samples = next((name for name in rest if plain(name) in map(plain, SAMPLES) and _is_nested(rest[name])), None)
+    samples = next((name for name in rest if plain(name) in map(plain, SAMPLES) and is_nested(rest[name])), None)
     if samples is not None:
         unused, named = [name for name in rest if name != samples], None
         remarks = (f"not used: {', '.join(unused)}",) if unused else ()
         x = _stacked(rest[samples], samples, where)
     else:
-        numbering = [name for name, column in rest.items() if _numbers_rows(name, column)]
+        numbering = [name for name, column in rest.items() if numbers_rows(name, column)]
         remarks = (f"not used, since it numbers the rows: {_listed(numbering)}",) if numbering else ()
         features = {name: column for name, column in rest.items() if name not in numbering}
         x, named = _features(features, where), tuple(features)
@@ -163,12 +164,13 @@ def remarks_on(features: npt.NDArray[Any], names: Sequence[str]) -> list[str]:
     >>> remarks_on(np.stack([np.arange(30) * 7, np.zeros(30)], 1), ["patient", "age"])[1]
     "another whole number in each row: 'patient'; remove it if it is an id"
     """
-    ids = [name for name, column in zip(names, features.T, strict=True) if _are_ids(column)]
+    ids = [name for name, column in zip(names, features.T, strict=True) if looks_like_ids(column)]
     remarks = [f"the features are {_listed(names)}"]
     return [*remarks, f"another whole number in each row: {_listed(ids)}; remove it if it is an id"] if ids else remarks
 
 
-def _are_ids(column: Column) -> bool:
+def looks_like_ids(column: Column) -> bool:
+    """Whether each row has another whole number."""
     whole = len(column) >= ENOUGH and bool((column == np.round(column)).all())
     return whole and len(np.unique(column)) == len(column)
 
@@ -202,7 +204,7 @@ def label_column(columns: Mapping[str, Column], where: str) -> str:
     if usual is not None:
         return usual
     names = [name for name in columns if name != find(columns, CLIENTS)]
-    texts = [name for name in names if columns[name].dtype.kind in "OUS" and not _is_nested(columns[name])]
+    texts = [name for name in names if columns[name].dtype.kind in "OUS" and not is_nested(columns[name])]
     if names and texts == names[-1:]:
         return names[-1]
     raise DataError(
@@ -211,21 +213,22 @@ def label_column(columns: Mapping[str, Column], where: str) -> str:
     )
 
 
-def _check_filled(column: Column, name: str, where: str) -> None:
+def check_filled(column: Column, name: str, where: str) -> None:
     """Refuse labels and client ids that are missing."""
     missing = [row for row, cell in enumerate(column.tolist(), 1) if is_missing(cell)]
     if missing:
         raise DataError(f"{where}: row {missing[0]} has no {name!r}; fill it in or remove the row")
 
 
-def _is_nested(column: Column) -> bool:
+def is_nested(column: Column) -> bool:
     """Whether the cells of a column are arrays, lists or encoded images."""
     return column.ndim > 1 or (
         column.dtype == object and len(column) > 0 and not isinstance(column[0], str | int | float)
     )
 
 
-def _numbers_rows(name: str, column: Column) -> bool:
+def numbers_rows(name: str, column: Column) -> bool:
+    """Whether a column only numbers the rows, by its name and its values."""
     whole = column.dtype.kind in "iu" and column.ndim == 1
     return plain(name) in NUMBERINGS and whole and len(np.unique(column)) == len(column)
 
@@ -289,7 +292,12 @@ def _numbers(column: Column) -> Column:
 def _example(column: Column) -> str:
     """A cell that is not a number, and its row."""
     cells = enumerate(column.tolist(), 1)
-    row, other = next(((row, cell) for row, cell in cells if not (isinstance(cell, str) and _is_number(cell))), (1, ""))
+    row, other = next(((row, cell) for row, cell in cells if not (isinstance(cell, str) and is_number(cell))), (1, ""))
+    return wrong_cell(other, row)
+
+
+def wrong_cell(other: object, row: int) -> str:
+    """A cell where a number was expected, and its row."""
     shown = "an empty cell" if other == "" or other is None else repr(other)[:60]
-    comma = isinstance(other, str) and _is_number(other.replace(",", "."))
+    comma = isinstance(other, str) and is_number(other.replace(",", "."))
     return f"{shown} in row {row}{' (a decimal comma: write a point)' if comma else ''}"
