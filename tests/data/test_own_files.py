@@ -190,6 +190,14 @@ def test_a_table_that_cannot_be_understood_is_refused_with_the_fix(tmp_path, tex
         load_own(tmp_path / "mine.csv")
 
 
+def test_a_table_that_can_be_prepared_is_refused_with_the_command_and_pieces_of_one_are_not(tmp_path):
+    (tmp_path / "my table.csv").write_text("town,income\nrome,1\noslo,2\n")
+    with pytest.raises(DataError, match=r"; `fedgma data prepare 'my table.csv'` makes a file of a table as it is$"):
+        load_own(tmp_path / "my table.csv")
+    with pytest.raises(DataError, match=r"it has 'town', 'income'$"):  # a folder may hold one file for each client
+        load_own(tmp_path)
+
+
 def test_truth_values_are_numbers(tmp_path):
     (tmp_path / "mine.csv").write_text("sex,label\nTrue,x\nFalse,y\nTrue,y\nFalse,x\n")
     data = load_own(tmp_path / "mine.csv")

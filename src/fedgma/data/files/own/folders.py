@@ -1,6 +1,7 @@
 """A user's files and folders: a file of arrays or a table, a folder of files by client, a folder of images by class."""
 
 import functools
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from fedgma.data.files.own.roles import (
     parts_of,
     plain,
 )
-from fedgma.data.files.own.tables import aligned, parts_of_table, read_csv, read_parquet_table
+from fedgma.data.files.own.tables import UnpreparedError, aligned, parts_of_table, read_csv, read_parquet_table
 from fedgma.data.files.own.text import SUFFIXES as TEXTS
 from fedgma.data.files.reader import largest
 from fedgma.documents import PathLike
@@ -62,7 +63,12 @@ def load_own(path: PathLike, *, target: str = "class") -> Dataset:
     if suffix not in READERS:
         known = ", ".join(SUFFIXES)
         raise ConfigError(f"dataset: {path.name} has an unknown ending; known: {known}, or a folder of files or images")
-    return dataset_of(READERS[suffix](path, _may_lack_labels(target)), path.stem, files=(path,), target=target)
+    try:
+        parts = READERS[suffix](path, _may_lack_labels(target))
+    except UnpreparedError as error:
+        hint = f"`fedgma data prepare {shlex.quote(path.name)}` makes a file of a table as it is"
+        raise DataError(f"{error}; {hint}") from None
+    return dataset_of(parts, path.stem, files=(path,), target=target)
 
 
 def load_folder(folder: PathLike, *, target: str = "class") -> Dataset:

@@ -27,6 +27,10 @@ SHOWN = 8  # names of columns in a remark
 ENOUGH = 20  # rows, all of which differ in a column, that make it look like ids
 
 
+class UnpreparedError(DataError):
+    """A table that could be used, but not as it is."""
+
+
 def read_csv(path: Path) -> dict[str, Column]:
     """The columns of a .csv or .tsv file with a header, as numbers where all cells are numbers."""
     try:
@@ -207,7 +211,7 @@ def label_column(columns: Mapping[str, Column], where: str) -> str:
     texts = [name for name in names if columns[name].dtype.kind in "OUS" and not is_nested(columns[name])]
     if names and texts == names[-1:]:
         return names[-1]
-    raise DataError(
+    raise UnpreparedError(
         f"{where} has no column of labels: name it `label` (or labels, target, class, y); "
         f"it has {', '.join(map(repr, names[:10]))}{' ...' if len(names) > 10 else ''}"
     )
@@ -217,7 +221,7 @@ def check_filled(column: Column, name: str, where: str) -> None:
     """Refuse labels and client ids that are missing."""
     missing = [row for row, cell in enumerate(column.tolist(), 1) if is_missing(cell)]
     if missing:
-        raise DataError(f"{where}: row {missing[0]} has no {name!r}; fill it in or remove the row")
+        raise UnpreparedError(f"{where}: row {missing[0]} has no {name!r}; fill it in or remove the row")
 
 
 def is_nested(column: Column) -> bool:
@@ -259,7 +263,9 @@ def _features(columns: Mapping[str, Column], where: str) -> npt.NDArray[np.float
     for name, column in columns.items():
         if column.dtype.kind == "f" and not np.isfinite(column).all():
             row = int(np.flatnonzero(~np.isfinite(column))[0])
-            raise DataError(f"{where}: column {name!r} has no finite number in row {row + 1}; fill or remove such rows")
+            raise UnpreparedError(
+                f"{where}: column {name!r} has no finite number in row {row + 1}; fill or remove such rows"
+            )
         features.append(column.astype(np.float32))
     return np.stack(features, 1)
 
@@ -273,10 +279,10 @@ def _check_numbers(wrong: Mapping[str, Column], where: str) -> None:
     if len(examples) == 1:
         ((name, cell),) = examples.items()
         fix = "fill in or remove such rows" if cell.startswith("an empty") else "replace it by numbers"
-        raise DataError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}")
+        raise UnpreparedError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}")
     many = ", ".join(f"{name!r} ({cell})" for name, cell in list(examples.items())[:8])
     more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
-    raise DataError(
+    raise UnpreparedError(
         f"{where}: these columns must hold numbers: {many}{more}; replace texts by numbers and fill in empty cells, "
         "remove the columns, or name one `label` or `client` if it is that"
     )
