@@ -32,7 +32,7 @@ from fedgma.reports.plots.style import plain_text, save
 from fedgma.reports.report import write_tables
 from fedgma.reports.tables import Table, markdown
 from fedgma.statistics.comparisons import over_seeds
-from fedgma.statistics.labels import capitalised, plain, short
+from fedgma.statistics.labels import capitalised, counted, plain, short
 from fedgma.statistics.verdicts import from_interval, paired
 
 ROOT = Path(__file__).parents[1]
@@ -127,8 +127,8 @@ def _claim_field(name: str, replication: Replication) -> str:
             said = overview.in_words(paired(over_seeds([compared.differences for compared in flat])))
             return f"{said} in {len(flat)} cells"
         case "apart":
-            apart = re.search(r"apart: (\d+) (cells?) not converged, (\S+) \w+, 95 % CI (\S+) to ([-+.\d]+)", look.text)
-            return "{2} ({3} to {4}) in {0} unconverged {1}".format(*apart.groups())
+            aside = look.apart["not converged"]
+            return f"{overview.in_words(aside.difference)} in {counted(aside.cells, 'unconverged cell')}"
         case _:
             return overview.in_words(look.shown, look.unit)
 

@@ -23,6 +23,20 @@ WIDE = 60  # columns of a terminal that has place for more than rounds, time and
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
+class Pace:
+    """Tells when the next line is due where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._printed = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether the last line was long ago; the next one counts from now."""
+        if (now := time.monotonic()) - self._printed < LINE_SECONDS:
+            return False
+        self._printed = now
+        return True
+
+
 class Display:
     """Shows how far fleets are: bars on a terminal; elsewhere, such as in a log file, a line now and then."""
 
@@ -35,7 +49,7 @@ class Display:
         self._progress = progress.Progress(names)
         self._most = progress.MOST_ARMS
         self._task: TaskID | None = None
-        self._printed = time.monotonic()
+        self._pace = Pace()
 
     def begin(self, members: "Sequence[Planned]", name: str) -> None:
         """A fleet starts."""
@@ -51,8 +65,7 @@ class Display:
         progress.see(played.run, played.line)
         rate = f"{progress.rate:.0f}/s" if progress.rate >= 1 else f"{1 / progress.rate:.0f} s each"
         self.bars.update(self._task, description=progress.name, completed=progress.done, rate=rate, arms=self._arms())
-        if self._lines and time.monotonic() - self._printed >= LINE_SECONDS:
-            self._printed = time.monotonic()
+        if self._lines and self._pace.is_due():
             self._console.print(progress.text, soft_wrap=True)
 
     def _arms(self) -> str:
@@ -69,17 +82,16 @@ class Display:
 
 def follow(console: Console, steps: Iterable[T], total: int, what: str, /) -> Iterator[T]:
     """Hands steps on and shows how many are done: a bar on a terminal, elsewhere a line now and then."""
-    began = said = time.monotonic()
+    began, pace = time.monotonic(), Pace()
     columns = _columns(console.width)[:-1]
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(what, total=total, rate="")
         for done, step in enumerate(steps, 1):
             yield step
-            now = time.monotonic()
-            bar.update(task, completed=done, rate=f"{done / max(now - began, 1e-9):.2g}/s")
-            if not console.is_terminal and now - said >= LINE_SECONDS and done < total:
-                said = now
-                left = duration((total - done) * (now - began) / done)
+            seconds = time.monotonic() - began
+            bar.update(task, completed=done, rate=f"{done / max(seconds, 1e-9):.2g}/s")
+            if not console.is_terminal and done < total and pace.is_due():
+                left = duration((total - done) * seconds / done)
                 console.print(f"{what}: {done} of {total}, about {left} left", soft_wrap=True)
 
 

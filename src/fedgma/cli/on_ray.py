@@ -2,11 +2,10 @@
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedgma.cli.bars import LINE_SECONDS
+from fedgma.cli.bars import Pace
 from fedgma.cli.play import Options, end, put_label, say_plan
 from fedgma.cli.signals import Stopping, obeying_signals
 from fedgma.errors import ConfigError, FedgmaError
@@ -46,7 +45,7 @@ def _play(grid: "Grid", planned: "Sequence[Planned]", options: Options, address:
         say_plan(console, planned, left, len(shares), f"Ray, {'one node' if nodes == 1 else f'{nodes} nodes'}")
         bars = _bars(console, off=options.silent)
         with bars:
-            bar, printed = bars.add_task("", total=None), time.monotonic()
+            bar, pace = bars.add_task("", total=None), Pace()
             for alive, came in play_on(cluster, shares):
                 errors += came
                 if alive < nodes:
@@ -54,8 +53,7 @@ def _play(grid: "Grid", planned: "Sequence[Planned]", options: Options, address:
                 nodes = alive
                 state = progress(left)
                 bars.update(bar, description=_words(state), completed=state.rounds, total=state.total)
-                if bars.disable and time.monotonic() - printed >= LINE_SECONDS:
-                    printed = time.monotonic()
+                if bars.disable and pace.is_due():
                     console.print(f"{_words(state)}; {state.rounds} of {state.total} rounds saved", soft_wrap=True)
                 if stopping():
                     token.unlink(missing_ok=True)

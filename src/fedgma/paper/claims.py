@@ -12,8 +12,9 @@ from typing import NamedTuple
 from fedgma.paper.catalogue import Claim
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.findings import ClaimVerdict, Finding
-from fedgma.paper.kinds import BETWEEN, CHOOSING, KINDS, POOLED, TOGETHER, Look, differences_of
+from fedgma.paper.kinds import BETWEEN, CHOOSING, KINDS, POOLED, TOGETHER, Aside, Look, differences_of
 from fedgma.statistics.comparisons import over_seeds
+from fedgma.statistics.labels import counted
 from fedgma.statistics.verdicts import Verdict, correct, from_interval, paired
 
 ANALYSIS = "analysis"  # the kind of claim that needs an analysis
@@ -136,8 +137,9 @@ def _settle(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> 
         early = None if look.test is None else ClaimVerdict.PRELIMINARY
         why = "too few cells have converged" if converged else "no cell has converged"
         look = look._replace(before=f"{why}; {look.before}", test=None, fixed=early)
-    words = [_aside(claim, members, what, comparison) for what, members in asides.items() if members]
-    return look._replace(after=f"{look.after}{_without_lost(claim, over, comparison)}{''.join(words)}")
+    apart = {what: _aside(claim, members, comparison) for what, members in asides.items() if members}
+    words = "".join(_in_words(aside, what) for what, aside in apart.items())
+    return look._replace(after=f"{look.after}{_without_lost(claim, over, comparison)}{words}", apart=apart)
 
 
 def has_learned(compared: Compared, cells: Sequence[Compared]) -> bool:
@@ -159,13 +161,15 @@ def counts(claim: Claim, compared: Compared, comparison: Comparison) -> bool:
     return compared.cell.part.printed or not comparison.experiment.printed or claim.kind in BETWEEN
 
 
-def _aside(claim: Claim, cells: Sequence[Compared], what: str, comparison: Comparison) -> str:
+def _aside(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> Aside:
     """How many cells stand apart, and their difference."""
-    number = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'} {what}"
     values = over_seeds(differences_of(claim, cells, comparison)) if claim.kind in POOLED else []
-    if not values:
-        return f"; apart: {number}"
-    return f"; apart: {number}, {_between(paired(values))}"
+    return Aside(len(cells), paired(values) if values else None)
+
+
+def _in_words(aside: Aside, what: str) -> str:
+    difference = "" if aside.difference is None else f", {_between(aside.difference)}"
+    return f"; apart: {counted(aside.cells, 'cell')} {what}{difference}"
 
 
 def _without_lost(claim: Claim, cells: Sequence[Compared], comparison: Comparison) -> str:
@@ -176,10 +180,10 @@ def _without_lost(claim: Claim, cells: Sequence[Compared], comparison: Compariso
     lost = frozenset[int]().union(*(compared.lost for compared in cells))
     rows = differences_of(claim, cells, comparison) if claim.kind in POOLED else []
     left = over_seeds([{seed: value for seed, value in row.items() if seed not in lost} for row in rows])
-    counted = (
+    diverged = (
         f"; {runs} of {sum(compared.course.of for compared in cells if compared.course is not None)} runs diverged"
     )
-    return f"{counted}, without their seeds {_between(paired(left))}" if left else counted
+    return f"{diverged}, without their seeds {_between(paired(left))}" if left else diverged
 
 
 def _between(verdict: Verdict) -> str:

@@ -24,6 +24,13 @@ CHOOSING = TOGETHER  # kinds that choose the best of all cells; the chosen ones 
 POOLED = ("ahead", "not_behind", "not_ahead", "versus", "near")  # kinds about a mean difference over cells
 
 
+class Aside(NamedTuple):
+    """Cells that stand apart from those of a verdict."""
+
+    cells: int
+    difference: Verdict | None  # None for kinds that are not about one
+
+
 class Look(NamedTuple):
     """What a claim's cells say: a test whose positive side speaks for the claim, and words around the estimate."""
 
@@ -35,6 +42,7 @@ class Look(NamedTuple):
     fixed: ClaimVerdict | None = None  # a verdict without a test
     printed: float | None = None  # the mean of the printed differences of these cells
     measured: Verdict | None = None  # the estimate of an analysis, which its text already says
+    apart: Mapping[str, Aside] = {}  # by why they stand apart
     as_printed: bool = False  # these cells speak against the claim in print too, so they do not contradict the paper
 
     @property
