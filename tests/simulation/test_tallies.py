@@ -29,6 +29,15 @@ def merged(updates, weights, run, runs, *, rule=None, chunk=None):
     return rules.merge(laid, sums, kept, {}), sums
 
 
+def test_lanes_are_counted_where_only_the_device_knows_their_runs():
+    weights, nowhere = np.ones(3), np.empty(0, np.int64)
+    owners = tallies.owners_of(np.zeros(3, int), weights, 1, CPU)
+    sums = tallies.empty(torch.zeros(1, 2), {})
+    counted = tallies.add(sums, nowhere, weights, torch.ones(3, 2), {}, torch.ones(3, 2), owners=owners)
+    assert counted.tolist() == [True] * 3
+    assert sums.clients.item() == 3
+
+
 def test_a_split_vote_scales_the_entry_down():
     updates = torch.tensor([[3.0, 3.0], [3.0, 3.0], [3.0, -3.0]])
     found, _ = merged(updates, np.ones(3), np.zeros(3, int), 1, rule=fedgma.masked_mean(0.5))

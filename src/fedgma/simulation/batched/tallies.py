@@ -121,7 +121,7 @@ def add(
     """
     owners = owners or owners_of(run, weights, len(sums.weight), updates.device)
     joined = _joined(buffers)
-    fine = torch.ones(len(run), dtype=torch.bool, device=updates.device) if refused is None else ~refused
+    fine = torch.ones(len(updates), dtype=torch.bool, device=updates.device) if refused is None else ~refused
     for kind in joined:
         fine = fine & (torch.isfinite(kind.values).all(1) if kind.values.is_floating_point() else True)
     first = updates.device.type == "cpu" and not bool(sums.clients.any())
