@@ -17,7 +17,7 @@ from textwrap import fill
 from typing import NamedTuple
 
 from fedgma.paper import overview
-from fedgma.paper.catalogue import Experiment, catalogue
+from fedgma.paper.catalogue import asks_again, catalogue
 from fedgma.paper.claims import Answer, is_about
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.entries import Entry, merged
@@ -41,7 +41,6 @@ DOCS = ROOT / "docs"
 WORDS = ROOT / "tools" / "replication"
 PICTURE = DOCS / "pictures" / "replication.png"
 MULTIVERSE = DOCS / "pictures" / "multiverse.png"
-AT_CONVERGENCE = ("C6", "C33")  # tables of the paper, trained for longer
 MOST_CELLS = 60  # of a page; longer tables are in results/ alone
 
 
@@ -143,7 +142,7 @@ def _cells_of(answer: Answer, comparison: Comparison) -> list[Compared]:
 
 
 def _page_fields(replication: Replication) -> dict[str, str]:
-    names = [name for name, one in catalogue().items() if name[0] == "E" or _asks_again(one)]
+    names = [name for name in catalogue() if name[0] == "E" or _is_asked_again(name)]
     table = _bare(overview.claims_in_lines(replication.answers, names))
     table = re.sub(r"^\| ([EC]\d+) \|", r"| [\1](replication/\1.md) |", table, flags=re.MULTILINE).replace(" | ", "|")
     steps = dict(sorted(overview.distances(replication.comparisons["C8"], "local_steps").items()))
@@ -155,6 +154,7 @@ def _page_fields(replication: Replication) -> dict[str, str]:
         "tests": str(max(look.test.tests for look in looks if look.test is not None)),
         "outdated": str(sum(bool(why_outdated(entry.settings, entry.facts)) for entry in replication.entries)),
         "E7 apart": _finding("E7", "separate/2/non_participating", replication),
+        "C16 0.005": _cell("C16", {"server_learning_rate": 0.005}, replication),
         "seeds C8": str(len({entry.seed for entry in replication.comparisons["C8"].entries})),
     }
     for name in ("E1", "E2", "E8", "E9", "C6"):
@@ -167,10 +167,19 @@ def _page_fields(replication: Replication) -> dict[str, str]:
     return fields
 
 
-def _asks_again(experiment: Experiment) -> bool:
-    """Whether it asks claims of the paper again, at convergence or with new seeds, and was run."""
-    again = experiment.id in AT_CONVERGENCE or experiment.repeats.startswith("E")
-    return again and (RESULTS / experiment.id).is_dir()
+def _cell(name: str, where: Mapping[str, object], replication: Replication) -> str:
+    """The difference in the cell of an experiment with these settings, in words."""
+    [cell] = [
+        compared
+        for compared in replication.comparisons[name].on("test")
+        if compared.differences and all(compared.cell.settings.get(key) == value for key, value in where.items())
+    ]
+    return overview.in_words(paired(list(cell.differences.values())))
+
+
+def _is_asked_again(name: str) -> bool:
+    """Whether an experiment asks claims of the paper once more, and was run."""
+    return asks_again(catalogue()[name]) and (RESULTS / name).is_dir()
 
 
 def _readings(comparison: Comparison, where: Mapping[str, object]) -> str:

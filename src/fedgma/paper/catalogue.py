@@ -5,6 +5,7 @@ printed = [{ file, where }]     tables of printed numbers, and which of their ro
 splits = ["test", ...]          splits to compare
 seeds, first_seed               how many seeds, and the first of them
 repeats = "E5"                  the experiment whose settings it repeats with these seeds alone
+asks_again = "E1"               the experiment whose claims it asks again, with settings of its own
 search = "C5"                   the experiment that searches its learning rates, if they are its own
 universes = true                parts are the drawn universes (see `universes`)
 figures, axis                   figures to reproduce, and the setting on their horizontal axis
@@ -91,10 +92,16 @@ class Experiment(NamedTuple):
     seeds: int = SEEDS
     first_seed: int = 0  # another one for runs that share no draw with those of the other experiments
     repeats: str = ""  # the experiment of the same settings; its seeds end where those of this one begin
+    asks_again: str = ""  # the experiment that has the same claims, with other settings
     search: str = ""  # the experiment that searches the rates of its parts with `rates = "setting"` or "part"
     analysis: bool = False
     universes: bool = False  # whether its parts are the universes of the multiverse
     notes: tuple[str, ...] = ()
+
+
+def asks_again(experiment: Experiment) -> bool:
+    """Whether it has claims of the paper that another experiment has too: with new seeds, or with other settings."""
+    return any(other.startswith("E") for other in (experiment.repeats, experiment.asks_again))
 
 
 @cache

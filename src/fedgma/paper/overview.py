@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.experiments.settings import Settings
-from fedgma.paper.catalogue import Experiment, catalogue
+from fedgma.paper.catalogue import Experiment, asks_again, catalogue
 from fedgma.paper.claims import ANALYSIS, Answer, is_about
 from fedgma.paper.compare import Compared, Comparison
 from fedgma.paper.entries import Entry
@@ -57,7 +57,7 @@ def claims_in_lines(answers: Mapping[str, Sequence[Answer]], names: Sequence[str
         for answer in answers.get(name, ()):
             look = main_look(answer)
             printed = None if look.printed is None else f"{look.printed:+.2f}"
-            text = answer.claim.short if catalogue()[name].repeats else answer.claim.text
+            text = answer.claim.short if asks_again(catalogue()[name]) else answer.claim.text
             rows.append((name, _in_our_words(text), in_words(look.shown, look.unit), printed, brief(answer)))
     return Table("claims", "Claims", ("", "claim", "ours (95 % CI)", "printed", "verdict"), tuple(rows))
 
