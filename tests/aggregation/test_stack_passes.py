@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedgma
-from fedgma.aggregation import gpu_stack
+from fedgma.aggregation import gpu_stack, kernels
 from fedgma.aggregation.gate import Gate
 
 WEIGHTS = [1, 2, 3, 4, 5]
@@ -32,7 +32,7 @@ class Passes:
 @pytest.fixture
 def passes(monkeypatch):
     stand_in = Passes()
-    monkeypatch.setattr(gpu_stack, "_gpu_kernels_for", lambda sample: stand_in if torch.is_tensor(sample) else None)
+    monkeypatch.setattr(kernels, "gpu_kernels_for", lambda sample: stand_in if torch.is_tensor(sample) else None)
     return stand_in
 
 

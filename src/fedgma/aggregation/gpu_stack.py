@@ -13,7 +13,7 @@ from fedgma.aggregation.gate import Gate, entry_kind
 from fedgma.aggregation.masks import VoteMask
 from fedgma.aggregation.stack import Stack, Weights, plain_numbers
 from fedgma.aggregation.tally import Tally
-from fedgma.arrays import Array, Params, Spec, is_torch
+from fedgma.arrays import Array, Params, Spec
 from fedgma.errors import Diverged
 
 FLOAT = Spec((), "float32")
@@ -28,7 +28,7 @@ def finish_stack(
     ordinary stack is begun before its names and shapes are read one by one, so that the device does not wait for the
     host.
     """
-    gpu = _gpu_kernels_for(next(iter(updates.values()), None))
+    gpu = kernels.gpu_kernels_for(next(iter(updates.values()), None))
     if gpu is None:
         return None
     if (begun := _ordinary(tally, updates, weights, clients)) is not None:
@@ -106,10 +106,6 @@ def _listed(weights: Weights, gate: Gate) -> list[float] | None:
     """Plain weights in a list or an array; None for any others."""
     listed = weights.tolist() if isinstance(weights, np.ndarray) else weights
     return plain_numbers(listed, gate) if isinstance(listed, list | tuple) else None
-
-
-def _gpu_kernels_for(sample: Any) -> Any:
-    return kernels.load_gpu_kernels() if is_torch(sample) and sample.device.type == "cuda" else None
 
 
 def _is_uniform(stack: Stack, tally: Tally) -> bool:

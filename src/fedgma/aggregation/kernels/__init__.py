@@ -73,7 +73,7 @@ def add(sums: Sequence[Sums], updates: Sequence[Array], weight: float) -> None:
     if cpu and compiled:
         cpu.add([sums[position] for position in compiled], [updates[position] for position in compiled], weight)
     for position in sorted(set(range(len(updates))) - set(compiled)):
-        gpu = _gpu_kernels_for(updates[position], sums[position])
+        gpu = _gpu_kernels_of_votes(updates[position], sums[position])
         if gpu:
             gpu.add(sums[position], updates[position], weight)
         else:
@@ -99,7 +99,7 @@ def _load_attempt() -> ModuleType:
 
 def add_rows(sums: Sums, updates: Array, weights: np.ndarray[Any, Any]) -> bool:
     """Add clients' updates [client, entry] in order, in place; returns whether all of them are finite."""
-    cpu, gpu = _cpu_kernels_for([updates]), _gpu_kernels_for(updates, sums)
+    cpu, gpu = _cpu_kernels_for([updates]), _gpu_kernels_of_votes(updates, sums)
     kernels = gpu or (cpu if _is_supported(updates) and sums.votes is not None else None)
     return bool(kernels.add_rows(sums, updates, weights)) if kernels else plain_add_rows(sums, updates, weights)
 
@@ -148,6 +148,10 @@ def _is_supported(array: Array) -> bool:
     return not is_torch(array) and array.dtype.char in ("f", "d")  # float32 or float64
 
 
-def _gpu_kernels_for(array: Array, sums: Sums) -> ModuleType | None:
-    on_gpu = is_torch(array) and array.device.type == "cuda" and array.shape[-1] > 0
-    return load_gpu_kernels() if on_gpu and sums.votes is not None else None
+def _gpu_kernels_of_votes(array: Array, sums: Sums) -> ModuleType | None:
+    return gpu_kernels_for(array) if sums.votes is not None and array.shape[-1] > 0 else None
+
+
+def gpu_kernels_for(array: Any) -> ModuleType | None:
+    """The fused passes where an array is on a GPU that has them; None elsewhere."""
+    return load_gpu_kernels() if is_torch(array) and array.device.type == "cuda" else None

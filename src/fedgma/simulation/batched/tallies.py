@@ -124,14 +124,14 @@ def add(
     fine = torch.ones(len(updates), dtype=torch.bool, device=updates.device) if refused is None else ~refused
     for kind in joined:
         fine = fine & (torch.isfinite(kind.values).all(1) if kind.values.is_floating_point() else True)
-    first = updates.device.type == "cpu" and not bool(sums.clients.any())
+    gpu = kernels.gpu_kernels_for(updates)
+    first = gpu is None and updates.device.type == "cpu" and not bool(sums.clients.any())
     added = first and _add_first(sums, run, fine, weights, updates)  # a pass less
     if not added:
         fine = fine & _are_finite(updates)
     weight = owners.weight * fine
-    if updates.device.type == "cuda" and kernels.load_gpu_kernels() is not None:
-        kept = fine.to(torch.uint8)
-        kernels.load_gpu_kernels().add_runs(sums.entries, updates, weight, kept, owners.edges)  # type: ignore[union-attr]
+    if gpu is not None:
+        gpu.add_runs(sums.entries, updates, weight, fine.to(torch.uint8), owners.edges)
     elif not added:
         _add_lanes(sums, run, fine, weights, updates)
     for names, values in joined:
