@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := build/tools/bin
 RELEASE := build/release
+EVERY := build/every
 
 .PHONY: demo test test-all test-gpu fuzz mutants audit sbom archive release docs lint types unit clean
 
@@ -14,9 +15,17 @@ demo: $(READY)
 
 test: lint types unit
 
-# with the long ones
-test-all: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
+# with the long ones, and those of packages that few users have: Ray, NVFlare, pfl-research, peft, trackers
+test-all: lint types $(EVERY)/.ready
+	OMP_NUM_THREADS=1 $(EVERY)/bin/python -m pytest -n auto --dist worksteal -m "not gpu"
+
+$(EVERY)/.ready: pyproject.toml constraints.txt
+	rm -rf $(EVERY)
+	$(PYTHON) -m venv $(EVERY)
+	$(EVERY)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(EVERY)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[sim,fast,hub,flower,nvflare,pfl,peft,ray,trackers,dev]' 'flwr[simulation]' flwr-datasets pandas
+	touch $@
 
 # what needs a GPU, by any Python that has torch, triton and pytest: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))

@@ -3,19 +3,24 @@
 import ast
 import functools
 import inspect
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import fedgma
+from fedgma.packages import EXTRAS
 
+ROOT = Path(__file__).parents[1]
 SOURCE = Path(fedgma.__file__).parent
 
 # Rooms from the ground up: a module imports from its own room and from those before it.
 ROOMS = [
     "errors",
+    "packages",
     "arrays",
     "seeds",
     "documents",
@@ -187,8 +192,41 @@ def test_masked_averaging_over_numpy_arrays_does_not_import_torch():
     assert "torch" not in modules_after(statement)
 
 
+def without(package, statement):
+    """What a statement ends with where this package is not installed."""
+    code = f"import sys; sys.modules[{package!r}] = None; {statement}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
 def test_without_the_simulators_packages_one_sentence_says_what_to_install():
-    code = "import sys; sys.modules['torch'] = None; import fedgma; fedgma.run"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = without("torch", "import fedgma; fedgma.run")
     assert result.returncode == 1
-    assert "ConfigError: fedgma.run needs the simulator's packages: pip install 'fedgma[sim]'" in result.stderr
+    assert "ConfigError: torch is not installed: pip install 'fedgma[sim]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("pydantic", ["run", "rounds=1"]),
+        ("torch", ["run", "rounds=1"]),
+        ("rich", ["doctor"]),
+        ("typer", ["--help"]),
+        ("pydantic", ["paper", "list"]),
+        ("flwr", ["flower", "up", ".", "--insecure"]),
+    ],
+)
+def test_a_command_without_its_package_says_what_to_install(package, words):
+    result = without(package, f"from fedgma.cli import main; sys.argv[1:] = {words}; main()")
+    extra = "flower" if package == "flwr" else "sim"
+    assert result.stderr == f"fedgma: {package} is not installed: pip install 'fedgma[{extra}]'\n"
+    assert result.returncode == 2
+
+
+def test_every_package_of_an_extra_has_an_answer():
+    """Packages by the names that are imported; trackers have an answer of their own."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    imported = {"pillow": "PIL"}
+    for extra in set(extras) - {"dev", "fuzz", "trackers"}:
+        for requirement in extras[extra]:
+            package = re.match(r"[\w.-]+", requirement)[0]
+            assert imported.get(package, package) in EXTRAS, f"{package} of fedgma[{extra}]"

@@ -40,6 +40,7 @@ from fedgma.aggregation.tally import Tally
 from fedgma.aggregation.wire import from_bytes, pack, to_bytes, unpack
 from fedgma.aggregation.wrappers import by_array, keep_norm, smoothed, unmasked
 from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError, IntegrityError, NotEnoughClients
+from fedgma.packages import not_installed as _not_installed
 
 Aggregator = Rule
 
@@ -112,7 +113,9 @@ def __getattr__(name: str) -> _Any:
     if name in ("rounds", "run"):
         try:
             from fedgma.experiments import play
-        except ImportError as error:
-            raise ConfigError(f"fedgma.{name} needs the simulator's packages: pip install 'fedgma[sim]'") from error
+        except ModuleNotFoundError as error:
+            if (refusal := _not_installed(error)) is None:
+                raise
+            raise refusal from error
         return getattr(play, name)
     raise AttributeError(f"module 'fedgma' has no attribute {name!r}")

@@ -5,10 +5,11 @@ import signal
 import sys
 
 from fedgma.cli.signals import SIGNALS, end_now, leave
+from fedgma.packages import not_installed
 
 
 def main() -> None:
-    """Entry point of the `fedgma` script. If the extra `sim` is missing, exit with the command that installs it."""
+    """Entry point of the `fedgma` script."""
     for number in SIGNALS:
         signal.signal(number, leave)
     for stream in (sys.stdout, sys.stderr):
@@ -23,10 +24,13 @@ def main() -> None:
 
 
 def _run() -> None:
+    """Run the command line; a package that is missing is answered with the command that installs it."""
     try:
-        import typer  # noqa: F401
-    except ImportError:
-        sys.exit("The fedgma command needs the simulator's packages: pip install 'fedgma[sim]'")
-    from fedgma.cli.app import run_app
+        from fedgma.cli.app import run_app
 
-    run_app()
+        run_app()
+    except ModuleNotFoundError as error:
+        if (refusal := not_installed(error)) is None:
+            raise
+        sys.stderr.write(f"fedgma: {refusal}\n")
+        sys.exit(refusal.exit_code)

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from fedgma.cli.runs import Json
-from fedgma.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Run on Flower's engine.")
 
@@ -47,12 +46,9 @@ def up(
     are served beyond this machine.
     """
     from fedgma.cli.signals import obeying_signals
+    from fedgma.flower.deployment import Deployment
+    from fedgma.flower.supervisor import Supervisor
 
-    try:
-        from fedgma.flower.deployment import Deployment
-        from fedgma.flower.supervisor import Supervisor
-    except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'fedgma[flower]'") from None
     plan = Deployment(
         folder.resolve(),
         state.resolve(),
@@ -80,10 +76,8 @@ def status(
     """
     import json
 
-    try:
-        from fedgma.flower.status import in_words, status_of
-    except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'fedgma[flower]'") from None
+    from fedgma.flower.status import in_words, status_of
+
     found = status_of(state.resolve())
     typer.echo(json.dumps(found._asdict()) if as_json else "\n".join(in_words(found)))
     raise typer.Exit(0 if found.is_well else 1)

@@ -22,6 +22,8 @@ PACKAGES = {
     "filelock": ("sim", "run folders"),
     "scipy": ("sim", "intervals"),
     "matplotlib": ("sim", "pictures"),
+    "pillow": ("sim", "images in files"),
+    "pooch": ("sim", "downloads"),
     "numba": ("fast", "LeNet and logistic regression on a CPU, several times as fast"),
     "pyarrow": ("hub", "data sets in parquet files"),
 }
