@@ -1,5 +1,6 @@
 """Partitions of Flower Datasets as clients: stand-ins with the part of its interface that is used; the real ones."""
 
+import gc
 from types import SimpleNamespace
 
 import numpy as np
@@ -98,7 +99,8 @@ def test_an_experiment_runs_on_it():
     assert outcome.runs[0].rounds[0]["counted"] == 2
 
 
-def test_the_real_ones(tmp_path):
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_real_ones(tmp_path):  # `datasets` leaves files open
     flower = pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed")
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict(
@@ -113,3 +115,4 @@ def test_the_real_ones(tmp_path):
     federated = flower.FederatedDataset(dataset=str(tmp_path), partitioners={"train": 5})
     data = from_data(federated)
     assert (np.bincount(data.train.client).tolist(), len(data.test.y)) == ([6] * 5, 30)
+    gc.collect()  # while the warnings of those files are ignored
