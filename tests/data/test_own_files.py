@@ -173,7 +173,10 @@ def test_a_table_of_text_is_a_data_set(tmp_path, delimiter):
             r"these columns must hold numbers: 'a' \(an empty cell in row 2\), 'when' \('2020-01-01' in row 1\), "
             r"'town' \('rome' in row 1\); replace texts by numbers and fill in empty cells",
         ),
-        ("a;label\n1,5;x\n2;y\n", r"got '1,5' in row 1 \(a decimal comma: write a point\)"),
+        (
+            "a;label\n1,5;x\n2;y\n",
+            r"got '1,5' in row 1 \(a decimal comma: write a point\).*; `fedgma data prepare mine.csv --decimal-comma` ",
+        ),
         ("a,label\n1,x\n2,x\n", "all labels are x; a classification needs two classes or more"),
         ("a,label\n1,x\nnan,y\n", "column 'a' has no finite number in row 2"),
         ("a,label\n1,x\n2,\n", "row 2 has no 'label'"),

@@ -283,6 +283,32 @@ def test_a_wrong_cell_is_named_with_its_row(tmp_path, column, row, cell, sentenc
         prepare_table(columns, Wanted("income"), "patients.csv")
 
 
+def test_a_table_with_decimal_commas_is_prepared_as_with_points(tmp_path):
+    points = "a;b;town;label\n" + "".join(f"{n / 4};{1000 * n};Rome, old;{n % 2}\n" for n in range(10))
+    commas = re.sub(r"(\d+)\.(\d+)", r"\1,\2", points).replace("000;", ".000;").replace("Rome, old", "Rome, 1.5")
+    (tmp_path / "points.csv").write_text(points)
+    (tmp_path / "commas.csv").write_text(commas)
+    assert "0,25;1.000;Rome, 1.5;1" in commas
+    assert call("data", "prepare", "points.csv", "--quiet") == (0, "", "")
+    assert call("data", "prepare", "commas.csv", "--decimal-comma", "--quiet") == (0, "", "")
+    with np.load("points.npz") as first, np.load("commas.npz") as second:
+        assert {name: first[name].tobytes() for name in first} == {name: second[name].tobytes() for name in second}
+
+
+@pytest.mark.parametrize(
+    ("cell", "sentence"),
+    [
+        ("2.5", "mine.csv: column 'a' has '2.5' in row 2: with --decimal-comma a point only separates thousands"),
+        ("1,2,3", "mine.csv: column 'a' must hold numbers, got '1,2,3' in row 2; correct or empty such cells, or take"),
+    ],
+)
+def test_what_is_no_number_with_a_decimal_comma_is_refused(tmp_path, cell, sentence):
+    (tmp_path / "mine.csv").write_text(f"a;label\n1,5;x\n{cell};y\n0,5;x\n")
+    code, _, said = call("data", "prepare", "mine.csv", "--decimal-comma")
+    assert code == 3
+    assert sentence in said
+
+
 def test_a_column_of_dates_or_lists_is_refused():
     for cells in (np.array(["2020-01-01"] * 4, "datetime64[D]"), np.zeros((4, 2))):
         with pytest.raises(DataError, match="column 'a' must hold numbers, truth values or texts"):

@@ -35,6 +35,9 @@ def prepare(
     drop_incomplete: Annotated[
         bool, typer.Option("--drop-incomplete", help="Leave out rows without a label or a client.")
     ] = False,
+    decimal_comma: Annotated[
+        bool, typer.Option("--decimal-comma", help="Numbers are written as 1.234,5: for .csv and .tsv files.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace files that exist.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -46,10 +49,11 @@ def prepare(
     from fedgma.data.files.own.prepare_table import Wanted, prepare_table, read_table
 
     files = _files(table, out, replace=yes)
-    columns = read_table(table)
+    columns = read_table(table, decimal_comma=decimal_comma)
     dropped, kept, texts = (_split(names, columns) for names in (drop, keep, as_text))
     wanted = Wanted(label, client, dropped, kept, texts, regression, standardise, most_values, drop_incomplete)
-    made = prepare_table(columns, wanted, table.name, None if test is None else read_table(test))
+    tested = None if test is None else read_table(test, decimal_comma=decimal_comma)
+    made = prepare_table(columns, wanted, table.name, tested)
     _write(made, *files)
     if as_json:
         typer.echo(json.dumps(_summary(made, list(columns), files)))

@@ -66,7 +66,7 @@ def load_own(path: PathLike, *, target: str = "class") -> Dataset:
     try:
         parts = READERS[suffix](path, _may_lack_labels(target))
     except UnpreparedError as error:
-        hint = f"`fedgma data prepare {shlex.quote(path.name)}` makes a file of a table as it is"
+        hint = f"`fedgma data prepare {shlex.quote(path.name)}{error.options}` makes a file of a table as it is"
         raise DataError(f"{error}; {hint}") from None
     return dataset_of(parts, path.stem, files=(path,), target=target)
 

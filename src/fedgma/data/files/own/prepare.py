@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgma.data.files.own.numbering import is_missing
-from fedgma.data.files.own.tables import ENOUGH, Column, is_nested, is_number, looks_like_ids, numbers_rows, wrong_cell
+from fedgma.data.files.own.tables import (
+    COMMA,
+    ENOUGH,
+    Column,
+    is_nested,
+    is_number,
+    looks_like_ids,
+    numbers_rows,
+    wrong_cell,
+)
 from fedgma.documents import PathLike, read_bytes
 from fedgma.errors import ConfigError, DataError, did_you_mean, nearest
 
@@ -273,7 +282,8 @@ def numbers(column: Column, name: str, kind: str, where: str) -> Floats:
 def _refuse(name: str, kind: str, cells: Sequence[str | None], row: int, where: str) -> None:
     what = "numbers" if kind == "number" else "truth values"
     got = wrong_cell(cells[row], row + 1) if kind == "number" else f"{cells[row]!r} in row {row + 1}"
+    comma = ", give --decimal-comma" if COMMA in got else ""
     raise DataError(
-        f"{where}: column {name!r} must hold {what}, got {got}; correct or empty such cells, or take the column as "
-        f"texts with --as-text {name!r}"
+        f"{where}: column {name!r} must hold {what}, got {got}; correct or empty such cells{comma}, or take the column "
+        f"as texts with --as-text {name!r}"
     )

@@ -15,7 +15,7 @@ from fedgma.data.files.own.roles import CLIENTS, find, parts_of
 from fedgma.data.files.own.tables import Column, check_filled, label_column, read_csv, read_parquet_table, typed
 from fedgma.errors import ConfigError, DataError
 
-READERS = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet_table}
+READERS = (".csv", ".tsv", ".parquet")
 Rows = npt.NDArray[np.int64]
 Columns = Mapping[str, Column]
 SHARE, SEED = 0.2, 0  # of the test part that `fedgma run` splits off
@@ -56,11 +56,15 @@ class PreparedTable(NamedTuple):
         return "float" if self.prepared.classes is None else "class"
 
 
-def read_table(path: Path) -> dict[str, Column]:
-    """The columns of a .csv, .tsv or .parquet file."""
+def read_table(path: Path, *, decimal_comma: bool = False) -> dict[str, Column]:
+    """The columns of a .csv, .tsv or .parquet file; in one of texts numbers may have a decimal comma."""
     if path.suffix.lower() not in READERS:
         raise ConfigError(f"{path.name} has an unknown ending for a table; known: {', '.join(READERS)}")
-    return READERS[path.suffix.lower()](path)
+    if path.suffix.lower() == ".parquet":
+        if decimal_comma:
+            raise ConfigError("--decimal-comma is for .csv and .tsv files; convert the columns of the .parquet file")
+        return read_parquet_table(path)
+    return read_csv(path, decimal_comma=decimal_comma)
 
 
 def prepare_table(columns: Columns, wanted: Wanted, where: str, test: Columns | None = None) -> PreparedTable:

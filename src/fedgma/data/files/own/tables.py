@@ -5,6 +5,7 @@ is a feature.
 """
 
 import csv
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,22 @@ Column = npt.NDArray[Any]
 COLUMN_LABELS = (*LABELS[1:], LABELS[0])  # a column y may be a coordinate; it is the label if no other column is
 NUMBERINGS = {"", "unnamed0", "index", "id", "level0"}  # columns that number the rows, as pandas writes them
 DELIMITERS = ",;\t|"
+COMMA_NUMBER = re.compile(r"[+-]?(\d{1,3}([. \u00a0\u202f]\d{3})+|\d*)(,\d+)?([eE][+-]?\d+)?")  # 1.234,5 and 0,5
 TRUTH = {"True": True, "False": False}
+COMMA = "a decimal comma"
 SHOWN = 8  # names of columns in a remark
 ENOUGH = 20  # rows, all of which differ in a column, that make it look like ids
 
 
 class UnpreparedError(DataError):
-    """A table that could be used, but not as it is."""
+    """A table that could be used, but not as it is; `options` are those that its preparation needs."""
+
+    def __init__(self, said: str, options: str = "") -> None:
+        super().__init__(said)
+        self.options = options
 
 
-def read_csv(path: Path) -> dict[str, Column]:
+def read_csv(path: Path, *, decimal_comma: bool = False) -> dict[str, Column]:
     """The columns of a .csv or .tsv file with a header, as numbers where all cells are numbers."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
@@ -52,7 +59,31 @@ def read_csv(path: Path) -> dict[str, Column]:
         raise DataError(f"{path.name} is not UTF-8 text; save it as UTF-8") from None
     except csv.Error as error:
         raise DataError(f"{path.name} cannot be read as a table: {error}") from None
+    if decimal_comma:
+        cells = [
+            with_points(column, f"{path.name}: column {name!r}") for name, column in zip(header, cells, strict=True)
+        ]
     return {name: typed(column) for name, column in zip(header, cells, strict=True)}
+
+
+def with_points(cells: Sequence[str], where: str) -> list[str]:
+    """Cells in which numbers with a decimal comma have a point, and none between thousands.
+
+    >>> with_points(["0,5", "1.234,5", "-12", "red, blue"], "column 'a'")
+    ['0.5', '1234.5', '-12', 'red, blue']
+    """
+    changed = [_with_point(cell.strip()) for cell in cells]
+    for row, (cell, after) in enumerate(zip(cells, changed, strict=True), 1):
+        if after is None and "." in cell and is_number(cell):
+            raise DataError(f"{where} has {cell!r} in row {row}: with --decimal-comma a point only separates thousands")
+    return [cell if after is None else after for cell, after in zip(cells, changed, strict=True)]
+
+
+def _with_point(cell: str) -> str | None:
+    """A number with a decimal comma as one with a point; None for any other text."""
+    if not COMMA_NUMBER.fullmatch(cell) or not any(map(str.isdecimal, cell)):
+        return None
+    return re.sub(r"[. \u00a0\u202f]", "", cell).replace(",", ".")
 
 
 def _check_header(header: Sequence[str], file: str) -> None:
@@ -279,13 +310,19 @@ def _check_numbers(wrong: Mapping[str, Column], where: str) -> None:
     if len(examples) == 1:
         ((name, cell),) = examples.items()
         fix = "fill in or remove such rows" if cell.startswith("an empty") else "replace it by numbers"
-        raise UnpreparedError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}")
+        raise UnpreparedError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}", _options(cell))
     many = ", ".join(f"{name!r} ({cell})" for name, cell in list(examples.items())[:8])
     more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
     raise UnpreparedError(
         f"{where}: these columns must hold numbers: {many}{more}; replace texts by numbers and fill in empty cells, "
-        "remove the columns, or name one `label` or `client` if it is that"
+        "remove the columns, or name one `label` or `client` if it is that",
+        _options(many),
     )
+
+
+def _options(said: str) -> str:
+    """The options with which a table with such cells can be prepared."""
+    return " --decimal-comma" if COMMA in said else ""
 
 
 def _numbers(column: Column) -> Column:
@@ -306,4 +343,4 @@ def wrong_cell(other: object, row: int) -> str:
     """A cell where a number was expected, and its row."""
     shown = "an empty cell" if other == "" or other is None else repr(other)[:60]
     comma = isinstance(other, str) and is_number(other.replace(",", "."))
-    return f"{shown} in row {row}{' (a decimal comma: write a point)' if comma else ''}"
+    return f"{shown} in row {row}{f' ({COMMA}: write a point)' if comma else ''}"
