@@ -153,7 +153,7 @@ def _page_fields(replication: Replication) -> dict[str, str]:
         "readings": _readings(replication.comparisons["C8"], {"local_steps": 6}),
         "tests": str(max(look.test.tests for look in looks if look.test is not None)),
         "outdated": str(sum(bool(why_outdated(entry.settings, entry.facts)) for entry in replication.entries)),
-        "E7 apart": _finding("E7", "separate/2/non_participating", replication),
+        "C35 apart": _finding("C35", "separate/5/non_participating", replication),
         "C16 0.005": _cell("C16", {"server_learning_rate": 0.005}, replication),
         "seeds C8": str(len({entry.seed for entry in replication.comparisons["C8"].entries})),
     }
