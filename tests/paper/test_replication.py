@@ -48,6 +48,7 @@ def test_the_picture_has_every_difference_with_an_interval(found):
     assert {row.surety for row in rows} <= set(LOOKS)
     labels = [row.label for row in rows]
     assert "C6 at convergence, label skew" in labels
+    assert sum(label.startswith("C35 ") for label in labels) == 4  # as E7 has
     assert len(set(labels)) == len(labels)
     printed_too = next(row for row in rows if row.label == "E8 without client momentum")
     assert (printed_too.surety, printed_too.printed < 0) == ("decided", True)  # significant, as in print

@@ -24,7 +24,7 @@ from fedgma.statistics.verdicts import Verdict
 
 CLOSE = 2.0  # points; a level that is nearer to print counts as reproduced
 DIFFERENCES = (*POOLED, "best_pair")  # kinds whose estimate is one arm minus another
-PARTICIPATION = "E7"  # an analysis whose findings are such differences
+PARTICIPATION = "E7"  # an analysis whose findings are such differences, as are those of its repetition
 DECIDED = (ClaimVerdict.HOLDS, ClaimVerdict.CONTRADICTED)
 USED_ALWAYS = ("tau", "momentum", "mu", "beta1", "beta2", "epsilon")  # hyper-parameters with one default
 
@@ -104,7 +104,8 @@ def differences(answers: Mapping[str, Sequence[Answer]]) -> list[Row]:
     rows = []
     for name, listed in answers.items():
         for answer in listed:
-            if answer.claim.kind not in DIFFERENCES and (answer.claim.kind, name) != (ANALYSIS, PARTICIPATION):
+            participation = PARTICIPATION in (name, catalogue()[name].repeats) and answer.claim.kind == ANALYSIS
+            if answer.claim.kind not in DIFFERENCES and not participation:
                 continue
             for group, look in answer.looks.items():
                 if look.shown is not None and look.shown.interval is not None:
