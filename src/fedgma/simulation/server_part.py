@@ -118,7 +118,7 @@ def is_plain(rules: rules.Rules, optimizers: optimizers.Optimizers) -> bool:
 
 def can_replay(task: Task, device: torch.device) -> bool:
     """Whether the function can be captured: a user's summary of a task may do anything, and triton may be missing."""
-    return task.summary is None and kernels.gpu_kernels_for(torch.empty(0, device=device)) is not None
+    return device.type == "cuda" and task.summary is None and kernels.load_gpu_kernels() is not None
 
 
 def numbers(task: Task, columns: Columns, sums: tallies.Sums, merged: tallies.Merged) -> Tensor:
