@@ -5,6 +5,7 @@
     │   └── InUseError          2   a folder that another process is using; it will be free
     ├── DataError               3   an invalid file or array
     │   └── IntegrityError      3   bytes that do not match their checksum or manifest
+    ├── NotEnoughMemory         3   the memory is full; what was saved stays
     ├── NotEnoughClients        4   too few valid updates for a round
     ├── Diverged                5   a result that is not finite; nothing was committed
     └── RankLost                6   another process of the same run ended; it can be resumed
@@ -41,6 +42,12 @@ class DataError(FedgmaError, ValueError):
 
 class IntegrityError(DataError):
     """Bytes that do not match their checksum or manifest."""
+
+
+class NotEnoughMemory(FedgmaError, MemoryError):
+    """The memory is full; what was saved stays."""
+
+    exit_code = 3
 
 
 class NotEnoughClients(FedgmaError):

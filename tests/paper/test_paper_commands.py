@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -64,6 +65,19 @@ def test_what_is_done_is_not_repeated(played):
     assert code == 0
     assert "all 2 runs are already done" in printed
     assert f"compare with: fedgma paper compare E10 {played[0]} --quick\n" in printed
+
+
+def test_a_fleet_that_is_stopped_has_no_speed(tmp_path, monkeypatch):
+    def stopped_after_a_round(packed, materials, watch, stopping, **options):
+        stopping()  # as a run asks before and after a round
+        stopping()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("fedgma.cli.play.play_fleets", stopped_after_a_round)
+    code, printed, said = call("paper", "run", "E10", *CUT, "--out", tmp_path / "runs")
+    assert code == 130
+    assert "samples/s" not in printed
+    assert "fedgma: stopped; the completed rounds are in" in said
 
 
 def test_what_is_done_elsewhere_is_not_repeated(played, tmp_path):

@@ -291,7 +291,8 @@ def _play_fleets(
         watch = Display(console, quiet=options.quiet, names=arm_names(members))
         training = {"checkpoint_seconds": options.checkpoint_seconds, "keep_state": options.keep}
         play_fleets([members], materials, watch, stopping, **training)
-        console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
+        if not stopping():  # a fleet that was stopped has not trained all of its samples
+            console.print(f"fleet {number} of {len(packed)}: {clock.played(members)}", soft_wrap=True)
 
 
 def _without_done(grid: "Grid", options: Options, console: "Console") -> "Grid":

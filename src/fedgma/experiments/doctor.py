@@ -12,22 +12,23 @@ from fedgma.data.files.cache import cache_folder
 from fedgma.data.files.locate import availability
 from fedgma.errors import DataError
 from fedgma.machine import available_cores
+from fedgma.packages import EXTRAS
 
-# package -> extra that brings it, and what it is for; those of `sim` are needed by every command
-PACKAGES = {
-    "numpy": ("", "everything"),
-    "torch": ("sim", "training"),
-    "pydantic": ("sim", "settings"),
-    "safetensors": ("sim", "checkpoints"),
-    "filelock": ("sim", "run folders"),
-    "scipy": ("sim", "intervals"),
-    "matplotlib": ("sim", "pictures"),
-    "pillow": ("sim", "images in files"),
-    "pooch": ("sim", "downloads"),
-    "numba": ("fast", "LeNet and logistic regression on a CPU, several times as fast"),
-    "pyarrow": ("hub", "data sets in parquet files"),
+PURPOSES = {
+    "numpy": "everything",
+    "torch": "training",
+    "pydantic": "settings",
+    "safetensors": "checkpoints",
+    "filelock": "run folders",
+    "scipy": "intervals",
+    "matplotlib": "pictures",
+    "pillow": "images in files",
+    "pooch": "downloads",
+    "numba": "LeNet and logistic regression on a CPU, several times as fast",
+    "pyarrow": "data sets in parquet files",
 }
-NEEDED = ("", "sim")
+IMPORTED_AS = {"pillow": "PIL"}
+NEEDED = (None, "sim")  # extras that every command needs
 
 
 class Finding(NamedTuple):
@@ -48,7 +49,8 @@ def examine(out: Path = Path("runs")) -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name, (extra, purpose) in PACKAGES.items():
+    for name, purpose in PURPOSES.items():
+        extra = EXTRAS.get(IMPORTED_AS.get(name, name))
         try:
             yield Finding(name, metadata.version(name))
         except metadata.PackageNotFoundError:
@@ -130,5 +132,5 @@ def _faster() -> str:
     try:
         metadata.version("numba")
     except metadata.PackageNotFoundError:
-        return f"pip install 'fedgma[fast]', for {PACKAGES['numba'][1]}"
+        return f"pip install 'fedgma[fast]', for {PURPOSES['numba']}"
     return "other programs use the processor; close them and measure again"

@@ -42,6 +42,7 @@ from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State as FleetState
 from fedgma.simulation.state import export
 from fedgma.training.gradients import tied_names
+from fedgma.training.memory import in_one_sentence
 from fedgma.training.models import Model, parameter_count
 from fedgma.training.ranks import ALONE, Ranks
 from fedgma.training.threads.trainer import SMALL, one_thread
@@ -76,7 +77,7 @@ def play_fleet(
     previous one is read and written, so that host and device work at the same time. With several `ranks`, each of them
     calls this function with the same runs; the first one writes, and `stop` gives all of them the same answers.
     """
-    with contextlib.ExitStack() as opened:
+    with in_one_sentence(materials.device), contextlib.ExitStack() as opened:
         specs = [materials.spec(run.settings) for run in members]
         if materials.precision != "fp32" and materials.device.type == "cpu":
             raise ConfigError(f"precision {materials.precision!r} is for a GPU; on a CPU everything is 'fp32'")

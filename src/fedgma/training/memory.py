@@ -1,11 +1,15 @@
 """How many lanes fit into memory: the cost of a lane is measured on the model, the budget is a share of the device."""
 
+import contextlib
+import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedgma.data.pools import Pool
+from fedgma.errors import NotEnoughMemory
 from fedgma.training.lane_batch import keyed_generators
 from fedgma.training.task import Task, mean_loss
 from fedgma.training.tasks import CLASSIFICATION
@@ -13,6 +17,7 @@ from fedgma.training.tasks import CLASSIFICATION
 CPU_BUDGET = 512 * 2**20  # bytes; lanes do not get faster beyond a few on a CPU
 CUDA_LANES = 8192  # more at a time are no faster; while these train, the host draws the batches of the next
 CUDA_SHARE = 0.6  # of the total memory, not the free: the same chunks, and so the same bits, at each start
+NO_MEMORY = re.compile(r"DefaultCPUAllocator: .*allocate (\d+) bytes")  # torch says so in a plain RuntimeError
 
 
 class Capacity(NamedTuple):
@@ -63,3 +68,32 @@ def activation_bytes(model: nn.Module, pool: Pool, batch: int, task: Task = CLAS
     weights = {value.untyped_storage().data_ptr() for value in model.state_dict().values()}
     size = sum(count for address, count in kept.items() if address not in weights)
     return size * batch // len(index)
+
+
+@contextlib.contextmanager
+def in_one_sentence(device: torch.device) -> Iterator[None]:
+    """Turn memory that runs out, of the device or of the host, into `NotEnoughMemory`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NotEnoughMemory(_device_is_full(device)) from error
+    except MemoryError as error:
+        raise NotEnoughMemory(_host_is_full(str(error))) from error
+    except RuntimeError as error:
+        if (more := NO_MEMORY.search(str(error))) is None:
+            raise
+        raise NotEnoughMemory(_host_is_full(f"{int(more[1]) / 2**30:,.1f} GiB more were needed")) from error
+
+
+def _device_is_full(device: torch.device) -> str:
+    free, total = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.memory_reserved(device)
+    size, here, others = (f"{size / 2**30:.1f}" for size in (total, ours, max(0, total - free - ours)))
+    return (
+        f"the {size} GiB of memory of {device} are full: this program holds {here} GiB, others {others} GiB; end the "
+        "others, lower batch_size, or train fewer runs at a time"
+    )
+
+
+def _host_is_full(detail: str) -> str:
+    return f"the memory is full ({detail or 'an array'}); lower batch_size, or use a smaller model or less data"

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from fedgma.data.files.own.numbering import is_missing
 from fedgma.data.files.own.tables import (
-    COMMA,
     ENOUGH,
     Column,
+    has_decimal_comma,
     is_nested,
     is_number,
     looks_like_ids,
@@ -282,7 +282,7 @@ def numbers(column: Column, name: str, kind: str, where: str) -> Floats:
 def _refuse(name: str, kind: str, cells: Sequence[str | None], row: int, where: str) -> None:
     what = "numbers" if kind == "number" else "truth values"
     got = wrong_cell(cells[row], row + 1) if kind == "number" else f"{cells[row]!r} in row {row + 1}"
-    comma = ", give --decimal-comma" if COMMA in got else ""
+    comma = ", give --decimal-comma" if kind == "number" and has_decimal_comma(cells[row]) else ""
     raise DataError(
         f"{where}: column {name!r} must hold {what}, got {got}; correct or empty such cells{comma}, or take the column "
         f"as texts with --as-text {name!r}"

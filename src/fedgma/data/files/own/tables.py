@@ -25,7 +25,6 @@ NUMBERINGS = {"", "unnamed0", "index", "id", "level0"}  # columns that number th
 DELIMITERS = ",;\t|"
 COMMA_NUMBER = re.compile(r"[+-]?(\d{1,3}([. \u00a0\u202f]\d{3})+|\d*)(,\d+)?([eE][+-]?\d+)?")  # 1.234,5 and 0,5
 TRUTH = {"True": True, "False": False}
-COMMA = "a decimal comma"
 SHOWN = 8  # names of columns in a remark
 ENOUGH = 20  # rows, all of which differ in a column, that make it look like ids
 
@@ -305,24 +304,21 @@ def _check_numbers(wrong: Mapping[str, Column], where: str) -> None:
     """Refuse all columns that hold something else than numbers at once, each with a cell of it."""
     if not wrong:
         return
-    examples = {name: _example(column) for name, column in wrong.items()}
+    found = {name: _first_wrong(column) for name, column in wrong.items()}
+    examples = {name: wrong_cell(cell, row) for name, (cell, row) in found.items()}
+    options = " --decimal-comma" if any(has_decimal_comma(cell) for cell, _ in found.values()) else ""
     last = "remove it, or name it `label` or `client` if it is that"
     if len(examples) == 1:
         ((name, cell),) = examples.items()
         fix = "fill in or remove such rows" if cell.startswith("an empty") else "replace it by numbers"
-        raise UnpreparedError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}", _options(cell))
+        raise UnpreparedError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}", options)
     many = ", ".join(f"{name!r} ({cell})" for name, cell in list(examples.items())[:8])
     more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
     raise UnpreparedError(
         f"{where}: these columns must hold numbers: {many}{more}; replace texts by numbers and fill in empty cells, "
         "remove the columns, or name one `label` or `client` if it is that",
-        _options(many),
+        options,
     )
-
-
-def _options(said: str) -> str:
-    """The options with which a table with such cells can be prepared."""
-    return " --decimal-comma" if COMMA in said else ""
 
 
 def _numbers(column: Column) -> Column:
@@ -332,15 +328,23 @@ def _numbers(column: Column) -> Column:
         return column
 
 
-def _example(column: Column) -> str:
+def _first_wrong(column: Column) -> tuple[object, int]:
     """A cell that is not a number, and its row."""
     cells = enumerate(column.tolist(), 1)
-    row, other = next(((row, cell) for row, cell in cells if not (isinstance(cell, str) and is_number(cell))), (1, ""))
-    return wrong_cell(other, row)
+    return next(((cell, row) for row, cell in cells if not (isinstance(cell, str) and is_number(cell))), ("", 1))
 
 
 def wrong_cell(other: object, row: int) -> str:
     """A cell where a number was expected, and its row."""
     shown = "an empty cell" if other == "" or other is None else repr(other)[:60]
-    comma = isinstance(other, str) and is_number(other.replace(",", "."))
-    return f"{shown} in row {row}{f' ({COMMA}: write a point)' if comma else ''}"
+    comma = " (a decimal comma: write a point)" if has_decimal_comma(other) else ""
+    return f"{shown} in row {row}{comma}"
+
+
+def has_decimal_comma(cell: object) -> bool:
+    """Whether a cell would be a number if its comma were a point.
+
+    >>> has_decimal_comma("3,5"), has_decimal_comma("3.5"), has_decimal_comma("a, b")
+    (True, False, False)
+    """
+    return isinstance(cell, str) and not is_number(cell) and is_number(cell.replace(",", "."))
