@@ -60,6 +60,14 @@ def test_a_run_with_other_rounds_is_not_the_planned_one(tmp_path):
     assert (left.done, left.runs) == (0, PLANNED)
 
 
+def test_a_run_that_was_evaluated_more_rarely_is_not_the_planned_one(tmp_path):
+    run = plan_runs(experiment("E12"), Chosen()).grid.runs[0]
+    (entry,) = [e for e in read_entries([made(tmp_path)])[0] if not not_made([run], [e])]
+    for spacing, missing in ((1, 0), (run.evaluate_every, 0), (run.evaluate_every + 1, 1)):
+        other = entry._replace(settings={**entry.settings, "evaluate_every": spacing})
+        assert len(not_made([run], [other])) == missing
+
+
 def test_a_run_with_a_setting_that_the_planned_one_leaves_at_its_default_is_another_run():
     cut = Cut(cells="dataset=mnist,algorithm=fedavg,aggregator=mean")
     planned = plan_runs(experiment("C22"), Chosen(), cut).grid.runs

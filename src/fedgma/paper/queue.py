@@ -22,7 +22,7 @@ from fedgma.paper.rates import Chosen
 from fedgma.records.reader import flat
 from fedgma.statistics.arms import frozen
 
-# settings that do not make another run: how often it is measured; a partition's seed is that of its run
+# settings that do not make another run: how often it is measured, if often enough; a partition's seed is that of its run
 UNIMPORTANT = ("partition.seed", "evaluate_every", "mask_every", "client_test_size")
 SEEDS = ("seed", "partition.seed")
 QUEUE = "queue.toml"
@@ -98,7 +98,7 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[t
     runs, earlier, trained = 0, 0, 0
     seconds: list[float | None] = []
     for name, (values, run) in once.items():
-        made = _by_seed(_played(index.find(values, (*UNIMPORTANT, "seed"))))
+        made = _by_seed(_made_for(run, index.find(values, (*UNIMPORTANT, "seed"))))
         undone = [seed for seed in seeds if all(map(_outdated, made.get(seed, [])))]
         missing = [seed for seed in undone if (name, seed) not in asked]
         earlier += len(undone) - len(missing)
@@ -125,9 +125,14 @@ def _left(job: Job, index: Index, speeds: "Speeds", chosen: Chosen, asked: set[t
     )
 
 
-def _played(entries: Iterable[Entry]) -> list[Entry]:
-    """The runs without those that were stopped early."""
-    return [entry for entry in entries if entry.played >= ENOUGH * int(entry.settings["rounds"])]
+def _made_for(run: Settings, entries: Iterable[Entry]) -> list[Entry]:
+    """The runs without those that were stopped early, and those that were evaluated in fewer rounds than planned."""
+    return [
+        entry
+        for entry in entries
+        if entry.played >= ENOUGH * int(entry.settings["rounds"])
+        and int(entry.settings["evaluate_every"]) <= run.evaluate_every
+    ]
 
 
 def _by_seed(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
@@ -146,7 +151,7 @@ def not_made(runs: Iterable[Settings], entries: Sequence[Entry]) -> list[Setting
     """The planned runs that are not among `entries`, or only outdated."""
     index = Index(entries)
     made_by_run = ((run, index.find(dict(flat(record(run))), UNIMPORTANT)) for run in runs)
-    return [run for run, made in made_by_run if all(map(_outdated, _played(made)))]
+    return [run for run, made in made_by_run if all(map(_outdated, _made_for(run, made)))]
 
 
 class Speeds:
