@@ -22,7 +22,7 @@ from fedgma.paper.rates import Chosen
 from fedgma.records.reader import flat
 from fedgma.statistics.arms import frozen
 
-# settings that do not make another run: how often it is measured, if often enough; a partition's seed is that of its run
+# settings that do not make another run: how often it is measured, if often enough; a partition's seed, its run's
 UNIMPORTANT = ("partition.seed", "evaluate_every", "mask_every", "client_test_size")
 SEEDS = ("seed", "partition.seed")
 QUEUE = "queue.toml"
