@@ -82,7 +82,7 @@ def test_conversion_is_between_floating_types_only():
         ("bn.running_var", "bfloat16", None, "averaged"),
         ("bn.num_batches_tracked", "float64", None, "averaged"),
         ("bn.num_batches_tracked", "int64", None, "maximum"),
-        ("bn.running_mean", "float32", [], "masked"),
+        ("bn.running_mean", "float32", ["w"], "averaged"),
         ("w", "float32", ["w"], "averaged"),
         ("w", "int64", ["w"], "maximum"),
     ],
@@ -223,6 +223,34 @@ def test_an_empty_tally_merged_into_another_changes_only_its_refusals():
     empty.add({"w": np.array([math.inf])}, client="x")
     tally.merge(empty)
     assert (tally.clients, [refusal.client for refusal in tally.refused]) == (1, ["x"])
+
+
+def test_a_wrong_name_of_a_buffer_is_said_and_never_masks_the_buffer():
+    update = {"w": np.ones(1), "ema": np.ones(1)}
+    refusal = Tally(buffers=["emma"]).add(update)
+    assert (refusal.reason, refusal.detail) == ("schema", "buffers: the model has no entry 'emma'; did you mean 'ema'?")
+    calls = (
+        lambda: Tally(update, buffers=["emma"]),
+        lambda: Tally(buffers=["emma"]).add_many({"w": np.ones((2, 1)), "ema": np.ones((2, 1))}),
+        lambda: fedgma.masked_mean()([update, update], buffers=["emma"]),
+    )
+    for call in calls:
+        with pytest.raises(fedgma.ConfigError, match=r"no entry .emma.; did you mean .ema."):
+            call()
+    with pytest.raises(fedgma.ConfigError, match=r"got the text 'ema'; write \['ema'\]"):
+        Tally(buffers="ema")
+
+
+def test_a_gate_or_a_state_of_another_kind_is_one_sentence():
+    model = {"w": np.ones(1)}
+    for call in (
+        lambda: Tally(gate={"max_norm": 1}),
+        lambda: fedgma.server_round(model, [model], gate={"max_norm": 1}),
+    ):
+        with pytest.raises(fedgma.ConfigError, match=r"gate: expected fedgma\.Gate"):
+            call()
+    with pytest.raises(fedgma.DataError, match="expected `.state` of the round before, or None, got ServerRound"):
+        fedgma.server_round(model, [model], state=fedgma.server_round(model, [model]))
 
 
 def test_a_cleared_tally_is_a_new_one_with_the_old_gate_and_buffers():

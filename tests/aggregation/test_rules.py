@@ -121,7 +121,8 @@ def test_an_update_is_scaled_down_over_all_trainable_entries_together():
     assert clipped["bn.num_batches_tracked"] is update["bn.num_batches_tracked"]
     named = clip(update, 1.0, buffers=["b"])
     assert named["b"] is update["b"]
-    assert math.hypot(*named["w"], *named["bn.running_mean"]) == pytest.approx(1.0, rel=1e-15)
+    assert named["bn.running_mean"] is update["bn.running_mean"]
+    assert named["w"].tolist() == pytest.approx([1.0, 0.0], rel=1e-15)
 
 
 def test_an_update_whose_norm_overflows_is_scaled_down_too():
@@ -250,6 +251,42 @@ def test_the_masked_mean_can_be_added_to_the_plain_one():
 
 
 # -- forms of updates --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "multi_krum", "cross_fitted"])
+def test_a_rule_that_needs_all_updates_is_not_concluded_from_a_tally(name):
+    rule = RULES[name].make()
+    tally = rule.open()
+    tally.add({"w": np.ones(1)})
+    with pytest.raises(fedgma.DataError, match=f"{name} needs all updates in memory together"):
+        rule.conclude(tally)
+
+
+def test_a_rule_over_products_is_not_concluded_from_a_tally():
+    rule = fedgma.in_products(fedgma.mean())
+    with pytest.raises(fedgma.DataError, match="needs the server's model"):
+        rule.conclude(rule.open())
+
+
+@pytest.mark.parametrize("rule", [fedgma.clipped(fedgma.mean(), 1.0), fedgma.ties(density=0.5)])
+def test_a_tally_of_a_rule_that_prepares_updates_takes_no_others(rule):
+    updates = [{"w": np.array([3.0, 4.0])}, {"w": np.array([0.3, 0.4])}]
+    tally = rule.open()
+    for wrong in (lambda: tally.add(updates[0]), lambda: tally.add_many({"w": np.ones((2, 2))})):
+        with pytest.raises(
+            fedgma.DataError, match=r"changes every update before it is counted; add each by .*rule\.prepared"
+        ):
+            wrong()
+    for update in updates:
+        assert tally.add(rule.prepared(update, None)) is None
+    assert rule.conclude(tally).update["w"].tolist() == rule(updates).update["w"].tolist()
+
+
+@pytest.mark.parametrize("update", ["text", None, 5, {}, {"w": "a"}])
+def test_a_rule_that_prepares_updates_leaves_what_is_none_to_the_gate(update):
+    for rule in (fedgma.clipped(fedgma.mean(), 1.0), fedgma.ties(density=0.5)):
+        merged = rule([{"w": np.ones(3)}, update, {"w": np.ones(3)}])
+        assert [refusal.client for refusal in merged.notes["refused"]] == [1]
 
 
 def test_updates_without_names_are_named_by_their_position():

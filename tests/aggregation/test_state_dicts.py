@@ -67,6 +67,14 @@ def test_buffers_can_be_named():
     assert kept["w"].tolist() == [0.0]
 
 
+def test_named_buffers_come_beside_running_statistics():
+    params = {"w": np.zeros(1), "ema": np.zeros(1), "bn.running_var": np.ones(1)}
+    clients = [{"w": np.ones(1), "ema": np.ones(1), "bn.running_var": np.array([value])} for value in (3.0, 0.5, 0.1)]
+    after = fedgma.server_round(params, clients, buffers=["ema"], optimizer=fedgma.adam(1.0)).params
+    assert after["bn.running_var"].tolist() == pytest.approx([1.2])
+    assert after["ema"].tolist() == pytest.approx([1.0])
+
+
 def test_buffers_use_no_learning_rate_and_no_moments():
     params = {"bn.running_mean": np.zeros(1), "w": np.zeros(1)}
     clients = [{"bn.running_mean": np.ones(1), "w": np.ones(1)}]

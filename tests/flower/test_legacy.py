@@ -72,3 +72,31 @@ def test_without_valid_updates_the_model_stays_unchanged():
     assert played(MaskedFit(), [BAD["nan"]]) == (None, {})
     assert played(MaskedFit(), []) == (None, {})
     assert played(MaskedFit(accept_failures=False), GOOD, failures=[ValueError()]) == (None, {})
+
+
+def test_running_statistics_are_found_by_their_counter_and_never_masked():
+    start = [np.ones(3, np.float32), np.zeros(3, np.float32), np.ones(3, np.float32), np.array(0)]  # scale, mean, var
+    shrunk = [
+        [np.ones(3, np.float32), np.full(3, m, np.float32), np.full(3, 0.01, np.float32), np.array(1)] for m in (1, -1)
+    ]
+    strategy = MaskedFit(optimizer=fedgma.adam(0.1), min_fit_clients=0, min_available_clients=0)
+    parameters = ndarrays_to_parameters(start)
+    for round_ in range(5):
+        strategy.configure_fit(round_, parameters, SimpleClientManager())
+        parameters, _ = strategy.aggregate_fit(round_, [fitted(str(k), local) for k, local in enumerate(shrunk)], [])
+    after = parameters_to_ndarrays(parameters)
+    np.testing.assert_allclose(after[2], 0.01, rtol=1e-5)
+    np.testing.assert_allclose(after[1], 0.0, atol=1e-6)
+    assert strategy.server.buffers == ["1", "2"]
+
+
+def test_named_buffers_are_those_that_are_named():
+    strategy = MaskedFit(buffers=["0"], min_fit_clients=0, min_available_clients=0)
+    start = [np.ones(3, np.float32), np.zeros(3, np.float32), np.ones(3, np.float32), np.array(0)]
+    strategy.configure_fit(1, ndarrays_to_parameters(start), SimpleClientManager())
+    assert strategy.server.buffers == ["0"]
+
+
+def test_an_average_of_models_is_refused():
+    with pytest.raises(fedgma.ConfigError, match=r"for fedgma\.averaged use Masked"):
+        MaskedFit(optimizer=fedgma.averaged(fedgma.sgd(1.0)))

@@ -341,6 +341,13 @@ def _sum_of_squares(array: np.ndarray) -> float:
     return total
 
 
+def check_gate(gate: object) -> Gate:
+    """The gate; raises `ConfigError` if it is something else."""
+    if not isinstance(gate, Gate):
+        raise ConfigError(f"gate: expected fedgma.Gate(...), got {gate!r:.60}")
+    return gate
+
+
 def check_buffers(buffers: Collection[str] | None, names: Collection[str]) -> None:
     """Raise `ConfigError` unless the names of buffers are those of entries: a wrong name would mask the buffer.
 
@@ -357,8 +364,10 @@ def check_buffers(buffers: Collection[str] | None, names: Collection[str]) -> No
 
 
 def entry_kind(name: str, entry: Spec, buffers: Collection[str] | None) -> str:
-    """How an entry is aggregated: trainable ones are "masked", buffers "averaged", counters take the "maximum"."""
+    """How an entry is aggregated: trainable ones are "masked", buffers "averaged", counters take the "maximum".
+
+    torch's running statistics are buffers, and so are those that `buffers` names.
+    """
     if entry.dtype not in FLOATS:
         return "maximum"
-    is_buffer = name.endswith(BUFFERS) if buffers is None else name in buffers
-    return "averaged" if is_buffer else "masked"
+    return "averaged" if name.endswith(BUFFERS) or (buffers is not None and name in buffers) else "masked"

@@ -287,6 +287,8 @@ def as_optimizer(given: Any) -> ServerOptimizer:
 
 def split_state(state: State | None) -> tuple[State | None, State]:
     """A server's state as that of its optimiser (None: before the first round) and that of its rule."""
+    if state is not None and not isinstance(state, Mapping):
+        raise DataError(f"state: expected `.state` of the round before, or None, got {type(state).__name__}")
     held = state or {}
     rule = {name.removeprefix(RULE): arrays for name, arrays in held.items() if name.startswith(RULE)}
     moments = {name: arrays for name, arrays in held.items() if not name.startswith(RULE)}

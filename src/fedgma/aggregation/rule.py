@@ -18,7 +18,7 @@ from fedgma.aggregation.gate import Gate, Refused, read_array, read_schema
 from fedgma.aggregation.gpu_stack import finish_stack
 from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.stack import Stack, Weights, align_clients
-from fedgma.aggregation.tally import Tally
+from fedgma.aggregation.tally import Prepared, Tally
 from fedgma.aggregation.view import (
     FUSED,
     Compute,
@@ -176,8 +176,10 @@ class Rule:
     def open(
         self, like: Params | None = None, *, buffers: Collection[str] | None = None, gate: Gate | None = None
     ) -> Tally:
-        """An empty tally with the sums that this rule reads."""
-        return Tally(like, buffers=buffers, gate=gate, further=self.further)
+        """An empty tally with the sums that this rule reads; one with a `prepare` takes `prepared` updates alone."""
+        tally = Tally(like, buffers=buffers, gate=gate, further=self.further)
+        tally.prepared_for = "" if self.prepare is None else self.name
+        return tally
 
     def __call__(
         self,
@@ -225,7 +227,7 @@ class Rule:
             if tally.add(prepared, weight, client=client, round=tally.gate.round) is None and self.combine is not None:
                 kept.append((prepared, weight, client))
         if self.combine is None:
-            return self.conclude(tally, state)
+            return self._concluded(tally, state)
         merged = finish(tally, mask="none" if self.mask is None else self.mask)
         if self.select is not None:
             rows = self.select(_flat_stack([update for update, _, _ in kept], list(merged.mean)))
@@ -234,10 +236,23 @@ class Rule:
 
     def prepared(self, update: Params | Refused, buffers: Collection[str] | None) -> Params | Refused:
         """The update as it is counted; one that could not be read is left for the gate to refuse."""
-        return update if self.prepare is None or isinstance(update, Refused) else self.prepare(update, buffers)
+        if self.prepare is None or isinstance(update, Refused):
+            return update
+        changed = self.prepare(update, buffers)
+        return Prepared(changed) if isinstance(changed, Mapping) else changed  # else it is refused
 
     def conclude(self, tally: Tally, state: RuleState | None = None) -> Aggregate:
         """Compute the aggregate of a tally; `state` is that of the aggregate of the round before."""
+        if self.combine is not None:
+            raise DataError(
+                f"{self.name} needs all updates in memory together, which a tally does not keep; call the rule on them "
+                "or use `server_round`"
+            )
+        if self.space is not None:
+            raise DataError(f"{self.name} needs the server's model; use `server_round` in place of a tally")
+        return self._concluded(tally, state)
+
+    def _concluded(self, tally: Tally, state: RuleState | None) -> Aggregate:
         if missing := [group for group in self.further if group not in tally.further]:
             raise DataError(
                 f"rule {self.name!r} reads sums that this tally does not keep: {', '.join(missing)}; make the tally by "

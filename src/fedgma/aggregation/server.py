@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
-from fedgma.aggregation.gate import Gate, Refusal, Refused, check_buffers, entry_kind, norm
+from fedgma.aggregation.gate import Gate, Refusal, Refused, check_buffers, check_gate, entry_kind, norm
 from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
@@ -65,8 +65,7 @@ class MaskedServer:
         number = isinstance(self.norm_factor, int | float) and not isinstance(self.norm_factor, bool)
         if self.norm_factor is not None and not (number and self.norm_factor > 0):
             raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
-        if not isinstance(self.gate, Gate):
-            raise ConfigError(f"gate: expected fedgma.Gate(...), got {self.gate!r:.60}")
+        check_gate(self.gate)
         if isinstance(self.quorum, bool) or not isinstance(self.quorum, int) or self.quorum < 1:
             raise ConfigError(f"quorum (the number of valid replies needed) must be at least 1, got {self.quorum!r}")
         if self.lookahead and self.optimizer.name != "momentum":

@@ -23,7 +23,9 @@ from fedgma.aggregation.gate import (
     Gate,
     Refusal,
     Refused,
+    check_buffers,
     check_finite,
+    check_gate,
     check_identity,
     check_members,
     check_schema,
@@ -55,14 +57,18 @@ from fedgma.arrays import (
     spec,
     to_user,
 )
-from fedgma.errors import DataError, NotEnoughClients
+from fedgma.errors import ConfigError, DataError, NotEnoughClients
+
+
+class Prepared(dict[str, Any]):
+    """An update that a rule's `prepare` has changed."""
 
 
 class Tally(Shared):
     """Sums over clients' updates: exact votes, a weighted sum as a pair of numbers, in the memory of a few models.
 
     `like` (the model's entries) sets names, shapes and types; without it the first valid update does. `buffers` names
-    the floating entries that are averaged and not masked; None means torch's names for running statistics. `further`
+    floating entries that are averaged and not masked, beside torch's running statistics, which always are. `further`
     names sums beside the weighted updates and the votes: "parts", "counts", "weights", "squares" (docs/rules.md).
 
     >>> tally = Tally()
@@ -84,6 +90,7 @@ class Tally(Shared):
     maxima: dict[str, Array]  # of integer counters
     seen: set[Hashable]  # names of the clients counted
     further: tuple[str, ...]  # sums that are kept beside the weighted updates and the votes
+    prepared_for: str  # the rule that changes every update before it is counted, if there is one
     _width: str  # number type of the votes
     turns: Turns  # of the threads that use it
 
@@ -95,16 +102,20 @@ class Tally(Shared):
         gate: Gate | None = None,
         further: Collection[str] = (),
     ) -> None:
-        self.gate = gate or Gate()
+        self.gate = check_gate(gate or Gate())
         self.further = read_further(further)
+        self.prepared_for = ""
         self.buffers = buffers
         self.turns = Turns()
         self.clear()
+        if isinstance(buffers, str):
+            check_buffers(buffers, ())
         if like is not None:
             try:
                 self.set_schema(read_schema(like), next(iter(like.values())))
             except Refused as refused:
                 raise DataError(f"the model: {refused.detail}") from None
+            check_buffers(buffers, self.schema or ())
 
     @property
     def weight(self) -> float:
@@ -130,6 +141,8 @@ class Tally(Shared):
         self, update: Params | Refused, weight: object = 1, *, client: Hashable = None, round: int | None = None
     ) -> Refusal | None:
         """Count one client. Returns None, or the refusal if the client fails the gate; then the sums stay unchanged."""
+        if self.prepared_for and isinstance(update, Mapping) and not isinstance(update, Prepared):
+            raise self._unprepared()
         with self.turns.use():
             label = self.clients + len(self.refused) if client is None else client
             try:
@@ -139,6 +152,8 @@ class Tally(Shared):
                 if self._add_unchecked(entries, value, client):
                     return None
                 schema, arrays = self.read(entries)
+                if self.schema is None:
+                    self._check_named_buffers(schema)
                 if self.gate.max_norm < math.inf:
                     self._check_norm(self.voters(arrays))
             except Refused as refused:
@@ -167,6 +182,8 @@ class Tally(Shared):
         self, updates: Params, weights: Weights = None, *, clients: Sequence[Hashable] | None = None
     ) -> list[Refusal]:
         """Count a stack of clients, client axis first, in order; returns the refusals."""
+        if self.prepared_for:
+            raise self._unprepared()
         with self.turns.use():
             before = len(self.refused)
             stack = self.read_stack(updates, weights, clients)
@@ -204,6 +221,7 @@ class Tally(Shared):
         """Read a stack and check its schema; raises `DataError`, since no single client is at fault."""
         stack = Stack.read(updates, weights, clients, self.clients + len(self.refused))
         if self.schema is None:
+            check_buffers(self.buffers, stack.schema)
             self.set_schema(stack.schema, next(iter(updates.values())))
         assert self.schema is not None
         try:
@@ -262,6 +280,19 @@ class Tally(Shared):
         for weight in weights:
             self._add_weight(weight)
         self.seen.update(client for client in clients if client is not None)
+
+    def _check_named_buffers(self, schema: Mapping[str, Spec]) -> None:
+        """Refuse a first update without the named buffers: its entries would be those of all others."""
+        try:
+            check_buffers(self.buffers, schema)
+        except ConfigError as error:
+            raise Refused("schema", str(error)) from None
+
+    def _unprepared(self) -> DataError:
+        return DataError(
+            f"{self.prepared_for} changes every update before it is counted; add each by "
+            "tally.add(rule.prepared(update, buffers), ...)"
+        )
 
     # -- everything below trusts its arguments ------------------------------------------------------------------------
 

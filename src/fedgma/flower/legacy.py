@@ -3,12 +3,13 @@
     from fedgma.flower import MaskedFit
     strategy = MaskedFit(tau=0.4, optimizer=fedgma.yogi(0.01), min_fit_clients=5)   # was: FedYogi(...)
 
-Arrays have no names in this API: entries are named "0", "1", ... in the order of the list, also in `buffers`. Flower
-samples the clients. For seeded sampling, time limits and runs that can be resumed, use `Masked`.
+Arrays have no names in this API: entries are named "0", "1", ... in the order of the list, also in `buffers`. Running
+statistics of batch normalisation are found by the counter that follows them in torch's `state_dict`; name others.
+Flower samples the clients. For seeded sampling, time limits and runs that can be resumed, use `Masked`.
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from logging import WARNING
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from fedgma.aggregation.gate import Gate, Refusal, Refused, read_weight
 from fedgma.aggregation.optimizers import ServerOptimizer, as_optimizer
 from fedgma.aggregation.own import AnyRule
 from fedgma.aggregation.server import MaskedServer, Reply
-from fedgma.arrays import Array
-from fedgma.errors import DataError
+from fedgma.arrays import FLOATS, Array, spec
+from fedgma.errors import ConfigError, DataError
 from fedgma.flower.npy import read_array, read_header
 from fedgma.flower.options import check_options, rule_of
 from fedgma.flower.replies import read_arrays, shorten, subtract
@@ -50,6 +51,8 @@ class MaskedFit(FedAvg):
         check_options(flower_options, MaskedFit)
         super().__init__(**flower_options)
         rule = rule_of(tau, aggregator)
+        if optimizer is not None and "average" in as_optimizer(optimizer).settings:
+            raise ConfigError("MaskedFit has one model to train and to evaluate; for fedgma.averaged use Masked")
         server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = server
         self._sent: dict[str, Array] = {}  # the global model of the current round
@@ -59,6 +62,9 @@ class MaskedFit(FedAvg):
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Keep the global model, then sample as Flower does."""
         self._sent = name_arrays(parameters)
+        if self.server.buffers is None and (found := running_statistics(self._sent)):
+            log(INFO, "arrays %s are running statistics: they are averaged and not masked", ", ".join(found))
+            self.server.buffers = found
         return list(super().configure_fit(server_round, parameters, client_manager))
 
     def aggregate_fit(
@@ -135,3 +141,18 @@ def name_arrays(parameters: Parameters) -> dict[str, Array]:
         return {str(number): read_array(data, read_header(data)) for number, data in enumerate(parameters.tensors)}
     except Refused as refused:
         raise DataError(f"the model's arrays cannot be read: {refused.detail}") from None
+
+
+def running_statistics(arrays: Mapping[str, Array]) -> list[str]:
+    """Mean and variance of batch normalisation in a list of arrays: two vectors of one length before a counter.
+
+    >>> scale, counter = np.ones(3), np.array(5)
+    >>> running_statistics({"0": scale, "1": scale, "2": scale, "3": scale, "4": counter, "5": np.ones(2)})
+    ['2', '3']
+    """
+    entries = [(name, spec(array)) for name, array in arrays.items()]
+    found: list[str] = []
+    for (mean, first), (variance, second), (_, counter) in zip(entries, entries[1:], entries[2:], strict=False):
+        vectors = len(first.shape) == 1 and first == second and first.dtype in FLOATS
+        found += [mean, variance] if vectors and counter.shape == () and counter.dtype not in FLOATS else []
+    return found
