@@ -83,8 +83,7 @@ def by_merged_tallies(rule, optimizer):
 def merged(rule, round):
     tallies = [rule.open(MODELS[0]), rule.open(MODELS[0])]
     for client, update in enumerate(client_updates(round)):
-        ready = update if rule.prepare is None else rule.prepare(update, None)
-        assert tallies[client % 2].add(ready, SIZES[client], client=client) is None
+        assert tallies[client % 2].add(rule.prepared(update, None), SIZES[client], client=client) is None
     tallies[1].merge(fedgma.from_bytes(fedgma.to_bytes(tallies[0])))
     return tallies[1]
 

@@ -8,7 +8,7 @@ import torch
 
 import fedgma
 from fedgma import Gate, Tally
-from fedgma.aggregation.server import MaskedServer
+from fedgma.aggregation.server import MaskedServer, pack_state, unpack_state
 from strategies import same_bits
 
 STACK = {"w": np.array([[1.0, 2.0], [3.0, -4.0], [5.0, 6.0]])}
@@ -263,3 +263,50 @@ def test_finish_says_how_a_rule_finishes_a_tally():
     with pytest.raises(fedgma.ConfigError, match=r"for another rule: rule.conclude\(tally\)"):
         fedgma.finish(tally, rule)
     assert rule.conclude(tally).mean["w"].tolist() == [1.0, 2.0]
+
+
+def served(server, model, *variances, steps=1):
+    clients = [{"w": np.full(1, 0.1), "bn.running_var": np.array([value]), "n": np.array(steps)} for value in variances]
+    return server.step(model, [(client, 1, f"site {number}") for number, client in enumerate(clients)])
+
+
+def test_buffers_that_change_by_far_more_than_usual_are_refused_from_the_second_round_on():
+    server, model = MaskedServer(), {"w": np.ones(1), "bn.running_var": np.ones(1), "n": np.array(0)}
+    first = served(server, model, 0.5, -0.2, 0.1)
+    assert (first.refused, server.buffer_medians) == ((), [0.2])
+    second = served(server, model, 0.5, 1e30, 1.9)
+    ((client, reason, detail),) = second.refused
+    assert (client, reason) == ("site 1", "norm")
+    assert detail == "the norm of the buffers' change must be at most 2, got 1e+30"
+    assert second.params["bn.running_var"].tolist() == [2.2]
+    assert server.buffer_medians == [0.2, 1.9]  # of all readable replies, as for the updates
+
+
+def test_a_counter_that_jumps_is_refused_and_honest_clients_go_on():
+    server, model = MaskedServer(), {"w": np.ones(1), "bn.running_var": np.ones(1), "n": np.array(0)}
+    jump = {"w": np.full(1, 0.1), "bn.running_var": np.zeros(1), "n": np.array(2**63 - 1)}
+    honest = {**jump, "n": np.array(5)}
+    step = server.step(model, [(jump, 1, "a"), (honest, 1, "b")])
+    assert [refusal[:2] for refusal in step.refused] == [("a", "norm")]
+    assert "'n' is too far from the server's counter" in step.refused[0].detail
+    assert server.step(step.params, [(honest, 1, "b")]).params["n"].tolist() == 10
+
+
+def test_without_a_factor_and_before_the_first_round_buffers_have_no_limit():
+    model = {"w": np.ones(1), "bn.running_var": np.ones(1), "n": np.array(0)}
+    assert served(MaskedServer(), model, 1e30).refused == ()
+    server = MaskedServer(norm_factor=None)
+    for _ in range(2):
+        assert served(server, model, 0.1, 1e30).refused == ()
+    assert server.buffer_medians == []
+
+
+def test_the_usual_change_of_buffers_is_kept_in_a_checkpoint():
+    server, model = MaskedServer(), {"w": np.ones(1), "bn.running_var": np.ones(1), "n": np.array(0)}
+    after = served(server, model, 0.5, 0.2)
+    again = MaskedServer()
+    unpack_state(again, pack_state(server, after.params))
+    assert again.buffer_medians == server.buffer_medians == [0.2]
+    packed = {name: array for name, array in pack_state(server, after.params).items() if name != "buffer_medians"}
+    unpack_state(again, packed)  # of a run from before
+    assert again.buffer_medians == []

@@ -5,6 +5,7 @@ not at all: if too few replies are valid or the step is not finite, model and op
 error is returned.
 """
 
+import math
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
-from fedgma.aggregation.gate import Gate, Refusal, Refused, check_buffers, check_gate, entry_kind, norm
+from fedgma.aggregation.gate import Gate, Refusal, Refused, check_buffers, check_gate, entry_kind, norm, read_schema
 from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
@@ -24,6 +25,7 @@ from fedgma.arrays import Array, Params, cast, flatten, is_torch, spec, to_nativ
 from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
 
 WINDOW = 5  # rounds whose median norms are kept
+FARTHEST = 2**48  # a counter that moves so far in a round is an accident, and would leave honest clients behind
 Reply = tuple[Params | Refused, object, Hashable]  # update, weight, client
 
 
@@ -44,7 +46,8 @@ class MaskedServer:
     An update with a norm above `norm_factor` times the usual norm is refused. The usual norm is the median over the
     last five rounds of each round's median over all readable updates (lower medians in both cases). It is known before
     the round begins, so replies need not be kept, and neither a minority of clients nor a single bad round can move
-    it. The first round takes the norm of the model instead, and has no limit if the model is zero.
+    it. The first round takes the norm of the model instead, and has no limit if the model is zero. Floating buffers
+    have a usual change of their own, and no limit in the first round: their first values say nothing about later ones.
 
     With `share_cap`, from one half to below one, a client of `step` counts with at most that share of the weight. With
     `lookahead`, clients are `sent` the model that the server's momentum alone would step to (FedACG).
@@ -60,6 +63,8 @@ class MaskedServer:
     state: State | None = None
     medians: list[float] = field(default_factory=list)
     lookahead: bool = False
+    buffer_medians: list[float] = field(default_factory=list)  # as `medians`, of changes of the floating buffers
+    _buffer_norms: list[float] = field(default_factory=list, init=False, repr=False)  # of this round
 
     def __post_init__(self) -> None:
         number = isinstance(self.norm_factor, int | float) and not isinstance(self.norm_factor, bool)
@@ -109,6 +114,7 @@ class MaskedServer:
         """Aggregate the replies and step. `selected` are the clients of the round; others are refused."""
         model = self.rule.lift(params)
         tally = self.open(model, selected)
+        replies = ((self._bounded(update), weight, client) for update, weight, client in replies)
         if self.rule.space is not None:
             cast = self.gate.cast
             lift = self.rule.lift_update
@@ -128,6 +134,7 @@ class MaskedServer:
         if params is not None:
             check_buffers(self.buffers, params)
             check_patterns(self.rule, params)
+        self._buffer_norms = []
         return self.rule.open(params, buffers=self.buffers, gate=self._round_gate(params, selected))
 
     def add(self, tally: Tally, update: Params | Refused, weight: object, client: Hashable) -> Refusal | None:
@@ -136,7 +143,7 @@ class MaskedServer:
             raise ConfigError(f"{self.rule.name} needs the server's model; pass it and the updates to `step`")
         if not self.rule.streams:
             raise ConfigError(f"{self.rule.name} needs all updates in memory together; pass them to `step`")
-        prepared = self.rule.prepared(update, self.buffers)
+        prepared = self.rule.prepared(self._bounded(update), self.buffers)
         return tally.add(prepared, weight, client=client, round=tally.gate.round)
 
     def close(self, tally: Tally, params: Params | None = None) -> Step:
@@ -159,7 +166,30 @@ class MaskedServer:
             step = Step(None, tuple(tally.refused), {}, error)
         if tally.norms:  # a round that was interrupted does not count
             self.medians = [*self.medians, _lower_median(tally.norms)][-WINDOW:]
+        if self._buffer_norms:
+            self.buffer_medians = [*self.buffer_medians, _lower_median(self._buffer_norms)][-WINDOW:]
         return step
+
+    def _bounded(self, update: Params | Refused) -> Params | Refused:
+        """The update, or its refusal if its buffers or counters change by far more than is usual."""
+        if self.norm_factor is None or not isinstance(update, Mapping):
+            return update
+        try:
+            kinds = {name: entry_kind(name, entry, self.buffers) for name, entry in read_schema(update).items()}
+            arrays = {name: flatten(to_native(update[name])) for name, kind in kinds.items() if kind != "masked"}
+        except Refused:
+            return update  # the gate says why
+        counters = [name for name, kind in kinds.items() if kind == "maximum"]
+        if far := [name for name in counters if bool((abs(arrays[name]) > FARTHEST).any())]:
+            return Refused("norm", f"{far[0]!r} is too far from the server's counter")
+        change = norm(array for name, array in arrays.items() if name not in counters)
+        if len(arrays) == len(counters) or not math.isfinite(change):
+            return update
+        self._buffer_norms.append(change)
+        limit = self.norm_factor * (_lower_median(self.buffer_medians) if self.buffer_medians else 0.0)
+        if not 0 < limit < change:
+            return update
+        return Refused("norm", f"the norm of the buffers' change must be at most {limit:g}, got {change:g}")
 
     def _round_gate(self, params: Params | None, selected: Collection[Hashable] | None) -> Gate:
         clients = selected if self.gate.selected is None else self.gate.selected
@@ -202,7 +232,8 @@ def pack_state(server: MaskedServer, params: Params) -> dict[str, np.ndarray]:
     packed = {f"arrays/{name}": np.asarray(array) for name, array in params.items()}
     for moment, arrays in (server.state or {}).items():
         packed |= {f"state/{moment}/{name}": np.asarray(array) for name, array in arrays.items()}
-    return {**packed, "medians": np.array(server.medians, np.float64)}
+    held = {"buffer_medians": np.array(server.buffer_medians, np.float64)} if server.buffer_medians else {}
+    return {**packed, "medians": np.array(server.medians, np.float64), **held}
 
 
 def unpack_state(server: MaskedServer, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -213,6 +244,7 @@ def unpack_state(server: MaskedServer, packed: Mapping[str, np.ndarray]) -> dict
             _, moment, name = key.split("/", 2)
             state.setdefault(moment, {})[name] = array
     server.state, server.medians = state or None, packed["medians"].tolist()
+    server.buffer_medians = packed["buffer_medians"].tolist() if "buffer_medians" in packed else []
     return {key.removeprefix("arrays/"): array for key, array in packed.items() if key.startswith("arrays/")}
 
 
