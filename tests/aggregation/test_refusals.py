@@ -249,7 +249,7 @@ def test_a_gate_or_a_state_of_another_kind_is_one_sentence():
     ):
         with pytest.raises(fedgma.ConfigError, match=r"gate: expected fedgma\.Gate"):
             call()
-    with pytest.raises(fedgma.DataError, match="expected `.state` of the round before, or None, got ServerRound"):
+    with pytest.raises(fedgma.DataError, match=r"expected `\.state` of the round before, or None, got ServerRound"):
         fedgma.server_round(model, [model], state=fedgma.server_round(model, [model]))
 
 
