@@ -55,7 +55,7 @@ def _against_baseline(runs: Sequence[Run], metric: str, split: str, of: str | No
     if averages and last:
         pairs.append((AVERAGE_OF_MODELS, averages, last))
     compared = [
-        compare(arm, other, (name, in_sentence(BASELINE)), metric=metric, split=split, of=of)
+        compare(arm, other, (name, in_sentence(BASELINE)), metric=metric, split=split, of=of, apart=["aggregator"])
         for name, arm, other in pairs
     ]
     return [_without_what_names_it(comparison) for comparison in compared]

@@ -1,33 +1,24 @@
 """Compare two arms: pair runs by seed and settings, test each setting (a cell), and correct for multiple tests.
 
-Only runs with equal identities of data and model are paired; the comparison names those without such a partner. The
+Runs are paired as `partners` says; the comparison names those whose only partners used other data or another model. The
 verdict on the comparison is over the converged cells: the difference of a seed is its mean over cells, since cells that
 share seeds are not independent. Cells are corrected within their table, the comparisons of a page together.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedgma.errors import ConfigError
-from fedgma.records.format import PARTS
 from fedgma.records.reader import Run
 from fedgma.statistics.arms import Summary, frozen, same_models, score, summarise, telling_names, trait, traits
 from fedgma.statistics.convergence import Convergence, converge
-from fedgma.statistics.labels import (
-    AGGREGATION_SETTINGS,
-    LEFT_OUT,
-    VERSIONS,
-    in_title,
-    plain,
-    sortable,
-)
+from fedgma.statistics.labels import LEFT_OUT, in_title, plain, sortable
 from fedgma.statistics.metrics import ACCURACY, Metric, course, metric_of
+from fedgma.statistics.partners import Pair, find_partners
 from fedgma.statistics.power import LEAST_SEEDS
 from fedgma.statistics.verdicts import Verdict, correct, paired
 
-Pair = tuple[Run, Run]
 ROUNDING = 1e-12  # of a score, relative
 
 
@@ -140,21 +131,20 @@ def compare(
 ) -> Comparison:
     """Pair the finished runs of two arms by seed and settings; the arms may differ in the settings `apart`.
 
-    They may also differ in every setting of which they share no value. Without a pair there is no cell. `metric` is the
+    They may also differ in every setting of which they share no value, and in data or model where `apart` names these
+    or no setting. Without a pair there is no cell. `metric` is the
     statistic of a run; `of` names what is scored, by default the first metric that the runs record.
     """
     if metric not in Summary._fields:
         raise ConfigError(f"unknown metric {metric!r}; known: {', '.join(Summary._fields)}")
     score = metric_of([*first, *second], of)
-    free = {*apart, *_disjoint(first, second), "seed"}
-    pairs, alone = _pairs(first, second, free)
-    other = _of_other_versions(first, second, alone, free)
+    found = find_partners(first, second, apart)
     groups: dict[str, dict[int, Pair]] = {}
-    for a, b in pairs:
+    for a, b in found.pairs:
         cell = frozen(traits(a)) + frozen(traits(b))
         groups.setdefault(cell, {}).setdefault(a.seed, (a, b))
     cells = _cells([by_seed(group) for group in groups.values()], names, metric, split, score)
-    differ = tuple(name for name in sorted(free - {"seed"}) if any(_differs(a, b, name) for a, b in pairs))
+    differ = tuple(name for name in sorted(found.free) if any(_differs(a, b, name) for a, b in found.pairs))
     return Comparison(
         names=names,
         metric=metric,
@@ -162,9 +152,9 @@ def compare(
         differ=differ,
         cells=tuple(cells),
         overall=_overall(cells, names, score),
-        alone=len(alone) - len(other),
-        apart=tuple(run for run, _ in other),
-        versions=_counted(other) if cells else _different(other),
+        alone=len(found.alone),
+        apart=tuple(found.apart),
+        versions=found.versions,
         score=score,
     )
 
@@ -246,86 +236,6 @@ def _course(run: Run, split: str, of: Metric) -> tuple[Summary, Mapping[int, flo
 def by_seed(group: Mapping[int, tuple[Run, Run]]) -> list[tuple[Run, Run]]:
     """The pairs of a cell, sorted by seed."""
     return [group[seed] for seed in sorted(group)]
-
-
-def _disjoint(first: Sequence[Run], second: Sequence[Run]) -> list[str]:
-    """Settings of which the arms share no value; an aggregation setting that an arm does not use is not counted.
-
-    An attack never is one of them: arms under different attacks are paired only if the user asks for it by name.
-    """
-    sides = [[traits(run) for run in side] for side in (first, second)]
-    names = dict.fromkeys(name for side in sides for known in side for name in known if name not in VERSIONS.values())
-    disjoint = []
-    for name in (name for name in names if not name.startswith("attack.")):
-        optional = name in AGGREGATION_SETTINGS or name.endswith(".seed")
-        values = [{plain(known.get(name)) for known in side if name in known or not optional} for side in sides]
-        if not values[0] & values[1]:
-            disjoint.append(name)
-    return disjoint
-
-
-def _pairs(first: Sequence[Run], second: Sequence[Run], free: set[str]) -> tuple[list[tuple[Run, Run]], list[Run]]:
-    """The pairs of finished runs with the same seed, settings, data and model; and the runs without a pair."""
-    without = _without(free) - {"seed"}
-    partners: dict[str, list[Run]] = {}
-    for run in second:
-        if run.finished:
-            partners.setdefault(frozen(traits(run), without), []).append(run)
-    pairs = [(a, b) for a in first if a.finished for b in partners.get(frozen(traits(a), without), [])]
-    met = {id(run) for pair in pairs for run in pair}
-    return pairs, [run for run in (*first, *second) if run.finished and id(run) not in met]
-
-
-def _without(free: set[str]) -> set[str]:
-    """The settings in which two arms may differ, including those of the aggregation if it may differ."""
-    return free | set(AGGREGATION_SETTINGS if "aggregator" in free else ())
-
-
-def _of_other_versions(
-    first: Sequence[Run], second: Sequence[Run], alone: Sequence[Run], free: set[str]
-) -> list[tuple[Run, Run]]:
-    """Runs whose only partners used other data or another model, each with one such partner."""
-    without = _without(free) | set(VERSIONS.values())
-    sides: list[dict[str, list[Run]]] = [{}, {}]
-    for side, runs in zip(sides, (first, second), strict=True):
-        for run in runs:
-            if run.finished:
-                side.setdefault(frozen(traits(run), without), []).append(run)
-    of_first = set(map(id, first))
-    apart = []
-    for run in alone:
-        others = sides[1 if id(run) in of_first else 0].get(frozen(traits(run), without), [])
-        if others and not any(other.identity == run.identity for other in others):
-            apart.append((run, min(others, key=lambda other: len(_parts(run, other)))))
-    return apart
-
-
-def _parts(run: Run, other: Run) -> list[str]:
-    """The parts of the identity in which two runs differ."""
-    return [part for part in PARTS if run.identity.get(part) != other.identity.get(part)]
-
-
-def _counted(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
-    """In words, how many runs used other data or another model than the compared runs."""
-    counts = Counter(" and ".join(_version(part, run) for part in _parts(run, other)) for run, other in apart)
-    return tuple(f"{count} {'run' if count == 1 else 'runs'} used {what}" for what, count in counts.items())
-
-
-def _different(apart: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
-    """In words, why two arms cannot be compared at all."""
-    whats = dict.fromkeys(_version(part, run, many=True) for run, other in apart for part in _parts(run, other))
-    return (f"the arms used {' and '.join(whats)}",) if whats else ()
-
-
-def _version(part: str, run: Run, *, many: bool = False) -> str:
-    """A part of a run's identity in words: "another version of t.npz", or of several "different versions of t.npz"."""
-    named = {"data": f" of {run.settings.get('dataset')}"}
-    named |= {name: f" of {name} {run.settings.get(name)}" for name in ("model", "task")}
-    noun = {"clients": "client ids", "precision": "precision"}.get(part, "version")
-    if many:
-        return f"different {noun.removesuffix('s')}s{named.get(part, '')}"
-    which = "other" if part == "clients" else "another" if part in run.identity else "an unrecorded"
-    return f"{which} {noun}{named.get(part, '')}"
 
 
 def _differs(a: Run, b: Run, name: str) -> bool:
