@@ -83,6 +83,20 @@ def test_a_score_that_is_not_finite_is_the_worst():
     assert sum(made.cells[0].convergence.diverged) == 1
 
 
+def test_a_setting_in_which_every_pair_diverged_spoils_no_other_setting():
+    bad = {arm: [[0.5, None]] * 3 + [[0.5, 0.4]] for arm in ("gma", "mean")}
+    bad["mean"][3] = [0.5, None]
+    lost = [run(arm, seed, bad[arm][seed], lr=0.3) for arm in bad for seed in range(4)]
+    (alone,) = against_baseline(arms(0.02), metric="final")
+    (made,) = against_baseline([*arms(0.02), *lost], metric="final")
+    assert (made.overall.mean, made.overall.p) == (alone.overall.mean, alone.overall.p)
+    assert "over the 1 of 2 in which not every pair diverged, none of which converged: GMA ahead by 0.0200" in made.text
+    assert "7 of 16 runs diverged (GMA 3, the mean 4)" in made.text
+    assert "without their pairs and without the 1 of the settings in which every pair has one" in made.text
+    assert "e+" not in made.text
+    assert "with them: inconclusive: " in made.text
+
+
 def test_divergence_is_told_by_the_direction():
     higher = [Summary(80, 78, 77), Summary(81, 30, 30)]
     assert diverged(higher) == [False, True]

@@ -259,9 +259,20 @@ def test_fewer_seeds_than_a_verdict_needs_are_no_estimate_of_how_many_are_enough
         assert paired(values).text.endswith("seeds; a verdict needs at least 4 seeds")
 
 
-def test_a_run_without_a_finite_score_is_said_and_not_its_stand_in():
-    for values, worse in (([0.1, -LARGEST, 0.2, 0.1], "GMA"), ([LARGEST], "the mean")):
-        assert paired(values, score=Metric("mse", "lower", "")).text == f"{worse} behind: a run without a finite score"
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.1, -LARGEST, 0.2, 0.1], "inconclusive: GMA has runs without a finite score, 4 seeds"),
+        ([LARGEST, -LARGEST, 0.2, 0.1], "inconclusive: each arm has runs without a finite score, 4 seeds"),
+        ([LARGEST], "preliminary: the mean has runs without a finite score, 1 seed; a verdict needs at least 4 seeds"),
+        ([-LARGEST, -LARGEST, -LARGEST, -LARGEST / 2], "GMA behind: it has runs without a finite score"),
+    ],
+)
+def test_a_run_without_a_finite_score_is_said_and_not_its_stand_in(values, said):
+    verdict = paired(values, score=Metric("mse", "lower", ""))
+    assert verdict.text == said
+    made = as_object(verdict)
+    assert [made[name] for name in ("mean", "deviation", "low", "high")] == [None] * 4
 
 
 def test_a_verdict_as_an_object_is_plain_json():

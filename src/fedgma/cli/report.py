@@ -165,11 +165,13 @@ def _late(runs: "list[Run]") -> int:
 
 def _plain(made: "Comparison") -> dict[str, object]:
     """The comparison as a JSON object."""
+    from fedgma.statistics.metrics import is_lost
     from fedgma.statistics.verdicts import as_object
 
     cells = [
         {
             **cell._asdict(),
+            "differences": [None if is_lost(value) else value for value in cell.differences],
             "verdict": as_object(cell.verdict),
             "best": as_object(cell.best),
             "settled": None if cell.settled is None else as_object(cell.settled),

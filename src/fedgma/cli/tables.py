@@ -30,16 +30,17 @@ def say_table(table: "Table", *, as_json: bool = False) -> None:
 
 
 def objects(table: "Table") -> list[dict[str, object]]:
-    """The rows of a table as JSON objects; a mean with a deviation is an object too."""
-    from fedgma.statistics.arms import Spread
+    """The rows of a table as JSON objects; a mean with a deviation is an object too, what is not finite is null."""
+    return [{name: _plain(value) for name, value in zip(table.header, row, strict=True)} for row in table.rows]
 
-    return [
-        {
-            name: value._asdict() if isinstance(value, Spread) else value
-            for name, value in zip(table.header, row, strict=True)
-        }
-        for row in table.rows
-    ]
+
+def _plain(value: object) -> object:
+    from fedgma.statistics.arms import Spread
+    from fedgma.statistics.metrics import is_lost
+
+    if isinstance(value, Spread):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    return None if isinstance(value, float) and is_lost(value) else value
 
 
 def _fits(table: "Table", console: "Console") -> "RichTable | None":

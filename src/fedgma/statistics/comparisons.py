@@ -1,8 +1,9 @@
 """Compare two arms: pair runs by seed and settings, test each setting (a cell), and correct for multiple tests.
 
 Runs are paired as `partners` says; the comparison names those whose only partners used other data or another model. The
-verdict on the comparison is over the converged cells: the difference of a seed is its mean over cells, since cells that
-share seeds are not independent. Cells are corrected within their table, the comparisons of a page together.
+verdict on the comparison is over the converged cells, without those in which every pair has a diverged run: the
+difference of a seed is its mean over cells, since cells that share seeds are not independent. Cells are corrected
+within their table, the comparisons of a page together.
 """
 
 import math
@@ -72,8 +73,8 @@ class Cell(NamedTuple):
 
     @property
     def kept(self) -> dict[int, float]:
-        """Seed -> difference, without the pairs in which a run diverged; all pairs if there is one in each."""
-        return {seed: value for seed, value in self.pairs.items() if seed not in self.lost} or self.pairs
+        """Seed -> difference, without the pairs in which a run diverged."""
+        return {seed: value for seed, value in self.pairs.items() if seed not in self.lost}
 
 
 class Comparison(NamedTuple):
@@ -170,7 +171,7 @@ def over_seeds(rows: Sequence[Mapping[int, float]]) -> list[float]:
 
 
 def _overall(cells: Sequence[Cell], names: tuple[str, str], score: Metric) -> Verdict | None:
-    """The verdict over the converged cells, or over all if none has converged; None if they share no seed.
+    """The verdict over the cells that count; None if they share no seed.
 
     Pairs in which a run diverged do not count, unless no seed is left without them.
     """
@@ -180,8 +181,12 @@ def _overall(cells: Sequence[Cell], names: tuple[str, str], score: Metric) -> Ve
 
 
 def _counted_cells(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """The cells that a verdict is over: those that have converged, or all if none has."""
-    return [cell for cell in cells if cell.convergence.converged] or cells
+    """The cells that a verdict is over: those with a pair of runs that did not diverge, and of these the converged.
+
+    All if every pair has a diverged run; also those that have not converged, if none has.
+    """
+    left = [cell for cell in cells if cell.kept] or cells
+    return [cell for cell in left if cell.convergence.converged] or left
 
 
 def _cells(
@@ -283,12 +288,16 @@ def _over_cells(comparison: Comparison) -> str:
 
 def _which(cells: Sequence[Cell]) -> str:
     """The cells that the verdict is over, in words, and how many of their seeds all of them have."""
-    converged = sum(cell.convergence.converged for cell in cells)
-    which = f"the {converged} that converged" if converged else "all settings, none of which converged"
     counted = _counted_cells(cells)
     most, shared = max(len(cell.seeds) for cell in counted), len(over_seeds([cell.pairs for cell in counted]))
     few = f", by the {shared} of up to {most} seeds that all of these have" if 0 < shared < most else ""
-    return ("all settings" if converged == len(cells) else which) + few
+    converged = counted[0].convergence.converged
+    if len(counted) == len(cells):
+        return f"all settings{'' if converged else ', none of which converged'}{few}"
+    what = (
+        "that converged" if converged else f"of {len(cells)} in which not every pair diverged, none of which converged"
+    )
+    return f"the {len(counted)} {what}{few}"
 
 
 def _lost(comparison: Comparison) -> str:
@@ -300,8 +309,8 @@ def _lost(comparison: Comparison) -> str:
     of_arm = ", ".join(f"{name} {count}" for name, count in zip(names, runs, strict=True))
     lost = f"; {sum(runs)} of {sum(cell.convergence.of for cell in cells)} runs diverged ({of_arm})"
     counted = _counted_cells(cells)
-    wholly = [cell for cell in cells if cell.settled is None and cell.lost]
-    if any(cell in wholly for cell in counted) or not over_seeds([cell.kept for cell in counted]):
+    wholly = [cell for cell in cells if not cell.kept]
+    if not over_seeds([cell.kept for cell in counted]):
         return f"{lost}, and the verdict keeps pairs of theirs, since too few others are left"
     values = over_seeds([cell.pairs for cell in [*counted, *wholly]])
     left_out = f"{lost}, and the verdict is without their pairs"

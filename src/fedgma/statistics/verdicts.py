@@ -74,8 +74,8 @@ class Verdict(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        """Whether a run without a finite score rules the difference."""
-        return not self.score.share and is_lost(self.mean)
+        """Whether a run without a finite score rules the difference, or its spread."""
+        return not self.score.share and (is_lost(self.mean) or (self.of > 1 and is_lost(self.deviation)))
 
     @property
     def significant(self) -> bool:
@@ -119,7 +119,7 @@ class Verdict(NamedTuple):
         """The verdict as a sentence."""
         first, second = self.names
         if self.lost:
-            return f"{first if self.mean < 0 else second} behind: a run without a finite score"
+            return self._text_of_lost
         digits, unit = self.score.decimals(self.mean, self.low, self.high), self.score.apart
         between = f"95 % CI {self.low:.{digits}f} to {self.high:.{digits}f}"
         size = f"{abs(self.mean):.{digits}f}"
@@ -146,9 +146,19 @@ class Verdict(NamedTuple):
             case outcome:
                 return f"{outcome}: {apart}, {between}, {self.of} seeds{tested}; {self.advice}"
 
+    @property
+    def _text_of_lost(self) -> str:
+        """The verdict where a run has no finite score: no size, no interval and no number of seeds that is enough."""
+        worse = self.names[self.mean > 0] if is_lost(self.mean) else "each arm"
+        if self.significant:
+            return f"{worse} behind: it has runs without a finite score"
+        further = f"; {LEAST}" if self.outcome == "preliminary" else ""
+        seeds = f"{self.of} seed{'' if self.of == 1 else 's'}"
+        return f"{self.outcome}: {worse} has runs without a finite score, {seeds}{further}"
+
 
 def as_object(verdict: Verdict) -> dict[str, object]:
-    """A verdict as a JSON object; a single pair has no interval and no deviation.
+    """A verdict as a JSON object; a single pair has no interval and no deviation, a run without a score no mean either.
 
     >>> [as_object(paired([0.5]))[name] for name in ("mean", "low", "deviation", "outcome")]
     [0.5, None, None, 'preliminary']
@@ -157,6 +167,7 @@ def as_object(verdict: Verdict) -> dict[str, object]:
     deviation = verdict.deviation if verdict.of > 1 else None
     numbers = {**verdict._asdict(), **{"score": verdict.score.name, "better": verdict.score.better}}
     numbers |= {"deviation": deviation, "low": low, "high": high}
+    numbers |= {name: None for name in ("mean", "deviation", "low", "high") if verdict.lost}
     return {**numbers, "outcome": verdict.outcome, "seeds_needed": verdict.seeds_needed, "text": verdict.text}
 
 
