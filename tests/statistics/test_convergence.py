@@ -1,8 +1,13 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from fedgma.records.format import Done
+from fedgma.records.reader import Run
 from fedgma.statistics.arms import Summary, summarise
-from fedgma.statistics.convergence import Convergence, converge, diverged, rise
+from fedgma.statistics.baseline import against_baseline
+from fedgma.statistics.convergence import Convergence, converge, diverged, is_dead, rise
 from fedgma.statistics.metrics import LARGEST, Metric
 
 
@@ -111,3 +116,34 @@ def test_a_run_that_ends_without_a_finite_score_has_diverged_whatever_the_others
     lost = Summary(LARGEST, LARGEST, LARGEST)
     assert diverged([lost] * 4, BIAS) == [True] * 4
     assert diverged([Summary(-LARGEST, -LARGEST, -LARGEST)] * 4, Metric("r2", "higher", "")) == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("late", "dead"),
+    [
+        ({"test": {"accuracy": 0.5, "loss": None}}, True),
+        ({"test": {"accuracy": 0.5, "loss": 0.7}, "counted": 0}, True),
+        ({"test": {"accuracy": 0.5, "loss": 0.7}, "counted": 5}, False),
+        ({"test": {"accuracy": 0.5}}, False),  # an exported run without a loss
+    ],
+)
+def test_a_dead_run_has_diverged_though_its_accuracy_is_that_of_a_guess(late, dead):
+    lines = [{"round": 1, "test": {"accuracy": 0.5, "loss": 0.7}, "counted": 5}]
+    lines += [{"round": place, **late} for place in range(2, 61)]
+
+    def runs(arm):
+        settings = {"aggregator": arm, "algorithm": "fedavg", "rounds": 60}
+        done = Done(rounds=60, sha256="")
+        return [Run(Path(f"{arm}{s}"), {"settings": {}}, {**settings, "seed": s}, tuple(lines), done) for s in range(4)]
+
+    (made,) = against_baseline([*runs("gma"), *runs("mean")])
+    cell = made.cells[0]
+    assert cell.convergence.diverged == ((4, 4) if dead else (0, 0))
+    assert cell.convergence.converged is not dead
+    assert ("all 8 runs of both arms diverged" in made.text) is dead
+
+
+def test_one_of_the_last_ten_rounds_that_counted_a_client_is_enough():
+    lines = tuple({"round": place, "counted": 0 if place > 20 else 4} for place in range(1, 31))
+    assert is_dead(Run(Path(), {}, {}, lines, None))
+    assert not is_dead(Run(Path(), {}, {}, lines[:29], None))

@@ -6,7 +6,7 @@ from fedgma.records.reader import Run, curve
 from fedgma.reports.tables import Table, Value, slug
 from fedgma.statistics.arms import Row, Spread, Summary, last_rounds, spread, summarise, telling, trait
 from fedgma.statistics.comparisons import Comparison
-from fedgma.statistics.convergence import converge
+from fedgma.statistics.convergence import converge, is_dead
 from fedgma.statistics.labels import CLIENTS, capitalised, plain, short
 from fedgma.statistics.metrics import ACCURACY, Metric, course, metrics_of
 from fedgma.statistics.power import LEAST_SEEDS
@@ -45,9 +45,10 @@ _STILL = {
 def _rises(row: Row) -> float | None:
     """By how much an arm still rises, without its diverged runs."""
     metric = row.metric
-    curves = [course(run, "test", metric) for run in row.runs]
-    scored = [(summarise(values, metric), values) for values in curves if values]
-    convergence, _ = converge([scored], row.runs[0].planned, metric)
+    curves = [(run, course(run, "test", metric)) for run in row.runs]
+    scored = [(summarise(values, metric), values) for _, values in curves if values]
+    dead = [is_dead(run) for run, values in curves if values]
+    convergence, _ = converge([scored], row.runs[0].planned, metric, [dead])
     return convergence.rises[0]
 
 

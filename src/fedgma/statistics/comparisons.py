@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fedgma.errors import ConfigError
 from fedgma.records.reader import Run
 from fedgma.statistics.arms import Summary, frozen, same_models, score, summarise, telling_names, trait, traits
-from fedgma.statistics.convergence import Convergence, converge
+from fedgma.statistics.convergence import Convergence, converge, is_dead
 from fedgma.statistics.labels import LEFT_OUT, in_title, plain, sortable
 from fedgma.statistics.metrics import ACCURACY, Metric, course, metric_of
 from fedgma.statistics.partners import Pair, find_partners
@@ -205,7 +205,8 @@ def _cell(
 ) -> Cell:
     differences = [_difference(pair, metric, split, of) for pair in group]
     arms = [[_course(pair[side], split, of) for pair in group] for side in (0, 1)]
-    convergence, lost = converge(arms, min(run.planned for pair in group for run in pair), of)
+    dead = [[is_dead(pair[side], split) for pair in group] for side in (0, 1)]
+    convergence, lost = converge(arms, min(run.planned for pair in group for run in pair), of, dead)
     left = [d for d, *gone in zip(differences, *lost, strict=True) if not any(gone)]
     return Cell(
         label=label,

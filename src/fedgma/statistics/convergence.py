@@ -10,7 +10,8 @@ A metric that is not a share has no points: there, an arm has converged if it st
 the range that the evaluations of the setting span. Where lower is better, "below half" is above twice. Scores below
 zero have no half. The best of many evaluations of an error near zero is near zero by chance; so a run has fallen from
 its best only if it also lost half of the range of its evaluations, which follows where higher is better and no score is
-negative. A run whose last scores are not finite has diverged, whatever the others do.
+negative. A run whose last scores are not finite has diverged, whatever the others do; so has one whose last test loss
+is not finite, or of whose last ten rounds none counted a client: its accuracy is that of a guess, and does not fall.
 """
 
 import math
@@ -20,8 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedgma.records.reader import Run
 from fedgma.statistics.arms import WINDOW, Summary
-from fedgma.statistics.metrics import ACCURACY, Metric, is_lost
+from fedgma.statistics.metrics import ACCURACY, LOSS, Metric, is_lost, lacks
 
 LEAST_ROUNDS = 4 * WINDOW
 FLAT = 1.0  # points
@@ -83,6 +85,19 @@ def rise(scores: Mapping[int, float], metric: Metric = ACCURACY) -> float | None
     return float(metric.sign * metric.factor * (values[GRID:].mean() - values[:GRID].mean()))
 
 
+def is_dead(run: Run, split: str = "test") -> bool:
+    """Whether a run's last loss on a split was not finite, or its last ten rounds counted no client.
+
+    >>> from pathlib import Path
+    >>> lines = [{"round": 1, "test": {"loss": 2.0}, "counted": 5}, {"round": 2, "test": {"loss": None}, "counted": 5}]
+    >>> is_dead(Run(Path(), {}, {}, tuple(lines), None)), is_dead(Run(Path(), {}, {}, tuple(lines[:1]), None))
+    (True, False)
+    """
+    scores = next((record[split] for record in reversed(run.rounds) if split in record), None)
+    late = [record.get("counted") for record in run.rounds[-WINDOW:]]
+    return lacks(scores, LOSS.name) or (bool(late) and all(counted == 0 for counted in late))
+
+
 def diverged(
     summaries: Sequence[Summary], metric: Metric = ACCURACY, ranges: Sequence[float] | None = None
 ) -> list[bool]:
@@ -119,12 +134,20 @@ def _has_fallen(run: Summary, span: float, metric: Metric) -> bool:
 
 
 def converge(
-    arms: Sequence[Sequence[tuple[Summary, Mapping[int, float] | None]]], rounds: int, metric: Metric = ACCURACY
+    arms: Sequence[Sequence[tuple[Summary, Mapping[int, float] | None]]],
+    rounds: int,
+    metric: Metric = ACCURACY,
+    dead: Sequence[Sequence[bool]] | None = None,
 ) -> tuple[Convergence, list[list[bool]]]:
-    """How far the arms of a setting got, and which of their runs diverged; a run is its summary and its curve."""
+    """How far the arms of a setting got, and which of their runs diverged; a run is its summary and its curve.
+
+    `dead` says which runs have diverged whatever their scores are, as `is_dead` does.
+    """
     every = [run for runs in arms for run in runs]
     spans = [metric.factor * _range([curve] if curve else []) for _, curve in every]
-    flags = iter(diverged([summary for summary, _ in every], metric, spans))
+    known = [False] * len(every) if dead is None else [flag for flags in dead for flag in flags]
+    scored = diverged([summary for summary, _ in every], metric, spans)
+    flags = (by_score or flag for by_score, flag in zip(scored, known, strict=True))
     lost = [[next(flags) for _ in runs] for runs in arms]
     rises = tuple(
         _mean([None if c is None else rise(c, metric) for (_, c), out in zip(runs, outs, strict=True) if not out])

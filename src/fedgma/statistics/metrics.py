@@ -132,7 +132,7 @@ def course(run: Run, split: str, metric: Metric) -> dict[int, float]:
     recorded = curve(run, split, metric.name)
     if metric.share:
         return recorded
-    worst = {r["round"]: -metric.sign * LARGEST for r in run.rounds if _lacks(r.get(split), metric.name)}
+    worst = {r["round"]: -metric.sign * LARGEST for r in run.rounds if lacks(r.get(split), metric.name)}
     return dict(sorted({**recorded, **worst}.items()))
 
 
@@ -145,7 +145,7 @@ def is_lost(value: float) -> bool:
     return abs(value) > LARGEST / 1e6
 
 
-def _lacks(scores: object, name: str) -> bool:
+def lacks(scores: object, name: str) -> bool:
     """Whether a score was not finite, which is recorded as null."""
     return isinstance(scores, dict) and name in scores and scores[name] is None
 

@@ -16,7 +16,7 @@ from fedgma.experiments.advise.search import Findings
 from fedgma.experiments.materials import Materials
 from fedgma.experiments.settings import SECTIONS, Settings, record
 from fedgma.statistics.arms import last_rounds, score, summarise
-from fedgma.statistics.convergence import converge
+from fedgma.statistics.convergence import converge, is_dead
 from fedgma.statistics.labels import NAMES, capitalised, in_sentence
 from fedgma.statistics.metrics import course
 from fedgma.statistics.verdicts import Verdict, correct, paired
@@ -184,7 +184,10 @@ def _unsettled(findings: Findings) -> list[str]:
     if not curves:
         return []
     settled, _ = converge(
-        [[(summarise(curve, metric), curve) for curve in arm] for arm in curves], findings.rounds, metric
+        [[(summarise(curve, metric), curve) for curve in arm] for arm in curves],
+        findings.rounds,
+        metric,
+        [[is_dead(run) for run in runs.values()] for runs in findings.tests.values()],
     )
     notes = []
     rising = any(rise is not None and rise > settled.flat for rise in settled.rises)
