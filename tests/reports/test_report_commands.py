@@ -65,12 +65,22 @@ def test_reporting_does_not_import_torch(tmp_path):
         (("compare", "gma", "gma"), 2, "in common; name two arms that share none"),
         (("compare", "gma", "fedavg"), 2, "in common; name two arms that share none"),
         (("power", "gma", "fedavg"), 2, "in common; name two arms that share none"),
-        (("compare", "runs", "half"), 3, "nothing can be paired"),
+        (("compare", "runs", "half"), 3, "half: none of the 1 runs has finished (the furthest is at round 4 of 30)"),
+        (("compare", "runs", "other"), 3, "nothing can be paired"),
+        (
+            ("compare", "lenet", "cnn", "--runs", "late"),
+            3,
+            ": none of the 2 runs has finished (the furthest is at round 5",
+        ),
+        (("power", "lenet", "cnn", "--runs", "late"), 3, "none of the 2 runs has finished"),
     ],
 )
 def test_every_refusal_is_one_sentence_with_its_exit_code(tmp_path, arguments, code, sentence):
     write_duel(tmp_path / "runs", seeds=2, rounds=3)
     write_run(tmp_path / "half", stop=4)
+    write_run(tmp_path / "other", rounds=4, seed=9)
+    for model in ("lenet", "cnn"):
+        write_run(tmp_path / "late", model=model, stop=4 + (model == "cnn"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     done = fedgma(*arguments, cwd=tmp_path)

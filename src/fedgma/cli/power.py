@@ -91,6 +91,7 @@ def _deviation(
     from fedgma.statistics.comparisons import compare
     from fedgma.statistics.labels import counted
     from fedgma.statistics.power import LEAST_SEEDS, pooled_deviation
+    from fedgma.statistics.selection import finished_of
 
     if (sd is None) == (first is None) or (first is None) != (second is None):
         raise ConfigError("expected --sd with a number, or two arms of earlier runs, such as: fedgma power gma mean")
@@ -98,6 +99,7 @@ def _deviation(
         return sd, "points", ""
     (ours, ours_fixed), (theirs, theirs_fixed) = (side(str(name), runs, filters) for name in (first, second))
     check_disjoint(ours, theirs)
+    finished_of([*ours, *theirs])
     made = compare(ours, theirs, (str(first), str(second)), apart=[*ours_fixed, *theirs_fixed], of=of)
     samples = [[value for seed, value in cell.pairs.items() if seed not in cell.lost] for cell in made.cells]
     deviation = pooled_deviation([tuple(sample) for sample in samples if sample])

@@ -101,11 +101,15 @@ def compare(
     from fedgma.reports.tables import text
     from fedgma.statistics import comparisons
     from fedgma.statistics.arms import without_extended
+    from fedgma.statistics.selection import finished_of
 
     sides = [side(name, runs or [Path("runs")], where or []) for name in (first, second)]
     (ours, ours_fixed), (theirs, theirs_fixed) = sides
     check_disjoint(ours, theirs)
     names = (_name(first, second), _name(second, first))
+    finished_of([*ours, *theirs])
+    for arm, one in zip(names, (ours, theirs), strict=True):
+        finished_of(one, arm)
     apart = [*ours_fixed, *theirs_fixed]
     extended = 0
     if "rounds" not in apart:

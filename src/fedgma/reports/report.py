@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from fedgma.aggregation.rules import BASELINE
 from fedgma.documents import PathLike
-from fedgma.errors import DataError
 from fedgma.records.reader import Run, read_runs
 from fedgma.reports.result_tables import (
     apart_table,
@@ -22,6 +21,7 @@ from fedgma.statistics.baseline import against_baseline
 from fedgma.statistics.comparisons import Comparison
 from fedgma.statistics.labels import NAMES, capitalised, counted, is_rule, plain, short, sortable
 from fedgma.statistics.metrics import metric_of
+from fedgma.statistics.selection import finished_of
 from fedgma.statistics.selection import where as filtered
 
 
@@ -52,7 +52,7 @@ def make_report(
     shares in percent, for the table of rounds and time to a target; runs with a clock have one without them too.
     """
     runs, extended = without_extended(filtered(read_runs(paths), where))
-    finished = _finished(runs)
+    finished = finished_of(runs)
     known = [run for run in finished if is_rule(str(run.settings["aggregator"]))]
     score = metric_of(finished, of)
     comparisons = against_baseline(known, metric=metric, split=split, of=score.name)
@@ -83,17 +83,6 @@ def make_report(
             *_replaced(extended),
         ),
     )
-
-
-def _finished(runs: Sequence[Run]) -> list[Run]:
-    finished = [run for run in runs if run.finished]
-    if not finished:
-        furthest = max(runs, key=lambda run: len(run.rounds) / max(run.planned, 1))
-        raise DataError(
-            f"none of the {len(runs)} runs has finished (the furthest is at round {len(furthest.rounds)} of "
-            f"{furthest.planned}); run the same command again to continue them"
-        )
-    return finished
 
 
 def _set_apart(groups: Sequence[Row], comparisons: Sequence[Comparison]) -> tuple[list[Row], list[Row]]:

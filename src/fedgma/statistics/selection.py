@@ -1,9 +1,9 @@
-"""Choose runs by words such as `gma`, `aggregator=gma,tau=0.4` or `dataset=mnist,fmnist`."""
+"""Choose runs by words such as `gma`, `aggregator=gma,tau=0.4` or `dataset=mnist,fmnist`; and those that finished."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from fedgma.errors import ConfigError, did_you_mean, nearest
+from fedgma.errors import ConfigError, DataError, did_you_mean, nearest
 from fedgma.records.label import read_label
 from fedgma.records.reader import Run
 from fedgma.statistics.arms import grouped, trait, traits
@@ -53,6 +53,19 @@ def where(runs: Sequence[Run], filters: str | Sequence[str]) -> list[Run]:
                 raise ConfigError(f"no run has {name}={','.join(values)}; the runs have {_choices(chosen, name)}")
             chosen = kept
     return chosen
+
+
+def finished_of(runs: Sequence[Run], arm: str = "") -> list[Run]:
+    """The finished runs, at least one; an error names the arm, if it is given."""
+    finished = [run for run in runs if run.finished]
+    if runs and not finished:
+        furthest = max(runs, key=lambda run: len(run.rounds) / max(run.planned, 1))
+        of_arm = f"{arm}: " if arm else ""
+        raise DataError(
+            f"{of_arm}none of the {len(runs)} runs has finished (the furthest is at round {len(furthest.rounds)} of "
+            f"{furthest.planned}); run the same command again to continue them"
+        )
+    return finished
 
 
 def _conditions(runs: Sequence[Run], text: str) -> list[tuple[str, list[str]]]:
