@@ -306,12 +306,20 @@ def find_refusal(update: Mapping[str, Any], gate: Gate) -> Refusal | None:
     try:
         schema = read_schema(update)
         arrays = read_update(update, schema, schema)
-        length = norm(arrays.values()) if gate.max_norm < math.inf else 0.0
-        if length > gate.max_norm:
-            raise Refused("norm", f"the norm must be at most {gate.max_norm:g}, got {length:g}")
+        if gate.max_norm < math.inf:
+            check_norm([*arrays.values()], gate, [])
     except Refused as refused:
         return Refusal(None, refused.reason, refused.detail)
     return None
+
+
+def check_norm(arrays: Sequence[Array], gate: Gate, norms: list[float]) -> None:
+    """Refuse finite arrays whose norm is above the limit; the norm is added to `norms`."""
+    length = norm(arrays)
+    if math.isfinite(length):
+        norms.append(length)
+    if length > gate.max_norm:
+        raise Refused("norm", f"the norm must be at most {gate.max_norm:g}, got {length:g}")
 
 
 def norm(arrays: Iterable[Array]) -> float:
@@ -361,6 +369,16 @@ def check_buffers(buffers: Collection[str] | None, names: Collection[str]) -> No
     if unknown := [name for name in buffers or () if name not in names]:
         hint = did_you_mean(nearest(unknown[0], names))
         raise ConfigError(f"buffers: the model has no entry {unknown[0]!r:.60}{hint}")
+
+
+def check_first(schema: Schema, expected: Schema | None, buffers: Collection[str] | None) -> None:
+    """Refuse a first update (`expected` is None) without the named buffers: all others would be held to its entries."""
+    if expected is not None:
+        return
+    try:
+        check_buffers(buffers, schema)
+    except ConfigError as error:
+        raise Refused("schema", str(error)) from None
 
 
 def entry_kind(name: str, entry: Spec, buffers: Collection[str] | None) -> str:

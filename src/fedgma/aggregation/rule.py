@@ -17,8 +17,9 @@ from fedgma.aggregation.aggregate import Aggregate, finish
 from fedgma.aggregation.gate import Gate, Refused, read_array, read_schema
 from fedgma.aggregation.gpu_stack import finish_stack
 from fedgma.aggregation.masks import Mask, VoteMask
+from fedgma.aggregation.prepared import Prepared
 from fedgma.aggregation.stack import Stack, Weights, align_clients
-from fedgma.aggregation.tally import Prepared, Tally
+from fedgma.aggregation.tally import Tally
 from fedgma.aggregation.view import (
     FUSED,
     Compute,

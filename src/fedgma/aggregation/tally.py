@@ -25,14 +25,15 @@ from fedgma.aggregation.gate import (
     Refused,
     check_buffers,
     check_finite,
+    check_first,
     check_gate,
     check_identity,
     check_members,
+    check_norm,
     check_schema,
     entry_kind,
     in_words,
     nonfinite,
-    norm,
     plain_arrays,
     read_further,
     read_mapping,
@@ -42,6 +43,7 @@ from fedgma.aggregation.gate import (
 )
 from fedgma.aggregation.kernels.plain import Sums, two_sum
 from fedgma.aggregation.masks import vote_type
+from fedgma.aggregation.prepared import check_prepared
 from fedgma.aggregation.stack import Stack, Weights
 from fedgma.aggregation.turns import Shared, Turns
 from fedgma.arrays import (
@@ -57,11 +59,7 @@ from fedgma.arrays import (
     spec,
     to_user,
 )
-from fedgma.errors import ConfigError, DataError, NotEnoughClients
-
-
-class Prepared(dict[str, Any]):
-    """An update that a rule's `prepare` has changed."""
+from fedgma.errors import DataError, NotEnoughClients
 
 
 class Tally(Shared):
@@ -90,7 +88,7 @@ class Tally(Shared):
     maxima: dict[str, Array]  # of integer counters
     seen: set[Hashable]  # names of the clients counted
     further: tuple[str, ...]  # sums that are kept beside the weighted updates and the votes
-    prepared_for: str  # the rule that changes every update before it is counted, if there is one
+    prepared_for: str = ""  # the rule that changes every update before it is counted, if there is one
     _width: str  # number type of the votes
     turns: Turns  # of the threads that use it
 
@@ -104,18 +102,15 @@ class Tally(Shared):
     ) -> None:
         self.gate = check_gate(gate or Gate())
         self.further = read_further(further)
-        self.prepared_for = ""
         self.buffers = buffers
         self.turns = Turns()
         self.clear()
-        if isinstance(buffers, str):
-            check_buffers(buffers, ())
+        check_buffers(buffers, buffers or ())
         if like is not None:
             try:
                 self.set_schema(read_schema(like), next(iter(like.values())))
             except Refused as refused:
                 raise DataError(f"the model: {refused.detail}") from None
-            check_buffers(buffers, self.schema or ())
 
     @property
     def weight(self) -> float:
@@ -141,8 +136,7 @@ class Tally(Shared):
         self, update: Params | Refused, weight: object = 1, *, client: Hashable = None, round: int | None = None
     ) -> Refusal | None:
         """Count one client. Returns None, or the refusal if the client fails the gate; then the sums stay unchanged."""
-        if self.prepared_for and isinstance(update, Mapping) and not isinstance(update, Prepared):
-            raise self._unprepared()
+        check_prepared(update, self.prepared_for)
         with self.turns.use():
             label = self.clients + len(self.refused) if client is None else client
             try:
@@ -152,10 +146,9 @@ class Tally(Shared):
                 if self._add_unchecked(entries, value, client):
                     return None
                 schema, arrays = self.read(entries)
-                if self.schema is None:
-                    self._check_named_buffers(schema)
+                check_first(schema, self.schema, self.buffers)
                 if self.gate.max_norm < math.inf:
-                    self._check_norm(self.voters(arrays))
+                    check_norm(self.voters(arrays), self.gate, self.norms)
             except Refused as refused:
                 return self._refuse(label, refused.reason, refused.detail)
             self.turns.begin()
@@ -182,8 +175,7 @@ class Tally(Shared):
         self, updates: Params, weights: Weights = None, *, clients: Sequence[Hashable] | None = None
     ) -> list[Refusal]:
         """Count a stack of clients, client axis first, in order; returns the refusals."""
-        if self.prepared_for:
-            raise self._unprepared()
+        check_prepared(updates, self.prepared_for)
         with self.turns.use():
             before = len(self.refused)
             stack = self.read_stack(updates, weights, clients)
@@ -214,6 +206,7 @@ class Tally(Shared):
 
     def set_schema(self, schema: Mapping[str, Spec], sample: Array) -> None:
         """Set the schema of updates, and the library and device of the result."""
+        check_buffers(self.buffers, schema)
         self.schema, self.placement = dict(schema), placement(sample)
         self.device_sample = no_entries(self.placement)
 
@@ -221,7 +214,6 @@ class Tally(Shared):
         """Read a stack and check its schema; raises `DataError`, since no single client is at fault."""
         stack = Stack.read(updates, weights, clients, self.clients + len(self.refused))
         if self.schema is None:
-            check_buffers(self.buffers, stack.schema)
             self.set_schema(stack.schema, next(iter(updates.values())))
         assert self.schema is not None
         try:
@@ -280,19 +272,6 @@ class Tally(Shared):
         for weight in weights:
             self._add_weight(weight)
         self.seen.update(client for client in clients if client is not None)
-
-    def _check_named_buffers(self, schema: Mapping[str, Spec]) -> None:
-        """Refuse a first update without the named buffers: its entries would be those of all others."""
-        try:
-            check_buffers(self.buffers, schema)
-        except ConfigError as error:
-            raise Refused("schema", str(error)) from None
-
-    def _unprepared(self) -> DataError:
-        return DataError(
-            f"{self.prepared_for} changes every update before it is counted; add each by "
-            "tally.add(rule.prepared(update, buffers), ...)"
-        )
 
     # -- everything below trusts its arguments ------------------------------------------------------------------------
 
@@ -387,22 +366,14 @@ class Tally(Shared):
         self.refused.extend(other.refused)
         self.norms.extend(other.norms)
 
-    def _check_norm(self, arrays: Sequence[Array]) -> None:
-        """Refuse finite arrays whose norm is above the limit."""
-        length = norm(arrays)
-        if math.isfinite(length):
-            self.norms.append(length)
-        if length > self.gate.max_norm:
-            raise Refused("norm", f"the norm must be at most {self.gate.max_norm:g}, got {length:g}")
-
     def _check_row_norm(self, stack: Stack, row: int) -> None:
-        """The same for a row of a stack; one with NaN or infinities is refused later."""
+        """Refuse a row of a stack whose norm is above the limit; one with NaN or infinities is refused later."""
         if self.gate.max_norm == math.inf:
             return
         voters = [stack.entries[name][row] for name in self.names("masked", stack.schema)]
         others = [stack.entries[name][row] for name in self.names("averaged", stack.schema)]
         if kernels.first_nonfinite([*voters, *others]) is None:
-            self._check_norm(voters)
+            check_norm(voters, self.gate, self.norms)
 
     def _refuse(self, client: Hashable, reason: str, detail: str) -> Refusal:
         self.refused.append(Refusal(f"{client!r:.60}" if reason == "client" else client, reason, detail))
