@@ -12,6 +12,7 @@ from fedgma.cli.show_settings import show_settings
 from fedgma.errors import ConfigError
 from fedgma.experiments.grid import expand, read_grid
 from fedgma.experiments.materials import Materials
+from fedgma.experiments.outcome import read_outcome
 from fedgma.experiments.settings import Settings, complete, record
 from fedgma.records.format import fingerprint
 from fedgma.records.reader import read_runs
@@ -107,3 +108,22 @@ def test_both_arms_of_a_seed_have_the_same_attackers():
     assert first["mean", 0] == first["gma", 0]
     assert len(outcome.comparisons[0].cells[0].seeds) == 2
     assert np.isfinite(outcome.arms[0].scores["final"].mean)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_rounds_in_which_no_client_counted_have_no_training_score(task, tmp_path):
+    x = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
+    np.savez(tmp_path / "mine.npz", x=x, y=x.sum(1) if task == "regression" else (x.sum(1) > 0).astype(np.int64))
+    runs, report = tmp_path / "runs", tmp_path / "report"
+    words = ["model=mlp", "partition.clients=4", "rounds=2", "aggregator=mean", "seed=0", "norm_factor=1e-9"]
+    code, _, said = call("run", f"dataset={tmp_path / 'mine.npz'}", f"task={task}", *words, "--out", runs, "--quiet")
+    assert (code, "no client's update could be averaged" in said) == (4, True)
+    outcome = read_outcome(runs)
+    for line in outcome.runs[0].rounds:
+        assert (line["counted"], set(line["train"].values())) == (0, {None})
+    assert all(np.isfinite(value) for value in outcome.runs[0].rounds[-1]["test"].values())
+    assert not any(name.startswith("train/") for row in outcome.curves() for name in row)
+    assert call("report", runs, "--out", report)[0] == 0
+    assert "| train " not in (report / "report.md").read_text()
+    code, shown, _ = call("watch", runs, "--once")
+    assert (code, "not finite" in shown) == (0, False)

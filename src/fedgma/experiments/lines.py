@@ -78,16 +78,14 @@ def _holdings(data: Dataset, clients: Sequence[Index]) -> dict[str, Any]:
 
 
 def line_of(record: RoundRecord, seconds: float, task: Task = CLASSIFICATION) -> Line:
-    """One line of `rounds.jsonl`; what was not measured in this round is absent."""
+    """One line of `rounds.jsonl`; what was not measured in this round is absent, or null if it is of training."""
     line: dict[str, Any] = {
         "round": record.round,
-        "train": record.train,
+        "train": record.train if record.clients else dict.fromkeys(record.train),
         **record.scores,
     }
     if (attended := record.attendance) is not None:
         line["clock"] = clock_figures(record.round, attended)
-        if not len(attended.clients):
-            line["train"] = dict.fromkeys(record.train)
     if record.client_scores is not None:
         line["clients"] = client_figures(record.client_scores, record.sampled, lower=task.lower)
     if record.votes is not None:

@@ -122,9 +122,13 @@ def can_replay(task: Task, device: torch.device) -> bool:
 
 
 def numbers(task: Task, columns: Columns, sums: tallies.Sums, merged: tallies.Merged) -> Tensor:
-    """The numbers of a round [run, figure and four more]: figures of training, clients, weight, mask, agreement."""
+    """The numbers of a round [run, figure and four more]: figures of training, clients, weight, mask, agreement.
+
+    The figures of training are NaN where no client counted.
+    """
     trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
     scored = figures(task, columns, trained[:, 0], trained[:, 1:])
+    scored = torch.where(sums.clients[:, None] > 0, scored, torch.nan)
     mask = torch.ones_like(sums.weight) if merged.mask is None else merged.mask.mean(1)
     agreement = _vote_sizes(sums) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
     parts = (sums.clients[:, None].double(), sums.weight[:, None], mask[:, None].double(), agreement[:, None].double())

@@ -58,9 +58,13 @@ def values_of(record: Record, metric: Metric) -> dict[str, float]:
 
 
 def is_lost(record: Record) -> bool:
-    """Whether the loss of a round was not finite, which is recorded as null."""
+    """Whether the loss of a round was not finite, which is recorded as null; so is that of no client.
+
+    >>> [is_lost({"train": {"loss": None}, "counted": counted}) for counted in (3, 0)]
+    [True, False]
+    """
     train = record.get("train")
-    return isinstance(train, dict) and "loss" in train and train["loss"] is None
+    return record.get("counted") != 0 and isinstance(train, dict) and "loss" in train and train["loss"] is None
 
 
 class Seen(NamedTuple):
