@@ -200,8 +200,39 @@ def test_a_large_round_is_trained_a_few_lanes_at_a_time():
 
     _, played = play_round(replace(fleet, train=watched), start(fleet))
     assert len(seen) == 6
-    assert max(seen) == 7 * 8 * 8  # lanes x one batch of 8 indices of 8 bytes, whatever the round
+    assert max(seen) == 7 * 6 * 8  # lanes x one batch of 6 indices of 8 bytes, whatever the round
     assert played.records[0].clients == 40
+
+
+@pytest.mark.parametrize("epochs", [(2, 2), (1, 2)])  # drawn together, and one by one
+@pytest.mark.parametrize("trainer", ["loop", "lanes"])
+def test_a_batch_larger_than_every_client_gives_the_bits_of_one_as_large_as_the_largest(trainer, epochs):
+    federations = [make_federation(UNEVEN, SHAPE), make_federation([7, 1, 9, 9], SHAPE, seed=1)]
+
+    def play_with(batch):
+        given = [{"batch_size": batch, "smallest_batch": 2, "local_epochs": number} for number in epochs]
+        return last([run_of(data, **more) for data, more in zip(federations, given, strict=True)], trainer=trainer)
+
+    played = [play_with(max(UNEVEN)), play_with(10**12)]  # which no memory could hold
+    assert torch.equal(played[0].state.params, played[1].state.params)
+    assert [record.train for record in played[0].records] == [record.train for record in played[1].records]
+
+
+def test_no_batch_is_wider_than_the_largest_client_and_the_runs_keep_what_they_were_given():
+    spec = run_of(make_federation([6] * 40, SHAPE), clients_per_round=40, batch_size=500)
+    fleet = assemble([spec, spec], trainer="loop")
+    seen = []
+
+    def watched(assignment):
+        seen.append(assignment.lane_batch.index.shape[-1])
+        return fleet.train(assignment)
+
+    play_round(replace(fleet, train=watched), start(fleet))
+    assert set(seen) == {6}
+    assert fleet.specs[0] is fleet.specs[1]
+    assert spec.batch_size == 500
+    tiny = run_of(make_federation([1, 1], SHAPE), clients_per_round=2, batch_size=500, smallest_batch=2)
+    assert assemble([tiny]).specs[0].batch_size == 2  # else a batch of one sample would be a whole batch
 
 
 @pytest.mark.parametrize("trainer", ["loop", "lanes"])
@@ -275,6 +306,19 @@ def test_a_round_in_which_every_client_diverges_changes_nothing():
     assert played.records[0].clients == 0
     assert torch.equal(before.params, after.params)
     assert torch.equal(before.moments.v, after.moments.v)
+
+
+@pytest.mark.parametrize("further", [{}, {"norm_factor": 1e9}])
+@pytest.mark.parametrize("trainer", ["loop", "threads", "lanes", "kernels"])
+def test_a_round_in_which_no_client_counted_has_no_training_score(images, trainer, further):
+    if trainer == "kernels":
+        pytest.importorskip("numba")
+    common = {"rounds": 1, "clients_per_round": 2, "evaluate_every": 0, "local_steps": 3, **further}
+    specs = [run_of(images[0], lr=1e38, **common), run_of(images[0], **common)]
+    lost, kept = last(specs, trainer=trainer).records
+    assert (lost.clients, kept.clients) == (0, 2)
+    assert np.isnan(list(lost.train.values())).all()
+    assert np.isfinite(list(kept.train.values())).all()
 
 
 def test_batch_normalisation_statistics_take_the_mean_and_counters_the_maximum():

@@ -16,7 +16,7 @@ from fedgma.simulation.sampling import steps_of_a_round
 from fedgma.simulation.scored_pools import client_tests, shared_tests
 from fedgma.simulation.server_part import ServerPart, can_replay, is_plain
 from fedgma.simulation.setup import Fleet
-from fedgma.simulation.spec import RunSpec, check_together
+from fedgma.simulation.spec import RunSpec, check_together, fit_batches
 from fedgma.training import memory
 from fedgma.training.choose import choose, choose_scorer, early_form, lanes_of_a_chunk, warm_up
 from fedgma.training.compile import rounds_before_compiling
@@ -46,8 +46,8 @@ def assemble(
     `compile_after` is the number of rounds before steps are compiled; by default it follows from the number of steps.
     `ranks` are the processes over which lanes are shared out.
     """
-    specs = tuple(specs)
     check_together(specs)
+    specs = fit_batches(specs)
     pools, pool = distinct([spec.federation.train for spec in specs], apart=("client_of",))
     pools = tuple(augment_pool(train_pool, specs[0].augment) for train_pool in pools)
     sample, task, device = pools[0], specs[0].task, pools[0].y.device

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -180,6 +180,15 @@ class RunSpec:
             if name not in known:
                 raise ConfigError(f"unknown test pool {name!r}; this federation has: {', '.join(sorted(known))}")
         return {name: known[name] for name in self.evaluate_on}
+
+
+def fit_batches(specs: Sequence[RunSpec]) -> tuple[RunSpec, ...]:
+    """The same runs with batches no larger than the largest client of all: a larger one would be padding."""
+    federations = {id(spec.federation): spec.federation for spec in specs}.values()
+    largest = max((len(samples) for federation in federations for samples in federation.clients), default=0)
+    most = max(largest, *(spec.smallest_batch for spec in specs))  # else clients that are too small were trained
+    fitted = {id(spec): spec if spec.batch_size <= most else replace(spec, batch_size=most) for spec in specs}
+    return tuple(fitted[id(spec)] for spec in specs)
 
 
 def check_together(specs: Sequence[RunSpec]) -> None:
