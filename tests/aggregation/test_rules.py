@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedgma
+from fedgma.aggregation.elections import Trim
 from fedgma.aggregation.rules import AGGREGATORS, BASELINE, RULES, clip
 from fedgma.aggregation.view import View
 from fedgma.seeds import generator
@@ -340,3 +341,12 @@ def test_the_gate_and_the_buffers_are_those_that_are_passed():
         assert [refusal.client for refusal in merged.notes["refused"]] == [1]
         assert list(merged.buffers) == ["s"]
         assert list(merged.mean) == ["w"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_ties_trims_updates_that_are_not_finite_without_a_warning():
+    rows = np.array([[np.inf, np.nan, np.nan, -2.0], [np.inf, -np.inf, np.inf, 1.0], [4.0, 1.0, -3.0, 2.0]], np.float32)
+    trimmed = Trim(0.5).rows(rows)
+    np.testing.assert_array_equal(trimmed, Trim(0.5).rows(torch.from_numpy(rows)).numpy())
+    np.testing.assert_array_equal(trimmed[2], [4, 0, -3, 0])
+    assert not np.isfinite(trimmed[:2]).all(1).any()  # so the gate still refuses them

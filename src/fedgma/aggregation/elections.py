@@ -142,4 +142,7 @@ class Trim:
         kept = max(1, int(self.density * size))
         lengths = abs(rows)
         ordered = lengths.sort(-1).values if is_torch(rows) else np.sort(lengths, -1)  # NaNs are sorted last
-        return rows * cast(lengths >= ordered[..., size - kept, None], spec(rows).dtype) if size else rows
+        if not size:
+            return rows
+        with np.errstate(invalid="ignore"):  # zero times infinity, in updates that are not counted
+            return rows * cast(lengths >= ordered[..., size - kept, None], spec(rows).dtype)
