@@ -309,6 +309,28 @@ def test_what_is_no_number_with_a_decimal_comma_is_refused(tmp_path, cell, sente
     assert sentence in said
 
 
+@pytest.mark.parametrize(
+    ("cells", "said", "advised"),
+    [
+        (["920", "850", "77", "1,037"], "got '1,037' in row 4 (commas between thousands: write 1037)", False),
+        (["9", "5", "7", "1,234,567"], "got '1,234,567' in row 4 (commas between thousands: write 1234567)", False),
+        (["9.5", "5.25", "7", "1,037.5"], "got '1,037.5' in row 4 (commas between thousands: write 1037.5)", False),
+        (["9200", "8500", "7000", "1,037"], "thousands: write 1037; or a decimal comma: write 1.037)", True),
+        (["920", "850", "77", "0,375"], "got '0,375' in row 4 (a decimal comma: write a point)", True),
+    ],
+)
+def test_a_comma_between_thousands_is_not_taken_for_a_decimal_one(tmp_path, cells, said, advised):
+    rows = [f'"{cell}",{"no" if n % 2 else "yes"}' for n, cell in enumerate(cells * 6)]
+    (tmp_path / "mine.csv").write_text("\n".join(["price,label", *rows, ""]))
+    for command in (["data", "prepare", "mine.csv"], ["run", "dataset=mine.csv", "rounds=1", "--quiet"]):
+        code, _, sentence = call(*command)
+        assert (code, said in sentence, "--decimal-comma" in sentence) == (3, True, advised), sentence
+    code, _, sentence = call("data", "prepare", "mine.csv", "--decimal-comma", "--quiet")
+    assert (code, sentence.count("\n")) == ((0, 0) if advised else (3, 1))
+    if not advised:
+        assert f"mine.csv: column 'price' has '{cells[3]}' in row 4, with commas between thousands" in sentence
+
+
 def test_a_column_of_dates_or_lists_is_refused():
     for cells in (np.array(["2020-01-01"] * 4, "datetime64[D]"), np.zeros((4, 2))):
         with pytest.raises(DataError, match="column 'a' must hold numbers, truth values or texts"):

@@ -17,6 +17,7 @@ from fedgma.data.files.own.numbering import is_missing
 from fedgma.data.files.own.tables import (
     ENOUGH,
     Column,
+    comma_of,
     has_decimal_comma,
     is_nested,
     is_number,
@@ -281,8 +282,9 @@ def numbers(column: Column, name: str, kind: str, where: str) -> Floats:
 
 def _refuse(name: str, kind: str, cells: Sequence[str | None], row: int, where: str) -> None:
     what = "numbers" if kind == "number" else "truth values"
-    got = wrong_cell(cells[row], row + 1) if kind == "number" else f"{cells[row]!r} in row {row + 1}"
-    comma = ", give --decimal-comma" if kind == "number" and has_decimal_comma(cells[row]) else ""
+    commas = comma_of(cells) if kind == "number" else ""
+    got = wrong_cell(cells[row], row + 1, commas) if kind == "number" else f"{cells[row]!r} in row {row + 1}"
+    comma = ", give --decimal-comma" if commas in ("decimal", "either") and has_decimal_comma(cells[row]) else ""
     raise DataError(
         f"{where}: column {name!r} must hold {what}, got {got}; correct or empty such cells{comma}, or take the column "
         f"as texts with --as-text {name!r}"

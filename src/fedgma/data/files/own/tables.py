@@ -7,6 +7,7 @@ is a feature.
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ COLUMN_LABELS = (*LABELS[1:], LABELS[0])  # a column y may be a coordinate; it i
 NUMBERINGS = {"", "unnamed0", "index", "id", "level0"}  # columns that number the rows, as pandas writes them
 DELIMITERS = ",;\t|"
 COMMA_NUMBER = re.compile(r"[+-]?(\d{1,3}([. \u00a0\u202f]\d{3})+|\d*)(,\d+)?([eE][+-]?\d+)?")  # 1.234,5 and 0,5
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")  # 1,234.5
 TRUTH = {"True": True, "False": False}
 SHOWN = 8  # names of columns in a remark
 ENOUGH = 20  # rows, all of which differ in a column, that make it look like ids
@@ -71,6 +73,12 @@ def with_points(cells: Sequence[str], where: str) -> list[str]:
     >>> with_points(["0,5", "1.234,5", "-12", "red, blue"], "column 'a'")
     ['0.5', '1234.5', '-12', 'red, blue']
     """
+    if comma_of(cells) == "thousands":
+        cell, row = next((cell.strip(), row) for row, cell in enumerate(cells, 1) if "," in cell)
+        raise DataError(
+            f"{where} has {cell!r} in row {row}, with commas between thousands, which --decimal-comma would read as "
+            f"decimal commas; write {cell.replace(',', '')}"
+        )
     changed = [_with_point(cell.strip()) for cell in cells]
     for row, (cell, after) in enumerate(zip(cells, changed, strict=True), 1):
         if after is None and "." in cell and is_number(cell):
@@ -304,20 +312,22 @@ def _check_numbers(wrong: Mapping[str, Column], where: str) -> None:
     """Refuse all columns that hold something else than numbers at once, each with a cell of it."""
     if not wrong:
         return
-    found = {name: _first_wrong(column) for name, column in wrong.items()}
-    examples = {name: wrong_cell(cell, row) for name, (cell, row) in found.items()}
-    options = " --decimal-comma" if any(has_decimal_comma(cell) for cell, _ in found.values()) else ""
+    commas = {name: comma_of(column.tolist()) for name, column in wrong.items()}
+    found = {name: _first_wrong(column, commas[name]) for name, column in wrong.items()}
+    examples = {name: wrong_cell(cell, row, commas[name]) for name, (cell, row) in found.items()}
+    decimal = any(has_decimal_comma(cell) and commas[name] != "thousands" for name, (cell, _) in found.items())
+    options = " --decimal-comma" if decimal else ""
+    refused = DataError if "thousands" in commas.values() else partial(UnpreparedError, options=options)
     last = "remove it, or name it `label` or `client` if it is that"
     if len(examples) == 1:
         ((name, cell),) = examples.items()
         fix = "fill in or remove such rows" if cell.startswith("an empty") else "replace it by numbers"
-        raise UnpreparedError(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}", options)
+        raise refused(f"{where}: column {name!r} must hold numbers, got {cell}; {fix}, {last}")
     many = ", ".join(f"{name!r} ({cell})" for name, cell in list(examples.items())[:8])
     more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
-    raise UnpreparedError(
+    raise refused(
         f"{where}: these columns must hold numbers: {many}{more}; replace texts by numbers and fill in empty cells, "
-        "remove the columns, or name one `label` or `client` if it is that",
-        options,
+        "remove the columns, or name one `label` or `client` if it is that"
     )
 
 
@@ -328,17 +338,52 @@ def _numbers(column: Column) -> Column:
         return column
 
 
-def _first_wrong(column: Column) -> tuple[object, int]:
-    """A cell that is not a number, and its row."""
-    cells = enumerate(column.tolist(), 1)
+def _first_wrong(column: Column, comma: str) -> tuple[object, int]:
+    """A cell that is not a number, and its row; one with commas if those stand between thousands."""
+    cells = [(row, cell) for row, cell in enumerate(column.tolist(), 1) if comma != "thousands" or "," in str(cell)]
     return next(((cell, row) for row, cell in cells if not (isinstance(cell, str) and is_number(cell))), ("", 1))
 
 
-def wrong_cell(other: object, row: int) -> str:
-    """A cell where a number was expected, and its row."""
+def wrong_cell(other: object, row: int, comma: str) -> str:
+    """A cell where a number was expected, and its row; `comma` is what the column's commas are, by `comma_of`."""
     shown = "an empty cell" if other == "" or other is None else repr(other)[:60]
-    comma = " (a decimal comma: write a point)" if has_decimal_comma(other) else ""
-    return f"{shown} in row {row}{comma}"
+    if not isinstance(other, str) or not _has_comma(other):
+        return f"{shown} in row {row}"
+    thousands, decimal = f"write {other.replace(',', '')}", f"write {other.replace(',', '.')}"
+    means = {
+        "decimal": "a decimal comma: write a point",
+        "thousands": f"commas between thousands: {thousands}",
+        "either": f"a comma between thousands: {thousands}; or a decimal comma: {decimal}",
+    }
+    return f"{shown} in row {row} ({means[comma]})"
+
+
+def comma_of(cells: Iterable[object]) -> str:
+    """What the commas in a column's numbers are: "decimal", "thousands", "either", or "" where few numbers have any.
+
+    They stand between thousands if each is followed by three digits, and another cell shows that they are no decimals.
+
+    >>> comma_of(["3,5", "12"]), comma_of(["1,037", "920"]), comma_of(["1,037", "2,581"]), comma_of(["red", "a, b"])
+    ('decimal', 'thousands', 'either', '')
+    """
+    texts = [cell.strip() for cell in cells if isinstance(cell, str) and cell.strip()]
+    with_comma = [text for text in texts if _has_comma(text)]
+    if not with_comma:
+        return ""
+    if not all(map(THOUSANDS.fullmatch, with_comma)):
+        return "decimal"
+    whole = [text for text in texts if text.lstrip("+-").isdecimal()]
+    pointed = [text for text in texts if "." in text and is_number(text) and not COMMA_NUMBER.fullmatch(text)]
+    short = [text for text in whole if len(text.lstrip("+-")) <= 3]
+    longer = [text for text in whole if len(text.lstrip("+-")) > 3]
+    clear = any(text.count(",") > 1 or "." in text for text in with_comma) or pointed or (short and not longer)
+    return "thousands" if clear else "either"
+
+
+def _has_comma(text: str) -> bool:
+    """Whether a text is a number with a comma, of either kind."""
+    number = COMMA_NUMBER.fullmatch(text) and any(map(str.isdecimal, text))
+    return "," in text and bool(number or THOUSANDS.fullmatch(text) or has_decimal_comma(text))
 
 
 def has_decimal_comma(cell: object) -> bool:
