@@ -343,6 +343,17 @@ def test_a_test_table_without_a_needed_column_is_refused():
         prepare_table(table, Wanted(), "t", {"b": np.arange(3), "label": np.arange(3) % 2})
 
 
+def test_a_class_that_only_test_rows_have_is_named(tmp_path):
+    rows = [f"{n % 7},{'yes' if n % 2 else 'no'}" for n in range(20)]
+    (tmp_path / "tr.csv").write_text("\n".join(["a,label", *rows, ""]))
+    (tmp_path / "te.csv").write_text("\n".join(["a,label", *rows[:4], "1,maybe", "2,maybe", ""]))
+    code, printed, _ = call("data", "prepare", "tr.csv", "--test", "te.csv")
+    assert (code, "\nclass 'maybe' has 2 test samples and no training sample\n" in printed) == (0, True)
+    code, printed, said = call("run", "dataset=tr.npz", "rounds=1", "partition.clients=2", "seed=0")
+    assert (code, "tr: class 'maybe' has 2 test samples and no training sample" in printed + said) == (0, True)
+    assert "no training sample" not in call("data", "prepare", "tr.csv", "--yes")[1]
+
+
 def test_files_are_replaced_only_if_one_says_so(tmp_path):
     write(tmp_path / "patients.csv", patients())
     assert call(*PREPARE, "--out", "new/mine.npz", "--quiet") == (0, "", "")

@@ -103,6 +103,7 @@ def _summary(made: "PreparedTable", columns: list[str], files: tuple[Path, Path]
         "features": prepared.names,
         "target": made.target,
         "classes": prepared.classes,
+        "remarks": made.remarks,
         "clients": len(set(arrays["client"].tolist())) if "client" in arrays else None,
         "files": list(map(str, files)),
         "next": _next(made, files[0]),
@@ -148,6 +149,8 @@ def _say(made: "PreparedTable", columns: list[str], files: tuple[Path, Path]) ->
     counts += ["numbers to predict" if said["classes"] is None else f"{len(said['classes'])} classes"]
     counts += [] if said["clients"] is None else [f"{said['clients']} clients"]
     typer.echo(f"\n{', '.join(counts)}")
+    for remark in said["remarks"]:
+        typer.echo(remark)
     if made.incomplete:
         typer.echo(f"left out: {made.incomplete} rows without a label or a client")
     typer.echo(f"written: {', '.join(said['files'])}")

@@ -12,6 +12,7 @@ from fedgma.seeds import generator
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
+SHOWN = 8  # classes in a remark
 
 
 class Split(NamedTuple):
@@ -71,6 +72,19 @@ def split_test(samples: Split, groups: npt.NDArray[Any] | None, share: float, se
     for members in everyone if groups is None else [np.flatnonzero(groups == group) for group in np.unique(groups)]:
         in_test[rng.permutation(members)[: round(share * len(members)) or int(groups is None)]] = True
     return _select(samples, ~in_test), _select(samples, in_test)
+
+
+def only_tested(y: npt.NDArray[Any], y_test: npt.NDArray[Any], classes: Sequence[str]) -> list[str]:
+    """A sentence on each class without a training sample that has test samples; no model can learn it.
+
+    >>> only_tested(np.array([0, 1]), np.array([0, 2, 2]), ("a", "b", "c"))
+    ["class 'c' has 2 test samples and no training sample"]
+    """
+    train, test = (np.bincount(part, minlength=len(classes)) for part in (y, y_test))
+    lost = np.flatnonzero((train == 0) & (test > 0)).tolist()
+    held = {label: f"{test[label]} test sample{'' if test[label] == 1 else 's'}" for label in lost[:SHOWN]}
+    lines = [f"class {classes[label]!r} has {samples} and no training sample" for label, samples in held.items()]
+    return [*lines, f"{len(lost) - SHOWN} more classes have no training sample"] if len(lost) > SHOWN else lines
 
 
 def _select(samples: Split, mask: npt.NDArray[np.bool_]) -> Split:

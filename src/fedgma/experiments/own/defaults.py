@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.data.files import Dataset
+from fedgma.data.files.dataset import only_tested
 from fedgma.data.partitions import PARTITIONS
 from fedgma.data.splits import divide
 from fedgma.errors import ConfigError
@@ -46,7 +47,7 @@ def describe(data: Dataset) -> list[str]:
     shape = list(data.train.x.shape[1:])
     outputs = f"{len(data.classes)} classes" if data.target == "class" else counted(len(data.classes), "output")
     lines = [f"{train} training and {test} test samples of shape {shape}, {outputs}"]
-    lines += [*data.reading, *data.notes, *_without_training(data), *_one_sided(data)]
+    lines += [*data.reading, *data.notes, *_without_training(data), *_only_tested(data), *_one_sided(data)]
     if data.train.x.dtype == np.float32:
         largest = float(np.abs(data.train.x).max(initial=0))
         lines += [f"values reach {largest:.3g}: {SCALED}"] if largest > WIDE else []
@@ -75,6 +76,11 @@ def _without_training(data: Dataset) -> list[str]:
     if not (lost := len(test - train)):
         return []
     return [f"{lost} of {len(test | train)} clients have test samples only and do not train"]
+
+
+def _only_tested(data: Dataset) -> list[str]:
+    """Remarks on classes that no training sample has."""
+    return only_tested(data.train.y, data.test.y, data.classes) if data.target == "class" else []
 
 
 def _one_sided(data: Dataset) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedgma.data.files.dataset import Split, split_test
+from fedgma.data.files.dataset import Split, only_tested, split_test
 from fedgma.data.files.own.arrays import dataset_of
 from fedgma.data.files.own.numbering import is_missing, number_labels
 from fedgma.data.files.own.prepare import MOST_VALUES, Prepared, apply, check_column, fit, numbers
@@ -54,6 +54,12 @@ class PreparedTable(NamedTuple):
     def target(self) -> str:
         """The kind of the targets."""
         return "float" if self.prepared.classes is None else "class"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is unusual: classes that no training row has."""
+        classes = self.prepared.classes
+        return [] if classes is None else only_tested(self.arrays["y"], self.arrays["y_test"], classes)
 
 
 def read_table(path: Path, *, decimal_comma: bool = False) -> dict[str, Column]:
