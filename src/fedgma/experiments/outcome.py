@@ -94,11 +94,16 @@ class Outcome(NamedTuple):
         from fedgma.training.models import build
 
         run = _chosen(self.runs, arm, seed)
-        network = self.networks.get(str(run.head.get("fingerprint")))
+        state = self.state_dict(arm, seed)
+        network = self.networks.get(str(run.head.get("fingerprint"))) or _recorded(run, state)
         if network is None:
-            raise ConfigError(f"the module of run {run.folder.name} is not at hand; build it, and load its state_dict")
+            raise ConfigError(
+                f"the module of run {run.folder.name} is not at hand: its model is not one of fedgma's, or the run is "
+                "of an older fedgma; build it as for the run, and load its state_dict: "
+                "net.load_state_dict(outcome.state_dict(...))"
+            )
         module = build(*network)
-        module.load_state_dict(self.state_dict(arm, seed))
+        module.load_state_dict(state)
         return module.eval()
 
     def plot(self) -> "Figure":
@@ -143,6 +148,18 @@ def read_outcome(folders: PathLike | Sequence[PathLike], where: str | Sequence[s
     """
     runs, _ = without_extended(chosen_runs(read_runs(folders), where))
     return outcome_of(runs, tuple(dict.fromkeys(note for run in runs for note in run.head.get("notes", []))))
+
+
+def _recorded(run: Run, state: "Mapping[str, Tensor]") -> Network | None:
+    """What the module of a run is built from, by its folder and its weights; None for a model of a user's own."""
+    from fedgma.training.models import MODELS, build
+
+    model, shape = str(run.settings.get("model")), tuple(run.head.get("data", {}).get("shape", ()))
+    built_in = str(run.head.get("identity", {}).get("model")).startswith(f"{model}, ")  # else it is a checksum
+    if model not in MODELS or not built_in or not shape:
+        return None
+    *_, bias = build(model, shape, 1, 0).state_dict()  # the last array of each has an entry for each output
+    return Network(model, shape, len(state[bias]), 0)
 
 
 def _summary(outcome: Outcome) -> Table:
