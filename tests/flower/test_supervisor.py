@@ -141,6 +141,15 @@ def test_being_asked_to_stop_stops_everything(stage):
     assert watched.processes["superlink"].poll() is not None
 
 
+def test_nodes_sign_off_at_a_superlink_that_still_runs(stage):
+    """A node that cannot sign off counts as connected for a minute, and is sampled after the next start."""
+    (stage.state / "node").write_text("sign off")
+    one_node = Deployment(**{**vars(stage), "nodes": 1})
+    watched, _, _ = supervised(one_node, ["nothing"], restarts=10**9, stopping=(stage.state / "ready").exists)
+    assert (stage.state / "signed off").exists()
+    assert watched.processes["superlink"].poll() is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -31,12 +31,23 @@ while True:
     time.sleep(60)
 """
 
-# waits, or does as the file `node` says: end at once, or leave a process in a session of its own
+# waits, or does as the file `node` says: end at once, leave a process in a session of its own, or sign off at its end
 NODE = """
-import os, subprocess, sys, time
+import os, signal, socket, subprocess, sys, time
 from pathlib import Path
 plan = Path(os.environ["FLWR_HOME"]).parent / "node"
 order = plan.read_text() if plan.exists() else ""
+def sign_off(*_):
+    time.sleep(0.5)  # as Flower's node, which ends its loop first
+    host, port = sys.argv[sys.argv.index("--superlink") + 1].split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+        plan.with_name("signed off").touch()
+    finally:
+        os._exit(0)
+if order == "sign off":
+    signal.signal(signal.SIGTERM, sign_off)
+    plan.with_name("ready").touch()
 if order == "end":
     raise SystemExit(1)
 if order == "leave":

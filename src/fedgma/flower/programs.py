@@ -13,7 +13,7 @@ from fedgma.flower.deployment import Deployment, private
 COMMAND_TIMEOUT = 300.0  # seconds for one of Flower's commands
 COMMAND_POLL = 0.2  # seconds between looks at whether a stop was requested
 STOP_TIMEOUT = 10.0  # seconds for a process to end after SIGTERM
-GUARD = "guard"
+GUARD, NODE = "guard", "node-"
 
 
 class Programs:
@@ -117,8 +117,14 @@ class Programs:
         return alive
 
     def stop(self) -> list[str]:
-        """Stop all programs, nodes first; kill those that do not end in time, and everything they started."""
-        alive = self.terminate([name for name in reversed(self.processes) if name != GUARD])
+        """Stop all programs; kill those that do not end in time, and everything they started.
+
+        The rest is asked to end after the nodes have: a node signs off at the SuperLink, which otherwise counts it as
+        connected for a minute, also after the next start.
+        """
+        names = [name for name in reversed(self.processes) if name != GUARD]
+        nodes = [name for name in names if name.startswith(NODE)]
+        alive = self.terminate(nodes) + self.terminate([name for name in names if name not in nodes])
         self.end_strays()
         for process in self.processes.values():
             if process.stdin is not None:
