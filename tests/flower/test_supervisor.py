@@ -109,6 +109,41 @@ def test_settings_that_the_app_does_not_have_end_the_run_with_the_reason(stage):
     assert stage.hint("Type mismatch").endswith("pyproject.toml")
 
 
+USING = "Using SuperLink: fedgma (127.0.0.1:8001)\n\n"
+PROJECT = "Invalid Flower App configuration in '/a/pyproject.toml':\n"
+INVALID = {  # answers of Flower's command line, with what is said
+    f"{USING}The provided configuration string is in an invalid format. Ensure": "is in an invalid format. Ensure; cor",
+    f"\n{PROJECT}- x is missing\n\n\nAn object": "'/a/pyproject.toml': - x is missing An object; correct",
+    "\nFailed to load Flower App configuration in '/a/pyproject.toml'. File may be": "File may be; correct --run-con",
+    f"{USING}fab-format-version = 1 requires the license.file": "requires the license.file; correct --run-config, or",
+    f'{USING}The Flower App [project].name "my app" is invalid': '"my app" is invalid; correct --run-config, or',
+    "\nThe value for key slow needs to be of type": "key slow needs to be of type; correct --run-config, or",
+}
+
+
+@pytest.mark.parametrize("answer", INVALID)
+def test_settings_that_flowers_command_line_refuses_are_not_tried_again(stage, answer):
+    with pytest.raises(ConfigError) as refused:
+        supervised(stage, [f"answer {answer}", "done"])
+    assert str(refused.value).startswith("Flower refuses the app's settings: ")
+    assert INVALID[answer] in str(refused.value)
+    assert str(refused.value).endswith(f"or {stage.app / 'pyproject.toml'}")
+
+
+def test_a_superlink_out_of_reach_is_tried_again(stage):
+    watched, messages, code = supervised(stage, [f"answer {USING}Connection to the SuperLink is unavailable.", "done"])
+    assert (code, watched.starts) == (0, 2)
+    assert any("not be submitted: Connection to the SuperLink is unavailable" in text for text in messages)
+
+
+def test_an_app_that_ends_well_and_saves_nothing_is_not_trained_again(stage):
+    with pytest.raises(
+        ConfigError, match=r"saved nothing in \S+run; pass folder=context.run_config\[\"state\"\] to"
+    ) as end:
+        supervised(stage, ["round", "end well", "done"])
+    assert str(stage.folder) in str(end.value)
+
+
 def test_a_deployment_that_starts_no_nodes_says_for_whom_it_waits(stage):
     _, messages, _ = supervised(stage, ["round", "done"])
     waits = [text for text in messages if text.startswith("no nodes are started here")]
@@ -141,8 +176,10 @@ def test_being_asked_to_stop_stops_everything(stage):
     assert watched.processes["superlink"].poll() is not None
 
 
-def test_nodes_sign_off_at_a_superlink_that_still_runs(stage):
-    """A node that cannot sign off counts as connected for a minute, and is sampled after the next start."""
+def test_nodes_sign_off_at_a_superlink_that_still_runs_after_the_app_has_ended(stage):
+    """A node that cannot sign off counts as connected for a minute; an app that runs would save a round without it."""
+    (stage.state / "superlink").mkdir()
+    (stage.state / "superlink" / "flwr-serverapp").write_text("import time; time.sleep(3600)")
     (stage.state / "node").write_text("sign off")
     one_node = Deployment(**{**vars(stage), "nodes": 1})
     watched, _, _ = supervised(one_node, ["nothing"], restarts=10**9, stopping=(stage.state / "ready").exists)

@@ -16,9 +16,10 @@ from fedgma.flower import deployment, programs, supervisor
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.supervisor import Supervisor
 
-# answers at the fleet's port until it is ended; does not start with an empty database or a file `occupied`
+# answers at the fleet's port until it is ended; does not start with an empty database or a file `occupied`; starts the
+# server app if there is one
 SUPERLINK = """
-import socket, sys, time
+import socket, subprocess, sys, time
 from pathlib import Path
 database = Path(sys.argv[sys.argv.index("--database") + 1])
 if database.exists() and database.read_bytes() == b"":
@@ -27,6 +28,9 @@ if database.with_name("occupied").exists():
     raise SystemExit(98)
 host, port = sys.argv[sys.argv.index("--fleet") + 1].split(":")
 door = socket.create_server((host, int(port)), reuse_port=True)
+app = database.with_name("flwr-serverapp")
+if app.exists():
+    app.with_name("app").write_text(str(subprocess.Popen([sys.executable, str(app)]).pid))
 while True:
     time.sleep(60)
 """
@@ -42,7 +46,9 @@ def sign_off(*_):
     host, port = sys.argv[sys.argv.index("--superlink") + 1].split(":")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
-        plan.with_name("signed off").touch()
+        app = Path("/proc", (plan.parent / "superlink" / "app").read_text(), "cmdline")
+        if not app.exists() or not app.read_bytes():  # a process that has ended has no words
+            plan.with_name("signed off").touch()
     finally:
         os._exit(0)
 if order == "sign off":
@@ -65,6 +71,7 @@ if sys.argv[1] == "log":
     raise SystemExit
 if sys.argv[1] == "ls":
     status = "running" if "--run-id" not in sys.argv and (home / "unfinished").exists() else "finished:failed"
+    status = "finished:completed" if (home / "completed").exists() else status
     print(json.dumps({"runs": [{"run-id": "5", "status": status}]}))
     raise SystemExit
 if sys.argv[1] == "stop":
@@ -95,10 +102,14 @@ if step == "done":
     (run / "done").write_text(json.dumps({"rounds": count}))
 if step == "give up":
     (run / "failed").write_text(json.dumps({"exit_code": 4, "message": "too few clients"}))
+if step == "end well":
+    (home / "completed").touch()
 if step == "bad config":
     with (run.parent / "logs" / "superlink.log").open("a") as stream:
         stream.write("ERROR: Could not start run: Key 'tua' is not present\\n")
 answers = {"refuse": "no", "bad config": "Using SuperLink: fedgma\\n\\n[code: 15] Invalid run configuration."}
+if step.startswith("answer "):
+    answers[step] = step.removeprefix("answer ")
 print(json.dumps({"run-id": None if step in answers else str(count + 7), "error-message": answers.get(step)}))
 """
 

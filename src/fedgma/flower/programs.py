@@ -119,9 +119,11 @@ class Programs:
     def stop(self) -> list[str]:
         """Stop all programs; kill those that do not end in time, and everything they started.
 
-        The rest is asked to end after the nodes have: a node signs off at the SuperLink, which otherwise counts it as
-        connected for a minute, also after the next start.
+        The server app ends first: it would count nodes that sign off as failed, and save a round without them. The rest
+        is asked to end after the nodes have: a node signs off at the SuperLink, which otherwise counts it as connected
+        for a minute, also after the next start.
         """
+        processes.end(self.deployment.state, home="superlink", program="flwr-serverapp")
         names = [name for name in reversed(self.processes) if name != GUARD]
         nodes = [name for name in names if name.startswith(NODE)]
         alive = self.terminate(nodes) + self.terminate([name for name in names if name not in nodes])

@@ -27,6 +27,7 @@ from fedgma.flower.deployment import Deployment
 from fedgma.flower.journal import Journal
 from fedgma.flower.programs import Programs
 from fedgma.flower.status import left_out
+from fedgma.flower.submission import saved_nothing, why_not
 from fedgma.flower.superlink import OCCUPIED
 from fedgma.records.checkpoints import written_to
 from fedgma.records.reader import read_lines
@@ -37,7 +38,7 @@ STATUS_INTERVAL = 20.0  # seconds between status requests, each a process; 15 ti
 START_TIMEOUT = 300.0  # seconds for a SuperLink to accept connections
 PAUSE = 0.5  # seconds before a restart without a round in between; twice as long before every further one
 MARGIN = 0.5  # seconds after which a node is started that had to wait
-BAD_CONFIG = "[code: 15]"  # of Flower's answers: the settings are wrong, and would be at every start
+COMPLETED = "finished:completed"  # Flower's status of a run whose app ended without an error
 LEAST_FREE, LOW_FREE = 64 * 2**20, 2**30  # bytes of disk without which nothing is started; with which it is reported
 
 Marks = dict[str, tuple[int, int]]
@@ -60,6 +61,7 @@ class Supervisor:
         self.starts = 0  # number of times the app was submitted
         self._run = ""
         self._before: Marks = {}  # marks that were there when the app was submitted
+        self._rounds_before = 0  # rounds that were saved then
         self._status_checked = 0.0
         self._registered: set[Path] = set()  # keys that the SuperLink's database has
         self._node_failures: dict[str, int] = {}  # since the last completed round
@@ -139,13 +141,10 @@ class Supervisor:
             self._end_earlier_runs()
         for number in range(self.deployment.nodes):
             self._start_node(number)
-        self.starts, self._before = self.starts + 1, self._marks()
+        self.starts, self._before, self._rounds_before = self.starts + 1, self._marks(), self._rounds()
         answer = self.programs.command(self.deployment.submit())
         if not answer.get("run-id"):
-            lines = str(answer.get("error-message", "")).strip().splitlines() or ["no answer"]
-            if lines[-1].startswith(BAD_CONFIG):
-                raise ConfigError(f"Flower refuses the app's settings: {self._refused_setting() or lines[-1]}")
-            return f"the app could not be submitted: {lines[-1]}"
+            return f"the app could not be submitted: {why_not(answer, self.deployment)}"
         self._run, self._status_checked = str(answer["run-id"]), time.monotonic()
         self.say(f"run {self._run} submitted after {self._rounds()} completed rounds")
         if not self.deployment.nodes and self.starts == 1:
@@ -153,12 +152,6 @@ class Supervisor:
                 f"no nodes are started here; the run waits for nodes at {self.deployment.address}, or add --nodes 5"
             )
         return None
-
-    def _refused_setting(self) -> str:
-        """What the SuperLink says against the app's settings; Flower's command line does not tell."""
-        lines = (self.deployment.state / "logs" / "superlink.log").read_text(errors="replace").splitlines()
-        reasons = [found[1] for line in lines if (found := re.search(r"Could not start run: (.{1,200})", line))]
-        return f"{reasons[-1].strip()}{self.deployment.hint(reasons[-1])}" if reasons else ""
 
     def _end_earlier_runs(self) -> None:
         """Stop runs that Flower would start or continue beside the new one, and end their processes.
@@ -309,7 +302,7 @@ class Supervisor:
             self._restart_nodes()
             app_lives = bool(processes.find(self.deployment.state, home="superlink", program="flwr-serverapp"))
             if app_seen and not app_lives:
-                return None if self._new_marks() else self._with_reason("the server app died")
+                return None if self._new_marks() else self._with_reason(self._ended() or "the server app died")
             app_seen = app_seen or app_lives
             interval = STATUS_INTERVAL if not app_lives else 15 * STATUS_INTERVAL
             if time.monotonic() - self._status_checked > interval and (ending := self._ended()) is not None:
@@ -318,7 +311,9 @@ class Supervisor:
         return None
 
     def _ended(self) -> str | None:
-        """How the run ended according to the SuperLink; None while it is running."""
+        """How the run ended according to the SuperLink; None while it is running, or without a SuperLink."""
+        if not self.programs.is_alive("superlink"):
+            return None
         self._status_checked = time.monotonic()
         runs = self.programs.command(self.deployment.status(self._run)).get("runs") or [{}]
         status = str(runs[0].get("status", ""))
@@ -328,6 +323,8 @@ class Supervisor:
         """A problem and the error that ended the app; raises it if it is one of settings, which no restart mends."""
         if not self.programs.is_alive("superlink"):
             return problem
+        if COMPLETED in problem and self._rounds() == self._rounds_before:
+            raise saved_nothing(self.deployment.folder)
         printed = self.programs.text(self.deployment.log(self._run))
         errors = re.findall(r"^([\w.]+(?:Error|Exception)): ?(.*)$", printed, re.MULTILINE)
         if not errors:
