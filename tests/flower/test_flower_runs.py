@@ -355,6 +355,37 @@ def test_a_run_whose_rounds_all_fail_ends_with_the_reason(tmp_path):
     assert json.loads((tmp_path / "failed").read_text())["exit_code"] == 4
 
 
+def wrong(node, message):
+    """A reply that cannot be read, one that the gate refuses, one that failed, and none."""
+    arrays = {"w": np.full(6, np.nan, np.float32), "steps": np.array(1)}
+    if node == 1:
+        arrays["w"] = np.ones(6)
+    if node == 3:
+        return Message(error=failure(node, "disk gone").error, reply_to=message)
+    return None if node == 4 else Message(content=reply(node, arrays).content, reply_to=message)
+
+
+def test_the_reasons_for_a_round_without_valid_replies_are_said(tmp_path):
+    with pytest.raises(fedgma.NotEnoughClients) as end:
+        play(1, tmp_path, wrong, ids=(1, 2, 3, 4), retries=0, min_available_nodes=4)
+    assert str(end.value) == (
+        "no valid update to average: 2 refused (dtype, nonfinite), the first, of node 1: 'w' must be float32, "
+        "got float64; Gate(cast=True) accepts it; 1 failed, the first, node 3: disk gone; "
+        "1 late (no reply in time): node 4"
+    )
+    assert json.loads((tmp_path / "failed").read_text())["message"] == str(end.value)
+
+
+def test_failed_and_late_nodes_are_named(tmp_path, caplog):
+    def answer(node, message):
+        return trained(node, message) if node < 3 else wrong(node, message)
+
+    play(1, tmp_path, answer, ids=(1, 2, 3, 4), min_available_nodes=4)
+    line = newest_lines(tmp_path)[0]
+    assert (line["refused"], line["failed"], line["late"]) == ([], [3], [4])
+    assert "1 replies did not arrive within 1 s; continuing without node 4" in caplog.text
+
+
 def test_every_round_needs_a_quorum():
     def one_of_three(node, message):
         return trained(node, message) if node == 1 else Message(error=failure(node).error, reply_to=message)

@@ -14,7 +14,7 @@ from fedgma.errors import ConfigError
 from fedgma.flower.certificates import as_pem
 from fedgma.flower.database import nodes, printed
 from fedgma.flower.journal import Journal
-from fedgma.flower.status import in_words, status_of
+from fedgma.flower.status import in_words, left_out, status_of
 from fedgma.flower.supervisor import Supervisor
 from flower_stage import held_port, set_stage, supervised
 
@@ -80,12 +80,18 @@ def test_nodes_are_told_by_the_names_of_their_keys(stage):
     supervised(stage, ["round", "done"])
     here = time.time() + 1e6
     write_database(stage.database, (-1, b"a", "online", "node0", here), (5, b"b", "offline", "node1", 0.0)).close()
-    line = {"round": 1, "train": {"gma-late": 1}, "refused": [{"client": 2**64 - 1, "reason": "nonfinite"}]}
+    refused = [{"client": 2**64 - 1, "reason": "nonfinite"}]
+    line = {"round": 1, "train": {"gma-late": 1, "gma-failed": 1}, "refused": refused, "failed": [7], "late": [5]}
     (stage.folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
     found = status_of(stage.state)
-    assert found.left_out == ["node 18446744073709551615 (node0) refused (nonfinite)", "1 late"]
+    lost = ["node 7 failed", "node 5 (node1) late"]
+    assert found.left_out == ["node 18446744073709551615 (node0) refused (nonfinite)", *lost]
     assert found.absent == ["node0", "node1"]  # no SuperLink runs
     assert Supervisor(stage)._losses() == f" without: {', '.join(found.left_out)}"
+
+
+def test_a_round_of_before_nodes_were_named_has_their_number():
+    assert left_out({"round": 1, "train": {"gma-late": 2, "gma-failed": 0}}, {}) == ["2 late"]
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

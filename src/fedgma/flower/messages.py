@@ -12,6 +12,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgma.errors import NotEnoughClients
+from fedgma.flower.losses import listed
 from fedgma.flower.replies import shorten
 from fedgma.seeds import generator
 
@@ -41,7 +42,8 @@ def send_and_receive(grid: Grid, messages: Iterable[Message], timeout: float) ->
         if waiting:
             time.sleep(PAUSE)
     if waiting:
-        log(WARNING, "%d replies did not arrive within %g s; continuing without them", len(waiting), timeout)
+        late = listed(tuple(message.metadata.dst_node_id for message in waiting.values()))
+        log(WARNING, "%d replies did not arrive within %g s; continuing without %s", len(waiting), timeout, late)
 
 
 def _pull(grid: Grid, message_id: str, message: Message) -> Message | None:

@@ -8,7 +8,7 @@ of your own or fewer rounds than it already has are refused.
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +19,9 @@ from flwr.app import MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
 
-from fedgma.aggregation.gate import Refusal
 from fedgma.aggregation.server import MaskedServer, unpack_state
 from fedgma.errors import ConfigError, FedgmaError, IntegrityError
+from fedgma.flower.losses import Losses
 from fedgma.records.checkpoints import checkpoint_rounds, digest, write_atomic, written_to
 from fedgma.records.code import own_code
 from fedgma.records.lookup import FAILED, INITIAL, RULE
@@ -29,6 +29,7 @@ from fedgma.records.reader import complete_lines, is_done, read_content, read_he
 from fedgma.records.writer import RunFolder, dump, is_running
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # whose compiler the checksum of code depends on
+NONE = Losses()
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
 
 
@@ -146,14 +147,13 @@ class SavedRun:
         round: int,
         state: Mapping[str, np.ndarray],
         metrics: Mapping[str, MetricRecord | None],
-        refused: Iterable[Refusal] = (),
+        losses: Losses = NONE,
     ) -> None:
         """Publish a round: nothing up to here can be lost any more."""
         if self._folder is not None:
             (self._folder.path / "done").unlink(missing_ok=True)  # a finished run that is given more rounds
             plain = {name: None if record is None else dict(record) for name, record in metrics.items()}
-            left_out = [refusal._asdict() for refusal in refused]
-            self._folder.append({"round": round, **plain, "refused": left_out})
+            self._folder.append({"round": round, **plain, **losses.record()})
             self._folder.checkpoint(round, state)
 
     def finish(self, rounds: int, params: Mapping[str, np.ndarray]) -> None:

@@ -99,8 +99,11 @@ def left_out(line: Mapping[str, Any], names: Mapping[int, str]) -> list[str]:
     refused = line.get("refused", [])
     losses = [f"node {_named(refusal['client'], names)} refused ({refusal['reason']})" for refusal in refused]
     for name in ("failed", "late"):
-        if (count := (line.get("train") or {}).get(f"gma-{name}")) is not None and count > 0:
-            losses.append(f"{count} {name}")
+        nodes = line.get(name)
+        if isinstance(nodes, list):
+            losses += [f"node {_named(node, names)} {name}" for node in nodes]
+        elif (count := (line.get("train") or {}).get(f"gma-{name}")) is not None and count > 0:
+            losses.append(f"{count} {name}")  # of a folder from before nodes were named
     return losses
 
 

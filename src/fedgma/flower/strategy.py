@@ -31,6 +31,7 @@ from fedgma.aggregation.own import AnyRule
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Params
 from fedgma.errors import ConfigError, FedgmaError
+from fedgma.flower.losses import Losses
 from fedgma.flower.messages import Roster, sample, send_and_receive
 from fedgma.flower.options import check_options, rule_of
 from fedgma.flower.replies import read_metrics, read_reply, shorten
@@ -92,7 +93,7 @@ class Masked(FedAvg):
         self._sent: Params = {}  # what nodes start from: the same, or ahead of it
         self._sampled: tuple[int, ...] = ()
         self._error: FedgmaError | None = None  # why the latest round left the model unchanged
-        self._refused: tuple[Refusal, ...] = ()  # in the latest round
+        self._losses = Losses()  # of the latest round
 
     def summary(self) -> None:
         """Log the rule and the server optimiser, then Flower's summary."""
@@ -132,24 +133,26 @@ class Masked(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the replies and step; returns None, which keeps the model, if the round failed."""
         contents: dict[int, RecordDict] = {}
-        failed: set[int] = set()
+        failed: dict[int, str] = {}
         unreadable: list[Refusal] = []
         updates = self._updates(replies, contents, failed, unreadable)
         step = self.server.step(self._model, updates, self._sampled)
-        self._error, self._refused = step.error, (*unreadable, *step.refused)
-        for refusal in self._refused:
+        refused = (*unreadable, *step.refused)
+        for refusal in refused:
             log(WARNING, "aggregate_train: node %s left out (%s): %s", *refusal)
         for capped in step.capped:
             log(WARNING, "aggregate_train: node %s has weight %g, which share_cap cuts to %g", *capped)
+        left_out = {refusal.client for refusal in refused if refusal.reason != "duplicate"}
+        counted = [content for node, content in contents.items() if node not in left_out]
+        late = tuple(sorted(set(self._sampled) - contents.keys() - failed.keys() - left_out))
+        self._losses = Losses(refused, failed, late)
         if step.params is None:
-            log(WARNING, "aggregate_train: round %s leaves the model unchanged: %s", server_round, step.error)
+            assert step.error is not None
+            self._error = self._losses.explain(step.error, len(counted), self.server.quorum)
+            log(WARNING, "aggregate_train: round %s leaves the model unchanged: %s", server_round, self._error)
             return None, None
-        refused = {refusal.client for refusal in self._refused if refusal.reason != "duplicate"}
-        counted = [content for node, content in contents.items() if node not in refused]
         metrics = self._combine_metrics(self.train_metrics_aggr_fn, counted)
-        silent = set(self._sampled) - contents.keys() - failed - refused
-        counts = {"gma-refused": len(self._refused), "gma-failed": len(failed), "gma-late": len(silent)}
-        counts["gma-capped"] = len(step.capped)
+        counts = {"gma-refused": len(refused), "gma-failed": len(failed), "gma-late": len(late)}
         metrics.update({**step.statistics, **counts})
         return to_record({name: step.params[name] for name in self._sent}), metrics
 
@@ -210,7 +213,7 @@ class Masked(FedAvg):
                 _add_metrics(result.evaluate_metrics_clientapp, server_round, evaluate_metrics)
                 _add_metrics(result.evaluate_metrics_serverapp, server_round, server_metrics)
                 metrics = {"train": train_metrics, "evaluate": evaluate_metrics, "server": server_metrics}
-                saved.save(server_round, pack_state(self.server, _to_arrays(arrays)), metrics, self._refused)
+                saved.save(server_round, pack_state(self.server, _to_arrays(arrays)), metrics, self._losses)
                 log(INFO, "round %d took %.1f s: %s", server_round, time.monotonic() - began, dict(train_metrics or {}))
             saved.finish(num_rounds, _to_arrays(shown))
         result.arrays = shown
@@ -247,15 +250,15 @@ class Masked(FedAvg):
         self,
         replies: Iterable[Message],
         contents: dict[int, RecordDict],
-        failed: set[int],
+        failed: dict[int, str],
         unreadable: list[Refusal],
     ) -> Iterator[Reply]:
         """Yield replies for the tally; collects their other records, the failed nodes and the unreadable replies."""
         for message in replies:
             node = int(message.metadata.src_node_id)
             if message.has_error():
-                log(WARNING, "aggregate_train: node %s failed: %s", node, shorten(message.error.reason))
-                failed.add(node)
+                failed[node] = shorten(message.error.reason)
+                log(WARNING, "aggregate_train: node %s failed: %s", node, failed[node])
                 continue
             answer = read_reply(message, self._sent, self.weighted_by_key, cast=self.server.gate.cast)
             if isinstance(answer, Refusal):
