@@ -175,3 +175,58 @@ def test_tau_beside_an_aggregator_is_refused_since_it_would_have_no_effect(strat
 def test_options_of_another_strategy_are_refused_with_what_takes_their_place(strategy, options, said):
     with pytest.raises(fedgma.ConfigError, match=said):
         strategy(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"retries": -1}, "retries must be a whole number of at least 0, got -1"),
+        ({"retries": "3"}, "retries must be a whole number of at least 0, got '3'"),
+        ({"wait": "3"}, "wait must be a number, at least 0, got '3'"),
+        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
+        ({"share_cap": "0.6"}, "share_cap must be a number, from 0.5 to 1, got '0.6'"),
+        ({"fraction_train": "0.5"}, "fraction_train must be a number, from 0 to 1, got '0.5'"),
+        ({"fraction_evaluate": 1.5}, "fraction_evaluate must be from 0 to 1, got 1.5"),
+        ({"min_train_nodes": None}, "min_train_nodes must be a whole number of at least 0, got None"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(options, said):
+    with pytest.raises(fedgma.ConfigError) as refused:
+        Masked(**options)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"num_rounds": 0}, "num_rounds must be a whole number of at least 1, got 0"),
+        ({"num_rounds": -1}, "num_rounds must be a whole number of at least 1, got -1"),
+        ({"num_rounds": 2.0}, "num_rounds must be a whole number of at least 1, got 2.0"),
+        ({"timeout": None}, "timeout must be a number of seconds, got None; for no limit pass math.inf"),
+        ({"timeout": "9"}, "timeout must be a number, at least 0, got '9'"),
+        ({"folder": 3}, "folder must be a path or None, got 3"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_before_anything_is_written(tmp_path, arguments, said):
+    with pytest.raises(fedgma.ConfigError) as refused:
+        Masked().start(Nodes([1, 2]), record(START), **{"folder": tmp_path / "run", **arguments})
+    assert str(refused.value) == said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_folder_that_is_a_file_is_refused(tmp_path, below):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(fedgma.ConfigError, match=r"but '\S+file' is a file; give another path"):
+        Masked().start(Nodes([1, 2]), record(START), folder=tmp_path / "file" / below)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("returned", [None, {"loss": 1.0}, 0.5])
+def test_a_metrics_function_that_returns_something_else_costs_no_round(returned, caplog):
+    strategy = Masked(train_metrics_aggr_fn=lambda contents, key: returned)
+    after, metrics = played(strategy, GOOD)
+    np.testing.assert_array_equal(after["w"], played(Masked(), GOOD)[0]["w"])
+    assert metrics["gma-clients"] == 3
+    assert "loss" not in metrics
+    assert f"must return a MetricRecord, got {type(returned).__name__}" in caplog.text

@@ -30,7 +30,8 @@ from fedgma.aggregation.optimizers import ServerOptimizer, as_optimizer
 from fedgma.aggregation.own import AnyRule
 from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Params
-from fedgma.errors import ConfigError, FedgmaError
+from fedgma.errors import FedgmaError
+from fedgma.flower.arguments import check_start, check_strategy
 from fedgma.flower.losses import Losses
 from fedgma.flower.messages import Roster, sample, send_and_receive
 from fedgma.flower.options import check_options, rule_of
@@ -80,13 +81,11 @@ class Masked(FedAvg):
         **flower_options: Any,
     ) -> None:
         check_options(flower_options, Masked)
+        check_strategy({**flower_options, "retries": retries, "seed": seed, "wait": wait, "share_cap": share_cap})
         super().__init__(**flower_options)
         rule = rule_of(tau, aggregator)
         server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self.server = replace(server, lookahead=lookahead)
-        for name in ("fraction_train", "fraction_evaluate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
         self.seed, self.wait, self.retries = seed, wait, retries
         self.roster = Roster(identity)
         self._model: Params = {}  # the global model of the current round
@@ -153,6 +152,7 @@ class Masked(FedAvg):
             return None, None
         metrics = self._combine_metrics(self.train_metrics_aggr_fn, counted)
         counts = {"gma-refused": len(refused), "gma-failed": len(failed), "gma-late": len(late)}
+        counts["gma-capped"] = len(step.capped)
         metrics.update({**step.statistics, **counts})
         return to_record({name: step.params[name] for name in self._sent}), metrics
 
@@ -192,6 +192,7 @@ class Masked(FedAvg):
         the optimiser keeps an average of models (`fedgma.averaged`), nodes train the model, and the average is what is
         evaluated and returned.
         """
+        check_start(num_rounds, timeout, folder)
         log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
         self.summary()
         first = {name: array.numpy() for name, array in initial_arrays.items()}
@@ -273,7 +274,10 @@ class Masked(FedAvg):
         usual = max(kinds, key=kinds.count, default=None)
         alike = [content for content, kind in zip(contents, kinds, strict=True) if kind == usual]
         try:
-            return combine(alike, self.weighted_by_key) if alike else MetricRecord()
+            combined = combine(alike, self.weighted_by_key) if alike else MetricRecord()
+            if not isinstance(combined, MetricRecord):
+                raise TypeError(f"their function must return a MetricRecord, got {type(combined).__name__}")
+            return combined
         except Exception as error:  # the user's function, or a node's numbers in Flower's
             log(WARNING, "the nodes' metrics cannot be combined and are left out: %s", shorten(error))
             return MetricRecord()
