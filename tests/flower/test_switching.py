@@ -84,3 +84,22 @@ def test_the_plain_mean_has_the_numbers_of_flowers_strategy(theirs, ours, option
 )
 def test_flowers_adaptive_servers_begin_their_moments_otherwise(theirs, ours):
     assert np.abs(model_of(plain(ours)) - model_of(theirs)).max() > 1e-4
+
+
+def test_one_node_with_most_of_the_samples_has_fedavgs_numbers_without_share_cap():
+    def heavy(node, message):
+        reply = answer(node, message)
+        reply.content["metrics"]["num-examples"] = 10 if node == 1 else 90
+        return reply
+
+    def played(strategy):
+        start = record({"w": np.zeros(5, np.float32)})
+        strategy.fraction_evaluate = 0.0
+        return strategy.start(grid=Grid([1, 2], heavy), initial_arrays=start, num_rounds=1)
+
+    flowers = played(FedAvg()).arrays["w"].numpy()
+    uncapped, capped = played(Masked(aggregator=fedgma.mean(), share_cap=None)), played(plain())
+    np.testing.assert_allclose(uncapped.arrays["w"].numpy(), flowers, rtol=1e-6)
+    assert uncapped.train_metrics_clientapp[1]["gma-capped"] == 0
+    assert capped.train_metrics_clientapp[1]["gma-capped"] == 1
+    assert np.abs(capped.arrays["w"].numpy() - flowers).max() > 1e-3
