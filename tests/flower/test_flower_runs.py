@@ -79,6 +79,21 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, after):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
+def test_a_resumed_run_returns_the_metrics_of_the_initial_model_and_those_that_are_not_finite(tmp_path):
+    def evaluate(round_, arrays):
+        worst = [np.inf, float(round_)]
+        return MetricRecord({"accuracy": 0.1 * round_, "worst": np.inf, "least": -np.inf, "all": worst})
+
+    def start(rounds, answer):
+        options = {"evaluate_fn": evaluate, "folder": tmp_path}
+        return strategy().start(Nodes((1, 2, 3), answer), record(START), rounds, **options)
+
+    first = start(2, trained).evaluate_metrics_serverapp
+    assert sorted(first) == [0, 1, 2]
+    assert start(2, None).evaluate_metrics_serverapp == first  # nobody is asked
+    assert {round_: start(3, trained).evaluate_metrics_serverapp[round_] for round_ in first} == first
+
+
 def test_without_a_folder_the_same_rounds_are_run(tmp_path):
     assert_same(play(3), play(3, tmp_path))
 

@@ -6,6 +6,7 @@ of your own or fewer rounds than it already has are refused.
 """
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from fedgma.records.writer import RunFolder, dump, is_running
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # whose compiler the checksum of code depends on
 NONE = Losses()
+BEFORE = "before"  # name of the initial model's metrics in the line of round 1
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
 
 
@@ -137,6 +139,8 @@ class SavedRun:
             "server": result.evaluate_metrics_serverapp,
         }
         for line in read_lines(self._folder.path):
+            if (metrics := _read_metrics(line.get(BEFORE))) is not None:
+                result.evaluate_metrics_serverapp[0] = metrics
             for name, history in histories.items():
                 if (metrics := _read_metrics(line.get(name))) is not None:
                     history[line["round"]] = metrics
@@ -152,7 +156,7 @@ class SavedRun:
         """Publish a round: nothing up to here can be lost any more."""
         if self._folder is not None:
             (self._folder.path / "done").unlink(missing_ok=True)  # a finished run that is given more rounds
-            plain = {name: None if record is None else dict(record) for name, record in metrics.items()}
+            plain = {name: None if record is None else _written(dict(record)) for name, record in metrics.items()}
             self._folder.append({"round": round, **plain, **losses.record()})
             self._folder.checkpoint(round, state)
 
@@ -179,8 +183,23 @@ def _read_metrics(recorded: Any) -> MetricRecord | None:
         return None
 
 
+def _written(value: Any) -> Any:
+    """Metrics as JSON has them: infinities are texts, and NaN is written as null.
+
+    >>> _written({"worst": math.inf, "losses": [1.0, -math.inf]})
+    {'worst': 'inf', 'losses': [1.0, '-inf']}
+    """
+    if isinstance(value, dict):
+        return {name: _written(number) for name, number in value.items()}
+    if isinstance(value, list):
+        return [_written(number) for number in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
 def _number(value: Any) -> Any:
-    """JSON has no NaN: it was written as null."""
+    """A number as it was before it was written."""
     if isinstance(value, list):
         return [_number(number) for number in value]
+    if value in ("inf", "-inf"):
+        return float(value)
     return float("nan") if value is None else value

@@ -36,7 +36,7 @@ from fedgma.flower.losses import Losses
 from fedgma.flower.messages import Roster, sample, send_and_receive
 from fedgma.flower.options import check_options, rule_of
 from fedgma.flower.replies import read_metrics, read_reply, shorten
-from fedgma.flower.resume import SavedRun
+from fedgma.flower.resume import BEFORE, SavedRun
 
 FLOWER_SETTINGS = (
     "fraction_train",
@@ -214,6 +214,8 @@ class Masked(FedAvg):
                 _add_metrics(result.evaluate_metrics_clientapp, server_round, evaluate_metrics)
                 _add_metrics(result.evaluate_metrics_serverapp, server_round, server_metrics)
                 metrics = {"train": train_metrics, "evaluate": evaluate_metrics, "server": server_metrics}
+                if server_round == 1 and 0 in result.evaluate_metrics_serverapp:
+                    metrics[BEFORE] = result.evaluate_metrics_serverapp[0]
                 saved.save(server_round, pack_state(self.server, _to_arrays(arrays)), metrics, self._losses)
                 log(INFO, "round %d took %.1f s: %s", server_round, time.monotonic() - began, dict(train_metrics or {}))
             saved.finish(num_rounds, _to_arrays(shown))
