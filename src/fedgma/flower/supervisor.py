@@ -302,13 +302,18 @@ class Supervisor:
             self._restart_nodes()
             app_lives = bool(processes.find(self.deployment.state, home="superlink", program="flwr-serverapp"))
             if app_seen and not app_lives:
-                return None if self._new_marks() else self._with_reason(self._ended() or "the server app died")
+                return None if self._new_marks() else self._with_reason(self._gone())
             app_seen = app_seen or app_lives
             interval = STATUS_INTERVAL if not app_lives else 15 * STATUS_INTERVAL
             if time.monotonic() - self._status_checked > interval and (ending := self._ended()) is not None:
                 return None if self._new_marks() else self._with_reason(ending)
             time.sleep(POLL_INTERVAL)
         return None
+
+    def _gone(self) -> str:
+        """What happened to an app whose process is gone: it may have ended without an error."""
+        ending = self._ended()
+        return ending if ending is not None and COMPLETED in ending else "the server app died"
 
     def _ended(self) -> str | None:
         """How the run ended according to the SuperLink; None while it is running, or without a SuperLink."""
