@@ -11,7 +11,7 @@ import pytest
 
 from certificates import write_certificates
 from fedgma.errors import ConfigError, FedgmaError, InUseError
-from fedgma.flower import supervisor
+from fedgma.flower import processes, supervisor
 from fedgma.flower.deployment import Deployment
 from fedgma.flower.supervisor import Supervisor
 from fedgma.records.writer import RunFolder
@@ -107,6 +107,24 @@ def test_settings_that_the_app_does_not_have_end_the_run_with_the_reason(stage):
     assert stage.hint("Key 'partition.clients' is not present") == "; did you mean 'run.partition.clients'?"
     assert stage.hint("Key 'stade' is not present") == "; did you mean 'state'?"
     assert stage.hint("Type mismatch").endswith("pyproject.toml")
+
+
+def test_the_end_of_an_app_whose_process_is_gone_is_asked_for(stage, monkeypatch):
+    monkeypatch.setattr(supervisor, "STATUS_INTERVAL", 1e9)  # its end is seen
+    home, find = stage.state / "superlink", processes.find
+    home.mkdir()
+    waiting = "while not Path(__file__).with_name('seen').exists(): time.sleep(0.01)"
+    (home / "flwr-serverapp").write_text(f"import time\nfrom pathlib import Path\n{waiting}\n")
+
+    def seeing(*places, **expected):
+        actual = find(*places, **expected)
+        if actual and "program" in expected:
+            (home / "seen").touch()
+        return actual
+
+    monkeypatch.setattr(processes, "find", seeing)
+    with pytest.raises(ConfigError, match="the app ended without an error but saved nothing"):
+        supervised(stage, ["end well", "done"])
 
 
 USING = "Using SuperLink: fedgma (127.0.0.1:8001)\n\n"
