@@ -128,7 +128,7 @@ def numbers(task: Task, columns: Columns, sums: tallies.Sums, merged: tallies.Me
     """
     trained = sums.metrics / sums.weight.clamp(min=1)[:, None]
     scored = figures(task, columns, trained[:, 0], trained[:, 1:])
-    scored = torch.where(sums.clients[:, None] > 0, scored, torch.nan)
+    scored = scored.masked_fill(sums.clients[:, None] == 0, torch.nan)
     mask = torch.ones_like(sums.weight) if merged.mask is None else merged.mask.mean(1)
     agreement = _vote_sizes(sums) / (sums.votes.shape[1] * sums.clients.clamp(min=1))
     parts = (sums.clients[:, None].double(), sums.weight[:, None], mask[:, None].double(), agreement[:, None].double())
