@@ -133,7 +133,9 @@ def test_odd_limits_of_a_gate_are_refused(options):
         Gate(**options)
 
 
-@pytest.mark.parametrize("options", [{"norm_factor": "10"}, {"norm_factor": 0}, {"quorum": 1.5}, {"quorum": True}])
+@pytest.mark.parametrize(
+    "options", [{"norm_factor": "10"}, {"norm_factor": 0}, {"quorum": 1.5}, {"quorum": True}, {"share_cap": "0.6"}]
+)
 def test_odd_limits_of_a_server_are_refused(options):
     with pytest.raises(fedgma.ConfigError):
         MaskedServer(**options)

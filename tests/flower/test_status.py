@@ -87,7 +87,7 @@ def test_nodes_are_told_by_the_names_of_their_keys(stage):
     lost = ["node 7 failed", "node 5 (node1) late"]
     assert found.left_out == ["node 18446744073709551615 (node0) refused (nonfinite)", *lost]
     assert found.absent == ["node0", "node1"]  # no SuperLink runs
-    assert Supervisor(stage)._losses() == f" without: {', '.join(found.left_out)}"
+    assert Supervisor(stage)._without() == f" without: {', '.join(found.left_out)}"
 
 
 def test_a_round_of_before_nodes_were_named_has_their_number():

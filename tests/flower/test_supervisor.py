@@ -69,7 +69,7 @@ def test_a_round_is_reported_with_its_missing_nodes(stage):
     stage.folder.mkdir()
     line = {"round": 1, "train": {"gma-failed": 0, "gma-late": 2}, "refused": [{"client": 9, "reason": "nonfinite"}]}
     (stage.folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
-    assert Supervisor(stage)._losses() == " without: node 9 refused (nonfinite), 2 late"
+    assert Supervisor(stage)._without() == " without: node 9 refused (nonfinite), 2 late"
 
 
 def test_an_older_end_file_is_ignored(stage):

@@ -77,7 +77,8 @@ class MaskedServer:
             raise ConfigError(f"a lookahead needs the server optimiser momentum, got {self.optimizer.name!r}")
         if self.rule.space is not None and "average" in self.optimizer.settings:
             raise ConfigError(f"an average of models needs a rule over the model's own arrays, got {self.rule.name!r}")
-        if self.share_cap is not None and not 0.5 <= self.share_cap < 1:
+        number = isinstance(self.share_cap, int | float) and not isinstance(self.share_cap, bool)
+        if self.share_cap is not None and not (number and 0.5 <= self.share_cap < 1):
             raise ConfigError(f"share_cap must be at least 0.5 and below 1, or None for no cap, got {self.share_cap!r}")
 
     @property

@@ -12,7 +12,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgma.errors import NotEnoughClients
-from fedgma.flower.losses import listed
+from fedgma.flower.left_out import listed
 from fedgma.flower.replies import shorten
 from fedgma.seeds import generator
 

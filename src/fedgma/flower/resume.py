@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result
 
 from fedgma.aggregation.server import MaskedServer, unpack_state
 from fedgma.errors import ConfigError, FedgmaError, IntegrityError
-from fedgma.flower.losses import Losses
+from fedgma.flower.left_out import LeftOut
 from fedgma.records.checkpoints import checkpoint_rounds, digest, write_atomic, written_to
 from fedgma.records.code import own_code
 from fedgma.records.lookup import FAILED, INITIAL, RULE
@@ -30,7 +30,7 @@ from fedgma.records.reader import complete_lines, is_done, read_content, read_he
 from fedgma.records.writer import RunFolder, dump, is_running
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # whose compiler the checksum of code depends on
-NONE = Losses()
+NONE = LeftOut()
 BEFORE = "before"  # name of the initial model's metrics in the line of round 1
 PATIENCE = 30.0  # seconds for a server app that lost its SuperLink to let go of the folder
 
@@ -151,13 +151,13 @@ class SavedRun:
         round: int,
         state: Mapping[str, np.ndarray],
         metrics: Mapping[str, MetricRecord | None],
-        losses: Losses = NONE,
+        left_out: LeftOut = NONE,
     ) -> None:
         """Publish a round: nothing up to here can be lost any more."""
         if self._folder is not None:
             (self._folder.path / "done").unlink(missing_ok=True)  # a finished run that is given more rounds
             plain = {name: None if record is None else _written(dict(record)) for name, record in metrics.items()}
-            self._folder.append({"round": round, **plain, **losses.record()})
+            self._folder.append({"round": round, **plain, **left_out.record()})
             self._folder.checkpoint(round, state)
 
     def finish(self, rounds: int, params: Mapping[str, np.ndarray]) -> None:

@@ -32,7 +32,7 @@ from fedgma.aggregation.server import MaskedServer, Reply, pack_state
 from fedgma.arrays import Params
 from fedgma.errors import FedgmaError
 from fedgma.flower.arguments import check_start, check_strategy
-from fedgma.flower.losses import Losses
+from fedgma.flower.left_out import LeftOut
 from fedgma.flower.messages import Roster, sample, send_and_receive
 from fedgma.flower.options import check_options, rule_of
 from fedgma.flower.replies import read_metrics, read_reply, shorten
@@ -92,7 +92,7 @@ class Masked(FedAvg):
         self._sent: Params = {}  # what nodes start from: the same, or ahead of it
         self._sampled: tuple[int, ...] = ()
         self._error: FedgmaError | None = None  # why the latest round left the model unchanged
-        self._losses = Losses()  # of the latest round
+        self._left_out = LeftOut()  # of the latest round
 
     def summary(self) -> None:
         """Log the rule and the server optimiser, then Flower's summary."""
@@ -144,10 +144,10 @@ class Masked(FedAvg):
         left_out = {refusal.client for refusal in refused if refusal.reason != "duplicate"}
         counted = [content for node, content in contents.items() if node not in left_out]
         late = tuple(sorted(set(self._sampled) - contents.keys() - failed.keys() - left_out))
-        self._losses = Losses(refused, failed, late)
+        self._left_out = LeftOut(refused, failed, late)
         if step.params is None:
             assert step.error is not None
-            self._error = self._losses.explain(step.error, len(counted), self.server.quorum)
+            self._error = self._left_out.explain(step.error, len(counted), self.server.quorum)
             log(WARNING, "aggregate_train: round %s leaves the model unchanged: %s", server_round, self._error)
             return None, None
         metrics = self._combine_metrics(self.train_metrics_aggr_fn, counted)
@@ -216,7 +216,7 @@ class Masked(FedAvg):
                 metrics = {"train": train_metrics, "evaluate": evaluate_metrics, "server": server_metrics}
                 if server_round == 1 and 0 in result.evaluate_metrics_serverapp:
                     metrics[BEFORE] = result.evaluate_metrics_serverapp[0]
-                saved.save(server_round, pack_state(self.server, _to_arrays(arrays)), metrics, self._losses)
+                saved.save(server_round, pack_state(self.server, _to_arrays(arrays)), metrics, self._left_out)
                 log(INFO, "round %d took %.1f s: %s", server_round, time.monotonic() - began, dict(train_metrics or {}))
             saved.finish(num_rounds, _to_arrays(shown))
         result.arrays = shown

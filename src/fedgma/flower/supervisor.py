@@ -294,7 +294,7 @@ class Supervisor:
                 rounds = self._rounds()
                 self._node_failures.clear()
                 self._check_disk()
-                self.say(f"round {rounds} is saved{self._losses()}")
+                self.say(f"round {rounds} is saved{self._without()}")
             if not self.programs.is_alive("superlink"):
                 return f"the SuperLink died (exit code {self.programs.exit_code('superlink')})"
             self.programs.guard()
@@ -356,11 +356,11 @@ class Supervisor:
     def _rounds(self) -> int:
         return len(read_lines(self.deployment.folder))
 
-    def _losses(self) -> str:
+    def _without(self) -> str:
         """Refused, failed and late nodes of the latest round."""
         names = {node.number: node.name for node in nodes(self.deployment.database) if node.name}
-        losses = left_out(read_lines(self.deployment.folder)[-1], names)
-        return f" without: {', '.join(losses)}" if losses else ""
+        missing = left_out(read_lines(self.deployment.folder)[-1], names)
+        return f" without: {', '.join(missing)}" if missing else ""
 
     def _marks(self) -> Marks:
         """Files that mark the end of the run, with inode and time, which tell a new file from an older one."""

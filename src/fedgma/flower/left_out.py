@@ -9,7 +9,7 @@ from fedgma.errors import FedgmaError, NotEnoughClients
 NAMED = 20  # nodes of a kind that are named
 
 
-class Losses(NamedTuple):
+class LeftOut(NamedTuple):
     """Nodes whose replies a round does not count."""
 
     refused: tuple[Refusal, ...] = ()
