@@ -14,6 +14,7 @@ from fedgma.training.batches import batch_order, effective_steps
 from fedgma.training.gradients import mixes_samples, why_not_lanes
 from fedgma.training.lane_batch import Assignment
 from fedgma.training.models import build
+from fedgma.training.task import Task
 from lane_twins import (
     correction_like,
     distance,
@@ -209,6 +210,21 @@ def test_a_model_that_cannot_be_vectorised_is_named_with_the_reason():
     reason = why_not_lanes(Chooser(), make_pool(4, (6,), 3))
     assert reason is not None
     assert reason.startswith("Chooser cannot be vectorised over lanes: vmap")
+
+
+def test_a_task_that_cannot_be_vectorised_is_named_in_place_of_the_model():
+    def hits(output, y):
+        shares = nn.functional.one_hot(output.argmax(1), 3) * nn.functional.one_hot(y, 3)
+        return {"hits": shares.sum(1).float()}
+
+    task = Task(
+        "macro", lambda output, y: nn.functional.cross_entropy(output, y, reduction="none"), hits, {"hits": "higher"}
+    )
+    reason = why_not_lanes(nn.Linear(6, 3), make_pool(4, (6,), 3), task)
+    assert reason is not None
+    assert reason.startswith("the loss or the metrics of task macro cannot be vectorised over lanes: vmap")
+    assert reason.endswith("...")
+    assert len(reason) < 400
 
 
 def test_padding_is_kept_from_models_with_batch_normalisation_only():

@@ -5,6 +5,7 @@ each lane's batch. It returns stacked gradients of each lane's mean loss, the ne
 the task's measures over the real samples. `lane_gradients` makes one from any module; `fast` has hand-written ones.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -39,6 +40,8 @@ Gradients = tuple[
 ]  # gradients, buffers, loss sum [lane], measures [lane, column]
 GradientFunction = Callable[[Stacked, Stacked, Tensor, Tensor, Tensor], Gradients]
 PRECISIONS = ("fp32", "tf32", "bf16")
+# any outputs will do: what fails with another task, and not with this one, is that task
+OUTPUTS = Task("outputs", lambda output, y: output.flatten(1).float().sum(1), lambda output, y: {}, {})
 
 
 def multiplied(grads: LaneGradients) -> Stacked:
@@ -93,7 +96,10 @@ def why_not_lanes(model: nn.Module, pool: Pool, task: Task = CLASSIFICATION) -> 
         with keyed_generators(device, 0), without_hints():
             lane_gradients(model, task=task)(params, buffers, x, y, count)
     except Exception as error:  # a module may raise anything; the reason is returned
-        return f"{type(model).__name__} cannot be vectorised over lanes: {str(error).strip().splitlines()[0][:300]}"
+        first = textwrap.shorten(str(error).strip().partition("\n")[0], 300, placeholder=" ...")
+        alone = task is not OUTPUTS and why_not_lanes(model, pool, OUTPUTS) is None
+        what = f"the loss or the metrics of task {task.name}" if alone else type(model).__name__
+        return f"{what} cannot be vectorised over lanes: {first}"
     return None
 
 
