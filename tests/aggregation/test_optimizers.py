@@ -1,5 +1,6 @@
 """Server optimisers: three rounds worked by hand, two mask positions, laws over every row of the table."""
 
+import io
 import math
 
 import numpy as np
@@ -228,6 +229,22 @@ def test_the_average_of_models_leaves_training_as_it_is():
     assert np.array_equal(models[0]["w"], models[1]["w"])
     np.testing.assert_allclose(states[1]["average"]["w"], total / weight, rtol=1e-6)
     assert list(states[1]["average"]) == ["w"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_of_torch_models_is_loaded_as_tensors_alone(name):
+    optimizer = OPTIMIZERS[name]
+    model = {"w": torch.zeros(2)}
+    first = fedgma.server_round(model, [{"w": torch.ones(2)}], optimizer=optimizer)
+    file = io.BytesIO()
+    torch.save(first.state, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    after = [
+        fedgma.server_round(first.params, [{"w": torch.ones(2)}], optimizer=optimizer, state=state).params["w"]
+        for state in (first.state, loaded)
+    ]
+    assert torch.equal(*after)
 
 
 def test_an_average_holds_nothing_of_the_model_before_the_first_round():

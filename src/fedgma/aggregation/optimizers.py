@@ -116,7 +116,7 @@ def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
     def init(params: Params) -> State:
         floats = {key: detach(array) for key, array in params.items() if spec(array).dtype in FLOATS}
         average = {key: cast(array, working_type(spec(array).dtype)) for key, array in floats.items()}
-        return {**optimizer.init(params), "average": average, AVERAGED: {"models": np.zeros(())}}
+        return {**optimizer.init(params), "average": average, AVERAGED: {"models": _like(0.0, params)}}
 
     def step(aggregate: Aggregate, state: State, params: Params) -> tuple[dict[str, Array], State]:
         if "average" not in state:
@@ -129,9 +129,14 @@ def averaged(optimizer: ServerOptimizer, beta: float = 0.9) -> ServerOptimizer:
             key: rest * move_to(to_native(held), moved[key]) + share * cast(moved[key], spec(held).dtype)
             for key, held in state["average"].items()
         }
-        return moved, {**moments, "average": average, AVERAGED: {"models": np.array(models)}}
+        return moved, {**moments, "average": average, AVERAGED: {"models": _like(models, params)}}
 
     return ServerOptimizer(optimizer.name, init, step, {**optimizer.settings, "average": beta})
+
+
+def _like(number: float, params: Params) -> Array:
+    """A number as an array of the model's library, so that a state is saved and loaded as the model is."""
+    return move_to(np.array(number), next(iter(params.values()), np.empty(0)))
 
 
 def averaging_weights(beta: Any, before: Any) -> tuple[Any, Any, Any]:
