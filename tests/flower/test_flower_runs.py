@@ -98,6 +98,15 @@ def test_without_a_folder_the_same_rounds_are_run(tmp_path):
     assert_same(play(3), play(3, tmp_path))
 
 
+def test_a_strategy_that_is_started_again_with_another_folder_begins_anew(tmp_path):
+    again = strategy()
+    first, second = (
+        again.start(Nodes((1, 2, 3), trained), record(START), 3, timeout=1.0, folder=tmp_path / name)
+        for name in ("one", "two")
+    )
+    assert_same(first, second)
+
+
 def test_a_finished_run_is_not_run_again(tmp_path):
     whole = play(3, tmp_path)
     again = play(3, tmp_path, answer=None)  # nobody is asked

@@ -95,6 +95,10 @@ class MaskedServer:
             **({"lookahead": True} if self.lookahead else {}),  # runs from before this setting can be resumed
         }
 
+    def forget(self) -> None:
+        """Begin anew: without the state and the usual norms of earlier rounds."""
+        self.state, self.medians, self.buffer_medians = None, [], []
+
     def sent(self, params: Params) -> Params:
         """What clients are to start from: the model, or with `lookahead` where momentum alone would take it."""
         momentum = (self.state or {}).get("z")

@@ -126,6 +126,7 @@ class SavedRun:
         _check_checkpoints(self._folder.path)
         stopped = self._folder.resume(repair=True)
         if stopped is None:
+            server.forget()  # a strategy may have been started before, with another folder
             return 0, None, result
         if stopped.round > rounds:
             raise ConfigError(
