@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedgma
-from fedgma.packages import EXTRAS
+from fedgma.machine import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(fedgma.__file__).parent
@@ -20,7 +20,6 @@ SOURCE = Path(fedgma.__file__).parent
 # Rooms from the ground up: a module imports from its own room and from those before it.
 ROOMS = [
     "errors",
-    "packages",
     "arrays",
     "seeds",
     "documents",

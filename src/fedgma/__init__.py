@@ -40,7 +40,7 @@ from fedgma.aggregation.tally import Tally
 from fedgma.aggregation.wire import from_bytes, pack, to_bytes, unpack
 from fedgma.aggregation.wrappers import by_array, keep_norm, smoothed, unmasked
 from fedgma.errors import ConfigError, DataError, Diverged, FedgmaError, IntegrityError, NotEnoughClients
-from fedgma.packages import not_installed as _not_installed
+from fedgma.machine import not_installed as _not_installed
 
 Aggregator = Rule
 

@@ -5,7 +5,7 @@ import signal
 import sys
 
 from fedgma.cli.signals import SIGNALS, end_now, leave
-from fedgma.packages import not_installed
+from fedgma.machine import not_installed
 
 
 def main() -> None:

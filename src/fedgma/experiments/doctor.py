@@ -11,8 +11,7 @@ from typing import NamedTuple
 from fedgma.data.files.cache import cache_folder
 from fedgma.data.files.locate import availability
 from fedgma.errors import DataError
-from fedgma.machine import available_cores
-from fedgma.packages import EXTRAS
+from fedgma.machine import EXTRAS, available_cores
 
 PURPOSES = {
     "numpy": "everything",
