@@ -67,8 +67,7 @@ class MaskedServer:
     _buffer_norms: list[float] = field(default_factory=list, init=False, repr=False)  # of this round
 
     def __post_init__(self) -> None:
-        number = isinstance(self.norm_factor, int | float) and not isinstance(self.norm_factor, bool)
-        if self.norm_factor is not None and not (number and self.norm_factor > 0):
+        if self.norm_factor is not None and not (_is_number(self.norm_factor) and self.norm_factor > 0):
             raise ConfigError(f"norm_factor must be a number above 0, or None for no limit, got {self.norm_factor!r}")
         check_gate(self.gate)
         if isinstance(self.quorum, bool) or not isinstance(self.quorum, int) or self.quorum < 1:
@@ -77,8 +76,7 @@ class MaskedServer:
             raise ConfigError(f"a lookahead needs the server optimiser momentum, got {self.optimizer.name!r}")
         if self.rule.space is not None and "average" in self.optimizer.settings:
             raise ConfigError(f"an average of models needs a rule over the model's own arrays, got {self.rule.name!r}")
-        number = isinstance(self.share_cap, int | float) and not isinstance(self.share_cap, bool)
-        if self.share_cap is not None and not (number and 0.5 <= self.share_cap < 1):
+        if self.share_cap is not None and not (_is_number(self.share_cap) and 0.5 <= self.share_cap < 1):
             raise ConfigError(f"share_cap must be at least 0.5 and below 1, or None for no cap, got {self.share_cap!r}")
 
     @property
@@ -251,6 +249,10 @@ def unpack_state(server: MaskedServer, packed: Mapping[str, np.ndarray]) -> dict
     server.state, server.medians = state or None, packed["medians"].tolist()
     server.buffer_medians = packed["buffer_medians"].tolist() if "buffer_medians" in packed else []
     return {key.removeprefix("arrays/"): array for key, array in packed.items() if key.startswith("arrays/")}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _listed(value: object) -> object:

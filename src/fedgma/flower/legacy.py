@@ -50,11 +50,10 @@ class MaskedFit(FedAvg):
     ) -> None:
         check_options(flower_options, MaskedFit)
         super().__init__(**flower_options)
-        rule = rule_of(tau, aggregator)
-        if optimizer is not None and "average" in as_optimizer(optimizer).settings:
+        rule, step = rule_of(tau, aggregator), as_optimizer(optimizer)
+        if "average" in step.settings:
             raise ConfigError("MaskedFit has one model to train and to evaluate; for fedgma.averaged use Masked")
-        server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
-        self.server = server
+        self.server = MaskedServer(rule, step, gate or Gate(), buffers, norm_factor, quorum, share_cap)
         self._sent: dict[str, Array] = {}  # the global model of the current round
 
     def configure_fit(

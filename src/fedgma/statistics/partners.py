@@ -68,10 +68,7 @@ def _meant(disjoint: Sequence[str], apart: Collection[str]) -> set[str]:
 
 def _several(runs: Sequence[Run], parts: Collection[str]) -> dict[str, set[str]]:
     """Part of the identity -> names of what has several versions in runs of the same settings; only such parts."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.finished:
-            groups.setdefault(frozen(traits(run), {"seed", *VERSIONS.values(), *ARM}), []).append(run)
+    groups = _finished_by_traits(runs, {"seed", *VERSIONS.values(), *ARM})
     several: dict[str, set[str]] = {}
     for part in parts:
         for group in groups.values():
@@ -98,13 +95,19 @@ def _disjoint(first: Sequence[Run], second: Sequence[Run]) -> list[str]:
 
 def _pairs(first: Sequence[Run], second: Sequence[Run], without: Collection[str]) -> tuple[list[Pair], list[Run]]:
     """The pairs of finished runs with the same traits but for those `without`; and the finished runs without a pair."""
-    partners: dict[str, list[Run]] = {}
-    for run in second:
-        if run.finished:
-            partners.setdefault(frozen(traits(run), without), []).append(run)
+    partners = _finished_by_traits(second, without)
     pairs = [(a, b) for a in first if a.finished for b in partners.get(frozen(traits(a), without), [])]
     met = {id(run) for pair in pairs for run in pair}
     return pairs, [run for run in (*first, *second) if run.finished and id(run) not in met]
+
+
+def _finished_by_traits(runs: Sequence[Run], without: Collection[str]) -> dict[str, list[Run]]:
+    """The finished runs, by their traits but for those `without`."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.finished:
+            groups.setdefault(frozen(traits(run), without), []).append(run)
+    return groups
 
 
 def _without(free: set[str]) -> set[str]:
@@ -117,11 +120,7 @@ def _of_other_versions(
 ) -> list[Pair]:
     """Runs whose only partners used other data or another model, each with one such partner."""
     without = _without(free) | set(VERSIONS.values())
-    sides: list[dict[str, list[Run]]] = [{}, {}]
-    for side, runs in zip(sides, (first, second), strict=True):
-        for run in runs:
-            if run.finished:
-                side.setdefault(frozen(traits(run), without), []).append(run)
+    sides = [_finished_by_traits(runs, without) for runs in (first, second)]
     of_first = set(map(id, first))
     apart = []
     for run in alone:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from fedgma.records.format import Record
 from fedgma.records.reader import number
-from fedgma.statistics.metrics import Metric
+from fedgma.statistics.metrics import LOSS, Metric, lacks
 
 MOST_POINTS = 200  # of a curve; of more rounds, the last one of each stretch is kept
 SPLITS = ("test", "server", "evaluate")  # where scores are recorded: by the simulator, and by a Flower app
@@ -63,8 +63,7 @@ def is_lost(record: Record) -> bool:
     >>> [is_lost({"train": {"loss": None}, "counted": counted}) for counted in (3, 0)]
     [True, False]
     """
-    train = record.get("train")
-    return record.get("counted") != 0 and isinstance(train, dict) and "loss" in train and train["loss"] is None
+    return record.get("counted") != 0 and lacks(record.get("train"), LOSS.name)
 
 
 class Seen(NamedTuple):

@@ -382,8 +382,8 @@ def comma_of(cells: Iterable[object]) -> str:
 
 def _has_comma(text: str) -> bool:
     """Whether a text is a number with a comma, of either kind."""
-    number = COMMA_NUMBER.fullmatch(text) and any(map(str.isdecimal, text))
-    return "," in text and bool(number or THOUSANDS.fullmatch(text) or has_decimal_comma(text))
+    number = _with_point(text) is not None or THOUSANDS.fullmatch(text) is not None
+    return "," in text and (number or has_decimal_comma(text))
 
 
 def has_decimal_comma(cell: object) -> bool:
