@@ -1,6 +1,7 @@
 """ResNet18's passes on a GPU in bfloat16: own convolutions of all lanes beside cuDNN, norms beside their bandwidth.
 
     python benchmarks/bench_residual.py              # about a minute, most of it compiling
+    python benchmarks/bench_residual.py --imagenet   # only the norms of the network as for ImageNet
 
 A pass is first compared with cuDNN's (column "off") and then timed as a captured graph of all lanes. Microseconds are
 of one lane's batch of 64. A row that fails loses itself only.
@@ -40,6 +41,8 @@ WEIGHTS = {
     (4, 512): [*MOST_WEIGHTS, (Tile(64, 128, 256, 8, 3), 1)],
 }
 CUTS = [group_norm.Cut(each, warps) for each in (8, 16) for warps in (8, 16)]
+IMAGENET = [(16, 64), (8, 64), (4, 128), (2, 256), (1, 512)]  # maps of ResNet18 as for ImageNet, images of 32 x 32
+SMALL_CUTS = [group_norm.Cut(8, 16, share) for share in (16, 32, 64)] + [group_norm.Cut(8, 4, 16)]
 PROGRAMS = [132, 264]
 
 
@@ -115,7 +118,7 @@ def convolution_rows(layer: tuple[int, int], lanes: int, batch: int, few: bool, 
     return rows
 
 
-def norm_rows(layer: tuple[int, int], lanes: int, batch: int) -> list[Row]:
+def norm_rows(layer: tuple[int, int], lanes: int, batch: int, cuts: list[group_norm.Cut]) -> list[Row]:
     columns, channels = layer
     x, shortcut, grads, more, out, inner = (some(lanes, batch, columns, columns, channels) for _ in range(6))
     weight, bias = some(lanes, channels), some(lanes, channels)
@@ -132,23 +135,27 @@ def norm_rows(layer: tuple[int, int], lanes: int, batch: int) -> list[Row]:
     return [
         (f"{layer} | {name} | {tuple(cut)}", lambda w=work, c=cut: w(c) or out, None, 0, arrays * size)
         for name, (arrays, work) in passes.items()
-        for cut in CUTS
+        for cut in cuts
     ]
 
 
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--lanes", type=int, nargs="+", default=[80, 10])
+    made.add_argument("--imagenet", action="store_true", help="only the norms of the network as for ImageNet")
     arguments = made.parse_args()
     begun = time.time()
     print(f"{header('cuda')}\n\n| lanes | layer | pass | way | off | us a lane | TFLOP/s | TB/s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for number, lanes in enumerate(arguments.lanes):
-        for layer in RESNET_LAYERS:
+        for layer in IMAGENET if arguments.imagenet else ():
+            report(norm_rows(layer, lanes, 64, SMALL_CUTS), lanes)
+            torch.cuda.empty_cache()
+        for layer in () if arguments.imagenet else RESNET_LAYERS:
             report(convolution_rows(layer, lanes, 64, number > 0), lanes)
             if layer[0] < 32:
                 report(convolution_rows(layer, lanes, 64, True, stride=2), lanes)
-            report(norm_rows(layer, lanes, 64), lanes)
+            report(norm_rows(layer, lanes, 64, CUTS), lanes)
             torch.cuda.empty_cache()
         print(f"{time.time() - begun:.0f} s", file=sys.stderr)
 

@@ -71,6 +71,18 @@ WORKLOADS = {
     "resnet-imagenet": Workload(
         "resnet18-gn-imagenet", (3, 32, 32), 100, 500, 10, 50, lr=0.1, momentum=0.0, check=(1, 2), settings=RECIPE
     ),
+    # the settings of C43
+    "resnet-imagenet-momentum": Workload(
+        "resnet18-gn-imagenet",
+        (3, 32, 32),
+        100,
+        500,
+        10,
+        64,
+        lr=0.01,
+        check=(1, 2),
+        settings={"local_epochs": 3, "augment": "crop_flip"},
+    ),
     "logistic": Workload("logistic", (1, 28, 28), 100, 600, 10, 32),
 }
 

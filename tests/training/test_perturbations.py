@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedgma.training import lanes, loop
+from fedgma.training.bench import features_of
 from fedgma.training.cuda_graphs import Engine
 from fedgma.training.fast.written import form_gradients, lenet_form
 from fedgma.training.lane_batch import Assignment, Tilt
@@ -79,9 +80,9 @@ def test_a_tilt_moves_by_the_perturbations_minus_what_is_shared():
 def test_terms_that_no_lane_needs_are_left_out_of_the_step():
     task = make_task([0, 4])  # the columns of a plain lane and of FedSAM's
     task.lane_batch.rate("blend")[:] = 0
-    features = lanes.features_of(task._replace(tilt=None, correction=None))
+    features = features_of(task._replace(tilt=None, correction=None))
     assert not any((features.second, features.tilt, features.scale, features.correction))
-    assert lanes.features_of(make_task(range(5)))[:7] == (True, True, False, True, True, True, True)
+    assert features_of(make_task(range(5)))[:7] == (True, True, False, True, True, True, True)
     calls = []
 
     def counted(*arguments):

@@ -36,8 +36,14 @@ def test_products_with_windows_have_the_gradients_of_autograd(samples, rows, col
         windows.convolve_inputs(grads, weight, rows, columns, stride),
         windows.convolve_weights(grads, x, stride),
     ]
-    for one, other in zip(by_torch(x, weight, grads, stride), found, strict=True):
+    out, of_inputs, of_weights = by_torch(x, weight, grads, stride)
+    used = (..., *windows.used_taps(rows, columns, stride), slice(None))
+    for one, other in zip((out, of_inputs, of_weights[used]), found, strict=True):
         assert torch.equal(one.float(), other)
+    of_weights[used] = 0
+    assert not of_weights.any()  # no other tap has a gradient
+    assert torch.equal(windows.convolve(x, weight[used], stride), found[0])
+    assert torch.equal(windows.convolve_inputs(grads, weight[used], rows, columns, stride), found[1])
 
 
 def test_pooling_has_the_gradients_of_autograd():

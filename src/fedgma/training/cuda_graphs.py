@@ -1,7 +1,7 @@
 """Lanes on a GPU: the step is compiled, captured in a CUDA graph and replayed. A round never waits for the device.
 
 A CUDA graph always works on the same memory. So a `Station` (see `stations`) holds tensors of fixed size and address
-for a number of lanes: a `Bench` (the working tensors of the lanes, see `lanes`) and the graphs that were captured on
+for a number of lanes: a `Bench` (the working tensors of the lanes) and the graphs that were captured on
 it. A round sends its arrays to them, resets the weights, and replays one graph for each step, or for several equal
 steps after the first rounds; a counter on the device selects the row of the batch table. A lane batch with fewer lanes
 is padded with idle lanes, so that few shapes are compiled. In the first rounds of a run, which are `early`, nothing is
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from fedgma.data.pools import Pool
 from fedgma.training import lanes
+from fedgma.training.bench import Bench, Features, changing, features_of, take_part
 from fedgma.training.compile import Table, compiled
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import Assignment, Tilt, Trained, keyed_generators, random_states
-from fedgma.training.lanes import Bench, Features, Work
+from fedgma.training.lanes import Work
 from fedgma.training.replay import capturing
 from fedgma.training.stacked import Stacked, ship
 from fedgma.training.stations import FEWEST, Station, Steps, begin, build_station, filled, finish, send
@@ -160,7 +161,7 @@ class Engine:
     def _prepare(self, station: Station, work: Work, pool: Pool, early: bool) -> Steps:
         """The step for this number of lanes, compiled unless `early`, and captured; changes none of the tensors."""
         assert isinstance(work.lanes, int)
-        part = station.bench if work.lanes == station.lanes else lanes.take_part(station.bench, slice(work.lanes))
+        part = station.bench if work.lanes == station.lanes else take_part(station.bench, slice(work.lanes))
         begun, kept = time.perf_counter(), [value.clone() for value in _changing(station)]
 
         def restore() -> None:
@@ -238,7 +239,7 @@ class Engine:
 
     def _station(self, assignment: Assignment, device: torch.device) -> Station:
         """A station that has room for the lane batch and is more than half used by it; a new one if there is none."""
-        features, lane_batch = lanes.features_of(assignment), assignment.lane_batch
+        features, lane_batch = features_of(assignment), assignment.lane_batch
         steps = lane_batch.counts.shape[1]
         for station in self._stations:
             room = station.lanes // 2 < lane_batch.size <= station.lanes and steps <= len(station.bench.counts)
@@ -293,4 +294,4 @@ def _joined(parts: Sequence[Stacked], back: Tensor) -> Stacked:
 def _changing(station: Station) -> list[Tensor]:
     """The tensors that a step changes; they are restored after a step is prepared."""
     bench = station.bench
-    return [*(v for part in lanes.changing(bench) for v in part.values()), bench.loss, bench.measures, station.step]
+    return [*(v for part in changing(bench) for v in part.values()), bench.loss, bench.measures, station.step]

@@ -7,17 +7,19 @@ the task's measures over the real samples. `lane_gradients` makes one from any m
 
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
 
 from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.training.attention_rules import add_attention_rules
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import keyed_generators
+from fedgma.training.local_steps import wide
 from fedgma.training.recurrent import written_out
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, batch_loss
@@ -32,6 +34,26 @@ class Product(Protocol):
 
     def subtract_from(self, weight: Tensor, rates: Tensor) -> None:
         """Subtract `rates` [lane] times the gradient from the weights, in place."""
+
+
+Place = tuple[slice, slice]  # rows and columns of a kernel
+
+
+class Part(NamedTuple):
+    """The gradient of kernels that is zero outside of a place: a step without other terms leaves the rest alone."""
+
+    values: Tensor  # [lane, out, in, row, column]
+    place: Place
+    shape: torch.Size  # of the whole
+
+    def tensor(self) -> Tensor:
+        """The whole gradient."""
+        (rows, columns), (height, width) = self.place, self.shape[-2:]
+        return F.pad(self.values, (columns.start, width - columns.stop, rows.start, height - rows.stop))
+
+    def subtract_from(self, weight: Tensor, rates: Tensor) -> None:
+        """Subtract `rates` [lane] times the gradient from the weights, in place."""
+        weight[..., *self.place].sub_(wide(rates, self.values) * self.values)
 
 
 LaneGradients = Mapping[str, Tensor | Product]

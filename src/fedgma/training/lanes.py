@@ -5,8 +5,8 @@ when half of the active lanes have finished, only the others are computed. All i
 step, and nothing is read back, so a step can be compiled and captured in a CUDA graph (`cuda_graphs`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from types import EllipsisType
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +14,20 @@ import torch
 from torch import Tensor
 
 from fedgma.data.pools import Pool
-from fedgma.training.gradients import GradientFunction, LaneGradients, lane_gradients, mixes_samples, multiplied
+from fedgma.training.bench import Bench, Features, Rows, changing, features_of, lay_out, take_part, take_rows
+from fedgma.training.gradients import (
+    GradientFunction,
+    LaneGradients,
+    Part,
+    lane_gradients,
+    mixes_samples,
+    multiplied,
+)
 from fedgma.training.hints import without_hints
-from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, Trained, keyed_generators, ship_batches
+from fedgma.training.lane_batch import RATES, Assignment, Trained, keyed_generators
 from fedgma.training.local_steps import adamw, sgd, wide
 from fedgma.training.perturbations import Ascent, second_gradients, turn
 from fedgma.training.stacked import Stacked, empty_flat, shapes_of, ship, unflatten
-
-Rows = slice | Tensor
-UNUSED = np.array([{"scale": 1, "clip": np.inf}.get(name, 0) for name in RATES], np.float32)  # rates without effect
 
 
 class Work(NamedTuple):
@@ -32,50 +37,6 @@ class Work(NamedTuple):
     lanes: tuple[int, ...] | int  # the number of first lanes, or the indices of lanes
     batch: int
     all_busy: bool
-
-
-class Features(NamedTuple):
-    """The terms of a step that at least one lane of the batch needs; the others are left out of the step."""
-
-    momentum: bool
-    prox: bool
-    clip: bool
-    scale: bool
-    correction: bool
-    second: bool  # gradients at a perturbed point
-    tilt: bool
-    decay: bool
-    nesterov: bool
-    adamw: bool
-    schedule: bool  # rates that change within a round
-
-    @property
-    def plain(self) -> bool:
-        """Whether a step is the gradient times the rate, and nothing else."""
-        return not any(self._replace(schedule=False))
-
-
-@dataclass
-class Bench:
-    """The working tensors of local training: weights, momentum, batches and sums of all lanes.
-
-    They are on the device with the lane axis first, and the steps of a round change them in place.
-    """
-
-    params: Stacked
-    momentum: Stacked  # or AdamW's first moment; empty if no lane needs it, as are the next three
-    squares: Stacked  # AdamW's second moment
-    anchor: Stacked
-    correction: Stacked
-    tilt: Tilt | None  # None if no lane needs it
-    buffers: Stacked
-    index: Tensor  # [step, lane, batch]
-    counts: Tensor  # [step, lane]
-    client: Tensor  # [lane]
-    lr: Tensor  # [step, lane], or [1, lane] if no rate changes within the round
-    rates: Tensor  # [rate, lane], in the order of `RATES`
-    loss: Tensor  # [lane]
-    measures: Tensor  # [lane, column], sums of the task's
 
 
 @without_hints()
@@ -130,68 +91,6 @@ def _equal_batches(counts: np.ndarray, step: int) -> list[Work]:
     if len(sizes) == 1:
         return [Work(step, len(counts), int(sizes[0]), True)]
     return [Work(step, tuple(np.flatnonzero(counts == size).tolist()), int(size), True) for size in sizes]
-
-
-def features_of(assignment: Assignment) -> Features:
-    """The features that the hyper-parameters of these lanes need."""
-    lane_batch = assignment.lane_batch
-    by_sgd = lane_batch.optimizer == "sgd"
-    used = dict(zip(RATES, (lane_batch.rates != UNUSED).any(0).tolist(), strict=True))
-    return Features(
-        momentum=by_sgd and used["momentum"],
-        prox=used["mu"],
-        clip=used["clip"],
-        scale=used["scale"],
-        correction=bool(assignment.correction),
-        second=used["blend"],
-        tilt=assignment.tilt is not None,
-        decay=used["weight_decay"],
-        nesterov=by_sgd and used["nesterov"],
-        adamw=not by_sgd,
-        schedule=bool((lane_batch.lr != lane_batch.lr[:, :1]).any()),
-    )
-
-
-def lay_out(
-    lane_batch: LaneBatch,
-    features: Features,
-    start: Stacked,
-    buffers: Stacked,
-    rows: Tensor,
-    measures: int = 1,
-    order: Callable[[Stacked], Stacked] | None = None,
-) -> Bench:
-    """The working tensors of the lane batch, on the device of `rows`; each host array is copied once.
-
-    `order` gives parameters, and all that is shaped like them, another order in memory.
-    """
-    device, lanes = rows.device, len(rows)
-    params = take_rows(start, rows) if order is None else order(take_rows(start, rows))
-
-    def zeros(needed: bool) -> Stacked:
-        return {name: torch.zeros_like(value) for name, value in params.items()} if needed else {}
-
-    return Bench(
-        params=params,
-        momentum=zeros(features.momentum or features.adamw),
-        squares=zeros(features.adamw),
-        anchor={name: value.clone() for name, value in params.items()} if features.prox else {},
-        correction=zeros(features.correction),
-        tilt=Tilt(zeros(True), zeros(True), zeros(True)) if features.tilt else None,
-        buffers=take_rows(buffers, rows),
-        index=ship_batches(lane_batch, device),
-        counts=ship(lane_batch.counts.T, device),
-        client=ship(lane_batch.client, device),
-        lr=ship(step_rates_of(lane_batch, features), device),
-        rates=ship(lane_batch.rates.T, device),
-        loss=torch.zeros(lanes, device=device),
-        measures=torch.zeros(lanes, measures, device=device),
-    )
-
-
-def step_rates_of(lane_batch: LaneBatch, features: Features) -> np.ndarray:
-    """Learning rates as float32 [step, lane]; one row if they do not change within the round."""
-    return lane_batch.lr.T if features.schedule else lane_batch.lr.T[:1]
 
 
 def play(
@@ -270,11 +169,14 @@ def descend(bench: Bench, lane_grads: LaneGradients, step: Tensor, features: Fea
             if not isinstance(value, Tensor):
                 value.subtract_from(bench.params[name], lr)  # zero for an idle lane: it has no loss
         lane_grads = {name: value for name, value in lane_grads.items() if isinstance(value, Tensor)}
-    grads = multiplied(lane_grads)
+    whole = features.prox or features.correction  # terms that move every entry
+    parts = {name: value for name, value in lane_grads.items() if isinstance(value, Part) and not whole}
+    grads = multiplied({name: value for name, value in lane_grads.items() if name not in parts})
+    grads |= {name: part.values for name, part in parts.items()}
     if features.prox:
         grads = {n: g + wide(rates["mu"], g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
-        norm = torch.stack([_square(g, bench.params[n]) for n, g in grads.items()]).sum(0).sqrt()
+        norm = torch.stack([_square(g, bench.params[n], n in parts) for n, g in grads.items()]).sum(0).sqrt()
         shorter = (rates["clip"] / (norm + 1e-6)).clamp(max=1.0)
         grads = {n: g * wide(shorter, g) for n, g in grads.items()}
     if features.scale:
@@ -282,12 +184,16 @@ def descend(bench: Bench, lane_grads: LaneGradients, step: Tensor, features: Fea
     if features.correction:
         grads = {n: g + bench.correction[n] for n, g in grads.items()}
     for name, gradient in grads.items():
-        _step(bench, name, gradient, lr, rates, step, features, busy)
+        part = parts.get(name)
+        if part is not None and (features.decay or features.adamw):  # which also move entries without a gradient
+            gradient, part = part._replace(values=gradient).tensor(), None
+        place = (...,) if part is None else (..., *part.place)
+        _step(bench, name, place, gradient, lr, rates, step, features, busy)
 
 
-def _square(gradient: Tensor, weight: Tensor) -> Tensor:
+def _square(gradient: Tensor, weight: Tensor, is_part: bool) -> Tensor:
     """The squared norm of each lane's gradient; in the order of memory, where weights have an order of their own."""
-    if weight.is_contiguous():
+    if weight.is_contiguous() and not is_part:
         return gradient.flatten(1).square().sum(1)
     return gradient.square().sum(tuple(range(1, gradient.dim())))
 
@@ -295,6 +201,7 @@ def _square(gradient: Tensor, weight: Tensor) -> Tensor:
 def _step(
     bench: Bench,
     name: str,
+    place: tuple[slice | EllipsisType, ...],
     gradient: Tensor,
     lr: Tensor,
     rates: Stacked,
@@ -302,8 +209,8 @@ def _step(
     features: Features,
     busy: Tensor | None,
 ) -> None:
-    """The optimiser's step of one parameter, in place."""
-    weight, decay = bench.params[name], rates["weight_decay"] if features.decay else None
+    """The optimiser's step of the entries of a parameter in one place, in place."""
+    weight, decay = bench.params[name][place], rates["weight_decay"] if features.decay else None
     if features.adamw:
         betas, moments = (rates["beta1"], rates["beta2"]), (bench.momentum[name], bench.squares[name])
         move, new = adamw(gradient, weight, moments, step, lr=lr, betas=betas, epsilon=rates["epsilon"], decay=decay)
@@ -311,7 +218,7 @@ def _step(
             _replace(old, value, busy)
     else:
         nesterov = rates["nesterov"] if features.nesterov else None
-        velocity = bench.momentum.get(name)
+        velocity = bench.momentum[name][place] if name in bench.momentum else None
         move, moved = sgd(gradient, weight, velocity, lr=lr, momentum=rates["momentum"], decay=decay, nesterov=nesterov)
         if velocity is not None and moved is not None:
             _replace(velocity, moved, busy)
@@ -359,26 +266,6 @@ def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tenso
     return x, y
 
 
-def take_part(bench: Bench, rows: Rows) -> Bench:
-    """The working tensors of some lanes: views if `rows` is a slice, else copies."""
-    return Bench(
-        params=take_rows(bench.params, rows),
-        momentum=take_rows(bench.momentum, rows),
-        squares=take_rows(bench.squares, rows),
-        anchor=take_rows(bench.anchor, rows),
-        correction=take_rows(bench.correction, rows),
-        tilt=None if bench.tilt is None else bench.tilt.mapped(lambda part: take_rows(part, rows)),
-        buffers=take_rows(bench.buffers, rows),
-        index=bench.index[:, rows],
-        counts=bench.counts[:, rows],
-        client=bench.client[rows],
-        lr=bench.lr[:, rows],
-        rates=bench.rates[:, rows],
-        loss=bench.loss[rows],
-        measures=bench.measures[rows],
-    )
-
-
 def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
     """Write the copies of chosen lanes back into the working tensors."""
     for whole, some in zip(changing(bench), changing(part), strict=True):
@@ -386,14 +273,3 @@ def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
             whole[key].index_copy_(0, rows, value)
     bench.loss.index_copy_(0, rows, part.loss)
     bench.measures.index_copy_(0, rows, part.measures)
-
-
-def changing(bench: Bench) -> list[Stacked]:
-    """The arrays of lanes that a step changes, besides loss and measures."""
-    tilt = () if bench.tilt is None else (bench.tilt.own, bench.tilt.last)
-    return [bench.params, bench.momentum, bench.squares, bench.buffers, *tilt]
-
-
-def take_rows(stacked: Stacked, rows: Rows) -> Stacked:
-    """The same rows of every array."""
-    return {name: value[rows] for name, value in stacked.items()}

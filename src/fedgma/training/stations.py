@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedgma.training import lanes
+from fedgma.training.bench import Bench, Features, Rows, lay_out, step_rates_of, take_rows
 from fedgma.training.lane_batch import LANE_WISE, RATES, Assignment, LaneBatch, Trained
-from fedgma.training.lanes import Bench, Features, Rows
 from fedgma.training.replay import LARGEST, Fixed
 from fedgma.training.stacked import Parcel, Shapes, Stacked, copies, copy_all, shapes_of, ship
 
@@ -75,7 +75,7 @@ def build_station(assignment: Assignment, features: Features, measures: int, ord
     """A station for this lane batch, with room for others: the number of steps is part of the compiled shape."""
     lane_batch, device = assignment.lane_batch, assignment.pools[0].y.device
     rows = ship(lane_batch.run, device)
-    bench = lanes.lay_out(lane_batch, features, assignment.start, assignment.buffers, rows, measures, order)
+    bench = lay_out(lane_batch, features, assignment.start, assignment.buffers, rows, measures, order)
     size, steps = lane_batch.size, lane_batch.counts.shape[1]
     room = max(FEWEST, 1 << (steps - 1).bit_length())
     places: list[tuple[tuple[int, ...], str]] = [*[((size,), "int64")] * 3, ((room, size), "int64")]
@@ -92,7 +92,7 @@ def send(station: Station, lane_batch: LaneBatch, order: np.ndarray) -> None:
     bench, idle = station.bench, station.lanes - len(order)
     counts, lr = np.zeros(bench.counts.shape, np.int64), np.zeros(bench.lr.shape, np.float32)
     counts[: lane_batch.counts.shape[1]] = lane_batch.counts.T
-    rates = lanes.step_rates_of(lane_batch, station.features)
+    rates = step_rates_of(lane_batch, station.features)
     lr[: len(rates)] = rates
     back = np.concatenate([np.argsort(order), np.zeros(idle, np.int64)])
     own = len(lane_batch.orders) == len(lane_batch.order) and np.array_equal(
@@ -164,7 +164,7 @@ def finish(station: Station, ends: Ends | None, assignment: Assignment, order: n
 
 
 def _own_rows(stacked: Stacked, rows: Rows) -> Stacked:
-    return {name: value.clone() for name, value in lanes.take_rows(stacked, rows).items()}
+    return {name: value.clone() for name, value in take_rows(stacked, rows).items()}
 
 
 def _ends(station: Station, start: Stacked, buffers: Stacked, size: int) -> Ends:

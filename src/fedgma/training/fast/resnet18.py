@@ -21,7 +21,7 @@ from fedgma.training.fast import windows as small
 from fedgma.training.fast.layers import dense, dense_back, split_products
 from fedgma.training.fast.normalisations import Norm, Saved, norm_of, normalise, normalise_back, running
 from fedgma.training.fast.written import Form, Passed, Tape
-from fedgma.training.gradients import LaneGradients, Product
+from fedgma.training.gradients import LaneGradients, Place, Product
 from fedgma.training.models import ResNet18
 from fedgma.training.stacked import Stacked
 
@@ -39,6 +39,7 @@ class Convolutions(NamedTuple):
     weights: Callable[..., Tensor]
 
 
+EVERY_TAP = (slice(0, 3), slice(0, 3))
 SMALL = 4  # sides of a map, below which products with windows are faster than kernels
 BY_LANE = Convolutions(torch_ops.convolve, torch_ops.convolve_inputs, torch_ops.convolve_weights)
 TOGETHER = Convolutions(small.convolve, small.convolve_inputs, small.convolve_weights)
@@ -122,7 +123,26 @@ def residual_form(norm: Norm, imagenet: bool = False) -> Form:
         gradients["conv1.weight"] = used.permute(0, 4, 3, 1, 2)
         return gradients
 
-    return Form(forward, back, _in_order)
+    return Form(forward, back, _in_order, met if imagenet else None)
+
+
+def met(shape: torch.Size) -> dict[str, Place]:
+    """Where the taps lie that some position of the image meets, of the network as for ImageNet.
+
+    Its last maps are small: of images of 32 x 32, it has one pixel, so of nine taps one is ever used.
+
+    >>> met(torch.Size([32, 32]))["layer4.1.conv2.weight"]
+    (slice(1, 2, None), slice(1, 2, None))
+    """
+    rows, columns = shape[-2] // 4, shape[-1] // 4
+    places = {}
+    for name, stride in BLOCKS:
+        for layer, step in (("conv1", stride), ("conv2", 1)):
+            taps = small.used_taps(rows, columns, step)
+            rows, columns = rows // step, columns // step
+            if taps != EVERY_TAP:
+                places[f"{name}.{layer}.weight"] = taps
+    return places
 
 
 def block_of(params: Stacked, name: str, x: Tensor, stride: int, layer: Layer, by: ByMap) -> Block:

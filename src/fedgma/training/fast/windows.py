@@ -44,15 +44,17 @@ def convolve_inputs(grads: Tensor, weight: Tensor, rows: int, columns: int, stri
 
 
 def convolve_weights(grads: Tensor, x: Tensor, stride: int = 1) -> Tensor:
-    """The gradient of the weights; the batch is split into pieces, so that a few lanes are enough work for a GPU."""
+    """The gradient of the weights of the used taps: [lane, out, down, across, in].
+
+    The batch is split into pieces, so that a few lanes are enough work for a GPU.
+    """
     downs, acrosses = _used(x.shape[2], stride), _used(x.shape[3], stride)
     seen, (lanes, samples), outs = _rows(x, stride), x.shape[:2], grads.shape[4]
     pieces = pieces_of(lanes * -(-outs // TILE) * -(-seen.shape[4] // TILE), samples)
     left, right = (part.reshape(lanes * pieces, -1, part.shape[4]) for part in (grads, seen))
     products = (left.transpose(1, 2) @ right).view(lanes, pieces, outs, -1)
     gradient = products.sum(1, dtype=wide_type(products)) if pieces > 1 else products[:, 0]
-    unused = (0, 0, acrosses[0], 2 - acrosses[-1], downs[0], 2 - downs[-1])
-    return F.pad(gradient.view(lanes, outs, len(downs), len(acrosses), -1), unused)
+    return gradient.view(lanes, outs, len(downs), len(acrosses), -1)
 
 
 def pool(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +64,12 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
     >>> out.flatten().tolist(), taps.flatten().tolist()
     ([2.0], [7])
     """
-    out, taps = windows(x, stride=2).flatten(4, 5).max(4)
+    seen = windows(x, stride=2)
+    out, *others = (seen[:, :, :, :, tap // 3, tap % 3] for tap in range(9))
+    taps = torch.zeros_like(out, dtype=torch.uint8)
+    for tap, value in enumerate(others, 1):
+        taps = torch.where(value > out, tap, taps)
+        out = torch.maximum(out, value)
     return out, taps
 
 
@@ -76,6 +83,16 @@ def pool_back(grads: Tensor, taps: Tensor) -> Tensor:
     return _fold({down: line(down) for down in range(3)}, 2, 2).to(grads.dtype)
 
 
+def used_taps(rows: int, columns: int, stride: int = 1) -> tuple[slice, slice]:
+    """The taps of a convolution, down and across, that meet an image of this size at some position.
+
+    >>> used_taps(1, 2)
+    (slice(1, 2, None), slice(0, 3, None))
+    """
+    downs, acrosses = _used(rows, stride), _used(columns, stride)
+    return slice(downs.start, downs.stop), slice(acrosses.start, acrosses.stop)
+
+
 def _used(side: int, stride: int) -> range:
     """The taps along a side that meet the image at some position.
 
@@ -87,15 +104,13 @@ def _used(side: int, stride: int) -> range:
 
 def _rows(x: Tensor, stride: int) -> Tensor:
     """The used part of every window as a row: [lane, sample, row, column, tap x channel]."""
-    downs, acrosses = _used(x.shape[2], stride), _used(x.shape[3], stride)
-    seen = windows(x, stride=stride)
-    return seen[:, :, :, :, downs.start : downs.stop, acrosses.start : acrosses.stop].flatten(4)
+    return windows(x, stride=stride)[:, :, :, :, *used_taps(x.shape[2], x.shape[3], stride)].flatten(4)
 
 
 def _matrix(weight: Tensor, rows: int, columns: int, stride: int) -> Tensor:
-    """The weights of the used taps: [lane, out, tap x in]."""
-    downs, acrosses = _used(rows, stride), _used(columns, stride)
-    return weight[:, :, downs.start : downs.stop, acrosses.start : acrosses.stop].flatten(2)
+    """The weights of the used taps, given all or these alone: [lane, out, tap x in]."""
+    used = used_taps(rows, columns, stride)
+    return (weight[:, :, *used] if weight.shape[2:4] == (3, 3) else weight).flatten(2)
 
 
 def _fold(parts: Mapping[int, Tensor], axis: int, stride: int) -> Tensor:

@@ -9,7 +9,7 @@ logistic regression 1.03; in lanes on a CPU logistic regression 2.1 (`benchmarks
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedgma.training.fast.convolutions import convolve, convolve_back
 from fedgma.training.fast.layers import dense, dense_back, loss_back, wide_type
-from fedgma.training.gradients import GradientFunction, Gradients, LaneGradients, Product
+from fedgma.training.gradients import GradientFunction, Gradients, LaneGradients, Part, Place, Product
 from fedgma.training.stacked import Stacked
 
 Tape = tuple[Any, ...]
@@ -35,12 +35,15 @@ class Form(NamedTuple):
     """A model over lanes: `forward(state, x, count)` and `back(params, tape, grads)`.
 
     The state is parameters and buffers; `count` is the number of real samples of each lane, None in evaluation. `order`
-    gives parameters the order in memory that bfloat16 passes read them in; their shapes stay.
+    gives parameters the order in memory that bfloat16 passes read them in; their shapes stay. `met` tells, for images
+    [..., row, column], where the entries lie that such images meet, of parameters with others: training reads these
+    alone, so both functions take whole parameters or these parts.
     """
 
     forward: Callable[[Stacked, Tensor, Tensor | None], Passed]
     back: Callable[[Stacked, Tape, Tensor], LaneGradients]
     order: Callable[[Stacked], Stacked] | None = None
+    met: Callable[[torch.Size], Mapping[str, Place]] | None = None
 
 
 @functools.cache
@@ -147,14 +150,21 @@ def form_gradients(form: Form, precision: str = "fp32", smoothing: float = 0.0) 
     half = precision == "bf16"
 
     def gradients(params: Stacked, buffers: Stacked, x: Tensor, y: Tensor, count: Tensor) -> Gradients:
-        used = {name: value.bfloat16() for name, value in params.items()} if half else params
+        places = {} if form.met is None else form.met(x.shape)
+        met = {name: value[..., *places[name]] if name in places else value for name, value in params.items()}
+        used = {name: value.bfloat16() for name, value in met.items()} if half else met
         logits, after, tape = form.forward({**used, **buffers}, x.bfloat16() if half else x, count)
         grads, total, hits = loss_back(logits, y, count, smoothing)
         by_name = form.back(used, tape, grads)
-        return {name: _wide(by_name[name]) for name in params}, after, total, hits
+        found = {name: _finished(by_name[name], places.get(name), value) for name, value in params.items()}
+        return found, after, total, hits
 
     return gradients
 
 
-def _wide(gradient: Tensor | Product) -> Tensor | Product:
-    return gradient.to(wide_type(gradient)) if isinstance(gradient, Tensor) else gradient
+def _finished(gradient: Tensor | Product, place: Place | None, weight: Tensor) -> Tensor | Product:
+    """A gradient in the type of sums, and with its place where it is a part of the whole."""
+    if not isinstance(gradient, Tensor):
+        return gradient
+    values = gradient.to(wide_type(gradient))
+    return values if place is None else Part(values, place, weight.shape)

@@ -23,9 +23,10 @@ class Cut(NamedTuple):
 
     each: int = 8  # values of a thread at a time
     warps: int = 16  # of a program, at most
+    share: int = 16  # values of each thread in all, as far as the number of warps allows
 
 
-CUT = Cut()
+FORWARD, BACKWARD = Cut(), Cut(share=32)
 
 
 @triton.jit
@@ -141,7 +142,7 @@ def _backward(
 
 def forward(
     x: Any, weight: Any, bias: Any, shortcut: Any, out: Any, mean: Any, scale: Any, *, epsilon: float, relu: bool,
-    cut: Cut = CUT,
+    cut: Cut = FORWARD,
 ) -> None:  # fmt: skip
     """Fill `out` like x, `mean` and `scale` [lane, sample, group]; a shortcut is added before ReLU."""
     lanes, samples, rows, columns, channels = x.shape
@@ -156,7 +157,7 @@ def forward(
 
 def backward(
     grads: Any, more: Any, out: Any, x: Any, mean: Any, scale: Any, weight: Any, bias: Any, shortcut: Any, inner: Any,
-    plain: Any, scaled: Any, *, mask: int, cut: Cut = CUT,
+    plain: Any, scaled: Any, *, mask: int, cut: Cut = BACKWARD,
 ) -> None:  # fmt: skip
     """Fill `inner`, the gradient of x, and by sample and channel `plain` and `scaled`, those of bias and weight.
 
@@ -177,8 +178,8 @@ def backward(
 def _cut(positions: int, channels: int, cut: Cut) -> tuple[int, int]:
     """Positions of a group at a time, and warps.
 
-    >>> _cut(1024, 32, CUT), _cut(16, 256, CUT), _cut(4, 4, CUT)
-    ((128, 16), (4, 4), (4, 4))
+    >>> _cut(1024, 32, FORWARD), _cut(16, 64, FORWARD), _cut(16, 64, BACKWARD)
+    ((128, 16), (8, 2), (4, 1))
     """
-    warps = int(min(cut.warps, max(4, positions * channels // (32 * 64))))
+    warps = int(min(cut.warps, max(1, positions * channels // (32 * cut.share))))
     return min(positions, max(1, warps * 32 * cut.each // channels)), warps
