@@ -12,10 +12,7 @@ date, are in docs/performance/aggregation.md.
 """
 
 import argparse
-import cProfile
-import io
 import platform
-import pstats
 import resource
 import statistics
 import subprocess
@@ -25,6 +22,7 @@ import tracemalloc
 from functools import partial
 
 import numpy as np
+from bench_call import call, settle
 from shapes import resnet18_shapes
 
 import fedgma
@@ -159,9 +157,10 @@ def gpu(repeats):
             if ahead:  # keep the device busy while the host prepares the launch, so that the kernel alone is timed
                 torch.cuda._sleep(2_000_000)
             start.record()
-            way()
+            result = way()
             stop.record()
             torch.cuda.synchronize()
+            settle(result)
             spans.append(start.elapsed_time(stop) * 1e-3)
         return statistics.median(spans)
 
@@ -242,63 +241,6 @@ def gpu(repeats):
         rate = (4 + 2 * 13) * size / seconds
         print(f"| 1 | fedgma Tally.add, streamed | {seconds * 1e6:.0f} | {rate / 1e12:.2f} | {rate / bandwidth:.0%} |")
         del flat, arrays, listed, tally
-
-
-def call(repeats):
-    """Wall time of a whole call, device and host, and of the parts of it, on a CUDA device."""
-    import torch
-
-    from fedgma.aggregation import gpu_stack
-    from fedgma.aggregation.kernels import gpu as kernels
-    from fedgma.aggregation.kernels.layout import common_layout, views
-
-    def microseconds(way, wait=True):
-        spans = []
-        for repeat in range(repeats + 10):
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            way()
-            if wait:
-                torch.cuda.synchronize()
-            if repeat >= 10:
-                spans.append(time.perf_counter() - begun)
-        return statistics.median(spans) * 1e6
-
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, 10 clients x 11,173,962 float32, medians")
-    print("| arrays | part | microseconds |\n| --- | --- | --- |")
-    step, weights = fedgma.masked_mean(0.4), np.random.default_rng(0).integers(100, 1000, 10).astype(float)
-    share = torch.tensor(weights / weights.sum(), dtype=torch.float32, device="cuda")
-    flat = torch.randn(10, 11_173_962, device="cuda")
-    for _ in range(3000):  # until the device's clocks are up
-        share @ flat
-    for shapes in ({"w": (11_173_962,)}, resnet18_shapes()):
-        sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        pieces = zip(shapes.items(), flat.split(sizes, 1), strict=True)
-        arrays = {name: piece.reshape(10, *shape).contiguous() for (name, shape), piece in pieces}
-        listed, amounts, rule = list(arrays.values()), weights.tolist(), step.mask
-        layout = common_layout(listed)
-
-        def launch(listed=listed, layout=layout, rule=rule):
-            return kernels.aggregate(listed, layout, weights.tolist(), weights.sum(), rule)
-
-        rows = {
-            "whole call": (partial(step, arrays, weights), True),
-            "plain average, matrix-vector product": (lambda: share @ flat, True),
-            "pass, launched and waited for": (launch, True),
-            "pass, launch alone": (launch, False),
-            "weights sent": (partial(kernels._send, flat.device, amounts, [0] * len(sizes)), False),
-            "views of means and masks": (lambda layout=layout: [views(flat[k], layout) for k in range(2)], False),
-            "look at the stack": (partial(gpu_stack._ordinary, step.open(), arrays, weights, None), False),
-            "whole call again": (partial(step, arrays, weights), True),
-            "an empty kernel launch and its flag read": (lambda: bool(torch.zeros(1, device="cuda")), False),
-        }
-        for name, (way, wait) in rows.items():
-            print(f"| {len(sizes)} | {name} | {microseconds(way, wait):.0f} |", flush=True)
-        watched = cProfile.Profile()
-        watched.runcall(lambda way=rows["whole call"][0]: [way() for _ in range(repeats)])
-        lines = io.StringIO()
-        pstats.Stats(watched, stream=lines).sort_stats("tottime").print_stats(16)
-        print(f"\nprofile of {repeats} whole calls\n{lines.getvalue()[:3000]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """On a GPU: the fused passes of the tally against plain ones, to the bit where they are exact."""
 
+import math
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +87,42 @@ def test_bad_clients_are_refused_there_too():
     assert_same_bits(merged.update, expected.update)
     with pytest.raises(fedgma.NotEnoughClients):
         fedgma.masked_mean()({"w": torch.full((3, 4), float("inf"), device="cuda")})
+
+
+@pytest.mark.parametrize("shapes", [((5000,),), ((600,), (20, 30), ())])
+def test_a_pass_that_is_launched_again_gives_the_bits_of_the_cpu(shapes):
+    """With other arrays, arrays that are not aligned, other weights, and on another stream."""
+    generator, step, kept = torch.Generator().manual_seed(0), fedgma.masked_mean(), []
+    for call, begin in enumerate([0] * 4 + [1] * 2 + [0] * 4):  # entries before the first array, in memory
+        flats = [torch.randn(begin + 10 * math.prod(shape), generator=generator) for shape in shapes]
+        kept.append([flat.cuda() for flat in flats])  # so that the next ones lie elsewhere
+        torch.cuda.synchronize()
+        here, there = (
+            {str(k): flat[begin:].view(10, *shape) for k, (flat, shape) in enumerate(zip(lying, shapes, strict=True))}
+            for lying in (flats, kept[-1])
+        )
+        ours = step(here, np.arange(1, 11) + call // 2)
+        with torch.cuda.stream(torch.cuda.Stream() if call % 2 else torch.cuda.current_stream()):
+            theirs = step(there, np.arange(1, 11) + call // 2)
+        assert_same_bits(theirs.mean, ours.mean)
+        assert_same_bits(theirs.mask, ours.mask)
+    layout = kernels.load_layouts().common_layout(list(there.values()))
+    plan = kernels.load_gpu_kernels()._plan(layout, torch.float32, step.mask, there["0"].device)
+    assert plan.launch.direct
+
+
+def test_a_flag_tells_of_its_own_pass_among_threads():
+    """Half of the passes hold a value that is not finite; their flags share memory one after the other."""
+    bad, good = torch.randn(5, 2000, device="cuda"), torch.randn(5, 2000, device="cuda")
+    bad[3, 1999] = float("nan")
+    torch.cuda.synchronize()
+
+    def refused(call):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return len(fedgma.masked_mean()({"w": bad if call % 2 else good}).notes["refused"])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(refused, range(40))] == [0, 1] * 20
 
 
 def test_denormal_updates_have_a_sign_there_too():

@@ -7,6 +7,7 @@ import torch
 import fedgma
 from fedgma.aggregation import gpu_stack, kernels
 from fedgma.aggregation.gate import Gate
+from fedgma.aggregation.masks import soft_mask
 
 WEIGHTS = [1, 2, 3, 4, 5]
 
@@ -54,7 +55,8 @@ def assert_same(actual, expected):
 
 @pytest.mark.parametrize("weights", [WEIGHTS, tuple(WEIGHTS), np.array(WEIGHTS), np.array(WEIGHTS, np.float32), None])
 def test_an_ordinary_stack_is_one_pass(passes, weights):
-    assert gpu_stack._ordinary(fedgma.Tally(), updates(), weights, None) is not None
+    assert gpu_stack.begin(updates(), weights, soft_mask(0.4)) is not None
+    passes.clients.clear()
     assert_same(fedgma.masked_mean()(updates(), weights), plainly(updates(), weights))
     assert passes.clients == [5]
 
@@ -90,9 +92,8 @@ OTHERS = [
 @pytest.mark.parametrize(("changes", "options"), OTHERS, ids=lambda value: ", ".join(value) or "-")
 def test_any_other_stack_is_looked_at_first(passes, changes, options):
     given, options = {**updates(), **changes}, {"weights": WEIGHTS, **options}
-    weights, clients = options["weights"], options.get("clients")
-    tally = fedgma.Tally(options.get("like"), gate=options.get("gate"), buffers=options.get("buffers"))
-    assert gpu_stack._ordinary(tally, given, weights, clients) is None
+    assert gpu_stack.begin(given, mask=None, **options) is None
+    assert passes.clients == []
     assert_same(fedgma.masked_mean()(given, **options), plainly(given, **options))
 
 
@@ -115,6 +116,30 @@ def test_any_other_stack_is_looked_at_first(passes, changes, options):
 def test_what_cannot_be_averaged_is_an_error_before_any_pass(passes, given, weights):
     with pytest.raises(fedgma.FedgmaError):
         fedgma.masked_mean()(given, weights)
+    assert passes.clients == []
+
+
+def test_a_pass_is_begun_before_anything_else(passes, monkeypatch):
+    """The device works while the host makes a tally."""
+    begun = []
+
+    def opened(self, *given, **options):
+        begun.append(list(passes.clients))
+        return fedgma.Tally(*given, **options)
+
+    rule = fedgma.masked_mean()
+    monkeypatch.setattr(type(rule), "open", opened)
+    rule(updates(), WEIGHTS, gate=Gate(max_weight=10), buffers=[])
+    assert begun == [[5]]
+
+
+@pytest.mark.parametrize("options", [{"gate": 3}, {"gate": "open"}, {"buffers": "a"}, {"buffers": 3}])
+def test_arguments_that_must_be_checked_are_checked_before_any_pass(passes, options):
+    with pytest.raises((fedgma.FedgmaError, TypeError)) as plain:
+        plainly(updates(), WEIGHTS, **options)
+    with pytest.raises(type(plain.value)) as raised:
+        fedgma.masked_mean()(updates(), WEIGHTS, **options)
+    assert str(raised.value) == str(plain.value)
     assert passes.clients == []
 
 

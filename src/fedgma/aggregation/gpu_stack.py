@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,27 +17,63 @@ from fedgma.arrays import Array, Params, Spec
 from fedgma.errors import Diverged
 
 FLOAT = Spec((), "float32")
+OPEN = Gate()
+
+
+class Begun(NamedTuple):
+    """A pass that the device works on."""
+
+    result: Aggregate  # without notes
+    nonfinite: Any  # true if a sum is not finite; waits for the device when it is asked
+    weights: list[float]
+
+
+def begin(
+    updates: Params,
+    weights: Weights,
+    mask: VoteMask | None,
+    clients: Sequence[Hashable] | None = None,
+    like: Params | None = None,
+    buffers: Collection[str] | None = None,
+    gate: Gate | None = None,
+) -> Begun | None:
+    """Begin the pass of an ordinary stack before a tally is made, so that the device does not wait for the host.
+
+    None for a stack that needs a closer look, and for arguments that have to be checked.
+    """
+    gpu = kernels.gpu_kernels_for(next(iter(updates.values()), None))
+    if gpu is None or clients is not None or like is not None or not isinstance(gate, Gate | None):
+        return None
+    if isinstance(buffers, str) or not isinstance(buffers, Collection | None):
+        return None
+    if (found := _ordinary(updates, weights, buffers, gate or OPEN)) is None:
+        return None
+    arrays, layout, amounts = found
+    return _begin(gpu, updates, arrays, layout, amounts, mask)
 
 
 def finish_stack(
-    tally: Tally, updates: Params, weights: Weights, clients: Sequence[Hashable] | None, mask: VoteMask | None
+    tally: Tally,
+    updates: Params,
+    weights: Weights,
+    clients: Sequence[Hashable] | None,
+    mask: VoteMask | None,
+    begun: Begun | None = None,
 ) -> Aggregate | None:
     """The result of `add_many` and `finish` on an empty tally, in one pass; None where that pass does not apply.
 
-    It needs triton and a stack on a GPU whose entries are all trainable and of one floating type. The pass of an
-    ordinary stack is begun before its names and shapes are read one by one, so that the device does not wait for the
-    host.
+    It needs triton and a stack on a GPU whose entries are all trainable and of one floating type. Where the pass has
+    `begun`, names and shapes are read one by one only if it finds a value that is not finite.
     """
     gpu = kernels.gpu_kernels_for(next(iter(updates.values()), None))
     if gpu is None:
         return None
-    if (begun := _ordinary(tally, updates, weights, clients)) is not None:
-        arrays, layout, amounts = begun
-        result, nonfinite = _one_pass(gpu, updates, arrays, layout, amounts, mask)
-        tally.count(amounts, [])  # while the device works
-        if not bool(nonfinite):
+    if begun is not None:
+        tally.count(begun.weights, [])  # while the device works
+        result = begun.result._replace(notes=tally.notes)
+        if not begun.nonfinite:
             tally.check_share()
-            return result._replace(notes=tally.notes)
+            return result
         tally.clear()
     stack = tally.read_stack(updates, weights, clients)
     if not _is_uniform(stack, tally):
@@ -47,8 +83,8 @@ def finish_stack(
         amounts = list(keep.values())
         arrays = [stack.select(name, keep) for name in stack.schema]
         layout = kernels.load_layouts().layout_of(tuple((len(keep), *entry.shape) for entry in stack.schema.values()))
-        result, nonfinite = _one_pass(gpu, stack.schema, arrays, layout, amounts, mask)
-        if not bool(nonfinite):
+        result, nonfinite, _ = _begin(gpu, stack.schema, arrays, layout, amounts, mask)
+        if not nonfinite:
             tally.count(amounts, [stack.clients[row] for row in keep] if stack.named else [])
             tally.check_round()
             return result._replace(notes=tally.notes)
@@ -57,27 +93,26 @@ def finish_stack(
     return finish(tally)  # no client is left: raises NotEnoughClients
 
 
-def _one_pass(
+def _begin(
     gpu: Any, names: Iterable[str], arrays: list[Array], layout: Any, amounts: list[float], mask: VoteMask | None
-) -> tuple[Aggregate, Any]:
+) -> Begun:
     """Begin the pass; the result's views are made while the device works, and the flag is not read."""
     mean, masks, nonfinite = gpu.aggregate(arrays, layout, amounts, math.fsum(amounts), mask)
     views = kernels.load_layouts().views
     named = [dict(zip(names, views(flat, layout), strict=True)) for flat in (mean, masks) if flat is not None]
-    return Aggregate(named[0], None if masks is None else named[1], {}), nonfinite
+    return Begun(Aggregate(named[0], None if masks is None else named[1], {}), nonfinite, amounts)
 
 
 def _ordinary(
-    tally: Tally, updates: Params, weights: Weights, clients: Sequence[Hashable] | None
+    updates: Params, weights: Weights, buffers: Collection[str] | None, gate: Gate
 ) -> tuple[list[Array], Any, list[float]] | None:
     """Arrays, their layout and weights of a stack that needs no closer look before its pass; None for any other.
 
-    That is: clients without names, a gate that limits weights alone, plain weights, and tensors in one piece, of one
-    floating type, on one device, all of them trainable.
+    That is: a gate that limits weights alone, plain weights, and tensors in one piece, of one floating type, on one
+    device, all of them trainable.
     """
-    gate, arrays = tally.gate, list(updates.values())
-    looks = (gate.selected, tally.schema, clients) != (None, None, None) or gate.cast or gate.max_norm < math.inf
-    if looks or not _all_vote(tuple(updates), tally.buffers):
+    arrays = list(updates.values())
+    if gate.selected is not None or gate.cast or gate.max_norm < math.inf or not _all_vote(tuple(updates), buffers):
         return None
     layout = kernels.load_layouts().common_layout(arrays)
     if layout is None or not layout.clients:

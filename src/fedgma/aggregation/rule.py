@@ -15,7 +15,7 @@ import numpy as np
 from fedgma.aggregation import kernels
 from fedgma.aggregation.aggregate import Aggregate, finish
 from fedgma.aggregation.gate import Gate, Refused, read_array, read_schema
-from fedgma.aggregation.gpu_stack import finish_stack
+from fedgma.aggregation.gpu_stack import begin, finish_stack
 from fedgma.aggregation.masks import Mask, VoteMask
 from fedgma.aggregation.prepared import Prepared
 from fedgma.aggregation.stack import Stack, Weights, align_clients
@@ -147,6 +147,11 @@ class Rule:
         """All values that its functions ask for; a function that takes the view as a whole names them in `reads`."""
         return (*self.reads, *self.measures, *getattr(self.compute, "reads", ()))
 
+    @cached_property
+    def _one_pass(self) -> bool:
+        """Whether a pass that sums nothing but votes and weighted updates gives all that this rule reads."""
+        return isinstance(self.mask, VoteMask | None) and {*self.reads, *self.measures} <= FUSED
+
     def step(self, view: View) -> Step:
         """What `compute` makes of one array; an error of a user's function becomes a sentence that names the rule."""
         if self.compute is None:
@@ -201,12 +206,13 @@ class Rule:
         if self.space is not None:
             raise ConfigError(f"{self.name} needs the server's model; use `server_round` in place of a call")
         if isinstance(updates, Mapping) and self.prepare is None and self.combine is None:
+            mask = self.mask if isinstance(self.mask, VoteMask) else None
+            fits = self._one_pass
+            begun = begin(updates, weights, mask, clients, like, buffers, gate) if fits else None
             tally = self.open(like, buffers=buffers, gate=gate)
-            vote_mask = self.mask if isinstance(self.mask, VoteMask) else None
-            if self.mask is vote_mask and {*self.reads, *self.measures} <= FUSED:
-                fused = finish_stack(tally, updates, weights, clients, vote_mask)
-                if fused is not None:
-                    return _computed(self, fused, None, state)
+            merged = finish_stack(tally, updates, weights, clients, mask, begun) if fits else None
+            if merged is not None:
+                return _computed(self, merged, None, state)
             tally.add_many(updates, weights, clients=clients)
             return self.conclude(tally, state)
         per_client = _as_list(updates)

@@ -11,19 +11,22 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from fedgma.aggregation.kernels.flag import Flag, take_memory
+from fedgma.aggregation.kernels.launch import Launcher
 from fedgma.aggregation.kernels.layout import Layout
 from fedgma.aggregation.kernels.plain import FURTHER, Sums, select
 from fedgma.aggregation.masks import VoteMask
 
 BLOCK = 512
 UNROLL = 5
+REMEMBERED = 1 << 16  # bytes: numbers up to here are kept on the device, for the next call may send them again
 OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}  # a fused multiply-add would round differently
 
 
@@ -174,7 +177,7 @@ def _add_rows_further(
 
 @triton.jit
 def _aggregate(
-    blocks_at, sizes_at, starts_at, rows_at, shifts_at, weights_at, mean_at, mask_at, masks_at, flag_at,
+    rows_at, weights_at, mean_at, mask_at, flag_at, blocks_at, sizes_at, starts_at, masks_at,
     clients, size, MANY: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -184,7 +187,7 @@ def _aggregate(
         block = tl.load(blocks_at + 2 * block + 1)
         size = tl.load(sizes_at + array)
         start = tl.load(starts_at + array)
-        rows_at += tl.load(shifts_at + array)
+        rows_at += tl.load(weights_at + clients + 2 + array).to(tl.int64)
     entry = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < size
     total = tl.zeros([BLOCK], tl.float64)
@@ -218,7 +221,9 @@ def add_rows(sums: Sums, updates: Any, weights: np.ndarray[Any, Any]) -> bool:
 
 
 def _add_stack(sums: Sums, updates: Any, weights: np.ndarray[Any, Any]) -> Any:
-    amounts, edges, _ = _send(updates.device, weights.tolist(), [0, len(updates)])
+    clients = len(updates)
+    packed = _send(struct.pack(f"{clients}dqq", *weights.tolist(), 0, clients), updates.device)
+    amounts, edges = packed[:clients], packed[clients:].view(torch.int64)
     return add_runs(select(sums, None), updates, amounts, None, edges)
 
 
@@ -244,51 +249,66 @@ def add_runs(sums: Sums, updates: Any, weights: Any, keep: Any, edges: Any) -> A
 
 def aggregate(
     updates: Sequence[Any], layout: Layout, weights: Sequence[float], weight: float, mask: VoteMask | None
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Flag]:
     """Mean and mask (or None) of contiguous arrays [client, ...] of one number type: flat, side by side, in one pass.
 
-    The third result is a flag on the device. It is not zero if a sum is not finite: then find the clients, leave them
-    out and call again.
+    The third result is a flag, which waits for the device when it is asked. It is true if a sum is not finite: then
+    find the clients, leave them out and call again.
     """
-    kind, device = updates[0].dtype, updates[0].device
-    blocks, lengths, starts = _plan(layout, device)
-    wide = "float64" if kind == torch.float64 else "float32"
-    values = _mask_values(mask, layout.clients, wide, device)
-    addresses, width = list(map(torch.Tensor.data_ptr, updates)), kind.itemsize
-    shifts = [(address - addresses[0]) // width for address in addresses]  # offsets from the first array
-    # weights in an array, since a scalar argument would become float32
-    amounts, shifts, flag = _send(device, [*weights, weight, 1 / weight], shifts)
-    total = sum(layout.sizes)
-    mean = torch.empty(total, dtype=kind, device=device)
-    masks = mean if mask is None else torch.empty(total, dtype=getattr(torch, wide), device=device)
-    _aggregate[(len(blocks),)](
-        blocks, lengths, starts, updates[0], shifts, amounts, mean, masks, values, flag,
-        layout.clients, layout.sizes[0],
-        MANY=len(updates) > 1, MASKED=mask is not None, BLOCK=BLOCK, UNROLL=UNROLL, **OPTIONS,
-    )  # fmt: skip
-    return mean, None if mask is None else masks, flag
+    first, kind, device = updates[0], updates[0].dtype, updates[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return aggregate(updates, layout, weights, weight, mask)
+    plan = _plan(layout, kind, mask, device)
+    # weights in an array, since a scalar argument would become float32; so are offsets from the first array, exactly
+    addresses = [array.data_ptr() for array in updates] if len(updates) > 1 else []
+    shifts = [(address - addresses[0]) // kind.itemsize for address in addresses]
+    numbers = _send(struct.pack(f"{len(weights) + 2 + len(shifts)}d", *weights, weight, 1 / weight, *shifts), device)
+    mean = torch.empty(plan.entries, dtype=kind, device=device)
+    masks = mean if mask is None else torch.empty(plan.entries, dtype=plan.wide, device=device)
+    memory = take_memory(device)
+    plan.launch(first, numbers, mean, masks, memory)
+    return mean, None if mask is None else masks, Flag(memory, device)
 
 
-def _send(device: Any, weights: Sequence[float], offsets: Sequence[int]) -> tuple[Any, Any, Any]:
-    """Copy weights, offsets and a flag of zero to the device, in one transfer."""
-    lengths = [len(weights), len(offsets), 1]
-    numbers = struct.pack(f"{len(weights)}d{len(offsets)}qq", *weights, *offsets, 0)
-    packed = torch.frombuffer(bytearray(numbers), dtype=torch.int64)
-    if device.type == "cuda":  # triton's interpreter runs on the CPU
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    amounts, places, flag = packed.unsafe_split_with_sizes(lengths)
-    return amounts.view(torch.float64), places, flag
+def _send(numbers: bytes, device: Any) -> Any:
+    """These numbers as float64 on the device; those that were sent before are not sent again."""
+    stream = triton.runtime.driver.active.get_current_stream(device.index) if device.type == "cuda" else 0
+    return (_sent if len(numbers) <= REMEMBERED else _sent.__wrapped__)(numbers, device, stream)
 
 
 @lru_cache(maxsize=64)
-def _mask_values(mask: VoteMask | None, clients: int, dtype: str, device: Any) -> Any:
+def _sent(numbers: bytes, device: Any, stream: int) -> Any:
+    """The copy that this stream waits for: another stream would not."""
+    packed = torch.frombuffer(bytearray(numbers), dtype=torch.float64)
+    return packed.to(device, non_blocking=True)  # the driver takes its own copy before this returns
+
+
+class _Plan(NamedTuple):
+    """What all passes over arrays of one layout and number type share."""
+
+    launch: Launcher
+    entries: int  # of the flat results
+    wide: Any  # number type of the mask
+
+
+@lru_cache(maxsize=64)
+def _plan(layout: Layout, kind: Any, mask: VoteMask | None, device: Any) -> _Plan:
+    blocks, lengths, starts = _tables(layout, device)
+    wide = torch.float64 if kind == torch.float64 else torch.float32
+    fixed = (blocks, lengths, starts, _mask_values(mask, layout.clients, wide, device), layout.clients, layout.sizes[0])
+    constants = {"MANY": len(layout.sizes) > 1, "MASKED": mask is not None, "BLOCK": BLOCK, "UNROLL": UNROLL}
+    return _Plan(Launcher(_aggregate, len(blocks), fixed, constants, OPTIONS), sum(layout.sizes), wide)
+
+
+def _mask_values(mask: VoteMask | None, clients: int, kind: Any, device: Any) -> Any:
     """The mask of 0 to `clients` votes, on the device."""
-    values = np.empty(0) if mask is None else mask(np.arange(clients + 1), clients, dtype)
+    name = str(kind).removeprefix("torch.")
+    values = np.empty(0) if mask is None else mask(np.arange(clients + 1), clients, name)
     return torch.as_tensor(np.asarray(values, np.float64), device=device)
 
 
-@lru_cache(maxsize=64)
-def _plan(layout: Layout, device: Any) -> tuple[Any, Any, Any]:
+def _tables(layout: Layout, device: Any) -> tuple[Any, Any, Any]:
     """Array and block of each program; length of each array and its start in the flat results."""
     counts = [-(-size // BLOCK) for size in layout.sizes]
     array = np.repeat(np.arange(len(counts)), counts)
