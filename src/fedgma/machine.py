@@ -1,6 +1,9 @@
-"""What this process finds on the machine: the cores that it may use, and packages that are not installed."""
+"""What this process finds on the machine: its name, the cores it may use, and packages that are not installed."""
 
+import contextlib
 import os
+import platform
+from pathlib import Path
 
 from fedgma.errors import ConfigError
 
@@ -12,6 +15,14 @@ EXTRAS = {  # name to import -> extra
     "flwr": "flower",
     **{name: name for name in ("nvflare", "pfl", "peft", "ray")},
 }
+
+
+def this_machine() -> dict[str, str]:
+    """The name of the machine, and what its system calls the time since it was started; "" where it does not say."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return {"machine": platform.node(), "boot": boot}
 
 
 def available_cores() -> int:

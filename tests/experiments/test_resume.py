@@ -23,7 +23,8 @@ from fedgma.experiments.plan import missing, pack
 from fedgma.records import checkpoints
 from fedgma.records.checkpoints import read_checkpoint, write_checkpoint
 from fedgma.records.reader import read_lines
-from fedgma.records.writer import RunFolder, is_running
+from fedgma.records.state import is_running
+from fedgma.records.writer import RunFolder
 
 STATEFUL = {**SMALL, "algorithm": ["fedyogi", "scaffold"], "aggregator": "gma", "seed": 0}
 COMMAND = [sys.executable, "-c", "from fedgma.cli import main; main()", "run", "--quiet", "--checkpoint-seconds", "0"]

@@ -19,11 +19,14 @@ def ls(
     runs: Annotated[list[Path] | None, typer.Option("--runs", help="The same, as other commands name it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs: id, name, arm, seed, rounds, state, and the test score (accuracy in %) of the last ten rounds."""
-    from fedgma.cli.tables import say_table
+    """List runs: id, name, arm, seed, rounds, state, and the test score (accuracy in %) of the last ten rounds.
+
+    Below them it says how to go on with runs that have stopped.
+    """
+    from fedgma.cli.tables import say_runs
 
     table, damaged = table_of([*(folders or []), *(runs or [])] or [Path("runs")])
-    say_table(table, as_json=as_json)
+    say_runs(table, as_json=as_json)
     for error in damaged:
         typer.echo(f"left out: {error}", err=True)
 
@@ -41,14 +44,15 @@ def table_of(folders: list[Path]) -> "tuple[Table, list[str]]":
             runs.append(read_run(folder))
         except DataError as error:
             damaged.append(str(error))
-    header = ("run", "name", "arm", "seed", "rounds", "state", "last10", "started")
+    header = ("run", "name", "arm", "seed", "rounds", "state", "last10", "started", "advice")
     rows = [_row(run, row.name) for row in grouped(runs) for run in sorted(row.runs, key=lambda run: run.seed)]
     return Table("runs", "", header, tuple(rows)), damaged
 
 
 def _row(run: "Run", arm: str) -> tuple[Any, ...]:
     from fedgma.records.label import read_label
-    from fedgma.records.lookup import state_of
+    from fedgma.records.state import state_of
+    from fedgma.reports.unfinished import advice
     from fedgma.statistics.arms import summary_of
 
     summary = summary_of(run)
@@ -56,4 +60,6 @@ def _row(run: "Run", arm: str) -> tuple[Any, ...]:
     last10 = None if summary is None else summary.last10
     started = str(run.head.get("started", ""))[:16].replace("T", " ")
     started = f"{started}Z" if started else ""  # as recorded, in UTC
-    return run.folder.name, read_label(run.folder).name, arm, run.seed, rounds, state_of(run.folder), last10, started
+    state, name = state_of(run.folder), read_label(run.folder).name
+    say = advice(run.folder, state, run.head)
+    return run.folder.name, name, arm, run.seed, rounds, state, last10, started, say

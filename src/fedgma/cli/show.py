@@ -27,20 +27,22 @@ def facts_of(folder: Path) -> dict[str, Any]:
     """What is known about a run, as a JSON object."""
     from fedgma.records.checkpoints import checkpoint_rounds
     from fedgma.records.label import read_label
-    from fedgma.records.lookup import state_of
     from fedgma.records.reader import read_run
+    from fedgma.records.state import state_of
+    from fedgma.reports.unfinished import advice
     from fedgma.statistics.arms import summary_of
     from fedgma.statistics.metrics import metrics_of
 
     run = read_run(folder)
     summary = summary_of(run)
     head: dict[str, Any] = dict(run.head)
-    kept = checkpoint_rounds(folder / "checkpoints")
+    kept, state = checkpoint_rounds(folder / "checkpoints"), state_of(folder)
     return {
         "run": folder.name,
         "folder": str(folder),
         **read_label(folder)._asdict(),
-        "state": state_of(folder),
+        "state": state,
+        "advice": advice(folder, state, head),
         "rounds": f"{len(run.rounds)} of {run.planned}",
         "model": f"of round {kept[-1]}: fedgma export {shlex.quote(str(folder))}" if kept else "not kept",
         "metric": metrics_of(run)[0].in_words,

@@ -55,8 +55,8 @@ def sweep(
 
 
 def state_of(run: "Planned") -> str:
-    """done, running, stopped (it will be resumed), or missing."""
-    from fedgma.records.lookup import state_of as state_of_folder
+    """done, running, stopped (it will be resumed), unknown (another machine wrote it last), or missing."""
+    from fedgma.records.state import state_of as state_of_folder
 
     if run.folder is None or not (run.folder / "run.json").exists():
         return "missing"

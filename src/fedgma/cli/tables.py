@@ -29,6 +29,23 @@ def say_table(table: "Table", *, as_json: bool = False) -> None:
         typer.echo(text(table))
 
 
+def say_runs(table: "Table", *, as_json: bool = False) -> None:
+    """Print a table of runs; the advice in its last column below it, each once, and in JSON with its run."""
+    from fedgma.reports.unfinished import together
+
+    if as_json:
+        say_table(table, as_json=True)
+        return
+    state = table.header.index("state")
+    say_table(
+        table._replace(
+            header=table.header[:-1], rows=tuple(row[:-1] for row in table.rows), decimals=table.decimals[:-1]
+        )
+    )
+    for words in together((str(row[state]), str(row[-1])) for row in table.rows):
+        typer.echo(words, err=True)
+
+
 def objects(table: "Table") -> list[dict[str, object]]:
     """The rows of a table as JSON objects; a mean with a deviation is an object too, what is not finite is null."""
     return [{name: _plain(value) for name, value in zip(table.header, row, strict=True)} for row in table.rows]

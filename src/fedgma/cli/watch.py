@@ -40,11 +40,11 @@ def watch(
 
 
 def _say_once(runs: "LiveRuns", *, as_json: bool) -> None:
-    from fedgma.cli.tables import say_table
+    from fedgma.cli.tables import say_runs
     from fedgma.records.reader import run_folders
 
     run_folders(runs.paths)  # an error if there are none
-    say_table(runs.table(whole=True), as_json=as_json)
+    say_runs(runs.table(whole=True), as_json=as_json)
 
 
 def _serve(runs: "LiveRuns", port: int, *, browse: bool, as_json: bool) -> None:

@@ -25,7 +25,7 @@ from fedgma.experiments.plan import Planned, alike, missing, pack, plan
 from fedgma.experiments.play import play_fleet
 from fedgma.experiments.settings import Settings
 from fedgma.records.checkpoints import checkpoint_rounds, write_synced, written_to
-from fedgma.records.writer import is_running
+from fedgma.records.state import is_running
 
 RETRIES = 8  # of a task whose node or process died
 WAIT = 180.0  # seconds for the lock of a dead node to be freed; a file server takes a minute or two to notice

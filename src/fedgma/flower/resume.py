@@ -25,9 +25,10 @@ from fedgma.errors import ConfigError, FedgmaError, IntegrityError
 from fedgma.flower.left_out import LeftOut
 from fedgma.records.checkpoints import checkpoint_rounds, digest, write_atomic, written_to
 from fedgma.records.code import own_code
-from fedgma.records.lookup import FAILED, INITIAL, RULE
+from fedgma.records.lookup import INITIAL, RULE
 from fedgma.records.reader import complete_lines, is_done, read_content, read_head, read_lines
-from fedgma.records.writer import RunFolder, dump, is_running
+from fedgma.records.state import FAILED, is_running
+from fedgma.records.writer import RunFolder, dump
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # whose compiler the checksum of code depends on
 NONE = LeftOut()

@@ -11,9 +11,8 @@ from fedgma.errors import ConfigError
 from fedgma.flower import processes
 from fedgma.flower.database import nodes
 from fedgma.flower.journal import PRINTED, SAID
-from fedgma.records.lookup import FAILED
 from fedgma.records.reader import is_done, read_lines
-from fedgma.records.writer import is_running
+from fedgma.records.state import FAILED, is_running
 
 LATEST = 5  # messages of the supervisor that are shown
 PROGRAMS = {"SuperLink": "fedgma.flower.superlink", "server app": "flwr-serverapp", "nodes here": "flower-supernode"}

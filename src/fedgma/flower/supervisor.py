@@ -31,7 +31,7 @@ from fedgma.flower.submission import saved_nothing, why_not
 from fedgma.flower.superlink import OCCUPIED
 from fedgma.records.checkpoints import written_to
 from fedgma.records.reader import read_lines
-from fedgma.records.writer import is_running
+from fedgma.records.state import is_running
 
 POLL_INTERVAL = 0.5  # seconds between checks of processes and files
 STATUS_INTERVAL = 20.0  # seconds between status requests, each a process; 15 times as long if the app's process is seen

@@ -3,33 +3,20 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from fedgma.documents import PathLike
 from fedgma.errors import ConfigError, DataError
 from fedgma.records.checkpoints import sync_folder, written_to
 from fedgma.records.format import SUMS
 from fedgma.records.label import LABEL, read_label
-from fedgma.records.reader import GONE, is_done, run_folders
+from fedgma.records.reader import GONE, run_folders
 from fedgma.records.repair import DAMAGED
-from fedgma.records.writer import is_running
+from fedgma.records.state import FAILED, WRITER, is_running
 
 LEAST_DIGITS = 4  # of an id
-FAILED = "failed"  # the file that says why a Flower run gave up
 INITIAL = "initial"  # the file with the SHA-256 of the model that a Flower run began with
 RULE = "rule"  # the file with the SHA-256 of the code of a Flower run's own rule
-FILES = {"run.json", "rounds.jsonl", "checkpoints", SUMS, "done", "lock", LABEL, DAMAGED, FAILED, INITIAL, RULE}
-
-State = Literal["done", "running", "stopped", "failed"]
-
-
-def state_of(folder: Path) -> State:
-    """Whether a run is done, running, stopped and to be continued, or gave up with a reason."""
-    if is_done(folder):
-        return "done"
-    if is_running(folder):
-        return "running"
-    return "failed" if (folder / FAILED).exists() else "stopped"
+FILES = {"run.json", "rounds.jsonl", "checkpoints", SUMS, "done", "lock", WRITER, LABEL, DAMAGED, FAILED, INITIAL, RULE}
 
 
 def find_runs(word: str, folders: Sequence[PathLike] = ("runs",)) -> list[Path]:

@@ -1,6 +1,6 @@
 """Write run folders: settings, one JSON line per round, checkpoints, and `done` at the end.
 
-Besides the files that `format` describes, a folder has a file `lock`, which the writing process locks.
+Besides the files that `format` describes, a folder has the files `lock` and `writer` of `state`.
 
 A run that is killed at any moment can be resumed: `resume` returns to the newest checkpoint that is valid and belongs
 to the lines of `rounds.jsonl`, and truncates these to it. Where no checkpoint can be used, that is an error and nothing
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from fedgma.errors import ConfigError, IntegrityError, InUseError
+from fedgma.machine import this_machine
 from fedgma.records.checkpoints import (
     BINARY,
     Checkpoint,
@@ -40,6 +41,7 @@ from fedgma.records.checkpoints import (
 from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Record, Records, present, with_checksum
 from fedgma.records.reader import SUMMED, complete_lines, digest_of_lines, is_done, is_older, read_head, sums
 from fedgma.records.repair import DAMAGED, repaired
+from fedgma.records.state import WRITER
 
 LOG = logging.getLogger(__name__)
 
@@ -73,17 +75,23 @@ class RunFolder:
         try:
             self._check_head()
             self._remove_leftovers()
+            with written_to(self.path):
+                write_atomic(self.path / WRITER, dump(this_machine()) + b"\n")
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
-            with contextlib.suppress(OSError):  # what matters was synced before
-                os.close(self._handle)
-            self._handle = None
-        self._lock.release()
+        try:
+            with contextlib.suppress(OSError):
+                (self.path / WRITER).unlink(missing_ok=True)
+            if self._handle is not None:
+                with contextlib.suppress(OSError):  # what matters was synced before
+                    os.close(self._handle)
+                self._handle = None
+        finally:
+            self._lock.release()
 
     def resume(self, *, repair: bool = False) -> Checkpoint | None:
         """The checkpoint to resume from, with `rounds.jsonl` truncated to it; None to start from the beginning.
@@ -247,40 +255,6 @@ def write_sums(folder: Path, known: Mapping[str, str]) -> None:
 def mismatch_in(folder: Path) -> Callable[[int, Record | None], str]:
     """What `read_checkpoint` asks: why a checkpoint does not belong to the records of this folder."""
     return partial(_mismatch, read_head(folder).get("checksum", ""), complete_lines(folder / "rounds.jsonl"))
-
-
-def is_running(folder: Path) -> bool:
-    """Whether a process is writing this folder; the folder itself may be read-only."""
-    try:
-        handle = os.open(folder / "lock", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait
-    except OSError:  # no such file, or not for us to read
-        return False
-    try:
-        return _is_locked(handle, folder)
-    finally:
-        os.close(handle)
-
-
-def _is_locked(handle: int, folder: Path) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return _is_locked_by_another(folder)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _is_locked_by_another(folder: Path) -> bool:
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(folder / "lock", timeout=0):
-            return False
-    except Timeout:
-        return True
 
 
 def dump(value: Mapping[str, Any]) -> bytes:

@@ -6,10 +6,11 @@ from typing import Any
 from fedgma.errors import DataError
 from fedgma.records.format import Head, Record
 from fedgma.records.label import LABEL, Label, read_label
-from fedgma.records.lookup import FAILED, state_of
 from fedgma.records.reader import Run, flat, number, read_head, read_object, settings_of
+from fedgma.records.state import FAILED, state_of
 from fedgma.records.tail import PIECE, Place, read_on
 from fedgma.reports.live.curves import Curve, Pace, is_lost, values_of
+from fedgma.reports.unfinished import advice
 from fedgma.statistics.labels import NAMES
 from fedgma.statistics.metrics import Metric, from_facts
 
@@ -28,7 +29,7 @@ class LiveRun:
         self.run: Run | None = None  # without rounds; None for a run of a Flower app
         self.label = Label()
         self.state = ""
-        self.problem = ""  # why it failed, or what is wrong with its files
+        self.problem = ""  # why it failed, what is wrong with its files, or how to go on with it
         self._settings: dict[str, Any] = {}
         self._stamps: tuple[Stamp, Stamp] = (None, None)
         self._begin()
@@ -79,7 +80,7 @@ class LiveRun:
                 self._place = place
             self._add(records)
             self.state = state_of(self.folder)  # after the rounds: what is done has no further ones
-            self.problem = self._place.problem or self._reason()
+            self.problem = self._place.problem or self._reason() or advice(self.folder, self.state, self.head)
         return again or before != (self.state, self.problem, self._place.line, self._stamps)
 
     @property

@@ -18,7 +18,7 @@ from fedgma.statistics.labels import duration
 
 LEAST_SECONDS = 0.4  # between two looks, however many pages ask
 MOST_BYTES = 4 * PIECE  # of rounds that a look reads; the rest is left for the next
-HEADER = ("arm", "seed", "state", "round", "score", "loss", "mask", "time left", "name", "run")
+HEADER = ("arm", "seed", "state", "round", "score", "loss", "mask", "time left", "name", "run", "advice")
 
 
 class LiveRuns:
@@ -54,7 +54,7 @@ class LiveRuns:
                 self._looked = -LEAST_SECONDS
                 self._look()
             rows = tuple(self._row(run) for run in self._runs.values())
-            return Table("runs", "Runs", HEADER, rows, decimals=(2, 0, 2, 2, 2, 3, 3, 2, 2, 2))
+            return Table("runs", "Runs", HEADER, rows, decimals=(2, 0, 2, 2, 2, 3, 3, 2, 2, 2, 2))
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -159,4 +159,5 @@ class LiveRuns:
             "" if left is None else duration(left),
             run.label.name,
             run.folder.name,
+            run.problem,
         )
