@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from fedgma.training.choose import form_scorer, written_form
 from fedgma.training.evaluation import client_means, evaluate, run_forward, sample_scores, scorer
 from fedgma.training.models import build
+from fedgma.training.tasks import CLASSIFICATION, IMBALANCED
 from lane_twins import start_of
 from plain_pools import make_pool
 
@@ -55,9 +56,12 @@ def test_the_written_forward_pass_gives_the_same_scores(name, shape):
     draw = torch.Generator().manual_seed(3)
     buffers = {n: v + 0.2 * torch.rand(v.shape, generator=draw) if "running" in n else v for n, v in buffers.items()}
     pool = make_pool(6, shape)
-    generic, written = scorer(run_forward(models[0])), form_scorer(written_form(models[0]))
-    for first, second in zip(*(sample_scores(s, params, buffers, pool) for s in (generic, written)), strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+    for task, columns in ((CLASSIFICATION, 1), (IMBALANCED, 1 + pool.classes)):
+        both = scorer(run_forward(models[0]), task), form_scorer(written_form(models[0]), task)
+        found, written = (sample_scores(score, params, buffers, pool) for score in both)
+        assert found[1].shape[2] == columns  # with the logits, where whole splits are scored
+        for first, second in zip(found, written, strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("samples", "batch", "shapes"), [(11, 4, {4}), (12, 5, {4}), (3, 5, {3}), (13, 12, {7})])

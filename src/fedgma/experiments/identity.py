@@ -84,6 +84,9 @@ def task_identity(task: Task) -> ModelIdentity:
     for part in ("loss", "metrics", "weight", "summary"):
         walk.visit(getattr(task, part))
     walk.put(list(task.better.items()), sorted(task.units.items()), task.target)
+    for name, metric in task.whole.items():
+        walk.put(name)
+        walk.visit(metric)
     return walk.result()
 
 

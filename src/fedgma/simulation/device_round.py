@@ -52,7 +52,7 @@ class Round:
     votes: dict[int, VoteCounts] = field(default_factory=dict)  # of the runs that were measured
     client_scores: dict[int, Tensor] = field(default_factory=dict)  # [client], of the runs that were evaluated so
     attended: dict[int, Attendance] = field(default_factory=dict)  # of the runs with a clock
-    names: tuple[str, ...] = ("loss", "accuracy")  # of the figures
+    names: tuple[str, ...] = ("loss", "accuracy")  # of the figures; the last ones may be of evaluations alone
     broken: Broken | None = None  # runs whose rule gave values that are not finite; None: no rule could
     state: Any = field(default=None, repr=False)  # the fleet's state after the round
     arrived: torch.cuda.Event | None = None  # set once the copy to the host is complete
@@ -112,7 +112,7 @@ class Round:
                 by_pool[name] = dict(zip(self.names, values[runs.index(run)], strict=True))
         *train, clients, weight, mask, agreement = row
         sampled = tuple(self.sampled[run].tolist())
-        numbers = (dict(zip(self.names, train, strict=True)), int(clients), weight, mask, agreement)
+        numbers = (dict(zip(self.names, train, strict=False)), int(clients), weight, mask, agreement)
         votes, per_client = self.votes.get(run), self.client_scores.get(run)
         return RoundRecord(
             *(run, int(self.rounds[run]), sampled, *numbers, by_pool),

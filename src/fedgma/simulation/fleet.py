@@ -33,13 +33,12 @@ from fedgma.simulation.spec import RunSpec
 from fedgma.simulation.state import State, restored
 from fedgma.simulation.versions import ReadyLanes
 from fedgma.training.cuda_graphs import float32_precision
-from fedgma.training.evaluation import Scorer, client_means, sample_scores
+from fedgma.training.evaluation import Scorer, client_figure, sample_scores, split_figures
 from fedgma.training.gradients import named_tensors
 from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained
 from fedgma.training.models import build
 from fedgma.training.ranks import train_shared
 from fedgma.training.stacked import Stacked, flatten, ship, stack, unflatten, without
-from fedgma.training.task import figures, sample_means
 
 
 def start(fleet: Fleet) -> State:
@@ -270,13 +269,10 @@ def _evaluate(
         buffers = {key: value[picked] for key, value in state.buffers.items()}
         with float32_precision(fleet.precision):
             loss, measured = sample_scores(score, params, buffers, pool, batch=fleet.eval_batch, over=fleet.ranks.map)
-        means = sample_means(fleet.task, loss, measured, pool.y)
-        scores.setdefault(name, []).append((rows, figures(fleet.task, fleet.columns, *means)))
-        weight = None if fleet.task.weight is None else fleet.task.weight(pool.y)
+        scores.setdefault(name, []).append((rows, split_figures(fleet.task, fleet.columns, loss, measured, pool.y)))
         for row, run in enumerate(rows.tolist()):
             if name == "test" and (samples := fleet.client_tests[run]) is not None:
-                of_clients = client_means(loss[row], measured[row], samples, weight)
-                clients[run] = figures(fleet.task, fleet.columns, *of_clients)[:, fleet.task.first]
+                clients[run] = client_figure(fleet.task, fleet.columns, loss[row], measured[row], pool.y, samples)
     return {n: (np.concatenate([r for r, _ in v]), torch.cat([m for _, m in v])) for n, v in scores.items()}, clients
 
 

@@ -31,7 +31,7 @@ from fedgma.training.lane_batch import Assignment, LocalTrainer, Trained, keyed_
 from fedgma.training.models import MLP, LeNet, Logistic, ResNet18, SmallCNN, parameter_count
 from fedgma.training.stacked import Stacked
 from fedgma.training.task import Task, columns_of
-from fedgma.training.tasks import CLASSIFICATION, smoothed
+from fedgma.training.tasks import CLASSIFICATION, classifies, smoothed
 from fedgma.training.threads.safety import why_not_threads
 from fedgma.training.threads.trainer import SMALL, Threads, workers_for
 
@@ -75,7 +75,7 @@ def choose(
     on_gpu, goal = pools[0].y.device.type == "cuda", smoothed(task, smoothing)
     if trainer == "auto":
         trainer = "engine" if on_gpu else _on_cpu(model, pools, goal)
-    written = written_form(model) if form and task is CLASSIFICATION else None
+    written = written_form(model) if form and classifies(task) else None
     reason = _why_not(trainer, model, pools[0], goal, written)
     if reason is not None:
         log.warning("%s; training one client at a time", reason)
@@ -121,7 +121,7 @@ def warm_up(
     device = pool.y.device
     if device.type != "cuda" or trainer not in ("auto", "engine") or lanes > MOST:
         return
-    written = written_form(model) if form and task is CLASSIFICATION and type(model) in (LeNet, SmallCNN) else None
+    written = written_form(model) if form and classifies(task) and type(model) in (LeNet, SmallCNN) else None
     params_of_one = {name: value.detach()[None] for name, value in named_tensors(model)[0].items()}
 
     def call() -> None:
@@ -170,11 +170,11 @@ def _cpu_kernel(
     asked_for = trainer == "kernels"
     if asked_for and beyond_kernels:
         raise ConfigError(f"the CPU kernels have no {', '.join(beyond_kernels)}; use trainer 'auto'")
-    classifies = task is CLASSIFICATION
-    kernels = {kernel_of(model, pool) for pool in pools} if classifies and not beyond_kernels else {None}
+    classes = classifies(task)
+    kernels = {kernel_of(model, pool) for pool in pools} if classes and not beyond_kernels else {None}
     kernel = kernels.pop() if len(kernels) == 1 else None
     if asked_for and kernel is None:
-        what = type(model).__name__ if classifies else f"the task {task.name}"
+        what = type(model).__name__ if classes else f"the task {task.name}"
         raise ConfigError(f"no CPU kernel for {what} on this data, or numba is missing; use 'auto'")
     return kernel
 
@@ -223,12 +223,13 @@ def choose_scorer(
     Without `compile`, as in the first rounds of a run, the forward pass is not compiled. The CPU kernel evaluates only
     for the trainers "auto" and "kernels": the others serve as references.
     """
-    classifies = task is CLASSIFICATION
-    written = written_form(model) if form and classifies and pool.y.device.type == "cuda" else None
+    classes = classifies(task)
+    written = written_form(model) if form and classes and pool.y.device.type == "cuda" else None
     if written is None:
         plain = scorer(run_forward(copy.deepcopy(model).eval()), task)
-        return kernel_scorer(model, plain) if classifies and trainer in ("auto", "kernels") else plain
-    return compiled(form_scorer(written)) if compile else _rehearsed(form_scorer(written))
+        return kernel_scorer(model, plain, task) if classes and trainer in ("auto", "kernels") else plain
+    score = form_scorer(written, task)
+    return compiled(score) if compile else _rehearsed(score)
 
 
 def _rehearsed(score: Scorer) -> Scorer:
@@ -246,11 +247,11 @@ def _rehearsed(score: Scorer) -> Scorer:
 
 
 @functools.cache
-def form_scorer(form: Form) -> Scorer:
+def form_scorer(form: Form, task: Task = CLASSIFICATION) -> Scorer:
     """A scorer that uses the forward pass of a form; all runs get the same samples."""
 
     def forward(params: Stacked, buffers: Stacked, x: Tensor) -> Tensor:
         runs = len(next(iter(params.values())))
         return form.forward({**params, **buffers}, x.expand(runs, *x.shape), None).logits
 
-    return scorer(forward)
+    return scorer(forward, task)

@@ -12,11 +12,11 @@ from fedgma.data.pools import Pool
 from fedgma.training.hints import without_hints
 from fedgma.training.recurrent import written_out
 from fedgma.training.stacked import Stacked
-from fedgma.training.task import Task, losses, measures
+from fedgma.training.task import Columns, Task, figures, losses, measures, sample_means, whole_number
 from fedgma.training.tasks import CLASSIFICATION
 
 Forward = Callable[[Stacked, Stacked, Tensor], Tensor]  # parameters and buffers [run, ...], x [batch, ...] -> output
-# ..., index -> loss [run, sample] and the task's measures [run, sample, column]
+# ..., index -> loss [run, sample] and `scored` measures [run, sample, column]
 Scorer = Callable[[Stacked, Stacked, Pool, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -58,10 +58,16 @@ def scorer(forward: Forward, task: Task = CLASSIFICATION) -> Scorer:
         output = forward(params, buffers, x).float()
         runs, samples = output.shape[:2]
         rows, targets = output.flatten(0, 1), y.expand(runs, *y.shape).flatten(0, 1)
-        loss, measured = losses(task, rows, targets), measures(task, rows, targets)
+        loss, measured = scored(task, rows, targets)
         return loss.view(runs, samples), measured.view(runs, samples, measured.shape[1])
 
     return score
+
+
+def scored(task: Task, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss [sample] and measures [sample, column]; for metrics of a whole split followed by the output itself."""
+    measured = measures(task, output, y)
+    return losses(task, output, y), torch.cat([measured, output.flatten(1)], 1) if task.whole else measured
 
 
 def sample_scores(
@@ -115,6 +121,33 @@ def evaluate(
     """Mean loss and accuracy of every run of a classification on a pool, or on some samples of it."""
     loss, hits = sample_scores(score, params, buffers, pool, index, batch=batch)
     return Metrics(loss.mean(1), hits[..., 0].float().mean(1))
+
+
+def split_figures(task: Task, columns: Columns, loss: Tensor, measured: Tensor, y: Tensor) -> Tensor:
+    """What is recorded of each run on a split, [run, name] in the order of `task.names`.
+
+    From loss [run, sample] and measures [run, sample, column] of the samples with targets `y`.
+    """
+    means, outputs = measured[..., : columns.number], measured[..., columns.number :]
+    averaged = figures(task, columns, *sample_means(task, loss, means, y))
+    if not task.whole:
+        return averaged
+    whole = [torch.stack([whole_number(task, name, row, y) for name in task.whole]) for row in outputs]
+    return torch.cat([averaged, torch.stack(whole).to(averaged.dtype)], 1)
+
+
+def client_figure(task: Task, columns: Columns, loss: Tensor, measured: Tensor, y: Tensor, table: Tensor) -> Tensor:
+    """What verdicts are about, of one run on every client's samples: [client]; NaN for a client without samples.
+
+    From loss [sample] and measures [sample, column]; `table` [client, sample] is that of `client_means`.
+    """
+    means, outputs, name = measured[:, : columns.number], measured[:, columns.number :], task.names[task.first]
+    if name not in task.whole:
+        weight = None if task.weight is None else task.weight(y)
+        return figures(task, columns, *client_means(loss, means, table, weight))[:, task.first]
+    held = [samples[samples >= 0] for samples in table]
+    nothing = loss.new_full((), torch.nan, dtype=torch.float64)
+    return torch.stack([whole_number(task, name, outputs[own], y[own]) if len(own) else nothing for own in held])
 
 
 def client_means(loss: Tensor, measured: Tensor, table: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:

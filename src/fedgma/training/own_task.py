@@ -10,6 +10,8 @@ class Task:
 
     def metrics(self, output, target):     # one number for each sample, averaged over samples
         return {"within": ((output - target).abs() < 0.1).float().mean(1)}
+
+    whole = {"spread": spread}             # optional: functions of all outputs and targets of a split
 """
 
 from collections.abc import Callable, Mapping
@@ -41,6 +43,7 @@ def as_task(value: Any, name: str) -> Task:
         units=getattr(made, "units", {}),
         target=getattr(made, "target", "any"),
         weight=getattr(made, "weight", None),
+        whole=getattr(made, "whole", {}),
         summary=None if getattr(made, "summary", None) is None else _row_by_row(made.summary, name),
     )
     _check(task)
@@ -78,15 +81,16 @@ def _no_metrics(output: Tensor, target: Tensor) -> Means:
 
 
 def _check(task: Task) -> None:
-    for part in ("better", "units"):
+    for part, what in (("better", "words"), ("units", "words"), ("whole", "functions")):
         if not isinstance(getattr(task, part), Mapping):
-            raise ConfigError(f"task {task.name}: `{part}` must be a mapping from metrics to words")
+            raise ConfigError(f"task {task.name}: `{part}` must be a mapping from metrics to {what}")
     wrong = [f"{name!r}: {way!r}" for name, way in task.better.items() if way not in ("higher", "lower")]
     if wrong:
         raise ConfigError(f"task {task.name}: `better` must say 'higher' or 'lower' for each metric, got {wrong[0]}")
     if "loss" in task.better or not all(isinstance(name, str) and name for name in task.better):
         raise ConfigError(f"task {task.name}: a metric needs a name of its own, and the name 'loss' is taken")
-    if unknown := sorted(set(task.units) - set(task.better)):
-        raise ConfigError(f"task {task.name}: `units` names {unknown[0]!r}, which `better` does not")
+    for part in ("units", "whole"):
+        if unknown := sorted(set(getattr(task, part)) - set(task.better)):
+            raise ConfigError(f"task {task.name}: `{part}` names {unknown[0]!r}, which `better` does not")
     if task.target not in (*TARGETS, "any"):
         raise ConfigError(f"task {task.name}: unknown target {task.target!r}; known: {', '.join(TARGETS)}, any")

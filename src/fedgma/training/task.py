@@ -2,7 +2,8 @@
 
 A `Task` is a value with two functions of a batch, `loss` and `metrics`, each with one number for each sample. Only the
 means over samples are kept, so a task works in batches of any size, in lanes and on a device. A metric that is not a
-mean over samples is computed from such means by `summary`, as the perplexity is from the loss.
+mean over samples is computed from such means by `summary`, as the perplexity is from the loss. One that needs all
+outputs of a split, such as the AUC, is in `whole`; it is evaluated and not measured in training.
 """
 
 import copy
@@ -18,6 +19,7 @@ from fedgma.errors import ConfigError
 from fedgma.training.lane_batch import keyed_generators
 
 Means = Mapping[str, Tensor]
+Whole = Callable[[Tensor, Tensor], Any]  # outputs [sample, number] and targets of a split -> one number
 
 
 class Columns(NamedTuple):
@@ -46,16 +48,22 @@ class Task:
     summary: Callable[[Means], Means] | None = None  # means of loss and measures -> metrics; None: they are the means
     mean_loss: Callable[[Tensor, Tensor], Tensor] | None = None  # a batch's mean loss in one call
     columns: Columns | None = None  # of the measures, if they are known without a trial
+    whole: Mapping[str, Whole] = field(default_factory=dict)  # metrics of a whole split by name; `better` has them too
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is recorded of a split: the loss and the metrics."""
-        return ("loss", *self.better)
+        """What is recorded of a split: the loss and the metrics, last those of a whole split."""
+        return ("loss", *self.averaged, *self.whole)
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The metrics that come from means over samples: of training too."""
+        return tuple(name for name in self.better if name not in self.whole)
 
     @property
     def first(self) -> int:
         """The position in `names` of what verdicts are about: the first metric, or the loss if there is none."""
-        return 1 if self.better else 0
+        return self.names.index(next(iter(self.better), "loss"))
 
     @property
     def lower(self) -> bool:
@@ -131,13 +139,27 @@ def weighted_means(loss: Tensor, measured: Tensor, weight: Tensor) -> tuple[Tens
 
 
 def figures(task: Task, columns: Columns, loss: Tensor, means: Tensor) -> Tensor:
-    """The numbers that are recorded, [..., name] in the order of `task.names`, from means of loss and measures."""
+    """Loss and averaged metrics, [..., name] in the order of `task.names`, from means of loss and measures."""
     parts = torch.split(means, list(columns.widths), -1) if columns.widths else ()
     known = {
         name: part.squeeze(-1) if part.shape[-1] == 1 else part for name, part in zip(columns.names, parts, strict=True)
     }
     metrics = known if task.summary is None else task.summary({"loss": loss, **known})
-    return torch.stack([loss, *(metrics[name].to(loss.dtype) for name in task.better)], -1)
+    return torch.stack([loss, *(metrics[name].to(loss.dtype) for name in task.averaged)], -1)
+
+
+def whole_number(task: Task, name: str, outputs: Tensor, y: Tensor) -> Tensor:
+    """A metric of a whole split, from outputs [sample, number] and targets; an error if it fails or is not a number."""
+    try:
+        number = torch.as_tensor(task.whole[name](outputs, y), dtype=torch.float64, device=outputs.device)
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(
+            f"task {task.name}: metric {name!r} failed on {len(y)} samples ({type(error).__name__}: {error}); "
+            "return nan where it is not defined, such as for samples of one class"
+        ) from error
+    if number.numel() != 1:
+        _refuse(task, f"metric {name!r} in `whole` to return one number", f"{_form(number)} for {len(y)} samples")
+    return number.reshape(())
 
 
 def columns_of(task: Task, model: nn.Module, pool: Pool) -> Columns:
@@ -158,18 +180,23 @@ def columns_of(task: Task, model: nn.Module, pool: Pool) -> Columns:
             _refuse(task, f"metric {name!r} to have one number for each sample", f"{_form(value)} for two samples")
     columns = Columns(tuple(metrics), tuple(value[0].numel() for value in metrics.values()))
     _check_figures(task, columns, loss.reshape(2).mean(), metrics)
+    for name in task.whole:
+        whole_number(task, name, output.float().flatten(1), y)
     return columns
 
 
 def _check_figures(task: Task, columns: Columns, loss: Tensor, metrics: Means) -> None:
-    """Refuse metrics that `better` does not name, and those of several numbers."""
+    """Refuse metrics that `better` does not name or that `whole` has too, and those of several numbers."""
     if task.summary is not None:
         means = {name: value.float().mean(0).squeeze(-1) for name, value in metrics.items()}
         metrics = task.summary({"loss": loss, **means})
     elif wide := [name for name, width in zip(*columns, strict=True) if width != 1]:
         _refuse(task, f"one number for each sample of metric {wide[0]!r}", "several; average them, or add `summary`")
-    if set(metrics) != set(task.better):
-        wanted = ", ".join(f'"{name}": "{task.better.get(name, "lower")}"' for name in sorted(metrics))
+    if twice := sorted(set(metrics) & set(task.whole)):
+        _refuse(task, f"metric {twice[0]!r} in `metrics` or in `whole`", "both; leave one of them out")
+    if set(metrics) != set(task.averaged):
+        names = sorted({*metrics, *task.whole})
+        wanted = ", ".join(f'"{name}": "{task.better.get(name, "lower")}"' for name in names)
         got = ", ".join(sorted(task.better)) or "none"
         _refuse(task, f"better = {{{wanted}}} to say of each metric whether lower or higher is better", got)
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from fedgma.data.files.own.targets import PADDING
 from fedgma.errors import ConfigError
 from fedgma.training.task import Columns, Means, Task
+from fedgma.training.whole import auc, balanced_accuracy, macro_f1
 
 
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -96,6 +97,13 @@ CLASSIFICATION = Task(
     mean_loss=F.cross_entropy,
     columns=Columns(("accuracy",), (1,)),
 )
+IMBALANCED = replace(  # a classification in which the accuracy says little
+    CLASSIFICATION,
+    name="imbalanced",
+    better=dict.fromkeys(("auc", "balanced_accuracy", "macro_f1", "accuracy"), "higher"),
+    units=dict.fromkeys(("auc", "balanced_accuracy", "macro_f1", "accuracy"), "%"),
+    whole={"auc": auc, "balanced_accuracy": balanced_accuracy, "macro_f1": macro_f1},
+)
 REGRESSION = Task(
     name="regression",
     loss=_squared_error,
@@ -125,6 +133,11 @@ NEXT_TOKEN = Task(
 )
 
 
+def classifies(task: Task) -> bool:
+    """Whether a task trains as `CLASSIFICATION` does, however it is scored: what is written for that serves it too."""
+    return task.loss is CLASSIFICATION.loss and task.metrics is CLASSIFICATION.metrics
+
+
 def smoothed(task: Task, smoothing: float) -> Task:
     """The task with label smoothing in its loss: of each label, a share is spread evenly over all classes.
 
@@ -132,12 +145,14 @@ def smoothed(task: Task, smoothing: float) -> Task:
     """
     if not smoothing:
         return task
-    if task is CLASSIFICATION:
+    if classifies(task):
         by_sample = functools.partial(F.cross_entropy, label_smoothing=smoothing, reduction="none")
         return replace(task, loss=by_sample, mean_loss=functools.partial(F.cross_entropy, label_smoothing=smoothing))
     if task is NEXT_TOKEN:
         return replace(task, loss=functools.partial(_token_losses, smoothing=smoothing))
-    raise ConfigError(f"label_smoothing is for the tasks classification and next_token, got task {task.name!r}")
+    raise ConfigError(
+        f"label_smoothing is for the tasks classification, imbalanced and next_token, got task {task.name!r}"
+    )
 
 
-TASKS = {task.name: task for task in (CLASSIFICATION, REGRESSION, MULTI_LABEL, NEXT_TOKEN)}
+TASKS = {task.name: task for task in (CLASSIFICATION, IMBALANCED, REGRESSION, MULTI_LABEL, NEXT_TOKEN)}

@@ -14,7 +14,7 @@ from fedgma.data.pools import Pool
 from fedgma.errors import ConfigError
 from fedgma.training.lane_batch import keyed_generators
 from fedgma.training.task import Task, columns_of, mean_loss
-from fedgma.training.tasks import CLASSIFICATION
+from fedgma.training.tasks import CLASSIFICATION, classifies
 
 NEAR_ONE = 1e-3  # as close the probabilities of a sample sum to one, in any precision
 
@@ -35,7 +35,7 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
                 f"model {name} could not be applied to a batch of shape {list(x.shape)} ({_first_line(error)}); "
                 f"{_fix(model, x)}"
             ) from error
-        check_outputs(outputs, x, pool.classes if task is CLASSIFICATION else None, name)
+        check_outputs(outputs, x, pool.classes if classifies(task) else None, name)
         columns_of(task, model, pool)  # raises if loss and metrics do not fit the outputs
         try:
             mean_loss(task, outputs.float(), y).backward()  # type: ignore[no-untyped-call]
@@ -44,7 +44,7 @@ def try_model(model: nn.Module, pool: Pool, name: str, task: Task = CLASSIFICATI
                 f"the loss of model {name} could not be differentiated ({_first_line(error)}); "
                 "its outputs must depend on its parameters by differentiable operations, without .detach() or .data"
             ) from error
-    return _doubt(outputs.detach(), pool.classes, name) if task is CLASSIFICATION else None
+    return _doubt(outputs.detach(), pool.classes, name) if classifies(task) else None
 
 
 def _doubt(outputs: Tensor, classes: int, name: str) -> str | None:

@@ -12,7 +12,7 @@ from fedgma.training.schedules import SCHEDULES, Schedule, check_last_rate
 
 Run = Any  # the settings of a run, whose class has sections of this module
 AXES = ("round_schedule", "step_schedule")
-SMOOTHED = ("classification", "next_token")  # tasks whose labels can be smoothed
+SMOOTHED = ("classification", "imbalanced", "next_token")  # tasks whose labels can be smoothed
 # recorded only where they differ from these defaults, so that runs from before they existed keep their fingerprints
 OFF: dict[str, Any] = {"client_optimizer": "sgd", "nesterov": False, "weight_decay": 0.0, "label_smoothing": 0.0}
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from fedgma.errors import ConfigError
 
-TASKS = ("classification", "regression", "multi_label", "next_token")
+TASKS = ("classification", "imbalanced", "regression", "multi_label", "next_token")
 OFF = "classification"  # recorded only where it is another, which keeps fingerprints from before this setting existed
 
 

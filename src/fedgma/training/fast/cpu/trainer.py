@@ -5,16 +5,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgma.data.client_views import Coloured
 from fedgma.data.pools import CHUNK, ImagePool, Pool
 from fedgma.machine import available_cores
-from fedgma.training.evaluation import Scorer, seen_by
+from fedgma.training.evaluation import Scorer, scored, seen_by
 from fedgma.training.fast.cpu import clients as kernels
 from fedgma.training.lane_batch import Assignment, LaneBatch, LocalTrainer, Trained
 from fedgma.training.models import LeNet, Logistic
 from fedgma.training.stacked import Stacked, flatten, shapes_of
+from fedgma.training.task import Task
+from fedgma.training.tasks import CLASSIFICATION
 
 KERNELS = {LeNet: "lenet", Logistic: "logistic"}
 SHOWN = 2**26  # bytes of images that are shown in a view at a time, if that is enough for all cores
@@ -121,7 +122,7 @@ def _view_of(pool: Pool) -> object:
     return pool.view if isinstance(pool, ImagePool) else None
 
 
-def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
+def kernel_scorer(model: nn.Module, otherwise: Scorer, task: Task = CLASSIFICATION) -> Scorer:
     """Loss and hits of every run by the kernel on pools that it can read, by `otherwise` on the rest."""
     known: dict[int, tuple[Pool, str | None, kernels.Images | None]] = {}
 
@@ -135,12 +136,9 @@ def kernel_scorer(model: nn.Module, otherwise: Scorer) -> Scorer:
             return otherwise(params, buffers, pool, index)
         data = _seen(pool, index, seen_by(pool, index)) if images is None else images
         chosen, wanted = None if images is None else index.numpy(), pool.y[index]
-        scores = [
-            torch.from_numpy(kernels.logits(name, row, data, classes=pool.classes, index=chosen))
-            for row in flatten(params).numpy()
-        ]
-        losses = [F.cross_entropy(logits, wanted, reduction="none") for logits in scores]
-        return torch.stack(losses), torch.stack([logits.argmax(1) == wanted for logits in scores])[..., None]
+        rows = (kernels.logits(name, row, data, classes=pool.classes, index=chosen) for row in flatten(params).numpy())
+        losses, measured = zip(*(scored(task, torch.from_numpy(logits), wanted) for logits in rows), strict=True)
+        return torch.stack(losses), torch.stack(measured)
 
     return score
 
