@@ -284,6 +284,26 @@ def test_buffers_that_change_by_far_more_than_usual_are_refused_from_the_second_
     assert server.buffer_medians == [0.2, 1.9]  # of all readable replies, as for the updates
 
 
+def test_nobody_but_the_clients_of_the_round_decides_what_change_of_buffers_is_usual():
+    server, model = MaskedServer(), {"w": np.ones(1), "bn.running_var": np.ones(1), "n": np.array(0)}
+    honest, huge = ({"w": np.full(1, 0.1), "bn.running_var": np.full(1, x), "n": np.array(1)} for x in (0.2, 1e20))
+    outsiders = [(huge, 1, f"outsider {number}") for number in range(9)]
+    again = [(huge, 1, "a")] * 9
+    server.step(model, [(honest, 1, "a"), *again, *outsiders], selected={"a", "b"})
+    assert server.buffer_medians == [0.2]
+    step = server.step(model, [(honest, 1, "a"), (huge, 1, "b")], selected={"a", "b"})
+    assert [refusal[:2] for refusal in step.refused] == [("b", "norm")]
+
+
+def test_one_with_too_large_buffers_is_not_held_back_as_the_heaviest():
+    gate = Gate(max_buffer_norm=1.0)
+    server = MaskedServer(fedgma.mean(), gate=gate, norm_factor=None, share_cap=0.5)
+    model = {"w": np.zeros(1), "bn.running_var": np.zeros(1)}
+    replies = [({"w": np.ones(1), "bn.running_var": np.full(1, x)}, w, x) for x, w in ((9.0, 100), (0.5, 10), (0.1, 1))]
+    step = server.step(model, replies)
+    assert ([refusal[:2] for refusal in step.refused], step.capped) == ([(9.0, "norm")], ((0.5, 10.0, 1.0),))
+
+
 def test_a_counter_that_jumps_is_refused_and_honest_clients_go_on():
     server, model = MaskedServer(), {"w": np.ones(1), "bn.running_var": np.ones(1), "n": np.array(0)}
     jump = {"w": np.full(1, 0.1), "bn.running_var": np.zeros(1), "n": np.array(2**63 - 1)}

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 import fedgma
 from fedgma import Gate, Tally, finish
-from fedgma.aggregation.gate import MIN_WEIGHT, norm
+from fedgma.aggregation.gate import MIN_WEIGHT
+from fedgma.aggregation.norms import norm
 from strategies import rows, same_bits, stacks
 from tables import AGGREGATORS, OPTIMIZERS
 
@@ -304,8 +305,9 @@ def test_selected_clients_may_be_named_in_any_collection():
 def test_a_limit_says_how_far_it_goes():
     with pytest.raises(fedgma.ConfigError, match=r"max_share must be a number above 0 and at most 1, got 2"):
         Gate(max_share=2)
-    with pytest.raises(fedgma.ConfigError, match=r"max_norm must be a number above 0, got 0"):
-        Gate(max_norm=0)
+    for name in ("max_norm", "max_buffer_norm"):
+        with pytest.raises(fedgma.ConfigError, match=rf"{name} must be a number above 0, got 0"):
+            Gate(**{name: 0})
 
 
 def test_the_heaviest_and_the_lightest_weight_allowed_count():

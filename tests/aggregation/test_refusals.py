@@ -8,7 +8,8 @@ import torch
 
 import fedgma
 from fedgma import Gate, Tally, finish
-from fedgma.aggregation.gate import PIECE, entry_kind, find_refusal, norm
+from fedgma.aggregation.gate import entry_kind, find_refusal
+from fedgma.aggregation.norms import PIECE, norm
 from fedgma.arrays import Spec
 
 LIKE = {name: np.zeros(2, np.float32) for name in ("a", "b", "c", "d", "e")}
@@ -130,6 +131,24 @@ def test_a_norm_at_the_limit_passes_and_counters_and_buffers_do_not_enter_it():
         refusals = [one.add(update), *many.add_many({name: entry[None] for name, entry in update.items()})]
         assert [refusal and refusal.reason for refusal in refusals] == ([None] if reason is None else [reason] * 2)
         assert one.norms == many.norms == [5.0]  # also of those above the limit
+        assert one.buffer_norms == many.buffer_norms == [100.0]
+
+
+def test_the_change_of_buffers_has_a_limit_of_its_own():
+    like = {"w": np.zeros(2), "s": np.zeros(1), "n": np.zeros(1, np.int64)}
+    update = {"w": np.array([300.0, 400.0]), "s": np.array([-5.0]), "n": np.array([100])}
+    for limit, reason in ((5.0, None), (4.9, "norm")):
+        one, many, whole = (Tally(like, buffers=["s"], gate=Gate(max_buffer_norm=limit)) for _ in range(3))
+        refusals = [one.add(update), *many.add_many({name: entry[None] for name, entry in update.items()})]
+        assert [refusal and refusal.reason for refusal in refusals] == ([None] if reason is None else [reason] * 2)
+        whole.merge(one)
+        assert (whole.norms, whole.buffer_norms) == (one.norms, one.buffer_norms) == ([500.0], [5.0])
+    whole.clear()
+    assert whole.buffer_norms == []
+    result = fedgma.server_round(like, [update], buffers=["s"], gate=Gate(max_buffer_norm=5.0))
+    assert result.params["s"].tolist() == [-5.0]
+    with pytest.raises(fedgma.NotEnoughClients, match=r"the norm of the buffers' change must be at most 4.9, got 5"):
+        fedgma.server_round(like, [update], buffers=["s"], gate=Gate(max_buffer_norm=4.9))
 
 
 def test_norms_are_kept_only_where_they_are_limited_and_finite():

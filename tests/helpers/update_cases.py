@@ -128,6 +128,8 @@ def make_case(rng):
         gate["round"] = 5
     if rng.integers(4) == 0:
         gate["max_norm"] = 1.2345678 * 10.0 ** int(rng.integers(-3, 6))  # no norm of a few whole numbers
+    if rng.integers(4) == 0:
+        gate["max_buffer_norm"] = 1.2345678 * 10.0 ** int(rng.integers(-3, 6))
     clients = [make_client(rng, entries, gate) for _ in range(rng.integers(1, 7))]
     return Case(entries, library, gate, int(rng.integers(21)), clients)
 

@@ -68,9 +68,10 @@ def judge(case, client, seen):
     }
     if not all(np.isfinite(array).all() for array in values.values()):
         return "nonfinite", None, None
-    voters = [values[name] for name, entry in case.entries.items() if entry.kind == "masked"]
-    if "max_norm" in case.gate and too_long(voters, case.gate["max_norm"]):
-        return "norm", None, None
+    for limit, kind in (("max_norm", "masked"), ("max_buffer_norm", "averaged")):
+        arrays = [values[name] for name, entry in case.entries.items() if entry.kind == kind]
+        if limit in case.gate and too_long(arrays, case.gate[limit]):
+            return "norm", None, None
     return None, values, Fraction(float(client.weight))
 
 

@@ -7,7 +7,7 @@ A refused client is left out of the mean and of the vote count. The result is th
     shape       an entry has another shape (never broadcast)
     dtype       an entry has another number type, or is not a dense array of numbers; no entry is floating
     nonfinite   an entry holds a NaN or an infinity, or a value that the model's number type cannot hold
-    norm        the norm is above the limit
+    norm        the norm, or that of the buffers' change, is above the limit
     empty       the weight is zero: no data, no vote
     weight      the weight is negative, not finite, not a number, or outside the limits
     client      the client's name cannot be compared with other names
@@ -17,7 +17,7 @@ A refused client is left out of the mean and of the vote count. The result is th
 """
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from fedgma.aggregation import kernels
 from fedgma.aggregation.kernels.plain import FURTHER
+from fedgma.aggregation.norms import norm
 from fedgma.arrays import (
     FLOATS,
     INTEGERS,
@@ -32,7 +33,6 @@ from fedgma.arrays import (
     Array,
     NotDense,
     Spec,
-    cast,
     convert,
     flatten,
     is_torch,
@@ -43,8 +43,6 @@ from fedgma.arrays import (
 from fedgma.errors import ConfigError, DataError, did_you_mean, nearest
 
 Schema = Mapping[str, Spec]
-PIECE = 2**15  # entries whose squares are summed at a time
-SAFE = 1e-280  # underflow does not matter in a sum of squares above this
 NATIVE = {np.dtype(name).str: name for name in NUMBERS - {"bfloat16"}}  # of this machine's byte order
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # torch's names for buffers of normalisation layers
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e15  # outside these, products with an update or sums of weights lose digits
@@ -83,17 +81,24 @@ class Gate:
     selected: Collection[Hashable] | None = None  # clients of the round; None: any client
     round: int | None = None
     max_share: float = 1.0
+    max_buffer_norm: float = math.inf  # of floating buffers, such as running variances, all together
 
     def __post_init__(self) -> None:
         _check_limit("max_weight", self.max_weight, MAX_WEIGHT)
         _check_limit("max_share", self.max_share, 1.0)
         _check_limit("max_norm", self.max_norm, math.inf)
+        _check_limit("max_buffer_norm", self.max_buffer_norm, math.inf)
         if not isinstance(self.cast, bool | np.bool_):
             raise ConfigError(f"a gate's cast must be True or False, got {self.cast!r}")
         if self.round is not None and (isinstance(self.round, bool) or not isinstance(self.round, int | np.integer)):
             raise ConfigError(f"a gate's round must be a whole number or None, got {self.round!r}")
         if self.selected is not None:
             object.__setattr__(self, "selected", _read_selected(self.selected))
+
+    @property
+    def limits_norms(self) -> bool:
+        """Whether norms are measured."""
+        return min(self.max_norm, self.max_buffer_norm) < math.inf
 
 
 def _check_limit(name: str, limit: object, highest: float) -> None:
@@ -306,47 +311,23 @@ def find_refusal(update: Mapping[str, Any], gate: Gate) -> Refusal | None:
     try:
         schema = read_schema(update)
         arrays = read_update(update, schema, schema)
-        if gate.max_norm < math.inf:
-            check_norm([*arrays.values()], gate, [])
+        if gate.limits_norms:
+            check_norms(([*arrays.values()], []), gate, ([], []))
     except Refused as refused:
         return Refusal(None, refused.reason, refused.detail)
     return None
 
 
-def check_norm(arrays: Sequence[Array], gate: Gate, norms: list[float]) -> None:
-    """Refuse finite arrays whose norm is above the limit; the norm is added to `norms`."""
-    length = norm(arrays)
-    if math.isfinite(length):
-        norms.append(length)
-    if length > gate.max_norm:
-        raise Refused("norm", f"the norm must be at most {gate.max_norm:g}, got {length:g}")
-
-
-def norm(arrays: Iterable[Array]) -> float:
-    """Euclidean norm of all entries together, in float64; scaled where squares would overflow or underflow."""
-    lengths = []
-    for array in arrays:
-        squares = _sum_of_squares(array) if isinstance(array, np.ndarray) else math.nan
-        if SAFE < squares < math.inf:
-            lengths.append(math.sqrt(squares))
-            continue
-        largest = float(abs(array).max()) if math.prod(array.shape) else 0.0
-        if not math.isfinite(largest):
-            return largest
-        if largest > 0:
-            scaled = cast(array, "float64") / largest
-            lengths.append(largest * math.sqrt(float((scaled * scaled).sum())))
-    return math.hypot(*lengths)
-
-
-def _sum_of_squares(array: np.ndarray) -> float:
-    """Sum of squares in pieces that fit the cache; infinite after an overflow, about zero after an underflow."""
-    total, flat = 0.0, array.reshape(-1)
-    for begin in range(0, flat.size, PIECE):
-        piece = np.array(flat[begin : begin + PIECE], np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            total += float(np.multiply(piece, piece, out=piece).sum())
-    return total
+def check_norms(parts: Sequence[Sequence[Array]], gate: Gate, norms: Sequence[list[float]]) -> None:
+    """Refuse finite arrays, voters and buffers, with a norm above its limit; both norms are added to `norms`."""
+    lengths = [norm(arrays) for arrays in parts]
+    for length, arrays, noted in zip(lengths, parts, norms, strict=True):
+        if arrays and math.isfinite(length):
+            noted.append(length)
+    limits, what = (gate.max_norm, gate.max_buffer_norm), ("the norm", "the norm of the buffers' change")
+    for length, limit, words in zip(lengths, limits, what, strict=True):
+        if length > limit:
+            raise Refused("norm", f"{words} must be at most {limit:g}, got {length:g}")
 
 
 def check_gate(gate: object) -> Gate:

@@ -112,7 +112,7 @@ def _ordinary(
     device, all of them trainable.
     """
     arrays = list(updates.values())
-    if gate.selected is not None or gate.cast or gate.max_norm < math.inf or not _all_vote(tuple(updates), buffers):
+    if gate.selected is not None or gate.cast or gate.limits_norms or not _all_vote(tuple(updates), buffers):
         return None
     layout = kernels.load_layouts().common_layout(arrays)
     if layout is None or not layout.clients:

@@ -32,8 +32,9 @@ import numpy as np
 
 from fedgma.aggregation.controls import cross_fitted, damped_mean, shuffled_mask, stale_mask
 from fedgma.aggregation.elections import magnitude_agreement, majority_sign, ties, voters_only
-from fedgma.aggregation.gate import Refused, entry_kind, norm, read_schema
+from fedgma.aggregation.gate import Refused, entry_kind, read_schema
 from fedgma.aggregation.masks import hard_mask, reversing_mask, sign_test_mask, soft_mask
+from fedgma.aggregation.norms import norm
 from fedgma.aggregation.own import AnyRule, as_rule
 from fedgma.aggregation.rule import Prepare, Rule
 from fedgma.aggregation.scales import fedexp, james_stein, wiener

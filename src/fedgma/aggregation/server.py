@@ -5,7 +5,6 @@ not at all: if too few replies are valid or the step is not finite, model and op
 error is returned.
 """
 
-import math
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,14 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fedgma.aggregation.aggregate import Aggregate
-from fedgma.aggregation.gate import Gate, Refusal, Refused, check_buffers, check_gate, entry_kind, norm, read_schema
+from fedgma.aggregation.gate import Gate, Refusal, Refused, check_buffers, check_gate, entry_kind, read_schema
+from fedgma.aggregation.norms import norm
 from fedgma.aggregation.optimizers import ServerOptimizer, State, join_states, sgd, split_state
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.rules import masked_mean
 from fedgma.aggregation.share import Capped, cap_share
 from fedgma.aggregation.tally import Tally
 from fedgma.aggregation.wrappers import check_patterns
-from fedgma.arrays import Array, Params, cast, flatten, is_torch, spec, to_native
+from fedgma.arrays import FLOATS, Array, Params, cast, flatten, is_torch, spec, to_native
 from fedgma.errors import ConfigError, Diverged, FedgmaError, NotEnoughClients
 
 WINDOW = 5  # rounds whose median norms are kept
@@ -64,7 +64,6 @@ class MaskedServer:
     medians: list[float] = field(default_factory=list)
     lookahead: bool = False
     buffer_medians: list[float] = field(default_factory=list)  # as `medians`, of changes of the floating buffers
-    _buffer_norms: list[float] = field(default_factory=list, init=False, repr=False)  # of this round
 
     def __post_init__(self) -> None:
         if self.norm_factor is not None and not (_is_number(self.norm_factor) and self.norm_factor > 0):
@@ -137,7 +136,6 @@ class MaskedServer:
         if params is not None:
             check_buffers(self.buffers, params)
             check_patterns(self.rule, params)
-        self._buffer_norms = []
         return self.rule.open(params, buffers=self.buffers, gate=self._round_gate(params, selected))
 
     def add(self, tally: Tally, update: Params | Refused, weight: object, client: Hashable) -> Refusal | None:
@@ -169,40 +167,36 @@ class MaskedServer:
             step = Step(None, tuple(tally.refused), {}, error)
         if tally.norms:  # a round that was interrupted does not count
             self.medians = [*self.medians, _lower_median(tally.norms)][-WINDOW:]
-        if self._buffer_norms:
-            self.buffer_medians = [*self.buffer_medians, _lower_median(self._buffer_norms)][-WINDOW:]
+        if tally.buffer_norms:
+            self.buffer_medians = [*self.buffer_medians, _lower_median(tally.buffer_norms)][-WINDOW:]
         return step
 
     def _bounded(self, update: Params | Refused) -> Params | Refused:
-        """The update, or its refusal if its buffers or counters change by far more than is usual."""
+        """The update, or its refusal if a counter moves by far more than is usual."""
         if self.norm_factor is None or not isinstance(update, Mapping):
             return update
         try:
-            kinds = {name: entry_kind(name, entry, self.buffers) for name, entry in read_schema(update).items()}
-            arrays = {name: flatten(to_native(update[name])) for name, kind in kinds.items() if kind != "masked"}
+            counters = [name for name, entry in read_schema(update).items() if entry.dtype not in FLOATS]
         except Refused:
             return update  # the gate says why
-        counters = [name for name, kind in kinds.items() if kind == "maximum"]
-        if far := [name for name in counters if bool((abs(arrays[name]) > FARTHEST).any())]:
+        if far := [name for name in counters if bool((abs(to_native(update[name])) > FARTHEST).any())]:
             return Refused("norm", f"{far[0]!r} is too far from the server's counter")
-        change = norm(array for name, array in arrays.items() if name not in counters)
-        if len(arrays) == len(counters) or not math.isfinite(change):
-            return update
-        self._buffer_norms.append(change)
-        limit = self.norm_factor * (_lower_median(self.buffer_medians) if self.buffer_medians else 0.0)
-        if not 0 < limit < change:
-            return update
-        return Refused("norm", f"the norm of the buffers' change must be at most {limit:g}, got {change:g}")
+        return update
 
     def _round_gate(self, params: Params | None, selected: Collection[Hashable] | None) -> Gate:
         clients = selected if self.gate.selected is None else self.gate.selected
         if self.norm_factor is None:
             return replace(self.gate, selected=clients)
         usual = _lower_median(self.medians) if self.medians else _model_norm(params or {}, self.buffers)
-        limit = self.norm_factor * usual
-        if not 0 < limit < sys.float_info.max:  # a model of zeros, or not finite: no limit but norms are measured
-            limit = sys.float_info.max
-        return replace(self.gate, selected=clients, max_norm=min(self.gate.max_norm, limit))
+        change = _lower_median(self.buffer_medians) if self.buffer_medians else 0.0
+        longest = min(self.gate.max_norm, _limit(self.norm_factor * usual))
+        largest = min(self.gate.max_buffer_norm, _limit(self.norm_factor * change))
+        return replace(self.gate, selected=clients, max_norm=longest, max_buffer_norm=largest)
+
+
+def _limit(longest: float) -> float:
+    """A limit of norms: where it is zero, since nothing is usual yet, or not finite, all pass and are measured."""
+    return longest if 0 < longest < sys.float_info.max else sys.float_info.max
 
 
 def statistics(merged: Aggregate) -> dict[str, float]:

@@ -8,7 +8,7 @@ more update in memory, and then counts with at most its share.
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from fedgma.aggregation.gate import Gate, Refused, norm, read_mapping, read_weight
+from fedgma.aggregation.gate import Gate, Refused, check_norms, read_mapping, read_weight
 from fedgma.aggregation.rule import Rule
 from fedgma.aggregation.tally import Tally
 
@@ -70,6 +70,7 @@ def _is_valid(update: Any, tally: Tally, rule: Rule) -> bool:
     """Whether the gate will let an update pass; else it would be held back in the place of a valid one."""
     try:
         _, arrays = tally.read(read_mapping(rule.prepared(update, tally.buffers)))
+        check_norms(tally.parts(arrays), tally.gate, ([], []))
     except Refused:
         return False
-    return norm(tally.voters(arrays)) <= tally.gate.max_norm
+    return True

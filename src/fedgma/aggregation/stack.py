@@ -1,6 +1,5 @@
 """Clients' updates as a stack: for each entry one array with the client axis first."""
 
-import math
 from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -72,7 +71,7 @@ class Stack(NamedTuple):
 
     def plain_weights(self, gate: Gate) -> dict[int, float] | None:
         """All rows with weights, if only weights need a check and all of them pass the gate; else None."""
-        only_weights = not self.named and gate.selected is None and gate.max_norm == math.inf
+        only_weights = not self.named and gate.selected is None and not gate.limits_norms
         values = plain_numbers(self.weights, gate) if only_weights else None
         return None if values is None else dict(enumerate(values))
 

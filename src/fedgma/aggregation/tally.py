@@ -12,7 +12,6 @@ Conventions, tested:
 - What a tally hands out is a copy, and it keeps no array that it was given.
 """
 
-import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from fedgma.aggregation.gate import (
     check_gate,
     check_identity,
     check_members,
-    check_norm,
+    check_norms,
     check_schema,
     entry_kind,
     in_words,
@@ -79,6 +78,7 @@ class Tally(Shared):
     clients: int  # counted so far
     refused: list[Refusal]
     norms: list[float]  # of all readable updates, if the gate limits norms
+    buffer_norms: list[float]  # those of their floating buffers
     schema: dict[str, Spec] | None  # None until the first valid update
     weight_parts: tuple[float, float]  # total weight, and its rounding error
     heaviest: float  # the largest weight of a client
@@ -147,8 +147,8 @@ class Tally(Shared):
                     return None
                 schema, arrays = self.read(entries)
                 check_first(schema, self.schema, self.buffers)
-                if self.gate.max_norm < math.inf:
-                    check_norm(self.voters(arrays), self.gate, self.norms)
+                if self.gate.limits_norms:
+                    check_norms(self.parts(arrays), self.gate, (self.norms, self.buffer_norms))
             except Refused as refused:
                 return self._refuse(label, refused.reason, refused.detail)
             self.turns.begin()
@@ -167,9 +167,10 @@ class Tally(Shared):
         check_schema(schema, expected, self.gate.cast)
         return schema, read_update(entries, schema, expected)
 
-    def voters(self, arrays: Mapping[str, Array]) -> list[Array]:
-        """Those of an update's arrays that vote, whose norm the gate limits."""
-        return [array for name, array in arrays.items() if entry_kind(name, spec(array), self.buffers) == "masked"]
+    def parts(self, arrays: Mapping[str, Array]) -> list[list[Array]]:
+        """The arrays of an update that vote, and its floating buffers: the gate limits the norms of both."""
+        kinds = {name: entry_kind(name, spec(array), self.buffers) for name, array in arrays.items()}
+        return [[array for name, array in arrays.items() if kinds[name] == kind] for kind in ("masked", "averaged")]
 
     def add_many(
         self, updates: Params, weights: Weights = None, *, clients: Sequence[Hashable] | None = None
@@ -293,7 +294,7 @@ class Tally(Shared):
     def clear(self) -> None:
         """Empty the tally; the gate and the names of buffers stay."""
         self.clients, self.refused, self.norms, self.schema = 0, [], [], None
-        self.weight_parts, self.heaviest = (0.0, 0.0), 0.0
+        self.weight_parts, self.heaviest, self.buffer_norms = (0.0, 0.0), 0.0, []
         self.placement, self.device_sample = Placement("numpy"), np.empty(0)
         self.sums, self.maxima, self.seen, self._width = {}, {}, set(), ""
         self.turns.end()
@@ -321,7 +322,7 @@ class Tally(Shared):
     def _add_unchecked(self, entries: Mapping[str, Any], weight: float, client: Hashable) -> bool:
         """Count an update of plain arrays if its values turn out to be finite; False if nothing has changed."""
         wide_enough = bool(self.sums) and self._width == vote_type(self.clients + 1)
-        if self.schema is None or not wide_enough or self.further or self.gate.max_norm < math.inf:
+        if self.schema is None or not wide_enough or self.further or self.gate.limits_norms:
             return False
         arrays = plain_arrays(entries, self.schema)
         if arrays is None or is_torch(self.device_sample):
@@ -365,15 +366,14 @@ class Tally(Shared):
         self.seen |= other.seen
         self.refused.extend(other.refused)
         self.norms.extend(other.norms)
+        self.buffer_norms.extend(other.buffer_norms)
 
     def _check_row_norm(self, stack: Stack, row: int) -> None:
         """Refuse a row of a stack whose norm is above the limit; one with NaN or infinities is refused later."""
-        if self.gate.max_norm == math.inf:
-            return
-        voters = [stack.entries[name][row] for name in self.names("masked", stack.schema)]
-        others = [stack.entries[name][row] for name in self.names("averaged", stack.schema)]
-        if kernels.first_nonfinite([*voters, *others]) is None:
-            check_norm(voters, self.gate, self.norms)
+        if self.gate.limits_norms:
+            voters, buffers = self.parts({name: rows[row] for name, rows in stack.entries.items()})
+            if kernels.first_nonfinite([*voters, *buffers]) is None:
+                check_norms((voters, buffers), self.gate, (self.norms, self.buffer_norms))
 
     def _refuse(self, client: Hashable, reason: str, detail: str) -> Refusal:
         self.refused.append(Refusal(f"{client!r:.60}" if reason == "client" else client, reason, detail))

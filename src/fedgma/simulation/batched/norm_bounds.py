@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.aggregation.gate import norm
+from fedgma.aggregation.norms import norm
 from fedgma.aggregation.server import WINDOW
 from fedgma.training.stacked import Shapes, ship
 
