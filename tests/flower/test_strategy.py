@@ -184,7 +184,7 @@ def test_options_of_another_strategy_are_refused_with_what_takes_their_place(str
         ({"retries": "3"}, "retries must be a whole number of at least 0, got '3'"),
         ({"wait": "3"}, "wait must be a number, at least 0, got '3'"),
         ({"seed": "a"}, "seed must be a whole number, got 'a'"),
-        ({"share_cap": "0.6"}, "share_cap must be a number, from 0.5 to 1, got '0.6'"),
+        ({"share_cap": "0.6"}, "share_cap must be at least 0.5 and below 1, or None for no cap, got '0.6'"),
         ({"fraction_train": "0.5"}, "fraction_train must be a number, from 0 to 1, got '0.5'"),
         ({"fraction_evaluate": 1.5}, "fraction_evaluate must be from 0 to 1, got 1.5"),
         ({"min_train_nodes": None}, "min_train_nodes must be a whole number of at least 0, got None"),

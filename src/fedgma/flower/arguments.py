@@ -30,8 +30,6 @@ def check_strategy(given: Mapping[str, object]) -> None:
             check_whole(name, value)
         elif name == "wait":
             check_number(name, value, 0)
-        elif name == "share_cap" and value is not None:
-            check_number(name, value, 0.5, 1)
 
 
 def check_start(num_rounds: object, timeout: object, folder: object) -> None:

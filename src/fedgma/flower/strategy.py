@@ -81,7 +81,7 @@ class Masked(FedAvg):
         **flower_options: Any,
     ) -> None:
         check_options(flower_options, Masked)
-        check_strategy({**flower_options, "retries": retries, "seed": seed, "wait": wait, "share_cap": share_cap})
+        check_strategy({**flower_options, "retries": retries, "seed": seed, "wait": wait})
         super().__init__(**flower_options)
         rule = rule_of(tau, aggregator)
         server = MaskedServer(rule, as_optimizer(optimizer), gate or Gate(), buffers, norm_factor, quorum, share_cap)
