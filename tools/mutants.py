@@ -38,6 +38,7 @@ PACKAGE = "src/fedgma/"
 AGGREGATION = ("tests/aggregation", "tests/faults", "tests/test_one_algorithm.py", "tests/simulation/test_tallies.py")
 TESTS = {  # for each module, files and folders of tests that concern it; its doctests are added
     "aggregation/gate.py": AGGREGATION,
+    "aggregation/norms.py": AGGREGATION,
     "aggregation/tally.py": AGGREGATION,
     "aggregation/masks.py": AGGREGATION,
     "aggregation/rule.py": AGGREGATION,

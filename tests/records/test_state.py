@@ -90,6 +90,17 @@ def test_of_another_machine_it_is_not_known_and_its_last_line_has_an_age(stopped
     assert "it has no line yet" in advice(stopped, "unknown", {}, now=1400.0)
 
 
+def test_who_goes_on_with_a_run_of_another_machine_is_warned(tmp_path, caplog):
+    for writer, warned in (({}, False), (this_machine(), False), (NODE, True)):
+        with RunFolder(tmp_path, HEAD):
+            pass
+        if writer:
+            left_by(tmp_path, **writer)
+        caplog.clear()
+        with RunFolder(tmp_path, HEAD):
+            assert ("was left unfinished by a process on node-7; if it still runs there" in caplog.text) == warned
+
+
 def test_what_is_done_or_failed_is_so_on_every_machine(stopped):
     left_by(stopped, **NODE)
     (stopped / "failed").write_text("{}")

@@ -41,7 +41,7 @@ from fedgma.records.checkpoints import (
 from fedgma.records.format import CHECKSUM, FORMAT, SUMS, Done, Record, Records, present, with_checksum
 from fedgma.records.reader import SUMMED, complete_lines, digest_of_lines, is_done, is_older, read_head, sums
 from fedgma.records.repair import DAMAGED, repaired
-from fedgma.records.state import WRITER
+from fedgma.records.state import WRITER, elsewhere
 
 LOG = logging.getLogger(__name__)
 
@@ -75,6 +75,9 @@ class RunFolder:
         try:
             self._check_head()
             self._remove_leftovers()
+            if (machine := elsewhere(self.path)) is not None:
+                left = "%s was left unfinished by a process on %s; if it still runs there, stop one of the two"
+                LOG.warning(left, self.path, machine or "another machine")
             with written_to(self.path):
                 write_atomic(self.path / WRITER, dump(this_machine()) + b"\n")
         except BaseException:
