@@ -79,7 +79,10 @@ def test_a_run_of_more_rounds_continues_a_shorter_one_only_if_its_rates_are_the_
         ({"client_optimizer": "adamw", "momentum": 0.5}, "momentum is given but no run uses it"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov: expected momentum above 0"),
         ({"client_optimizer": "adamw", "algorithm": "scaffold"}, "client_optimizer: scaffold reads the clients' mean"),
-        ({"label_smoothing": 0.1, "task": "own.py:Task"}, "label_smoothing is for the tasks classification and next_"),
+        (
+            {"label_smoothing": 0.1, "task": "own.py:Task"},
+            "label_smoothing is for the tasks classification, imbalanced and next_",
+        ),
         ({"weight_decay": -1.0}, "weight_decay: input should be greater than or equal to 0"),
     ],
     ids=str,

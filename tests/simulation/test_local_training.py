@@ -81,7 +81,7 @@ def test_scaffolds_variates_are_the_clients_gradients_whatever_the_rates():
         ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and below 1, got 1.0"),
         (
             {"label_smoothing": 0.1, "task": REGRESSION},
-            "label_smoothing is for the tasks classification and next_token",
+            "label_smoothing is for the tasks classification, imbalanced and next_token",
         ),
         ({"client_epsilon": 0.0}, "client_epsilon > 0"),
         ({"client_beta2": 1.0}, "client_beta1 and client_beta2 at least 0 and below 1"),

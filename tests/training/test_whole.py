@@ -19,6 +19,7 @@ from fedgma.errors import ConfigError
 from fedgma.experiments.settings.task import TASKS
 from fedgma.simulation.fleet import play
 from fedgma.training.evaluation import scored, split_figures
+from fedgma.training.models import build
 from fedgma.training.own_task import as_task
 from fedgma.training.task import columns_of, whole_number
 from fedgma.training.tasks import CLASSIFICATION, IMBALANCED
@@ -157,7 +158,8 @@ def test_the_cpu_kernels_score_whole_splits_too():
 
 def test_ranks_and_fleets_score_as_one_run_alone():
     federation = make_federation([9, 7, 12], (5,))
-    settings = {"model": "mlp", "rounds": 1, "clients_per_round": 2, "client_learning_rate": 0.1, "task": IMBALANCED}
+    made = build("mlp", (5,), 10, seed=0)  # not in the threads of ranks: torch's generator is global
+    settings = {"model": made, "rounds": 1, "clients_per_round": 2, "client_learning_rate": 0.1, "task": IMBALANCED}
     specs = [make_spec(federation, seed=seed, **settings) for seed in (0, 1)]
 
     def last(specs, **options):

@@ -59,7 +59,7 @@ def check_local(settings: Run) -> None:
             if getattr(section, name) is None:
                 raise ConfigError(f"{axis}: {section.name!r} needs {name}; set {axis}.{name}")
     if settings.label_smoothing and settings.task not in SMOOTHED:
-        tasks = " and ".join(SMOOTHED)
+        tasks = f"{', '.join(SMOOTHED[:-1])} and {SMOOTHED[-1]}"
         raise ConfigError(f"label_smoothing is for the tasks {tasks}, got task = {settings.task!r}")
     check_last_rate(settings.client_learning_rate, schedule_of(settings.round_schedule), settings.rounds)
     if settings.nesterov and settings.client_optimizer == "sgd" and not settings.momentum:
