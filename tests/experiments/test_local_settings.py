@@ -81,7 +81,7 @@ def test_a_run_of_more_rounds_continues_a_shorter_one_only_if_its_rates_are_the_
         ({"client_optimizer": "adamw", "algorithm": "scaffold"}, "client_optimizer: scaffold reads the clients' mean"),
         (
             {"label_smoothing": 0.1, "task": "own.py:Task"},
-            "label_smoothing is for the tasks classification, imbalanced and next_",
+            "for the tasks classification, imbalanced and next_",
         ),
         ({"weight_decay": -1.0}, "weight_decay: input should be greater than or equal to 0"),
     ],
