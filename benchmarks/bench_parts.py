@@ -57,8 +57,8 @@ def written(workload: str, side: Rounds) -> Part:
     return Part("written gradients", workload, side, replace(side, form=False))
 
 
-def kernel(name: str, workload: str, side: Rounds) -> Part:
-    return Part(f"gpu/{name}", workload, side, replace(side, without=(name,)))
+def kernel(names: str, workload: str, side: Rounds) -> Part:
+    return Part(f"gpu/{names}", workload, side, replace(side, without=tuple(names.split(", "))))
 
 
 def changed(name: str, workload: str, side: Rounds, change: str) -> Part:
@@ -90,6 +90,14 @@ GROUPS = {
         kernel("conv_thread", "LeNet, 640 lanes, fp32", LENET_64),
         kernel("conv_matrix", "small CNN, 50 lanes, tf32", CNN),
         changed("dense gradients not multiplied out", "small CNN, 50 lanes, tf32", CNN, "multiplied out"),
+    ],
+    "head": [
+        kernel("dense_head, sgd_step", "LeNet, 10 lanes, fp32", LENET),
+        kernel("dense_head, sgd_step", "LeNet, 640 lanes, fp32", LENET_64),
+        kernel("dense_head, sgd_step", "LeNet, 10 lanes, fp32, not compiled", replace(LENET, compiled=False)),
+        kernel("dense_head", "LeNet, 10 lanes, fp32", LENET),
+        kernel("sgd_step", "LeNet, 10 lanes, fp32", LENET),
+        changed("sums of threads by halves", "LeNet, 10 lanes, fp32", LENET, "thread by thread"),
     ],
     "residual": [
         part

@@ -48,6 +48,7 @@ class Rounds:
     form: bool = True
     without: tuple[str, ...] = ()  # GPU kernels that are not used
     change: str = ""  # one of CHANGES
+    compiled: bool = True  # the first rounds of a run are not
 
     @property
     def bound(self) -> float:
@@ -69,7 +70,8 @@ class Rounds:
         return Ready(call, sampled(lane_updates(fleet, first, STEPS)))
 
     def options(self) -> dict[str, Any]:
-        return {"trainer": self.trainer, "precision": self.precision, "form": self.form, "compile_after": 0}
+        after = 0 if self.compiled else 10**9
+        return {"trainer": self.trainer, "precision": self.precision, "form": self.form, "compile_after": after}
 
 
 def fleet_of(name: str, runs: int, device: str, tiny: bool, **options: Any) -> Fleet:
@@ -123,7 +125,14 @@ def _one_call_a_lane(fleet: Fleet) -> Engine:
     return Engine(gradients, padding=True, precision=fleet.precision, compile=fleet.device.type == "cuda")
 
 
+def _thread_by_thread(fleet: Fleet) -> Any:
+    """Sums of threads one by one."""
+    gpu.kernels("conv_thread").FOLDED = False
+    return fleet.train
+
+
 CHANGES = {
+    "thread by thread": _thread_by_thread,
     "multiplied out": _multiplied_out,
     "one stream": _one_stream,
     "torch's order": _torch_order,

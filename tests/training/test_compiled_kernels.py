@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fedgma.training.cuda_graphs import float32_precision
-from fedgma.training.fast import gpu
+from fedgma.training.fast import gpu, head, together
 from gpu_compiler import compile_kernels
+from head_cases import draw_step
 from interpreted import needs_triton
 
 # triton 3.9 announces that it will stop to join products and sums of threads by itself
@@ -53,3 +54,29 @@ def test_convolutions_compile(family, layer, kind):
         kernels.backward_weights(out, corners, x, parts, biases, **options)
 
     assert len(compile_kernels(passes)) >= 3
+
+
+@pytest.mark.parametrize(("features", "classes", "samples"), [(400, 10, 32), (576, 62, 64), (400, 47, 10)])
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+@pytest.mark.parametrize("lanes", [10, 640])  # few and many are cut otherwise
+def test_dense_layers_with_their_loss_compile(features, classes, samples, precision, lanes):
+    sizes = (features, 120, 84, classes)
+    some = lambda *shape, kind=torch.float32: torch.empty(lanes, *shape, dtype=kind, device="meta")  # noqa: E731
+    weights = [some(out, ins) for out, ins in zip(sizes[1:], sizes[:-1], strict=True)]
+    biases = [some(out) for out in sizes[1:]]
+    y, count = some(samples, kind=torch.int64), some(kind=torch.int64)
+
+    def passes():
+        head._fused(some(samples, features), weights, biases, y, count, 0.1)
+
+    with float32_precision(precision):
+        assert len(compile_kernels(passes)) == 3
+
+
+@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_a_step_from_sums_compiles(moving, precision):
+    given, rates = draw_step(LANES, moving, "meta"), torch.empty(LANES, device="meta")
+    count = torch.empty(LANES, dtype=torch.int64, device="meta")
+    with float32_precision(precision):
+        assert len(compile_kernels(lambda: together._fused(*given[:4], rates, rates, count))) == 1

@@ -1,13 +1,14 @@
-"""On a GPU: the kernels of convolutions, and written normalisation, against autograd."""
+"""On a GPU: the kernels of convolutions, dense layers and steps, and written normalisation, against autograd."""
 
 import pytest
 import torch
 
 import convolution_3x3_cases as squares
 import group_norm_cases as norms
+import head_cases as heads
 from convolution_cases import Case, by_kernels, draw, wanted
 from fedgma.training.cuda_graphs import float32_precision
-from fedgma.training.fast import gpu
+from fedgma.training.fast import gpu, head
 from fedgma.training.fast.torch_ops import convolve, convolve_inputs, convolve_weights
 
 pytestmark = pytest.mark.gpu
@@ -70,3 +71,19 @@ def test_the_convolutions_of_resnets_are_exact_there(side, inputs, outs, stride,
     ]
     for name, one, other in zip(("out", "x", "weight"), squares.wanted(case, x, weight, grads), found, strict=True):
         assert torch.equal(one.to(torch.bfloat16), other), name  # sums of whole numbers, rounded once
+
+
+@pytest.mark.parametrize("lanes", [1, 70])  # of every count: few and many are cut otherwise
+@pytest.mark.parametrize("case", [*heads.CASES, heads.Case(10, 576, 47, (10, 0, 3), 0.1)], ids=str)
+def test_dense_layers_with_their_loss_keep_float32_there(case, lanes):
+    case = case._replace(counts=case.counts * lanes)
+    given = heads.draw(case, "cuda")
+    with float32_precision("fp32"):
+        heads.check_head(case, head._fused(*given, case.smoothing), heads.wanted(case, *given), bound=1e-5)
+
+
+@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize("counts", [(12, 0, 1), (0, 3) * 100])
+def test_a_step_from_sums_keeps_float32_and_idle_lanes_there(counts, moving):
+    with float32_precision("fp32"):
+        heads.check_step(torch.ops.fedgma.sgd_step, len(counts), counts, moving, "cuda", bound=1e-5)

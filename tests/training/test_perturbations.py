@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedgma.training import lanes, loop
-from fedgma.training.bench import features_of
 from fedgma.training.cuda_graphs import Engine
 from fedgma.training.fast.written import form_gradients, lenet_form
+from fedgma.training.features import features_of
 from fedgma.training.lane_batch import Assignment, Tilt
 from fedgma.training.models import build
 from lane_twins import correction_like, distance, make_lane_batch, start_of

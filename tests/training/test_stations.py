@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fedgma.training import cuda_graphs
-from fedgma.training.bench import features_of
 from fedgma.training.choose import written_form
 from fedgma.training.cuda_graphs import Engine
 from fedgma.training.fast.written import form_gradients
+from fedgma.training.features import features_of
 from fedgma.training.lane_batch import Assignment, random_states
 from fedgma.training.replay import WARM_UP, Fixed
 from fedgma.training.stacked import Parcel, copies, copy_all

@@ -1,39 +1,17 @@
-"""The working tensors of local training, and which terms a step of some lanes has."""
+"""The working tensors of local training: those of all lanes, with the lane axis first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedgma.training.lane_batch import RATES, Assignment, LaneBatch, Tilt, ship_batches
+from fedgma.training.features import Features
+from fedgma.training.lane_batch import LaneBatch, Tilt, ship_batches
 from fedgma.training.stacked import Stacked, ship
 
 Rows = slice | Tensor
-UNUSED = np.array([{"scale": 1, "clip": np.inf}.get(name, 0) for name in RATES], np.float32)  # rates without effect
-
-
-class Features(NamedTuple):
-    """The terms of a step that at least one lane of the batch needs; the others are left out of the step."""
-
-    momentum: bool
-    prox: bool
-    clip: bool
-    scale: bool
-    correction: bool
-    second: bool  # gradients at a perturbed point
-    tilt: bool
-    decay: bool
-    nesterov: bool
-    adamw: bool
-    schedule: bool  # rates that change within a round
-
-    @property
-    def plain(self) -> bool:
-        """Whether a step is the gradient times the rate, and nothing else."""
-        return not any(self._replace(schedule=False))
 
 
 @dataclass
@@ -55,28 +33,7 @@ class Bench:
     client: Tensor  # [lane]
     lr: Tensor  # [step, lane], or [1, lane] if no rate changes within the round
     rates: Tensor  # [rate, lane], in the order of `RATES`
-    loss: Tensor  # [lane]
-    measures: Tensor  # [lane, column], sums of the task's
-
-
-def features_of(assignment: Assignment) -> Features:
-    """The features that the hyper-parameters of these lanes need."""
-    lane_batch = assignment.lane_batch
-    by_sgd = lane_batch.optimizer == "sgd"
-    used = dict(zip(RATES, (lane_batch.rates != UNUSED).any(0).tolist(), strict=True))
-    return Features(
-        momentum=by_sgd and used["momentum"],
-        prox=used["mu"],
-        clip=used["clip"],
-        scale=used["scale"],
-        correction=bool(assignment.correction),
-        second=used["blend"],
-        tilt=assignment.tilt is not None,
-        decay=used["weight_decay"],
-        nesterov=by_sgd and used["nesterov"],
-        adamw=not by_sgd,
-        schedule=bool((lane_batch.lr != lane_batch.lr[:, :1]).any()),
-    )
+    sums: Tensor  # [lane, 1 + column], of losses and of the task's measures: one tensor, so that adding is one kernel
 
 
 def lay_out(
@@ -111,8 +68,7 @@ def lay_out(
         client=ship(lane_batch.client, device),
         lr=ship(step_rates_of(lane_batch, features), device),
         rates=ship(lane_batch.rates.T, device),
-        loss=torch.zeros(lanes, device=device),
-        measures=torch.zeros(lanes, measures, device=device),
+        sums=torch.zeros(lanes, 1 + measures, device=device),
     )
 
 
@@ -136,13 +92,12 @@ def take_part(bench: Bench, rows: Rows) -> Bench:
         client=bench.client[rows],
         lr=bench.lr[:, rows],
         rates=bench.rates[:, rows],
-        loss=bench.loss[rows],
-        measures=bench.measures[rows],
+        sums=bench.sums[rows],
     )
 
 
 def changing(bench: Bench) -> list[Stacked]:
-    """The arrays of lanes that a step changes, besides loss and measures."""
+    """The arrays of lanes that a step changes, besides its sums."""
     tilt = () if bench.tilt is None else (bench.tilt.own, bench.tilt.last)
     return [bench.params, bench.momentum, bench.squares, bench.buffers, *tilt]
 

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from fedgma.data.pools import Pool
 from fedgma.training import lanes
-from fedgma.training.bench import Bench, Features, changing, features_of, take_part
+from fedgma.training.bench import Bench, changing, take_part
 from fedgma.training.compile import Table, compiled
+from fedgma.training.features import Features, features_of
 from fedgma.training.gradients import GradientFunction, mixes_samples
 from fedgma.training.hints import without_hints
 from fedgma.training.lane_batch import Assignment, Tilt, Trained, keyed_generators, random_states
@@ -294,4 +295,4 @@ def _joined(parts: Sequence[Stacked], back: Tensor) -> Stacked:
 def _changing(station: Station) -> list[Tensor]:
     """The tensors that a step changes; they are restored after a step is prepared."""
     bench = station.bench
-    return [*(v for part in changing(bench) for v in part.values()), bench.loss, bench.measures, station.step]
+    return [*(v for part in changing(bench) for v in part.values()), bench.sums, station.step]

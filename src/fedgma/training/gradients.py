@@ -57,18 +57,30 @@ class Part(NamedTuple):
 
 
 LaneGradients = Mapping[str, Tensor | Product]
-Gradients = tuple[
-    LaneGradients, Stacked, Tensor, Tensor
-]  # gradients, buffers, loss sum [lane], measures [lane, column]
+
+
+class Together(Protocol):
+    """The gradients of all parameters before they are summed: a step of SGD can apply them as it computes them."""
+
+    def each(self) -> LaneGradients:
+        """Each gradient for itself."""
+
+    def step(self, params: Stacked, velocities: Stacked, lr: Tensor, momentum: Tensor) -> None:
+        """A step of SGD in place, with momentum if there are velocities; lanes without samples do not change."""
+
+
+# gradients, buffers, loss sum [lane], measures [lane, column]
+Gradients = tuple[LaneGradients | Together, Stacked, Tensor, Tensor]
 GradientFunction = Callable[[Stacked, Stacked, Tensor, Tensor, Tensor], Gradients]
 PRECISIONS = ("fp32", "tf32", "bf16")
 # any outputs will do: what fails with another task, and not with this one, is that task
 OUTPUTS = Task("outputs", lambda output, y: output.flatten(1).float().sum(1), lambda output, y: {}, {})
 
 
-def multiplied(grads: LaneGradients) -> Stacked:
+def multiplied(grads: LaneGradients | Together) -> Stacked:
     """Gradients as plain tensors."""
-    return {name: value if isinstance(value, Tensor) else value.tensor() for name, value in grads.items()}
+    alone = grads if isinstance(grads, Mapping) else grads.each()
+    return {name: value if isinstance(value, Tensor) else value.tensor() for name, value in alone.items()}
 
 
 def lane_gradients(model: nn.Module, precision: str = "fp32", task: Task = CLASSIFICATION) -> GradientFunction:

@@ -5,7 +5,7 @@ when half of the active lanes have finished, only the others are computed. All i
 step, and nothing is read back, so a step can be compiled and captured in a CUDA graph (`cuda_graphs`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import NamedTuple
 
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from fedgma.data.pools import Pool
-from fedgma.training.bench import Bench, Features, Rows, changing, features_of, lay_out, take_part, take_rows
+from fedgma.training.bench import Bench, Rows, changing, lay_out, take_part, take_rows
+from fedgma.training.features import Features, features_of
 from fedgma.training.gradients import (
     GradientFunction,
     LaneGradients,
     Part,
+    Together,
     lane_gradients,
     mixes_samples,
     multiplied,
@@ -136,13 +138,12 @@ def learn(
     descend(bench, grads, step, features, busy)
     for name, value in buffers.items():
         _replace(bench.buffers[name], value, busy)
-    bench.loss.add_(loss)
-    bench.measures.add_(measures)
+    bench.sums.add_(torch.cat([loss[:, None], measures], 1))
 
 
 def _second(
     bench: Bench,
-    first: LaneGradients,
+    first: LaneGradients | Together,
     batch: tuple[Tensor, Tensor, Tensor],
     gradients: GradientFunction,
     busy: Tensor | None,
@@ -160,10 +161,16 @@ def _second(
     return grads
 
 
-def descend(bench: Bench, lane_grads: LaneGradients, step: Tensor, features: Features, busy: Tensor | None) -> None:
+def descend(
+    bench: Bench, lane_grads: LaneGradients | Together, step: Tensor, features: Features, busy: Tensor | None
+) -> None:
     """A step of every lane: the algorithm's changes to the gradient, then the optimiser; idle lanes do not change."""
     rates = dict(zip(RATES, bench.rates, strict=True))
     lr = bench.lr.index_select(0, step)[0] if features.schedule else bench.lr[0]
+    if not isinstance(lane_grads, Mapping):
+        if features.light:
+            return lane_grads.step(bench.params, bench.momentum, lr, rates["momentum"])
+        lane_grads = lane_grads.each()
     if features.plain:  # products are subtracted without computing the gradient
         for name, value in lane_grads.items():
             if not isinstance(value, Tensor):
@@ -249,8 +256,8 @@ def results(bench: Bench, start: Stacked, rows: Tensor, back: Rows) -> list[Tens
     for name, update in unflatten(flat, shapes_of(bench.params)).items():
         began = start[name] if len(start[name]) == 1 else start[name].index_select(0, rows)
         torch.sub(bench.params[name], began, out=update)  # one pass over the weights
-    seen = bench.counts.sum(0).clamp(min=1)
-    return [flat[back], (bench.loss / seen)[back], (bench.measures / seen[:, None])[back]]
+    means = (bench.sums / bench.counts.sum(0).clamp(min=1)[:, None])[back]
+    return [flat[back], means[:, 0], means[:, 1:]]
 
 
 def gather(pools: Sequence[Pool], pool: np.ndarray, index: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,5 +278,4 @@ def _put_back(bench: Bench, part: Bench, rows: Tensor) -> None:
     for whole, some in zip(changing(bench), changing(part), strict=True):
         for key, value in some.items():
             whole[key].index_copy_(0, rows, value)
-    bench.loss.index_copy_(0, rows, part.loss)
-    bench.measures.index_copy_(0, rows, part.measures)
+    bench.sums.index_copy_(0, rows, part.sums)

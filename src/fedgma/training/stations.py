@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedgma.training import lanes
-from fedgma.training.bench import Bench, Features, Rows, lay_out, step_rates_of, take_rows
+from fedgma.training.bench import Bench, Rows, lay_out, step_rates_of, take_rows
+from fedgma.training.features import Features
 from fedgma.training.lane_batch import LANE_WISE, RATES, Assignment, LaneBatch, Trained
 from fedgma.training.replay import LARGEST, Fixed
 from fedgma.training.stacked import Parcel, Shapes, Stacked, copies, copy_all, shapes_of, ship
@@ -187,7 +188,7 @@ def _reset(bench: Bench, rows: Tensor, step: Tensor, start: Stacked, buffers: St
     for source, targets in ((start, (bench.params, bench.anchor)), (buffers, (bench.buffers,))):
         for target in targets:
             _copy_rows(source, rows, target)
-    torch._foreach_zero_([*bench.momentum.values(), *bench.squares.values(), bench.loss, bench.measures])
+    torch._foreach_zero_([*bench.momentum.values(), *bench.squares.values(), bench.sums])
     step.zero_()
     return []
 

@@ -13,13 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgma.training.fast import gpu
-from fedgma.training.fast.layers import pieces_of, wide_type
+from fedgma.training.fast.layers import Pieces, pieces_of, wide_type
 
 CUT = 4  # the corner of an output that ReLU set to zero
 FEW = 32  # outputs below which threads are faster than matrix units
 
 _library: Any = torch.library.Library("fedgma", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("relu_convolve(Tensor x, Tensor weight, Tensor bias, int padding, bool pool) -> (Tensor, Tensor)")
+_library.define(
+    "relu_convolve(Tensor x, Tensor weight, Tensor bias, int padding, bool pool) -> (Tensor, Tensor)",
+    tags=(torch.Tag.flexible_layout,),  # else the compiler makes a second x for the backward pass
+)
 _library.define(
     "relu_convolve_back(Tensor grads, Tensor corners, Tensor x, Tensor weight, int padding, bool pool, int pieces,"
     " bool inputs) -> (Tensor, Tensor, Tensor)"
@@ -50,6 +53,12 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, *, padding: int = 0, pool:
 
 def convolve_back(grads: Tensor, saved: Saved, *, inputs: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weight, bias and input (empty without `inputs`), from the gradient of the output."""
+    weights, biases, inner = convolve_back_in_pieces(grads, saved, inputs=inputs)
+    return weights.tensor(), biases.tensor(), inner
+
+
+def convolve_back_in_pieces(grads: Tensor, saved: Saved, *, inputs: bool) -> tuple[Pieces, Pieces, Tensor]:
+    """The same, with the gradients of weight and bias as they are summed: by piece of the batch."""
     x, weight, corners, padding, pool = saved
     if corners.stride(2) == 1:
         grads = grads.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
@@ -57,7 +66,7 @@ def convolve_back(grads: Tensor, saved: Saved, *, inputs: bool) -> tuple[Tensor,
     weights, biases, inner = torch.ops.fedgma.relu_convolve_back(
         grads, corners, x, weight, padding, pool, pieces, inputs
     )
-    return weights.sum(1), biases.sum(1), inner
+    return Pieces(weights), Pieces(biases), inner
 
 
 def _pieces(saved: Saved) -> int:
@@ -66,8 +75,8 @@ def _pieces(saved: Saved) -> int:
     samples, _, rows, columns = saved.corners.shape[1:]
     if _family(outs) == "conv_matrix":
         return pieces_of(lanes * -(-channels * kernel**2 // 64), samples, least=1024)
-    programs = lanes * channels * -(-outs // 4)  # one warp each; below some 128 positions its final sum costs too much
-    return pieces_of(programs, samples, least=min(4096, programs * (samples * rows * columns // 128)))
+    programs = lanes * channels * -(-outs // 4)  # one warp each; below some 192 positions its final sum costs too much
+    return pieces_of(programs, samples, least=min(4096, programs * (samples * rows * columns // 192)))
 
 
 def _family(outs: int) -> str:

@@ -38,6 +38,16 @@ class Product(NamedTuple):
             weight.sub_(self.tensor() * per_lane)
 
 
+class Pieces(NamedTuple):
+    """The gradient of another parameter as the pieces that it is the sum of: of the batch, or single samples."""
+
+    parts: Tensor  # [lane, piece, ...]
+
+    def tensor(self) -> Tensor:
+        """The gradient [lane, ...]."""
+        return self.parts.sum(1, dtype=wide_type(self.parts))
+
+
 def _subtract_product(weight: Tensor, left: Tensor, right: Tensor) -> None:
     torch.baddbmm(weight, left.transpose(1, 2), right, alpha=-1, out=weight)
 

@@ -15,12 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedgma.training.fast.convolutions import convolve, convolve_back
-from fedgma.training.fast.layers import dense, dense_back, loss_back, wide_type
-from fedgma.training.gradients import GradientFunction, Gradients, LaneGradients, Part, Place, Product
+from fedgma.training.fast import head, together
+from fedgma.training.fast.convolutions import convolve, convolve_back, convolve_back_in_pieces
+from fedgma.training.fast.head import Passes, layers_of
+from fedgma.training.fast.layers import Pieces, Product, dense, dense_back, loss_back, wide_type
+from fedgma.training.fast.together import Together
+from fedgma.training.gradients import GradientFunction, Gradients, LaneGradients, Part, Place
+from fedgma.training.gradients import Product as AnyProduct
 from fedgma.training.stacked import Stacked
 
 Tape = tuple[Any, ...]
+Sums = dict[str, Product | Pieces]
 
 
 class Passed(NamedTuple):
@@ -37,13 +42,16 @@ class Form(NamedTuple):
     The state is parameters and buffers; `count` is the number of real samples of each lane, None in evaluation. `order`
     gives parameters the order in memory that bfloat16 passes read them in; their shapes stay. `met` tells, for images
     [..., row, column], where the entries lie that such images meet, of parameters with others: training reads these
-    alone, so both functions take whole parameters or these parts.
+    alone, so both functions take whole parameters or these parts. Where training has kernels that reach over the loss,
+    `whole(params, x, y, count, smoothing)` takes the place of both passes; it gives gradients that are not summed yet,
+    the sum of losses and the hits.
     """
 
     forward: Callable[[Stacked, Tensor, Tensor | None], Passed]
-    back: Callable[[Stacked, Tape, Tensor], LaneGradients]
+    back: Callable[[Stacked, Tape, Tensor], LaneGradients] | None = None
     order: Callable[[Stacked], Stacked] | None = None
     met: Callable[[torch.Size], Mapping[str, Place]] | None = None
+    whole: Callable[[Stacked, Tensor, Tensor, Tensor, float], tuple[Sums, Tensor, Tensor]] | None = None
 
 
 @functools.cache
@@ -64,30 +72,31 @@ def logistic_form() -> Form:
 @functools.cache
 def lenet_form() -> Form:
     """Two convolutions with pooling and three dense layers."""
+    names = ("fc1", "fc2", "fc3")
 
-    def forward(params: Stacked, x: Tensor, count: Tensor | None) -> Passed:
+    def convolved(params: Stacked, x: Tensor) -> tuple[Tensor, Tape]:
         small, first = convolve(x, params["conv1.weight"], params["conv1.bias"], padding=2, pool=True)
         pooled, second = convolve(small, params["conv2.weight"], params["conv2.bias"], pool=True)
-        flat = pooled.flatten(2)
-        h1 = dense(flat, params["fc1.weight"], params["fc1.bias"]).relu()
-        h2 = dense(h1, params["fc2.weight"], params["fc2.bias"]).relu()
-        logits = dense(h2, params["fc3.weight"], params["fc3.bias"])
-        return Passed(logits, {}, (first, second, pooled, flat, h1, h2))
+        return pooled, (first, second)
 
-    def back(params: Stacked, tape: Tape, grads: Tensor) -> LaneGradients:
-        first, second, pooled, flat, h1, h2 = tape
-        gradients: dict[str, Tensor | Product] = {}
-        gradients["fc3.weight"], gradients["fc3.bias"] = dense_back(grads, h2)
-        grads = torch.where(h2 > 0, grads @ params["fc3.weight"], 0.0)
-        gradients["fc2.weight"], gradients["fc2.bias"] = dense_back(grads, h1)
-        grads = torch.where(h1 > 0, grads @ params["fc2.weight"], 0.0)
-        gradients["fc1.weight"], gradients["fc1.bias"] = dense_back(grads, flat)
-        grads = (grads @ params["fc1.weight"]).view(pooled.shape)
-        gradients["conv2.weight"], gradients["conv2.bias"], grads = convolve_back(grads, second, inputs=True)
-        gradients["conv1.weight"], gradients["conv1.bias"], _ = convolve_back(grads, first, inputs=False)
-        return gradients
+    def gradients_of(found: Passes, pooled: Tensor, tape: Tape) -> Sums:
+        sums: dict[str, Product | Pieces] = {}
+        for name, grads, x in zip(names, found.grads, found.inputs, strict=True):
+            sums[f"{name}.weight"], sums[f"{name}.bias"] = Product(grads, x), Pieces(grads)
+        (first, second), grads = tape, found.inner.view(pooled.shape)
+        sums["conv2.weight"], sums["conv2.bias"], grads = convolve_back_in_pieces(grads, second, inputs=True)
+        sums["conv1.weight"], sums["conv1.bias"], _ = convolve_back_in_pieces(grads, first, inputs=False)
+        return sums
 
-    return Form(forward, back)
+    def forward(params: Stacked, x: Tensor, count: Tensor | None) -> Passed:
+        return Passed(head.forward(convolved(params, x)[0].flatten(2), layers_of(params, names))[0], {}, ())
+
+    def whole(params: Stacked, x: Tensor, y: Tensor, count: Tensor, smoothing: float) -> tuple[Sums, Tensor, Tensor]:
+        pooled, tape = convolved(params, x)
+        found = head.passes(pooled.flatten(2), layers_of(params, names), y, count, smoothing)
+        return gradients_of(found, pooled, tape), found.total, found.hits
+
+    return Form(forward, whole=whole)
 
 
 @functools.cache
@@ -108,7 +117,7 @@ def cnn_form(dropout: tuple[float, float]) -> Form:
 
     def back(params: Stacked, tape: Tape, grads: Tensor) -> LaneGradients:
         first, second, pooled, flat, keep1, h1, keep2, h2 = tape
-        gradients: dict[str, Tensor | Product] = {}
+        gradients: dict[str, Tensor | AnyProduct] = {}
         gradients["fc2.weight"], gradients["fc2.bias"] = dense_back(grads, h2)
         grads = torch.where(h1 > 0, (grads @ params["fc2.weight"]) * keep2, 0.0)
         gradients["fc1.weight"], gradients["fc1.bias"] = dense_back(grads, flat)
@@ -153,18 +162,27 @@ def form_gradients(form: Form, precision: str = "fp32", smoothing: float = 0.0) 
         places = {} if form.met is None else form.met(x.shape)
         met = {name: value[..., *places[name]] if name in places else value for name, value in params.items()}
         used = {name: value.bfloat16() for name, value in met.items()} if half else met
-        logits, after, tape = form.forward({**used, **buffers}, x.bfloat16() if half else x, count)
+        x = x.bfloat16() if half else x
+        if form.whole is not None:
+            sums, total, hits = form.whole(used, x, y, count, smoothing)
+            kept = Together({name: sums[name] for name in params}, count)
+            return (kept if together.by_kernel(used) else _wide(kept.each())), {}, total, hits
+        assert form.back is not None
+        logits, after, tape = form.forward({**used, **buffers}, x, count)
         grads, total, hits = loss_back(logits, y, count, smoothing)
-        by_name = form.back(used, tape, grads)
-        found = {name: _finished(by_name[name], places.get(name), value) for name, value in params.items()}
+        by_name = _wide(form.back(used, tape, grads))
+        found = {name: _placed(by_name[name], places.get(name), value) for name, value in params.items()}
         return found, after, total, hits
 
     return gradients
 
 
-def _finished(gradient: Tensor | Product, place: Place | None, weight: Tensor) -> Tensor | Product:
-    """A gradient in the type of sums, and with its place where it is a part of the whole."""
-    if not isinstance(gradient, Tensor):
+def _wide(gradients: LaneGradients) -> LaneGradients:
+    return {n: g.to(wide_type(g)) if isinstance(g, Tensor) else g for n, g in gradients.items()}
+
+
+def _placed(gradient: Tensor | AnyProduct, place: Place | None, weight: Tensor) -> Tensor | AnyProduct:
+    """A gradient, with its place where it is a part of the whole."""
+    if place is None or not isinstance(gradient, Tensor):
         return gradient
-    values = gradient.to(wide_type(gradient))
-    return values if place is None else Part(values, place, weight.shape)
+    return Part(gradient, place, weight.shape)

@@ -1,4 +1,4 @@
-"""GPU kernels in triton, each for many lanes at once: convolutions and group normalisation."""
+"""GPU kernels in triton, each for many lanes at once: convolutions, normalisation, dense layers, steps of SGD."""
 
 import importlib
 import logging
@@ -14,7 +14,8 @@ THREADS = 8  # that compile kernels
 
 # Modules of kernels that are in use. A layer whose kernels are not listed is computed by torch, which is how
 # benchmarks measure what they buy.
-KERNELS: tuple[str, ...] = ("conv_3x3", "conv_matrix", "conv_thread", "group_norm") if TRITON else ()
+ALL = ("conv_3x3", "conv_matrix", "conv_thread", "dense_head", "group_norm", "sgd_step")
+KERNELS: tuple[str, ...] = ALL if TRITON else ()
 
 
 def kernels(name: str) -> ModuleType | None:

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from fedgma.training.fast.gpu.conv_matrix import _coordinates, lane_strides, strides
 
+FOLDED = True  # whether the sums of threads are added by exchanging halves
+
 
 class Tile(NamedTuple):
     """Positions of a program, channels whose sums a thread keeps (the largest divisor up to it), and warps."""
@@ -79,6 +81,35 @@ def _weights(weight_at, by: tl.constexpr, COUNT: tl.constexpr, M: tl.constexpr):
     for tap in tl.static_range(COUNT):
         weights += (tl.broadcast_to(tl.load(weight_at + tap * by[4]).to(tl.float32), [M]),)
     return weights
+
+
+@triton.jit
+def _halved(values, thread, HALF: tl.constexpr):
+    """Sums of pairs of threads: of the first half of the values in one thread, of the second half in the other."""
+    upper = thread & HALF > 0
+    found = ()
+    for i in tl.static_range(HALF):
+        given = tl.where(upper, values[i], values[i + HALF])
+        found += (tl.where(upper, values[i + HALF], values[i]) + tl.gather(given, thread ^ HALF, 0),)
+    return found
+
+
+@triton.jit
+def _totals(values, BEGIN: tl.constexpr, COUNT: tl.constexpr):
+    """Totals of 32 values over 32 threads, by 31 exchanges instead of 160: thread t has that of value BEGIN + t."""
+    thread = tl.arange(0, 32)
+    found = ()
+    for i in tl.static_range(32):
+        if BEGIN + i < COUNT:
+            found += (values[BEGIN + i],)
+        else:
+            found += (tl.zeros([32], tl.float32),)
+    found = _halved(found, thread, 16)
+    found = _halved(found, thread, 8)
+    found = _halved(found, thread, 4)
+    found = _halved(found, thread, 2)
+    found = _halved(found, thread, 1)
+    return found[0]
 
 
 @triton.jit
@@ -202,7 +233,7 @@ def _backward_weights(
     grads_by: tl.constexpr, corners_by: tl.constexpr, x_by: tl.constexpr, parts_by: tl.constexpr,
     biases_by: tl.constexpr, SAMPLES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
     OUTS: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, SIDE: tl.constexpr,
-    M: tl.constexpr, GROUP: tl.constexpr,
+    M: tl.constexpr, GROUP: tl.constexpr, FOLDED: tl.constexpr,
 ):  # fmt: skip
     """A program has one input channel and a group of outputs, with all their taps."""
     CORNERS: tl.constexpr = SIDE * SIDE
@@ -250,10 +281,20 @@ def _backward_weights(
                 sums += (total,)
     parts_at += lane * lane_by[3] + piece * parts_by[1] + out * parts_by[2] + channel * parts_by[3]
     biases_at += lane * lane_by[4] + piece * biases_by[1] + out
-    for o in tl.static_range(GROUP):
-        tl.store(biases_at + o, tl.sum(biases[o], 0), channel == 0)
-        for tap in tl.static_range(TAPS):
-            tl.store(parts_at + o * parts_by[2] + tap, tl.sum(sums[o * TAPS + tap], 0))
+    if FOLDED:
+        sums += biases
+        for begin in tl.static_range(0, GROUP * TAPS + GROUP, 32):
+            total = _totals(sums, begin, GROUP * TAPS + GROUP)
+            which = begin + tl.arange(0, 32)
+            at = which // TAPS * parts_by[2] + which % TAPS
+            tl.store(parts_at + at, total, which < GROUP * TAPS)
+            o = which - GROUP * TAPS
+            tl.store(biases_at + o, total, (o >= 0) & (o < tl.where(channel == 0, GROUP, 0)))
+    else:
+        for o in tl.static_range(GROUP):
+            tl.store(biases_at + o, tl.sum(biases[o], 0), channel == 0)
+            for tap in tl.static_range(TAPS):
+                tl.store(parts_at + o * parts_by[2] + tap, tl.sum(sums[o * TAPS + tap], 0))
 
 
 def forward(
@@ -298,14 +339,15 @@ def backward_weights(
     """Fill `parts` [lane, piece, out, in, k, k] and `biases` [lane, piece, out] with sums over pieces of the batch."""
     lanes, samples, channels, height, width = x.shape
     pieces, outs, kernel = parts.shape[1], parts.shape[2], parts.shape[4]
-    tile = tile or Tile(32, 6 if kernel > 3 else 16, 1)  # a thread keeps one sum for each tap of a group
+    tile = tile or Tile(32, 4 if kernel > 3 else 16, 1)  # a thread keeps one sum for each tap of a group
     group = _divisor(outs, tile.group)
     _backward_weights[(pieces * channels * (outs // group), lanes)](
         grads, corners, x, parts, biases, lane_strides(grads, corners, x, parts, biases),
         grads_by=strides(grads), corners_by=strides(corners), x_by=strides(x), parts_by=strides(parts),
         biases_by=strides(biases), SAMPLES=samples // pieces, HEIGHT=height, WIDTH=width, CHANNELS=channels,
         OUTS=outs, KERNEL=kernel, PADDING=padding, SIDE=2 if pool else 1,
-        M=tile.positions, GROUP=group, num_warps=tile.warps,
+        M=tile.positions, GROUP=group, FOLDED=FOLDED and tile.positions == 32 and tile.warps == 1,
+        num_warps=tile.warps,
     )  # fmt: skip
 
 
