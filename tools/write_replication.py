@@ -154,6 +154,7 @@ def _page_fields(replication: Replication) -> dict[str, str]:
         "tests": str(max(look.test.tests for look in looks if look.test is not None)),
         "outdated": str(sum(bool(why_outdated(entry.settings, entry.facts)) for entry in replication.entries)),
         "C35 apart": _finding("C35", "separate/5/non_participating", replication),
+        "C39 best": _level_of_mean("C39", replication),
         "C16 0.005": _cell("C16", {"server_learning_rate": 0.005}, replication),
         "seeds C8": str(len({entry.seed for entry in replication.comparisons["C8"].entries})),
     }
@@ -165,6 +166,14 @@ def _page_fields(replication: Replication) -> dict[str, str]:
             f"near {name}": f"{levels.near} of {levels.printed}",
         }
     return fields
+
+
+def _level_of_mean(name: str, replication: Replication) -> str:
+    """The best evaluation of the plain mean, averaged over seeds, of an experiment with one cell."""
+    [cell] = replication.comparisons[name].on("test")
+    level = cell.restated("best").levels[0]
+    assert level is not None
+    return f"{level.mean:.1f}"
 
 
 def _cell(name: str, where: Mapping[str, object], replication: Replication) -> str:

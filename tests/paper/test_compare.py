@@ -208,6 +208,21 @@ def test_runs_stopped_late_count_as_they_are_where_they_are_asked_for(tmp_path):
     assert {one.played for one in made.compared if one.differences} == {"10 of 11"}
 
 
+def test_of_two_runs_of_one_seed_the_one_that_came_further_counts(tmp_path):
+    for number, settings in enumerate(e12()):
+        write_run(tmp_path, settings, 50.0, rounds=11)
+        folder = write_run(tmp_path / "again", settings, 60.0, rounds=11)
+        head = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**head, "fingerprint": f"{number:016x}"}))
+        (folder / "rounds.jsonl").write_text("".join((folder / "rounds.jsonl").read_text().splitlines(True)[:10]))
+        (folder / "done").unlink()
+        folder.rename(tmp_path / f"again{number}")
+    entries, _ = read_entries([tmp_path], 0.9)
+    for order in (entries, entries[::-1]):
+        made = compare(experiment("E12"), order, Chosen())
+        assert {level for cell in made.compared for level in cell.masked.values()} == {50.0}
+
+
 def test_records_without_a_newer_setting_are_still_found(tmp_path):
     for settings in e12():
         folder = write_run(tmp_path, settings, 50.0, rounds=11)

@@ -237,7 +237,7 @@ def _best_of_shared_rounds(compared: Compared, plain: PerSeed, masked: PerSeed) 
 def _choose(cell: Cell, index: Index) -> tuple[BySeed, BySeed, set[int]]:
     """The runs of both arms by seed; of several kinds (rounds, rates, precision, data) the planned or longest one.
 
-    Also returns the ids of all runs that match the cell.
+    Of two runs of one kind and seed the one that came further counts. Also returns the ids of all runs that match.
     """
     given = any(key in cell.part.settings for key in KEYS) or cell.part.own_rates
     without = LOOSE if given else (*LOOSE, *KEYS)
@@ -246,7 +246,7 @@ def _choose(cell: Cell, index: Index) -> tuple[BySeed, BySeed, set[int]]:
     rates = () if cell.part.own_rates else KEYS
     kinds: dict[str, tuple[dict[int, Entry], dict[int, Entry]]] = {}
     for arm, side in enumerate(sides):
-        for entry in side:
+        for entry in sorted(side, key=lambda entry: -entry.played):
             kinds.setdefault(_kind(entry, rates), ({}, {}))[arm].setdefault(entry.seed, entry)
     if not kinds:
         return {}, {}, set()
