@@ -130,7 +130,7 @@ def test_an_imbalanced_run_trains_as_a_classification_and_has_the_scores_of_its_
     for name, metric in (("auc", auc), ("balanced_accuracy", balanced_accuracy), ("macro_f1", macro_f1)):
         assert line["test"][name] == pytest.approx(metric(logits, y).item(), rel=1e-6)
     assert run.comparisons == ()
-    assert "test auc" in repr(run)
+    assert "test AUC" in repr(run)
 
 
 @pytest.mark.parametrize(("shape", "model"), [((1, 28, 28), "logistic"), ((5,), "mlp")])

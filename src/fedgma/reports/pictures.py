@@ -139,7 +139,7 @@ def _picture(kind: str, title: str, heading: str, caption: str, figure: Figure) 
 def _accuracy(title: str, scene: Scene, metric: Metric = ACCURACY) -> Picture | None:
     seeds = max(len(row.runs) for row in scene.values())
     several = seeds > 1
-    caption = f"Test {metric.name} after each evaluated round, {f'mean of {seeds} seeds' if several else 'one seed'}"
+    caption = f"Test {metric.words} after each evaluated round, {f'mean of {seeds} seeds' if several else 'one seed'}"
     if len(scene) > BANDS:
         caption += ". Below: the paired difference to the mean."
     else:
@@ -164,7 +164,7 @@ def _over_time(rows: Sequence[Row]) -> Iterator[Picture]:
         courses = {name: [_by_time(run, metric) for run in row.runs] for name, row in scene.items()}
         arms = {name: seeds for name, seeds in courses.items() if all(course and max(course)[0] for course in seeds)}
         if arms:
-            caption = f"Test {metric.name} against simulated time, mean over seeds."
+            caption = f"Test {metric.words} against simulated time, mean over seeds."
             drawn = draw_over_time(arms, metric)
             yield _picture("time", title, f"{metric.title} by simulated time", caption, drawn)
 

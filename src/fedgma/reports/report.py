@@ -204,7 +204,7 @@ def _notes(
         late = last_rounds([run for row in groups for run in row.runs])
         summary = {"last10": f"mean of the {late}", "best": "best round", "final": "last round"}[metric]
         score = comparisons[0].score
-        what = f"Points of {split} {score.name}" if score.share else f"Differences in {split} {score.label}"
+        what = f"Points of {split} {score.words}" if score.share else f"Differences in {split} {score.label}"
         way = "" if score.better == "higher" else ", lower is better"
         notes.insert(0, f"{what} ({summary}){way}, runs paired by seed and settings, 95 % CI")
     for comparison in comparisons:

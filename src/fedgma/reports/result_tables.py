@@ -108,7 +108,7 @@ def _what_is_compared(comparison: Comparison) -> str:
     (first, second), score = comparison.names, comparison.score
     if score.better == "lower":
         first, second = second, first
-    unit = f"points of {comparison.split} {score.name}" if score.share else f"{comparison.split} {score.label}"
+    unit = f"points of {comparison.split} {score.words}" if score.share else f"{comparison.split} {score.label}"
     return f"{first} minus {second}, {unit}" + (" where lower is better" if score.better == "lower" else "")
 
 
@@ -130,7 +130,7 @@ def splits_table(rows: Sequence[Row]) -> Table | None:
         metric.decimals(*(cell.mean for cell in column if isinstance(cell, Spread)))
         for metric, column in zip(paths.values(), columns, strict=True)
     ]
-    named = {path: _split_in_words(path) for path in paths}
+    named = {path: _split_in_words(path, metric) for path, metric in paths.items()}
     if only_accuracy:
         title, unit, header = (
             "Other splits and clients",
@@ -144,9 +144,11 @@ def splits_table(rows: Sequence[Row]) -> Table | None:
     return Table("splits", title, ("arm", *header), tuple(body), note, (2, *decimals))
 
 
-def _split_in_words(path: tuple[str, str]) -> str:
+def _split_in_words(path: tuple[str, str], metric: Metric) -> str:
     split, what = path
-    return CLIENTS[what] if split == "clients" and what in CLIENTS else f"{split} {what}".replace("_", " ")
+    if split == "clients" and what in CLIENTS:
+        return CLIENTS[what]
+    return f"{split.replace('_', ' ')} {metric.words if what == metric.name else what.replace('_', ' ')}"
 
 
 def _last10(row: Row, path: tuple[str, str], metric: Metric) -> Spread | None:

@@ -21,7 +21,7 @@ def targets_table(rows: Sequence[Row], targets: Sequence[float] = (), split: str
     timed = ("seconds", "whole run, s", "lost, %", "staleness") if clocked else ()
     header = (*map(short, rows[0].label), f"target, {metric.unit}".rstrip(", "), "reached", "rounds", *timed)
     note = (
-        f"When the {split} {metric.name} first reaches the target: median over seeds; a run that does not reach it is "
+        f"When the {split} {metric.words} first reaches the target: median over seeds; a run that does not reach it is "
         "later than any other."
     )
     if usual is not None:

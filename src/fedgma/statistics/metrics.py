@@ -15,6 +15,9 @@ LARGEST = 3.4e38  # stands for a score that is not finite: a diverged run is as 
 DIGITS = 3  # significant ones, of scores that are not shares
 
 
+WORDS = {"auc": "AUC", "macro_f1": "macro F1"}  # for names that are no words
+
+
 class Metric(NamedTuple):
     """A score: its name in the records, which way is better, and its unit."""
 
@@ -38,13 +41,22 @@ class Metric(NamedTuple):
         return 1.0 if self.better == "higher" else -1.0
 
     @property
+    def words(self) -> str:
+        """The name as it stands in a text.
+
+        >>> Metric("auc").words, Metric("balanced_accuracy").words
+        ('AUC', 'balanced accuracy')
+        """
+        return WORDS.get(self.name, self.name.replace("_", " "))
+
+    @property
     def label(self) -> str:
         """Name and unit, as on an axis.
 
         >>> Metric().label, Metric("mae", "lower", "EUR").label, Metric("mse", "lower", "").label
         ('accuracy, %', 'mae, EUR', 'mse')
         """
-        return f"{self.name}, {self.unit}" if self.unit else self.name
+        return f"{self.words}, {self.unit}" if self.unit else self.words
 
     @property
     def apart(self) -> str:
@@ -53,20 +65,20 @@ class Metric(NamedTuple):
         >>> Metric().apart, Metric("mae", "lower", "EUR").apart, Metric("mse", "lower", "").apart
         ('points', 'EUR in mae', 'in mse')
         """
-        return "points" if self.share else f"{self.unit} in {self.name}".strip()
+        return "points" if self.share else f"{self.unit} in {self.words}".strip()
 
     @property
     def title(self) -> str:
         """The name at the beginning of a heading."""
-        return self.name[:1].upper() + self.name[1:]
+        return self.words[:1].upper() + self.words[1:]
 
     @property
     def in_words(self) -> str:
         """What a score is and how it is read, for a note."""
         if self.share:
-            return f"{self.name} in percent"
+            return f"{self.words} in percent"
         unit = f" in {self.unit}" if self.unit else ""
-        return f"{self.name}{unit} ({self.better} is better)"
+        return f"{self.words}{unit} ({self.better} is better)"
 
     def decimals(self, *values: float) -> int:
         """Decimals that show these values: two for shares, else as many as the largest needs.

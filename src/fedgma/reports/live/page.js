@@ -72,6 +72,7 @@ const COLUMNS = [
   { name: "state", value: run => run.state, show: (cell, run) => {
     const parts = [make("span", { class: `state ${run.state}` }, run.state)];
     if (run.problem) parts.push(make("span", { class: "note problem", title: run.problem }, run.problem));
+    else if (run.advice) parts.push(make("span", { class: "note", title: run.advice }, run.advice));
     cell.replaceChildren(...parts);
   } },
   { name: "round", value: run => run.planned ? run.round / run.planned : run.round, show: (cell, run) => {

@@ -29,7 +29,8 @@ class LiveRun:
         self.run: Run | None = None  # without rounds; None for a run of a Flower app
         self.label = Label()
         self.state = ""
-        self.problem = ""  # why it failed, what is wrong with its files, or how to go on with it
+        self.problem = ""  # why it failed, or what is wrong with its files
+        self.advice = ""  # how to go on with it
         self._settings: dict[str, Any] = {}
         self._stamps: tuple[Stamp, Stamp] = (None, None)
         self._begin()
@@ -69,7 +70,7 @@ class LiveRun:
 
     def look(self, most: int = PIECE) -> bool:
         """Read what is new, at most `most` bytes of rounds; whether there was something."""
-        before = (self.state, self.problem, self._place.line, self._stamps)
+        before = (self.state, self.problem, self.advice, self._place.line, self._stamps)
         again = False
         self._read_facts()
         if self.head is not None:
@@ -80,8 +81,9 @@ class LiveRun:
                 self._place = place
             self._add(records)
             self.state = state_of(self.folder)  # after the rounds: what is done has no further ones
-            self.problem = self._place.problem or self._reason() or advice(self.folder, self.state, self.head)
-        return again or before != (self.state, self.problem, self._place.line, self._stamps)
+            self.problem = self._place.problem or self._reason()
+            self.advice = advice(self.folder, self.state, self.head)
+        return again or before != (self.state, self.problem, self.advice, self._place.line, self._stamps)
 
     @property
     def offset(self) -> int:

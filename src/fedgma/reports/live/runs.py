@@ -137,6 +137,7 @@ class LiveRuns:
             "seed": run.seed,
             "state": run.state or "reading",
             "problem": run.problem,
+            "advice": run.advice,
             "round": run.round,
             "planned": run.planned,
             "metric": {"label": metric.label, "unit": metric.unit, "better": metric.better},
@@ -159,5 +160,5 @@ class LiveRuns:
             "" if left is None else duration(left),
             run.label.name,
             run.folder.name,
-            run.problem,
+            run.problem or run.advice,
         )

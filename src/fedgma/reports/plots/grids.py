@@ -74,7 +74,7 @@ def draw_fairness(
         frameon=False,
         labelcolor=INK,
     )
-    name_axes(axes, f"{metric.name} of clients" + (f", {metric.unit}" if metric.unit else ""))
+    name_axes(axes, f"{metric.words} of clients" + (f", {metric.unit}" if metric.unit else ""))
     return figure
 
 
