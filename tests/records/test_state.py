@@ -146,4 +146,4 @@ def test_each_way_to_go_on_is_said_once(stopped, tmp_path, monkeypatch):
 def test_the_live_page_says_how_to_go_on(stopped):
     runs = LiveRuns([stopped])
     (shown,) = runs.since(0)["changed"]
-    assert (shown["state"], shown["problem"][:10], shown["round"]) == ("stopped", "to resume:", 3)
+    assert (shown["state"], shown["problem"], shown["advice"][:10], shown["round"]) == ("stopped", "", "to resume:", 3)
