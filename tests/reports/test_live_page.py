@@ -173,3 +173,10 @@ def test_a_page_without_a_script_is_a_table_that_is_loaded_again(tmp_path, brows
         page.ask("Page.navigate", url=server.address)
         page.wait("document.querySelectorAll('#plain tbody tr').length === 2")
         assert page.run("document.querySelector('meta[http-equiv=refresh]').content") == "5"
+
+
+def test_how_to_go_on_is_said_once_below_the_table(duel, browser):
+    with browser.page(duel) as page:
+        page.wait(f"{ROWS}.length === 6")
+        assert page.run("document.querySelector('.advice').innerText").startswith("6 runs stopped; to resume: ")
+        assert not any("to resume" in cell for row in page.run(TEXTS) for cell in row)

@@ -72,7 +72,6 @@ const COLUMNS = [
   { name: "state", value: run => run.state, show: (cell, run) => {
     const parts = [make("span", { class: `state ${run.state}` }, run.state)];
     if (run.problem) parts.push(make("span", { class: "note problem", title: run.problem }, run.problem));
-    else if (run.advice) parts.push(make("span", { class: "note", title: run.advice }, run.advice));
     cell.replaceChildren(...parts);
   } },
   { name: "round", value: run => run.planned ? run.round / run.planned : run.round, show: (cell, run) => {
@@ -285,6 +284,7 @@ const pause = make("button", { type: "button", "aria-pressed": "false" }, "pause
 const filter = make("input", { type: "search", class: "filter", placeholder: "filter runs: arm, name, running, seed=3 ...",
   "aria-label": "show the runs that contain these words" });
 const pictures = make("div", { class: "pictures" }, ...CHARTS.map(chart => chart.figure)), caption = make("p", { class: "note" });
+const advice = make("p", { class: "note advice" });
 const table = make("div", { id: "runs", class: "wide", tabindex: "0", role: "region", "aria-label": "Runs" },
   make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
 
@@ -302,6 +302,10 @@ function show() {
   for (const chart of CHARTS) picture(chart, drawn, drawnArms);
   write(caption, left ? `${drawnArms.length} of ${many(drawnArms.length + left, "arm")} are drawn; the filter chooses others.` : "");
   caption.hidden = !left;
+  const advised = new Map();
+  for (const { state, advice: words } of found) if (words) advised.set(`${state}; ${words}`, (advised.get(`${state}; ${words}`) ?? 0) + 1);
+  write(advice, [...advised].map(([words, count]) => `${many(count, "run")} ${words}`).join("\n"));
+  advice.hidden = !advised.size;
   const wanted = found.map(row);
   if (wanted.length !== body.rows.length || wanted.some((one, place) => body.rows[place] !== one)) body.replaceChildren(...wanted);
 }
@@ -346,6 +350,6 @@ pause.onclick = () => {
 };
 filter.oninput = show;
 document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
-document.getElementById("live").append(make("header", {}, status, bar, time, pause, make("a", { href: "#runs" }, "table of runs"), alert), filter, caption, pictures, table, spoken);
+document.getElementById("live").append(make("header", {}, status, bar, time, pause, make("a", { href: "#runs" }, "table of runs"), alert), filter, caption, pictures, table, advice, spoken);
 document.getElementById("plain").remove();
 ask();
