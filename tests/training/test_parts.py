@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from fedgma.training import lanes, loop
-from fedgma.training.bench import lay_out
 from fedgma.training.choose import written_form
 from fedgma.training.fast.written import form_gradients
 from fedgma.training.features import features_of
 from fedgma.training.gradients import Part
 from fedgma.training.lane_batch import Assignment
+from fedgma.training.workbench import lay_out
 from lane_twins import correction_like, distance, make_lane_batch, make_model, mean_weights, start_of
 from plain_pools import DoublePool, make_federation
 

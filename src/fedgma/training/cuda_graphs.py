@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from fedgma.data.pools import Pool
 from fedgma.training import lanes
-from fedgma.training.bench import Bench, changing, take_part
 from fedgma.training.compile import Table, compiled
 from fedgma.training.features import Features, features_of
 from fedgma.training.gradients import GradientFunction, mixes_samples
@@ -31,6 +30,7 @@ from fedgma.training.lanes import Work
 from fedgma.training.replay import capturing
 from fedgma.training.stacked import Stacked, ship
 from fedgma.training.stations import FEWEST, Station, Steps, begin, build_station, filled, finish, send
+from fedgma.training.workbench import Bench, changing, take_part
 
 log = logging.getLogger(__name__)
 SHRINK = 4  # each number of lanes is compiled separately, so there should be few

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedgma.data.pools import Pool
-from fedgma.training.bench import Bench, Rows, changing, lay_out, take_part, take_rows
 from fedgma.training.features import Features, features_of
 from fedgma.training.gradients import (
     GradientFunction,
@@ -30,6 +29,7 @@ from fedgma.training.lane_batch import RATES, Assignment, Trained, keyed_generat
 from fedgma.training.local_steps import adamw, sgd, wide
 from fedgma.training.perturbations import Ascent, second_gradients, turn
 from fedgma.training.stacked import Stacked, empty_flat, shapes_of, ship, unflatten
+from fedgma.training.workbench import Bench, Rows, changing, lay_out, take_part, take_rows
 
 
 class Work(NamedTuple):

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fedgma.training import lanes
-from fedgma.training.bench import Bench, Rows, lay_out, step_rates_of, take_rows
 from fedgma.training.features import Features
 from fedgma.training.lane_batch import LANE_WISE, RATES, Assignment, LaneBatch, Trained
 from fedgma.training.replay import LARGEST, Fixed
 from fedgma.training.stacked import Parcel, Shapes, Stacked, copies, copy_all, shapes_of, ship
+from fedgma.training.workbench import Bench, Rows, lay_out, step_rates_of, take_rows
 
 FEWEST = 8  # steps that are worth compiling a further size
 MANY = 64  # steps of the longest graph

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from fedgma.data.files.own.targets import PADDING
 from fedgma.errors import ConfigError
+from fedgma.training.metrics import auc, balanced_accuracy, macro_f1
 from fedgma.training.task import Columns, Means, Task
-from fedgma.training.whole import auc, balanced_accuracy, macro_f1
 
 
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

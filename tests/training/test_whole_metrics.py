@@ -19,11 +19,11 @@ from fedgma.errors import ConfigError
 from fedgma.experiments.settings.task import TASKS
 from fedgma.simulation.fleet import play
 from fedgma.training.evaluation import scored, split_figures
+from fedgma.training.metrics import auc, balanced_accuracy, macro_f1
 from fedgma.training.models import build
 from fedgma.training.own_task import as_task
 from fedgma.training.task import columns_of, whole_number
 from fedgma.training.tasks import CLASSIFICATION, IMBALANCED
-from fedgma.training.whole import auc, balanced_accuracy, macro_f1
 from plain_pools import make_federation
 from run_specs import make_spec
 from thread_ranks import on_ranks
