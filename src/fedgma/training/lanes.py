@@ -183,7 +183,7 @@ def descend(
     if features.prox:
         grads = {n: g + wide(rates["mu"], g) * (bench.params[n] - bench.anchor[n]) for n, g in grads.items()}
     if features.clip:
-        norm = torch.stack([_square(g, bench.params[n], n in parts) for n, g in grads.items()]).sum(0).sqrt()
+        norm = torch.stack([_square(g, bench.params[n]) for n, g in grads.items()]).sum(0).sqrt()
         shorter = (rates["clip"] / (norm + 1e-6)).clamp(max=1.0)
         grads = {n: g * wide(shorter, g) for n, g in grads.items()}
     if features.scale:
@@ -198,9 +198,9 @@ def descend(
         _step(bench, name, place, gradient, lr, rates, step, features, busy)
 
 
-def _square(gradient: Tensor, weight: Tensor, is_part: bool) -> Tensor:
+def _square(gradient: Tensor, weight: Tensor) -> Tensor:
     """The squared norm of each lane's gradient; in the order of memory, where weights have an order of their own."""
-    if weight.is_contiguous() and not is_part:
+    if weight.is_contiguous():
         return gradient.flatten(1).square().sum(1)
     return gradient.square().sum(tuple(range(1, gradient.dim())))
 

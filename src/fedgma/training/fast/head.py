@@ -66,13 +66,9 @@ def back(grads: Tensor, inputs: tuple[Tensor, ...], layers: Layers) -> tuple[tup
 
 def passes(x: Tensor, layers: Layers, y: Tensor, count: Tensor, smoothing: float = 0.0) -> Passes:
     """Forward and backward pass of a batch whose rows past `count` are padding."""
-    if by_kernels(x, layers):
-        h1, h2, g1, g2, g3, inner, total, hits = torch.ops.fedgma.head(x, *layers, y, count, smoothing)
-        return Passes((g1, g2, g3), (x, h1, h2), inner, total, hits)
-    logits, inputs = forward(x, layers)
-    grads, total, hits = loss_back(logits, y, count, smoothing)
-    of_layers, inner = back(grads, inputs, layers)
-    return Passes(of_layers, inputs, inner, total, hits)
+    call = torch.ops.fedgma.head if by_kernels(x, layers) else _plain
+    h1, h2, g1, g2, g3, inner, total, hits = call(x, *layers, y, count, smoothing)
+    return Passes((g1, g2, g3), (x, h1, h2), inner, total, hits)
 
 
 def by_kernels(x: Tensor, layers: Layers) -> bool:
@@ -85,7 +81,7 @@ Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _plain(
-    x: Tensor, weights: list[Tensor], biases: list[Tensor], y: Tensor, count: Tensor, smoothing: float
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], y: Tensor, count: Tensor, smoothing: float
 ) -> Results:
     """By torch: outputs of the first two layers, gradients of all, that of the input, losses and hits."""
     layers = Layers((weights[0], weights[1], weights[2]), (biases[0], biases[1], biases[2]))
